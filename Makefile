@@ -1,0 +1,34 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One thread per process: several processes share the cores, and results stay comparable.
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+
+.PHONY: demo test test-all lint bench clean
+.DELETE_ON_ERROR:
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: $(VENV)/ready
+	$(BIN)/shoal train examples/digits.py --workers 2 --name demo --overwrite
+
+lint: $(VENV)/ready
+	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -m "not long"
+
+test-all: lint
+	$(BIN)/pytest
+
+bench: $(VENV)/ready
+	$(BIN)/shoal bench
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,9 @@
+"""What the user says, and where a process stands. Frozen data, checked when made; no torch at import."""
+
+from shoal.spec.cluster import Cluster
+from shoal.spec.job import Job
+from shoal.spec.strategy import Data, StrategySpec, parse_strategy
+from shoal.spec.task import Plateau, Task
+from shoal.spec.world import World
+
+__all__ = ["Cluster", "Data", "Job", "Plateau", "StrategySpec", "Task", "World", "parse_strategy"]

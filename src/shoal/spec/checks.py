@@ -1,0 +1,28 @@
+"""The few checks that every spec repeats, each with the same three-part sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from shoal.errors import SpecError, unknown
+
+
+def require_count(owner: str, name: str, value: Any, *, least: int = 1) -> None:
+    """`value` must be a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SpecError(f"{owner}: {name} must be a whole number of at least {least}, found {value!r}.")
+
+
+def require_callable(owner: str, name: str, value: Any, example: str) -> None:
+    """`value` must be callable; the sentence shows an `example` of one."""
+    if not callable(value):
+        raise SpecError(
+            f"{owner}: {name} must be a function, found {type(value).__name__}; write for instance {example}."
+        )
+
+
+def require_choice(owner: str, name: str, value: Any, choices: Collection[str]) -> None:
+    """`value` must be one of `choices`."""
+    if value not in choices:
+        raise unknown(f"{owner}: {name}", str(value), choices)

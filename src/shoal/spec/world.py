@@ -1,0 +1,67 @@
+"""`World`: where one process stands among all of a job's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.errors import SpecError
+from shoal.spec.checks import require_choice, require_count
+
+ROLES = ("worker", "spare")
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Where this process stands: which of how many, on which host, since when."""
+
+    role: str = "worker"
+    global_rank: int = 0
+    world_size: int = 1
+    host: str = LOOPBACK
+    local_rank: int = 0
+    local_size: int = 1
+    device: str = "cpu"
+    generation: int = 0
+    """Rises with every change of membership; messages of an older one are refused."""
+    coordinator: str = ""
+    """Where the job's coordinator listens; empty where the supervisor is the only one."""
+    arena_fd: int | None = None
+    """The host's shared segment, where the launcher made one: a file descriptor of this process."""
+
+    def __post_init__(self) -> None:
+        require_choice("World", "role", self.role, ROLES)
+        require_count("World", "world_size", self.world_size)
+        require_count("World", "local_size", self.local_size)
+        if self.role == "worker" and not 0 <= self.global_rank < self.world_size:
+            raise SpecError(
+                f"World: global_rank {self.global_rank} does not fit a world of {self.world_size} "
+                f"(0 to {self.world_size - 1})."
+            )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks for all: it saves the model and reports the loss."""
+        return self.role == "worker" and self.global_rank == 0
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str] | None = None) -> World:
+        """The world that torchrun (or anything that sets its variables) put this process in."""
+        env = os.environ if env is None else env
+        if "WORLD_SIZE" not in env:
+            return cls()
+        try:
+            return cls(
+                global_rank=int(env["RANK"]),
+                world_size=int(env["WORLD_SIZE"]),
+                local_rank=int(env.get("LOCAL_RANK", env["RANK"])),
+                local_size=int(env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"])),
+                host=env.get("MASTER_ADDR", LOOPBACK),
+            )
+        except (KeyError, ValueError) as error:
+            raise SpecError(
+                f"World: WORLD_SIZE is set but RANK and its kin are not whole numbers ({error}); "
+                "start this script with torchrun or `shoal run`, or unset WORLD_SIZE."
+            ) from None
