@@ -1,8 +1,44 @@
 """Shoal trains one model with many processes: say what once, how and where in a word each."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from shoal.errors import ShoalError
 from shoal.spec import Cluster, Data, Job, Plateau, Task, World
 
+if TYPE_CHECKING:
+    from shoal import datasets, metrics, optim
+    from shoal.launch.runs import Run, train
+    from shoal.roles.trainer import Trainer
+
 __version__ = "0.1.0"
 
-__all__ = ["Cluster", "Data", "Job", "Plateau", "ShoalError", "Task", "World", "__version__"]
+__all__ = [
+    "Cluster",
+    "Data",
+    "Job",
+    "Plateau",
+    "Run",
+    "ShoalError",
+    "Task",
+    "Trainer",
+    "World",
+    "__version__",
+    "datasets",
+    "metrics",
+    "optim",
+    "train",
+]
+
+# Found on first use: `import shoal` stays quick, and does not import torch.
+_LAZY = {"Run": "shoal.launch.runs", "train": "shoal.launch.runs", "Trainer": "shoal.roles.trainer"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("datasets", "metrics", "optim"):
+        return import_module(f"shoal.{name}")
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'shoal' has no attribute {name!r}")

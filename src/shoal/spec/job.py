@@ -86,8 +86,6 @@ class Job:
         try:
             values = json.loads(text)
             values["cluster"] = Cluster(**values["cluster"])
-            return cls(
-                **{key: value for key, value in values.items() if key in {f.name for f in fields(cls)}}
-            )
+            return cls(**{key: value for key, value in values.items() if key in {f.name for f in fields(cls)}})
         except (TypeError, KeyError, json.JSONDecodeError) as error:
             raise SpecError(f"Job: this is not a job written by Shoal ({error}).") from None

@@ -151,9 +151,7 @@ def check_dataset(part: str, value: Any) -> None:
             "workers; give it a __len__, or use a data set that is read by index."
         ) from None
     if length == 0:
-        raise TaskError(
-            f"Task: the {part} set ({type(value).__name__}) is empty; give it at least one sample."
-        )
+        raise TaskError(f"Task: the {part} set ({type(value).__name__}) is empty; give it at least one sample.")
     if not hasattr(value, "__getitem__"):
         raise TaskError(
             f"Task: the {part} set ({type(value).__name__}) cannot be read by index; give it a __getitem__."

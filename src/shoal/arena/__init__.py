@@ -1,0 +1,19 @@
+"""State that the processes of one host share: a segment, its layout, and ways to wait."""
+
+from shoal.arena.grid import Chunk, Flat, Grid, Piece, make_grid
+from shoal.arena.malloc import keep_freed_memory
+from shoal.arena.segment import Segment, counter_bytes
+from shoal.arena.waits import Counters, supported
+
+__all__ = [
+    "Chunk",
+    "Counters",
+    "Flat",
+    "Grid",
+    "Piece",
+    "Segment",
+    "counter_bytes",
+    "keep_freed_memory",
+    "make_grid",
+    "supported",
+]

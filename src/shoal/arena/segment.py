@@ -1,0 +1,104 @@
+"""One piece of memory that all processes of a host map.
+
+It is a memfd handed on as a file descriptor: it has no name that could leak, no /dev/shm limit, and lives
+exactly as long as somebody maps it. Every process computes the same table of regions from the same job, so
+nobody has to tell anybody where things are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from shoal.arena.waits import LINE, Counters
+from shoal.errors import LaunchError
+
+if TYPE_CHECKING:
+    import torch
+
+_PAGE = 4096
+
+
+class Segment:
+    """Regions are reserved by name, in the same order by everybody; then the memory is mapped once."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self._fd = os.memfd_create("shoal-arena") if fd is None else fd
+        self._owns_fd = fd is None
+        self._regions: dict[str, tuple[int, int]] = {}
+        self._size = 0
+        self._memory: mmap.mmap | None = None
+        self._address = 0
+
+    def reserve(self, name: str, nbytes: int) -> None:
+        """Put a region behind those reserved so far."""
+        assert self._memory is None and name not in self._regions
+        self._regions[name] = (self._size, nbytes)
+        self._size += -(-nbytes // _PAGE) * _PAGE
+
+    def map(self) -> None:
+        """Give the segment its size (the same in every process) and map it."""
+        try:
+            if os.fstat(self._fd).st_size not in (0, self._size):
+                raise LaunchError(
+                    f"The shared segment has {os.fstat(self._fd).st_size} bytes, but this process needs "
+                    f"{self._size}: the task builds another model here than in the other workers; make it "
+                    "depend on nothing but its arguments and the seed."
+                )
+            os.ftruncate(self._fd, self._size)
+            self._memory = mmap.mmap(self._fd, self._size)
+        except OSError as error:
+            raise LaunchError(
+                f"Shoal could not share {self._size / 2**20:.0f} MiB between processes ({error.strerror}); "
+                "use fewer slots or a machine with more memory."
+            ) from None
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+    def tensor(self, name: str, dtype: torch.dtype, *, offset: int = 0, count: int | None = None) -> torch.Tensor:
+        """A flat tensor over (part of) a region; `offset` in bytes, `count` in elements."""
+        import torch
+
+        start, nbytes = self._regions[name]
+        count = (nbytes - offset) // dtype.itemsize if count is None else count
+        assert self._memory is not None and offset + count * dtype.itemsize <= nbytes
+        if count == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start + offset)
+
+    def counters(self, name: str, on_idle: Callable[[], None] | None = None) -> Counters:
+        """The counters of a region made with `counter_bytes`."""
+        assert self._memory is not None
+        start, nbytes = self._regions[name]
+        return Counters(memoryview(self._memory)[start : start + nbytes], self._address + start, on_idle)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole segment."""
+        return self._size
+
+    def share_with(self, pid_and_fd: str) -> None:
+        """Use the segment of another process of this user instead of an own one: `pid:fd`."""
+        pid, fd = pid_and_fd.split(":")
+        own, self._fd = self._fd, os.open(f"/proc/{int(pid)}/fd/{int(fd)}", os.O_RDWR)
+        if self._owns_fd:
+            os.close(own)
+        self._owns_fd = True
+
+    @property
+    def handle(self) -> str:
+        """What another process of this user needs to open this segment."""
+        return f"{os.getpid()}:{self._fd}"
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory goes with its last view."""
+        if self._owns_fd:
+            os.close(self._fd)
+            self._owns_fd = False
+
+
+def counter_bytes(count: int) -> int:
+    """Room for so many counters."""
+    return count * LINE

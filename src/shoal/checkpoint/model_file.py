@@ -1,0 +1,87 @@
+"""Write and read tensors by name, whole or not at all; nothing is unpickled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from shoal.errors import CheckpointError
+from shoal.observe.disk import writing
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """One name for all of these: equal digests mean equal names, shapes, dtypes and bits."""
+    total = xxhash.xxh3_128()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().contiguous()
+        total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        if tensor.numel():
+            total.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return str(total.hexdigest())
+
+
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], **metadata: str) -> str:
+    """Write a safetensors file in one move; returns the digest, which the file carries too."""
+    named = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    # Tied weights are one tensor under two names; the format wants each name to have its own memory.
+    seen: set[int] = set()
+    for name, tensor in named.items():
+        if tensor.data_ptr() in seen and tensor.numel():
+            named[name] = tensor.clone()
+        seen.add(tensor.data_ptr())
+    key = digest(named)
+    part = path.with_name(f".{path.name}.part")
+    with writing(path.parent):
+        try:
+            save_file(named, part, {"digest": key, **metadata})
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            part.replace(path)
+        except SafetensorError as error:
+            part.unlink(missing_ok=True)
+            raise _as_os_error(error) from None
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+    return key
+
+
+def _as_os_error(error: SafetensorError) -> Exception:
+    """safetensors hides the system's error in its text: `... (os error 28) ...`."""
+    _, found, rest = str(error).partition("os error ")
+    number = rest.split(")")[0].strip()
+    return OSError(int(number), os.strerror(int(number))) if found and number.isdigit() else error
+
+
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read a file that `save_tensors` wrote, and check that it still is what was written."""
+    if not path.is_file():
+        raise CheckpointError(f"There is no saved model at {path}; train first, or name another run.")
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            expected = (file.metadata() or {}).get("digest")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file ({error}); train or copy it again."
+        ) from None
+    if expected is not None and digest(tensors) != expected:
+        raise CheckpointError(f"{path} was changed since it was written: its digest is not {expected}.")
+    return tensors
+
+
+def load_model(path: Path, module: nn.Module) -> None:
+    """Put a saved model's values into a module of the same shape."""
+    try:
+        module.load_state_dict(load_tensors(path))
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path} does not fit the task's model; use the arguments it was trained with. ({error})"
+        ) from None

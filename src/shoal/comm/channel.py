@@ -1,0 +1,190 @@
+"""`Channel`: small messages between two processes of one host, over a Unix socket that keeps their borders.
+
+A message is a dict of plain data, written as msgpack; file descriptors may travel with it. Both ends learn
+at once when the other is gone.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import select
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from shoal.errors import PeerLost, ProtocolError
+
+LIMIT_BYTES = 128 * 1024
+"""The largest message. Below the kernel's default buffer of one socket, so that it always fits."""
+CUTTABLE = ("traceback", "text")
+CUT_MARK = "[… cut: too long for one message …]\n"
+MAX_FDS = 8
+
+_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ECONNREFUSED)
+
+
+class Channel:
+    """One end of a connection between two processes. Several threads may send; one receives."""
+
+    def __init__(self, sock: socket.socket, peer: str = "the other process") -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._peer = peer
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Two connected ends, one to keep and one to hand to another process."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(ours), cls(theirs)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Channel:
+        """The end that another process handed to this one; the channel owns `fd` from now on."""
+        return cls(socket.socket(fileno=fd))
+
+    def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send one message, with copies of `fds`. Waits while the other side's buffer is full."""
+        payload = _encode(message)
+        extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        while True:
+            try:
+                self._socket.sendmsg([payload], extra, socket.MSG_NOSIGNAL)
+                return
+            except BlockingIOError:
+                _wait_until(self._socket, select.POLLOUT, None)
+            except OSError as error:
+                raise self._translated(error) from None
+
+    def poll(self) -> dict[str, Any] | None:
+        """The next message, or None where none has arrived."""
+        received = self.poll_with_fds()
+        if received is None:
+            return None
+        message, fds = received
+        for fd in fds:
+            os.close(fd)
+        return message
+
+    def poll_with_fds(self) -> tuple[dict[str, Any], list[int]] | None:
+        """The next message and the file descriptors that came with it, which are now the caller's."""
+        try:
+            payload, extra, flags = self._receive_raw()
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise self._translated(error) from None
+        fds = _fds_of(extra)
+        try:
+            if not payload:
+                raise self._lost()
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise ProtocolError(f"a message from {self._peer} is over {LIMIT_BYTES} bytes; it is refused.")
+            return _decode(payload, self._peer), fds
+        except (PeerLost, ProtocolError):
+            for fd in fds:
+                os.close(fd)
+            raise
+
+    def receive(self, timeout_s: float | None) -> dict[str, Any] | None:
+        """The next message, waiting for it so long; None where none came in time."""
+        if (message := self.poll()) is not None:
+            return message
+        return self.poll() if _wait_until(self._socket, select.POLLIN, timeout_s) else None
+
+    def finish(self) -> None:
+        """Say that nothing more will be sent; the other side's last words can still be received."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+
+    def peer_uid(self) -> int:
+        """The user at the other end, as the kernel knows it."""
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return struct.unpack("3i", credentials)[1]
+
+    def fileno(self) -> int:
+        """The socket, for a selector; -1 once closed."""
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        """Hang up. The other side receives what was sent, then PeerLost."""
+        self._socket.close()
+
+    def _receive_raw(self) -> tuple[bytes, Sequence[tuple[int, int, bytes]], int]:
+        room_for_fds = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+        arguments = (LIMIT_BYTES, room_for_fds, socket.MSG_CMSG_CLOEXEC)
+        try:
+            return self._socket.recvmsg(*arguments)[:3]
+        except ConnectionResetError:
+            # The peer left without reading all that we sent. The kernel says so once, before its last words.
+            return self._socket.recvmsg(*arguments)[:3]
+
+    def _translated(self, error: OSError) -> Exception:
+        return self._lost() if error.errno in _GONE else error
+
+    def _lost(self) -> PeerLost:
+        return PeerLost(f"{self._peer} has closed its end of the channel.", peer=self._peer)
+
+
+def _wait_until(sock: socket.socket, events: int, timeout_s: float | None) -> bool:
+    poller = select.poll()
+    poller.register(sock, events)
+    return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+def _encode(message: dict[str, Any]) -> bytes:
+    payload = _pack(message)
+    if len(payload) <= LIMIT_BYTES:
+        return payload
+    cuttable = [key for key in CUTTABLE if isinstance(message.get(key), str)]
+    rest = len(_pack({key: value for key, value in message.items() if key not in cuttable}))
+    # Half of what is left, so that two long fields fit as well; the end of a traceback is what matters.
+    room = (LIMIT_BYTES - rest) // 2 - 256
+    if not cuttable or room <= 0:
+        raise ProtocolError(
+            f"a message of kind {message.get('kind')!r} has {len(payload)} bytes, and a channel carries "
+            f"{LIMIT_BYTES}; send less, or write it to a file and send its path."
+        )
+    return _pack({**message, **{key: _cut(message[key], room) for key in cuttable}})
+
+
+def _cut(text: str, room_bytes: int) -> str:
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= room_bytes:
+        return text
+    return CUT_MARK + encoded[-room_bytes:].decode("utf-8", "ignore")
+
+
+def _pack(message: dict[str, Any]) -> bytes:
+    try:
+        return msgpack.packb(message, unicode_errors="surrogatepass")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(
+            f"a message of kind {message.get('kind')!r} is not plain data ({error}); send only text, "
+            "numbers, booleans, lists and dicts."
+        ) from None
+
+
+def _decode(payload: bytes, peer: str) -> dict[str, Any]:
+    try:
+        message = msgpack.unpackb(payload, strict_map_key=False, unicode_errors="surrogatepass")
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"a message from {peer} cannot be read ({error}); it is refused.") from None
+    if not isinstance(message, dict):
+        raise ProtocolError(f"a message from {peer} must be a dict, found {type(message).__name__}.")
+    return message
+
+
+def _fds_of(extra: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in extra:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)

@@ -1,0 +1,44 @@
+"""Starting processes and watching over them: engines, the zygote, the supervisor.
+
+Names are loaded when they are first used: `start_zygote` should run before anything slow is imported, so
+that the zygote's own imports go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.launch.engine import Engine, Handle, Member
+    from shoal.launch.local import LocalEngine
+    from shoal.launch.owner import ZygoteProcess, start_zygote
+    from shoal.launch.supervisor import Supervisor, run_job
+
+__all__ = [
+    "Engine",
+    "Handle",
+    "LocalEngine",
+    "Member",
+    "Supervisor",
+    "ZygoteProcess",
+    "run_job",
+    "start_zygote",
+]
+
+_HOMES = {
+    "Engine": "engine",
+    "Handle": "engine",
+    "LocalEngine": "local",
+    "Member": "engine",
+    "Supervisor": "supervisor",
+    "ZygoteProcess": "owner",
+    "run_job": "supervisor",
+    "start_zygote": "owner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,142 @@
+"""From fork to work: what a zygote's child does before and after its role runs."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import faulthandler
+import importlib
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from shoal.comm.channel import Channel
+from shoal.errors import LaunchError
+from shoal.spec import Job, World
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Birth:
+    """What a child is born for. Its file descriptors are its own."""
+
+    job: str
+    world: dict[str, Any]
+    env: dict[bytes, bytes]
+    cwd: bytes
+    path: list[str]
+    log_fd: int
+    channel_fd: int
+    arena_fd: int | None
+    parent_pid: int
+
+    @classmethod
+    def from_request(cls, request: dict[str, Any], fds: list[int], *, parent_pid: int) -> Birth:
+        """What a client's `spawn` message asks for."""
+        log_fd, channel_fd, *arena = fds
+        return cls(
+            **{name: request[name] for name in ("job", "world", "env", "cwd", "path")},
+            log_fd=log_fd,
+            channel_fd=channel_fd,
+            arena_fd=arena[0] if arena else None,
+            parent_pid=parent_pid,
+        )
+
+
+def die_with_parent(parent_pid: int, signum: int) -> None:
+    """Ask the kernel for `signum` when the parent dies; end now where it already has."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def live(birth: Birth) -> NoReturn:
+    """Become the process that `birth` describes, do its work, and end."""
+    code = 1
+    try:
+        die_with_parent(birth.parent_pid, signal.SIGKILL)
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _take_files(birth)
+        code = _work(birth)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _end(code)
+
+
+def _take_files(birth: Birth) -> None:
+    """Standard output and error go to the log; of all other files only the channel and the arena stay."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (birth.log_fd, 1), (birth.log_fd, 2)):
+        os.dup2(source, target)
+    keep = {0, 1, 2, birth.channel_fd, birth.arena_fd}
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd not in keep:
+            try:
+                os.close(fd)
+            except OSError:
+                pass  # The one that listed this folder.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()
+
+
+def _work(birth: Birth) -> int:
+    from shoal import roles
+
+    channel = Channel.from_fd(birth.channel_fd)
+    world = World(**{**birth.world, "arena_fd": birth.arena_fd})
+    try:
+        job = Job.from_json(birth.job)
+        _settle(birth, job, world)
+    except Exception as error:
+        roles.tell_failure(error, world, channel)
+        return roles.FAILED
+    return roles.run(job, world, channel)
+
+
+def _settle(birth: Birth, job: Job, world: World) -> None:
+    """Take over the supervisor's surroundings, and nothing of the zygote's."""
+    os.environb.clear()
+    os.environb.update(birth.env)
+    try:
+        os.chdir(birth.cwd)
+    except OSError as error:
+        raise LaunchError(
+            f"The working directory {os.fsdecode(birth.cwd)!r} cannot be entered ({error.strerror}); "
+            "start the run from a directory that exists."
+        ) from None
+    sys.path[:] = birth.path
+    sys.argv[:] = [job.target]
+    importlib.invalidate_caches()
+    _prctl(_PR_SET_NAME, f"shoal-{world.role}-{world.global_rank}".encode())
+    # Forks share what was random in the parent; torch starts from a constant in any case.
+    random.seed()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+
+
+def _end(code: int) -> NoReturn:
+    """End as Python would, save the slow part: freeing every module, of which the parent has most."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    argument = value if isinstance(value, bytes) else ctypes.c_ulong(value)
+    if libc.prctl(option, argument, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")

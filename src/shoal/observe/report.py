@@ -1,0 +1,141 @@
+"""`report.md`: a run on one page, made from what it left in its folder."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from shoal.errors import SpecError
+from shoal.observe import wording
+from shoal.observe.chart import draw_chart
+from shoal.observe.disk import write_whole
+from shoal.observe.events import Event
+from shoal.observe.jsonl import read_events
+from shoal.observe.run_folder import RunFolder
+from shoal.observe.summary import RunSummary
+from shoal.spec import Job
+
+_MOST_EVALUATIONS = 12
+_MOST_INCIDENTS = 20
+
+
+def write_report(run_dir: Path | str) -> Path:
+    """Write `report.md`, and `loss.png` where matplotlib is installed; returns the report's path."""
+    folder = RunFolder.open(run_dir)
+    job, events = folder.read_job(), read_events(folder.path)
+    summary = RunSummary()
+    for event in events:
+        summary.add(event)
+    sections = [
+        [f"# {folder.name}", "", _headline(events, summary)],
+        _section("Job", _job_table(job, summary)),
+        _section("Results", _table(("", ""), wording.final_rows(summary))),
+        _section("Loss", [_picture(folder, events, summary)]),
+        _section("Evaluations", _evaluations(summary)),
+        _section("Memory", _memory(summary)),
+        _section("What went wrong", _incidents(events)),
+        _section("Repeat it", ["```", command(job), "```"]),
+    ]
+    write_whole(folder.report, "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
+    return folder.report
+
+
+def command(job: Job) -> str:
+    """The command line that asks for this job again."""
+    cluster = job.cluster
+    words = ["shoal", "run" if job.purpose == "script" else job.purpose, job.target]
+    words += ["--workers", str(cluster.workers)]
+    if job.purpose == "train":
+        words += ["--strategy", job.strategy]
+    flags = {
+        "spares": cluster.spares or None,
+        "slots": job.slots,
+        "threads": cluster.threads,
+        **job.overrides,
+    }
+    for name, value in flags.items():
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    for name, value in job.args.items():
+        words += ["--arg", f"{name}={value}"]
+    return shlex.join(words)
+
+
+def _section(title: str, lines: Sequence[str]) -> list[str]:
+    return [f"## {title}", "", *lines] if lines else []
+
+
+def _headline(events: Sequence[Event], summary: RunSummary) -> str:
+    when = f"{datetime.fromtimestamp(events[0].time):%Y-%m-%d %H:%M}" if events else "at an unknown time"
+    done = f"{summary.step:,} steps on {summary.samples:,} samples"
+    if summary.outcome is None:
+        return f"Started {when}; {done}, and no end: it was killed, or is still running."
+    if summary.outcome.kind == "stopped":
+        return f"Started {when}, stopped after {done}: {summary.outcome.values['reason']}."
+    return f"Started {when}, finished after {done}: {wording.results(summary.results)}."
+
+
+def _job_table(job: Job, summary: RunSummary) -> list[str]:
+    rows = [("task", f"`{job.target}`")]
+    rows += [(f"`{name}`", f"{value}") for name, value in (*job.args.items(), *job.overrides.items())]
+    rows.append(("strategy", f"`{job.strategy}`, {wording.plural(job.num_slots, 'slot')}"))
+    spares = f", {wording.plural(job.cluster.spares, 'spare')}" if job.cluster.spares else ""
+    threads = wording.plural(summary.world.get("threads", job.cluster.threads_per_worker), "thread")
+    workers = wording.plural(job.cluster.workers, "worker")
+    rows.append(("where", f"{job.cluster.on}: {workers} with {threads} each{spares}"))
+    return _table(("", ""), rows)
+
+
+def _picture(folder: RunFolder, events: Iterable[Event], summary: RunSummary) -> str:
+    # A step that was trained again after a loss counts as it was the last time.
+    losses = {step: loss for event in events if event.kind == "steps" for step, loss in event.values["steps"]}
+    try:
+        draw_chart(folder.chart, folder.name, sorted(losses.items()), summary.evaluations)
+    except SpecError as error:
+        return f"_{error}_"
+    return f"![Loss over the steps]({folder.chart.name})"
+
+
+def _evaluations(summary: RunSummary) -> list[str]:
+    """Every evaluation, or so many of them evenly spread that the page stays a page."""
+    found = summary.evaluations
+    if len(found) > _MOST_EVALUATIONS:
+        spread = (len(found) - 1) / (_MOST_EVALUATIONS - 1)
+        found = [found[round(at * spread)] for at in range(_MOST_EVALUATIONS)]
+    if not found:
+        return []
+    names = list(found[-1][1])
+    rows = [(f"{step:,}", *(wording.number(values.get(name)) for name in names)) for step, values in found]
+    lines = _table(("step", *(f"test {name}" if name == "loss" else name for name in names)), rows)
+    if len(found) < len(summary.evaluations):
+        lines += ["", f"{len(found)} of {len(summary.evaluations)} evaluations; all are in `events.jsonl`."]
+    return lines
+
+
+def _memory(summary: RunSummary) -> list[str]:
+    rows = [
+        (str(rank), wording.memory(worker.peak_rss))
+        for rank, worker in sorted(summary.workers.items())
+        if worker.peak_rss
+    ]
+    return _table(("worker", "most memory held"), rows) if rows else []
+
+
+def _incidents(events: Iterable[Event]) -> list[str]:
+    kinds = ("warning", "lost", "replaced", "failed")
+    lines = [
+        f"- {datetime.fromtimestamp(event.time):%H:%M:%S} {wording.line(event)}"
+        for event in events
+        if event.kind in kinds
+    ]
+    if len(lines) > _MOST_INCIDENTS:
+        more = len(lines) - _MOST_INCIDENTS
+        lines = [*lines[:_MOST_INCIDENTS], f"- and {more} more, in `events.jsonl`"]
+    return lines
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines]

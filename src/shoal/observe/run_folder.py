@@ -1,0 +1,171 @@
+"""`runs/<name>/`: everything that a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import SpecError
+from shoal.observe.disk import write_whole, writing
+from shoal.observe.jsonl import FILE_NAME
+from shoal.spec import Job
+
+DEFAULT_ROOT = "runs"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder and the places in it."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def job(self) -> Path:
+        """What was asked for."""
+        return self.path / "job.json"
+
+    @property
+    def events(self) -> Path:
+        """What happened."""
+        return self.path / FILE_NAME
+
+    @property
+    def result(self) -> Path:
+        """What came out, in numbers."""
+        return self.path / "result.json"
+
+    @property
+    def report(self) -> Path:
+        """All of it, to read."""
+        return self.path / "report.md"
+
+    @property
+    def chart(self) -> Path:
+        """The report's picture."""
+        return self.path / "loss.png"
+
+    @property
+    def model(self) -> Path:
+        """The trained model."""
+        return self.path / "model.safetensors"
+
+    @property
+    def logs(self) -> Path:
+        """What each process printed."""
+        return self.path / "logs"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Scalars for TensorBoard, where it was asked for."""
+        return self.path / "tensorboard"
+
+    @classmethod
+    def create(
+        cls,
+        root: Path | str = DEFAULT_ROOT,
+        name: str | None = None,
+        overwrite: bool = False,
+        *,
+        target: str = "run",
+    ) -> RunFolder:
+        """A folder for a new run; without a name it is called after `target` and the time."""
+        root = Path(root).absolute()
+        try:
+            with writing(root):
+                root.mkdir(parents=True, exist_ok=True)
+            folder = cls(_make_unique(root, target) if name is None else _make_named(root, name, overwrite))
+            with writing(folder.path):
+                folder.logs.mkdir()
+        except (FileExistsError, NotADirectoryError):
+            raise SpecError(f"Runs folder {root} is a file, not a folder; name another one.") from None
+        return folder
+
+    @classmethod
+    def open(cls, path_or_name: Path | str, root: Path | str = DEFAULT_ROOT) -> RunFolder:
+        """The folder of an earlier run, by its path or by its name under `root`."""
+        for path in (Path(path_or_name), Path(root) / path_or_name):
+            if (folder := cls(path.absolute())).job.is_file():
+                return folder
+        known = sorted(job.parent.name for job in Path(root).glob("*/job.json"))
+        found = f"the runs there are: {', '.join(known)}" if known else "there are no runs yet"
+        raise SpecError(f"Run {str(path_or_name)!r} is not a run's path, nor its name under {root}; {found}.")
+
+    def write_job(self, job: Job) -> None:
+        """Record what was asked for."""
+        write_whole(self.job, job.to_json() + "\n")
+
+    def read_job(self) -> Job:
+        """What was asked for."""
+        return Job.from_json(_read(self.job))
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Record what came out."""
+        write_whole(self.result, json.dumps(dict(result), indent=2) + "\n")
+
+    def read_result(self) -> dict[str, Any]:
+        """What came out."""
+        try:
+            values: dict[str, Any] = json.loads(_read(self.result))
+        except json.JSONDecodeError as error:
+            raise SpecError(f"{self.result}: this is not a result written by Shoal ({error}).") from None
+        return values
+
+    def clear(self) -> None:
+        """Remove what a run leaves behind, and nothing that someone else put here."""
+        with writing(self.path):
+            for file in (self.job, self.events, self.result, self.report, self.chart, self.model):
+                file.unlink(missing_ok=True)
+            for folder in (self.logs, self.tensorboard):
+                if folder.is_dir():
+                    shutil.rmtree(folder)
+
+
+def _make_named(root: Path, name: str, overwrite: bool) -> Path:
+    if name in ("", ".", "..") or Path(name).name != name:
+        raise SpecError(f"Run name {name!r} must be one plain folder name, without '/'.")
+    path = root / name
+    with writing(path):
+        try:
+            path.mkdir()
+        except FileExistsError:
+            if not overwrite or not path.is_dir():
+                raise SpecError(
+                    f"Run {name!r} is there already, in {path}; choose another name, or say overwrite."
+                ) from None
+            RunFolder(path).clear()
+    return path
+
+
+def _make_unique(root: Path, target: str) -> Path:
+    """Two runs may start in one second; making the folder decides who gets the name."""
+    module = target.partition(":")[0].removesuffix(".py")
+    stem = re.sub(r"[^\w-]+", "-", re.split(r"[/.]", module)[-1]).strip("-") or "run"
+    name = f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    for attempt in count(1):
+        path = root / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            with writing(path):
+                path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("count never ends")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SpecError(f"Run folder {path.parent}: there is no {path.name}; the run did not get there.") from None

@@ -1,0 +1,152 @@
+"""`RunSummary`: where a run stands, folded from its events. Terminal, log and report all read this."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.observe.events import Event
+
+
+@dataclass
+class Worker:
+    """One worker, as last heard of."""
+
+    state: str = "starting"
+    """As in its `state` events, or `lost`, or `replaced` until the successor speaks."""
+    rss: int = 0
+    """Bytes of memory now."""
+    peak_rss: int = 0
+    replacements: int = 0
+    """How many spares have taken this rank."""
+
+
+@dataclass
+class Speed:
+    """Samples and steps per second over the last few seconds of training."""
+
+    window_s: float = 10.0
+    samples_per_s: float | None = None
+    steps_per_s: float | None = None
+    _marks: deque[tuple[float, int, int]] = field(default_factory=deque)
+
+    def mark(self, time: float, step: int, samples: int) -> None:
+        """By `time`, so many steps and samples were done."""
+        self._marks.append((time, step, samples))
+        while len(self._marks) > 2 and self._marks[1][0] < time - self.window_s:
+            self._marks.popleft()
+        start, first_step, first_samples = self._marks[0]
+        if time > start:
+            self.steps_per_s = (step - first_step) / (time - start)
+            self.samples_per_s = (samples - first_samples) / (time - start)
+
+    def pause(self) -> None:
+        """Training stands still for an evaluation, say: the time until it goes on is not counted."""
+        self._marks.clear()
+
+
+class RunSummary:
+    """Where a run stands after all events so far."""
+
+    def __init__(self) -> None:
+        self.world: dict[str, Any] = {}
+        self.workers: dict[int, Worker] = {}
+        self.spares = 0
+        self.state = "starting"
+        self.step = 0
+        self.total_steps = 0
+        self.epoch = 0
+        self.samples = 0
+        self.loss: float | None = None
+        self.speed = Speed()
+        self.evaluations: list[tuple[int, dict[str, float]]] = []
+        self.saved: dict[str, Any] = {}
+        self.outcome: Event | None = None
+        """The `finished` or `stopped` event that ended the run."""
+
+    def add(self, event: Event) -> None:
+        """Take one event into account; kinds it does not know change nothing."""
+        update = getattr(self, f"_on_{event.kind}", None)
+        if update is not None:
+            update(event)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Training time to the last step at the present speed; None where that is not known."""
+        if not self.speed.steps_per_s or not self.total_steps:
+            return None
+        return max(0, self.total_steps - self.step) / self.speed.steps_per_s
+
+    @property
+    def results(self) -> dict[str, float]:
+        """The final results, or those of the last evaluation."""
+        if self.outcome is not None and self.outcome.values.get("results"):
+            return dict(self.outcome.values["results"])
+        return self.evaluations[-1][1] if self.evaluations else {}
+
+    def worker(self, rank: int) -> Worker:
+        """The worker of this rank."""
+        return self.workers.setdefault(rank, Worker())
+
+    def _on_world(self, event: Event) -> None:
+        self.world = event.values
+        self.spares = event.values.get("spares", 0)
+        for rank in range(event.values.get("workers", 0)):
+            self.worker(rank)
+
+    def _on_state(self, event: Event) -> None:
+        state = event.values["state"]
+        if self._is_worker(event.rank):
+            self.worker(event.rank or 0).state = state
+        if not event.rank:
+            self.state = state
+            if state != "training":
+                self.speed.pause()
+
+    def _on_beat(self, event: Event) -> None:
+        if self._is_worker(event.rank):
+            worker = self.worker(event.rank or 0)
+            worker.rss = event.values.get("rss", 0)
+            worker.peak_rss = max(worker.peak_rss, worker.rss)
+
+    def _on_memory(self, event: Event) -> None:
+        for rank, peak_rss in event.values["peak_rss"]:
+            if self._is_worker(rank):
+                self.worker(rank).peak_rss = peak_rss
+
+    def _on_steps(self, event: Event) -> None:
+        values = event.values
+        if values["steps"]:
+            self.step, self.loss = values["steps"][-1]
+        self.samples = values["samples"]
+        self.total_steps = values.get("total_steps") or self.total_steps
+        self.epoch = values.get("epoch", self.epoch)
+        self.speed.mark(event.time, self.step, self.samples)
+
+    def _on_evaluation(self, event: Event) -> None:
+        self.evaluations.append((event.values["step"], event.values["results"]))
+
+    def _on_lost(self, event: Event) -> None:
+        self.worker(event.values["rank"]).state = "lost"
+
+    def _on_replaced(self, event: Event) -> None:
+        worker = self.worker(event.values["rank"])
+        worker.state = "replaced"
+        worker.replacements += 1
+        self.spares = max(0, self.spares - 1)
+
+    def _on_saved(self, event: Event) -> None:
+        self.saved = event.values
+
+    def _on_finished(self, event: Event) -> None:
+        self.outcome = event
+        self.state = "done"
+
+    def _on_stopped(self, event: Event) -> None:
+        self.outcome = event
+        self.state = "stopped"
+
+    def _is_worker(self, rank: int | None) -> bool:
+        """Spares speak too, under ranks past the workers'; they have no place of their own yet."""
+        return rank is not None and (not self.world or rank < self.world.get("workers", 0))

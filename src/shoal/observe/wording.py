@@ -1,0 +1,111 @@
+"""How numbers, events and the end of a run read: the same words on a terminal, in a log, in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.observe.events import Event
+from shoal.observe.summary import RunSummary
+
+
+def number(value: float | None) -> str:
+    """A loss or a metric, in four digits."""
+    if value is None:
+        return "–"
+    plain = value == 0 or 1e-3 <= abs(value) < 1e5
+    return f"{value:.4f}"[:6].rstrip(".") if plain and value >= 0 else f"{value:.3g}"
+
+
+def rate(per_second: float | None) -> str:
+    """Samples per second."""
+    if per_second is None:
+        return "–"
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Minutes and seconds, with hours where there are any."""
+    if seconds is None:
+        return "–:––"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def memory(num_bytes: float) -> str:
+    """Bytes in the unit that fits."""
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+
+
+def results(values: Mapping[str, float]) -> str:
+    """`test loss 0.1234, accuracy 0.97`."""
+    return ", ".join(f"{'test ' if name == 'loss' else ''}{name} {number(v)}" for name, v in values.items())
+
+
+def world(values: Mapping[str, Any]) -> str:
+    """`4 workers, 1 spare, data`."""
+    if values.get("text"):
+        return str(values["text"])
+    parts = [plural(values.get("workers", 1), "worker")]
+    if values.get("spares"):
+        parts.append(plural(values["spares"], "spare"))
+    return ", ".join([*parts, str(values.get("strategy", "data"))])
+
+
+def near(path: str) -> str:
+    """A path as one would type it here: relative where it is below the current folder."""
+    full, here = Path(path), Path.cwd()
+    return str(full.relative_to(here) if full.is_relative_to(here) else full)
+
+
+def plural(num: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{num} {noun}{'' if num == 1 else 's'}"
+
+
+def line(event: Event) -> str | None:
+    """The line that announces this event; None for those that only move the progress on."""
+    values, who = event.values, "" if event.rank is None else f"worker {event.rank}"
+    match event.kind:
+        case "world":
+            return world(values)
+        case "evaluation":
+            return f"step {values['step']:,}: {results(values['results'])}"
+        case "line":
+            return f"{who}: {values['text']}" if who else str(values["text"])
+        case "warning":
+            return f"warning: {values['text']}"
+        case "lost":
+            return f"worker {values['rank']} was lost: {values['reason']}"
+        case "replaced":
+            return f"worker {values['rank']} was replaced by a spare in {values['seconds']:.2f} s"
+        case "failed":
+            return f"{who or 'run'} failed: {values['message']}"
+        case "stopped":
+            return f"stopped: {values['reason']}"
+    return None
+
+
+def final_rows(summary: RunSummary) -> list[tuple[str, str]]:
+    """The table at the end of a run: what came out, how fast, where it is."""
+    ended = summary.outcome.values if summary.outcome else {}
+    seconds = ended.get("seconds")
+    rows = [(f"test {name}" if name == "loss" else name, number(value)) for name, value in summary.results.items()]
+    if not rows and summary.loss is not None:
+        rows.append(("training loss", number(summary.loss)))
+    early = f" of {summary.total_steps:,}" if summary.step < summary.total_steps else ""
+    rows.append(("steps", f"{summary.step:,}{early}"))
+    rows.append(("samples", f"{summary.samples:,}"))
+    rows.append(("samples/s", rate(ended.get("samples_per_s", summary.speed.samples_per_s))))
+    if seconds is not None:
+        rows.append(("seconds", f"{seconds:.1f}" if seconds < 100 else f"{seconds:,.0f}"))
+    if summary.world:
+        rows.append(("world", world(summary.world)))
+    if replaced := sum(worker.replacements for worker in summary.workers.values()):
+        rows.append(("replaced", plural(replaced, "worker")))
+    if summary.saved:
+        rows.append(("model", near(summary.saved["path"])))
+        rows.append(("digest", str(summary.saved["digest"])))
+    return rows

@@ -1,0 +1,62 @@
+"""What a process of a run is: it receives a job and its place in the world, and works until it is done."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from shoal.comm.channel import Channel
+from shoal.errors import PeerLost
+from shoal.roles.failure import describe_failure
+from shoal.spec import Job, World
+
+OK, FAILED, INTERRUPTED = 0, 1, 130
+
+Role = Callable[[Job, World, Channel], int]
+
+
+def run(job: Job, world: World, channel: Channel) -> int:
+    """Do what `job` asks of this process and return its exit code; a failure is told once, as `failed`."""
+    try:
+        import torch
+
+        torch.set_num_threads(job.cluster.threads_per_worker)
+        return _role_of(job)(job, world, channel)
+    except SystemExit as request:
+        return _exit_code(request)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        tell_failure(error, world, channel)
+        return FAILED
+
+
+def tell_failure(error: Exception, world: World, channel: Channel) -> None:
+    """Tell the supervisor, and this process's log, why this process cannot go on."""
+    failure = describe_failure(error, world)
+    print(failure["traceback"] or failure["message"], file=sys.stderr, flush=True)
+    try:
+        channel.send(failure)
+    except PeerLost:
+        pass  # There is nobody left to tell; the log has it.
+
+
+def _role_of(job: Job) -> Role:
+    # Imported on demand: a script needs nothing of what training needs.
+    if job.purpose == "script":
+        from shoal.roles.script import run_script
+
+        return run_script
+    from shoal.roles.worker import run_worker
+
+    return run_worker
+
+
+def _exit_code(request: SystemExit) -> int:
+    """What Python itself would make of `sys.exit(…)`."""
+    if request.code is None:
+        return OK
+    if isinstance(request.code, int):
+        return request.code & 0xFF
+    print(request.code, file=sys.stderr, flush=True)
+    return FAILED

@@ -1,0 +1,67 @@
+"""What a failing process says: one sentence, and the traceback only where the fault is not yet clear."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from shoal.errors import CommTimeout, PeerLost, ShoalError
+from shoal.spec import World
+
+_SHOAL = f"{Path(__file__).resolve().parents[1]}/"
+_PYTHON_LOADERS = ("<frozen importlib", "<frozen runpy", "<frozen zipimport")
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def describe_failure(error: Exception, world: World) -> dict[str, Any]:
+    """The `failed` message of this error.
+
+    `clear` errors need no traceback. `consequence` marks the loss of a peer: somebody else's failure is
+    the one to show.
+    """
+    who = f"{world.role.capitalize()} {world.global_rank}"
+    message, details = f"{who} failed: {_one_line(error)}", ""
+    clear = True
+    if isinstance(error, ShoalError):
+        message = str(error)
+    elif _is_memory(error):
+        message = (
+            f"{who} ran out of memory ({_one_line(error)}); use a smaller batch_size, accumulate=2 or more, "
+            "or fewer workers."
+        )
+    else:
+        details, clear = format_user_traceback(error), False
+    return {
+        "kind": "failed",
+        "message": message,
+        "traceback": details,
+        "clear": clear,
+        "consequence": isinstance(error, (PeerLost, CommTimeout)),
+    }
+
+
+def format_user_traceback(error: Exception) -> str:
+    """The traceback from the user's first frame on: the frames that led there are ours and say nothing."""
+    inner = error.__traceback__
+    while inner is not None and _is_ours(inner):
+        inner = inner.tb_next
+    if inner is None and not isinstance(error, SyntaxError):
+        inner = error.__traceback__  # No user frame at all: the fault is in here, so show it.
+    return "".join(traceback.format_exception(type(error), error, inner))
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    filename = frame.tb_frame.f_code.co_filename
+    return filename.startswith(_PYTHON_LOADERS) or filename.startswith(_SHOAL)
+
+
+def _is_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _NO_MEMORY)
+
+
+def _one_line(error: Exception) -> str:
+    return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]

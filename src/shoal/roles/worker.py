@@ -1,0 +1,93 @@
+"""The worker: builds its replica, joins the others, trains, and leaves the model behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shoal.arena import keep_freed_memory
+from shoal.checkpoint import save_tensors
+from shoal.comm.channel import Channel
+from shoal.roles.beat import Beat
+from shoal.roles.inference import evaluate, predict
+from shoal.roles.loading import load_task
+from shoal.roles.reporter import Reporter
+from shoal.roles.training import Outcome, Training
+from shoal.spec import Data, Job, World
+from shoal.strategies import make_strategy
+from shoal.strategies.base import Setting
+
+
+def run_worker(job: Job, world: World, channel: Channel) -> int:
+    """What a `worker` or `spare` process does from its first to its last line."""
+    keep_freed_memory()
+    reporter = Reporter(world, channel)
+    with Beat(channel, lambda: reporter.step):
+        _PURPOSES[job.purpose](job, world, reporter)
+    return 0
+
+
+def _train(job: Job, world: World, reporter: Reporter) -> None:
+    reporter.on_state("starting", 0)
+    strategy = make_strategy(job.spec, world, job.num_slots)
+    training = Training(load_task(job), strategy, world, job.num_slots, numerics=job.numerics)
+    setting = make_setting(job, training, reporter)
+    committed = 0
+    if world.role == "spare":
+        strategy.open(training.replica, setting)
+        training.warm_up(range(1))
+        reporter.on_state("ready", 0)
+        world = reporter.wait_for_place(world)
+        training.world = world
+        setting = replace(setting, world=world)
+        committed = strategy.reform(world)
+    else:
+        strategy.open(training.replica, setting)
+        reporter.on_state("ready", 0)
+    reporter.total_steps = training.schedule.total_steps
+    reporter.on_state("training", committed)
+    outcome = training.run(setting, reporter, committed)
+    _finish(job, training, outcome, reporter)
+    strategy.close()
+
+
+def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
+    """The company this worker finds."""
+    spec = job.spec
+    assert isinstance(spec, Data)
+    return Setting(
+        world=training.world,
+        slots=job.num_slots,
+        slots_per_worker=tuple(spec.slots_per_worker(job.num_slots, job.cluster.workers)),
+        extent=training.extent,
+        clip_norm=training.task.clip_norm,
+        report=reporter.line,
+        port=job.cluster.port,
+    )
+
+
+def _finish(job: Job, training: Training, outcome: Outcome, reporter: Reporter) -> None:
+    """Save the model (the first worker) and tell how it went."""
+    reporter.flush()
+    results: dict[str, Any] = {
+        "steps": outcome.step,
+        "samples": training.schedule.samples_after(outcome.step),
+        "loss": outcome.loss,
+        "reason": outcome.reason,
+        "results": outcome.results,
+    }
+    if training.world.is_first:
+        training.strategy.settle()
+        state = training.replica.module.state_dict()
+        if job.run_dir:
+            reporter.on_state("saving", outcome.step)
+            path = Path(job.run_dir) / "model.safetensors"
+            results["digest"] = save_tensors(path, state, steps=str(outcome.step))
+            reporter.send({"kind": "saved", "path": str(path), "digest": results["digest"]})
+        if job.options.get("state"):
+            results["state_digest"] = save_tensors(Path(job.options["state"]), training.strategy.snapshot())
+    reporter.done(results)
+
+
+_PURPOSES = {"train": _train, "evaluate": evaluate, "predict": predict}

@@ -1,0 +1,31 @@
+"""Strategies: ways for many processes to train one model, behind one small contract."""
+
+from __future__ import annotations
+
+from shoal.arena import supported
+from shoal.errors import LaunchError
+from shoal.spec import Data, StrategySpec, World
+from shoal.strategies.base import Strategy
+
+
+def make_strategy(spec: StrategySpec, world: World, slots: int) -> Strategy:
+    """The implementation of a strategy for a process of this world."""
+    assert isinstance(spec, Data)
+    if world.world_size == 1 and (slots == 1 or spec.batchnorm == "sync") and spec.via == "auto":
+        from shoal.strategies.data.single import SingleProcess
+
+        return SingleProcess()
+    if spec.via in ("auto", "arena"):
+        from shoal.strategies.data.arena import ArenaData
+
+        if not supported():
+            raise LaunchError(
+                "data: via=arena needs Linux on x86-64 or ARM64 with memfd and futex; use via=backend here."
+            )
+        return ArenaData(spec)
+    from shoal.strategies.data.collective import CollectiveData
+
+    return CollectiveData(spec)
+
+
+__all__ = ["Strategy", "make_strategy"]

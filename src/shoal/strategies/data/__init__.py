@@ -1,0 +1,1 @@
+"""Synchronous data parallel: one step for all, computed on parts of the batch."""

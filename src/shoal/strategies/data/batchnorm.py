@@ -1,0 +1,79 @@
+"""BatchNorm over the whole global batch, for any way of summing numbers over slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Sum = Callable[[torch.Tensor], torch.Tensor]
+"""Sums a small float64 vector over all slots; everybody calls it in the same order."""
+
+
+def batchnorm_layers(module: nn.Module) -> list[_BatchNorm]:
+    return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+
+
+def exchange_elements(module: nn.Module) -> int:
+    """Numbers that one forward and backward pass exchanges for each slot."""
+    return sum(4 * layer.num_features + 1 for layer in batchnorm_layers(module))
+
+
+def synchronise(module: nn.Module, sum_over_slots: Sum) -> None:
+    """Let every BatchNorm layer of a model normalise by the whole batch while training."""
+    for layer in batchnorm_layers(module):
+        layer.forward = partial(_forward, layer, sum_over_slots)  # type: ignore[method-assign]
+
+
+def _forward(layer: _BatchNorm, sum_over_slots: Sum, x: torch.Tensor) -> torch.Tensor:
+    if not layer.training:
+        return type(layer).forward(layer, x)
+    channels = x.shape[1]
+    normalised, mean, variance, count = _Normalise.apply(x, layer.eps, sum_over_slots)
+    if layer.track_running_stats and layer.running_mean is not None and layer.running_var is not None:
+        with torch.no_grad():
+            assert layer.num_batches_tracked is not None
+            layer.num_batches_tracked.add_(1)
+            momentum = layer.momentum if layer.momentum is not None else 1 / float(layer.num_batches_tracked)
+            unbiased = variance * (count / max(count - 1, 1))
+            layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), momentum)
+            layer.running_var.lerp_(unbiased.to(layer.running_var.dtype), momentum)
+    shape = [1, channels] + [1] * (x.dim() - 2)
+    if layer.affine:
+        normalised = normalised * layer.weight.view(shape) + layer.bias.view(shape)
+    return normalised
+
+
+class _Normalise(torch.autograd.Function):
+    """(x - mean) / deviation with the statistics of all slots."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, eps: float, sum_over_slots: Sum) -> Any:
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        shape = [1, x.shape[1]] + [1] * (x.dim() - 2)
+        local = torch.cat([x.sum(axes).double(), torch.tensor([x.numel() / x.shape[1]], dtype=torch.float64)])
+        totals = sum_over_slots(local)
+        count = float(totals[-1])
+        mean = totals[:-1] / count
+        centred = x - mean.to(x.dtype).view(shape)
+        # The variance takes a second pass: differences of large sums would lose it.
+        variance = sum_over_slots((centred * centred).sum(axes).double()) / count
+        inverse = (variance + eps).rsqrt().to(x.dtype).view(shape)
+        normalised = centred * inverse
+        ctx.save_for_backward(normalised, inverse)
+        ctx.count, ctx.axes, ctx.shape, ctx.sum_over_slots = count, axes, shape, sum_over_slots
+        ctx.mark_non_differentiable(mean, variance)
+        return normalised, mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        gradient = gradients[0]
+        normalised, inverse = ctx.saved_tensors
+        local = torch.cat([gradient.sum(ctx.axes), (gradient * normalised).sum(ctx.axes)]).double()
+        means = (ctx.sum_over_slots(local) / ctx.count).to(gradient.dtype)
+        mean_gradient, mean_product = (half.reshape(ctx.shape) for half in means.chunk(2))
+        return (gradient - mean_gradient - normalised * mean_product) * inverse, None, None

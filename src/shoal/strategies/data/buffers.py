@@ -1,0 +1,135 @@
+"""Buffers that move during training (BatchNorm's running statistics), kept the same for any number of workers.
+
+Every slot starts from the committed values and leaves its own; the step commits their mean, weighted as the
+loss is. Whole numbers (`num_batches_tracked`) are taken from the first slot that had samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.arena import Flat, make_grid
+from shoal.strategies.data.shared import SharedState
+
+LARGEST_MOVING = 4096
+"""Elements. Larger buffers outside of normalisation layers are masks and tables, which do not move."""
+
+
+class MovingBuffers:
+    """The replica's moving buffers as one private block, and its counterparts in the arena."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._owners: list[tuple[nn.Module, str]] = []
+        self._views: list[torch.Tensor] = []
+        found = list(_moving(module))
+        grid = make_grid([Flat(str(b.dtype), b.element_size(), b.numel()) for _, _, b in found])
+        self.nbytes = grid.nbytes
+        self._own = torch.zeros(grid.nbytes, dtype=torch.uint8)
+        self._places: list[tuple[torch.dtype, int, int]] = []
+        for (owner, name, buffer), offset in zip(found, grid.offsets, strict=True):
+            place = (buffer.dtype, offset, buffer.numel())
+            view = _view(self._own, place).view(buffer.shape)
+            view.copy_(buffer)
+            owner._buffers[name] = view
+            self._owners.append((owner, name))
+            self._views.append(view)
+            self._places.append(place)
+
+    def bind(self, shared: SharedState) -> None:
+        """Find the arena's blocks."""
+        slots = range(shared.setting.slots)
+        self._committed = shared.segment.tensor("buffers", torch.uint8, count=self.nbytes)
+        self._slots = [shared.segment.tensor(f"buffers/{slot}", torch.uint8, count=self.nbytes) for slot in slots]
+
+    def publish(self) -> None:
+        """Make this process's values the committed ones."""
+        self._committed.copy_(self._own)
+
+    def load(self) -> None:
+        """Start from the committed values."""
+        if self.nbytes:
+            self._own.copy_(self._committed)
+
+    def store(self, slot: int) -> None:
+        """Leave this slot's values."""
+        if self.nbytes:
+            self._gather()
+            self._slots[slot].copy_(self._own)
+
+    def _gather(self) -> None:
+        for (owner, name), view in zip(self._owners, self._views, strict=True):
+            current = owner._buffers[name]
+            if current is not view and current is not None:  # the model's code put a new tensor in its place
+                view.copy_(current)
+                owner._buffers[name] = view
+
+    def commit(self, weights: Any) -> None:
+        """Merge what the slots left. Reads only slots' blocks, so doing it twice does no harm."""
+        if not self.nbytes:
+            return
+        total = float(weights.sum())
+        used = [slot for slot in range(len(self._slots)) if weights[slot] > 0]
+        for place in self._places:
+            target = _view(self._committed, place)
+            if not place[0].is_floating_point:
+                target.copy_(_view(self._slots[used[0]], place))
+                continue
+            mean = _view(self._slots[used[0]], place) * (float(weights[used[0]]) / total)
+            for slot in used[1:]:
+                mean.add_(_view(self._slots[slot], place), alpha=float(weights[slot]) / total)
+            target.copy_(mean)
+
+    def begin_mean(self) -> BufferMean:
+        """Start a step of a worker that shares no memory with the others."""
+        return BufferMean(self)
+
+
+class BufferMean:
+    """The weighted mean of what the slots leave, for workers that sum over sockets."""
+
+    def __init__(self, buffers: MovingBuffers) -> None:
+        self._buffers = buffers
+        self._start = buffers._own.clone()
+        self._floats = [view for view in buffers._views if view.is_floating_point()]
+        self._sum = torch.zeros(sum(view.numel() for view in self._floats), dtype=torch.float64)
+
+    def start(self) -> None:
+        """A slot begins from the committed values."""
+        self._buffers._own.copy_(self._start)
+
+    def add(self, weight: float) -> None:
+        """A slot is done."""
+        self._buffers._gather()
+        if self._floats:
+            self._sum.add_(torch.cat([view.reshape(-1) for view in self._floats]), alpha=weight)
+
+    def finish(self, allreduce_: Callable[[torch.Tensor], None], weight: float) -> None:
+        """Make the mean over all slots the committed values."""
+        if not self._floats:
+            return
+        allreduce_(self._sum)
+        means = (self._sum / weight).split([view.numel() for view in self._floats])
+        for view, mean in zip(self._floats, means, strict=True):
+            view.copy_(mean.view(view.shape))
+
+
+def _moving(module: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
+    seen: set[int] = set()
+    found = []
+    for owner in module.modules():
+        norm = isinstance(owner, nn.modules.batchnorm._NormBase)
+        for name, buffer in owner._buffers.items():
+            if buffer is None or id(buffer) in seen or not (norm or buffer.numel() <= LARGEST_MOVING):
+                continue
+            seen.add(id(buffer))
+            found.append((owner, name, buffer))
+    return found
+
+
+def _view(block: torch.Tensor, place: tuple[torch.dtype, int, int]) -> torch.Tensor:
+    dtype, offset, count = place
+    return block[offset : offset + count * dtype.itemsize].view(dtype)

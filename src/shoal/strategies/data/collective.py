@@ -1,0 +1,131 @@
+"""Data parallel by summing gradients over sockets: every worker keeps the whole model and takes the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from shoal.arena import Flat, make_grid
+from shoal.errors import LaunchError, SpecError
+from shoal.spec import Data, World
+from shoal.strategies.base import Fill, Setting, StepResult, Work
+from shoal.strategies.data.batchnorm import synchronise
+from shoal.strategies.data.buffers import MovingBuffers
+from shoal.strategies.data.summing import make_summing
+from shoal.strategies.data.tap import GradientTap
+from shoal.strategies.gradients import backward_part
+from shoal.strategies.optimizer_state import named_state
+from shoal.strategies.replica import Replica
+
+
+class CollectiveData:
+    """One flat gradient per dtype, summed by the algorithm that `via` names."""
+
+    def __init__(self, spec: Data) -> None:
+        self._spec = spec
+
+    def open(self, replica: Replica, setting: Setting) -> None:
+        self._replica = replica
+        self._setting = setting
+        if isinstance(replica.optimizer, torch.optim.LBFGS) and setting.world.world_size > 1:
+            raise SpecError(
+                f"LBFGS evaluates the loss several times per step, which via={self._spec.via} cannot do; "
+                "use via=arena."
+            )
+        if self._spec.batchnorm == "sync" and setting.slots != setting.world.world_size:
+            raise SpecError(
+                f"data: batchnorm=sync needs one slot per worker, found {setting.slots} slots on "
+                f"{setting.world.world_size} workers; leave slots at its default."
+            )
+        self._summing = make_summing(self._spec.via, setting)
+        self._params = list(replica.trained.values())
+        self._flats, self._views = _flat_gradients(self._params)
+        self._touched = torch.zeros(len(self._params), dtype=torch.uint8).numpy()
+        self._tap = GradientTap(self._params)
+        self._buffers = MovingBuffers(replica.module)
+        self._losses: list[float] = []
+        if self._spec.batchnorm == "sync":
+            synchronise(replica.module, self._sum_over_slots)
+        for tensor in (*replica.trained.values(), *replica.untrained.values()):
+            if tensor.is_floating_point():
+                values = tensor.data.contiguous().view(-1)
+                self._summing.broadcast_(values)
+                tensor.data.copy_(values.view(tensor.shape))
+
+    def _sum_over_slots(self, values: torch.Tensor) -> torch.Tensor:
+        total = values.clone()
+        self._summing.allreduce_(total)
+        return total
+
+    def step(self, work: Work) -> StepResult:
+        self._tap.aim(self._views, self._touched)
+        loss_sum = weight = 0.0
+        moved = self._buffers.begin_mean()
+        for part in work.parts:
+            moved.start()
+            part_loss, part_weight = backward_part(self._replica, work, part)
+            moved.add(part_weight)
+            loss_sum, weight = loss_sum + part_loss, weight + part_weight
+        for number, view in enumerate(self._views):
+            if not self._touched[number]:
+                view.zero_()  # a slot elsewhere may have a gradient for it
+
+        head = torch.tensor([loss_sum, weight, float(work.stop)], dtype=torch.float64)
+        control = torch.cat([head, torch.from_numpy(self._touched).double()])
+        self._summing.allreduce_(control)
+        loss_sum, weight = float(control[0]), float(control[1])
+        for flat in self._flats:
+            self._summing.allreduce_(flat)
+            if work.parts[0].total_weight is None:
+                flat.mul_(1 / weight)
+        moved.finish(self._summing.allreduce_, weight)
+        self._update(control[3:] > 0)
+        self._losses.append(loss_sum / weight)
+        return StepResult(loss_sum / weight, weight, bool(control[2] > 0))
+
+    def _update(self, touched: torch.Tensor) -> None:
+        for param, view, used in zip(self._params, self._views, touched.tolist(), strict=True):
+            param.grad = view if used else None
+        if self._setting.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._params, self._setting.clip_norm)
+        self._replica.optimizer.step()
+        for param in self._params:
+            param.grad = None
+
+    def reform(self, world: World) -> int:
+        raise LaunchError(f"A worker died, and via={self._spec.via} cannot replace it; use via=arena, which can.")
+
+    def losses(self, last_step: int) -> list[float]:
+        return self._losses[:last_step]
+
+    def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
+        table = torch.zeros(shape, dtype=torch.float64)
+        fill(table)
+        self._summing.allreduce_(table.view(-1))
+        return table
+
+    def settle(self) -> None:
+        """Every worker's buffers are the committed ones."""
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        return named_state(self._replica)
+
+    def close(self) -> None:
+        self._tap.close()
+        self._summing.close()
+
+
+def _flat_gradients(params: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """One zeroed flat tensor per dtype, and views of them shaped as the parameters."""
+    grid = make_grid([Flat(str(p.dtype), p.element_size(), p.numel()) for p in params])
+    block = torch.zeros(grid.nbytes, dtype=torch.uint8)
+    flats, views = [], []
+    for dtype in dict.fromkeys(p.dtype for p in params):
+        own = [(offset, p) for offset, p in zip(grid.offsets, params, strict=True) if p.dtype == dtype]
+        end = own[-1][0] + own[-1][1].numel() * dtype.itemsize
+        flats.append(block[own[0][0] : end].view(dtype))
+    for offset, p in zip(grid.offsets, params, strict=True):
+        flat = block[offset : offset + p.numel() * p.element_size()].view(p.dtype)
+        views.append(flat.as_strided(p.shape, torch.empty_like(p, device="meta").stride(), flat.storage_offset()))
+    return flats, views

@@ -1,0 +1,170 @@
+"""The job's state in the host's shared memory: where everything lies and how a replica is bound to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shoal.arena import Flat, Grid, Segment, counter_bytes, make_grid
+from shoal.strategies.base import Setting
+from shoal.strategies.optimizers import StateSchema
+from shoal.strategies.replica import Replica
+
+SCALAR_BYTES = 8
+"""Room for one scalar of an optimizer's state."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes that parts of the model need besides its parameters."""
+
+    buffers: int
+    exchange: int
+
+
+class Marks:
+    """The step counters of a job, by what has happened. One writer each; they only rise."""
+
+    def __init__(self, setting: Setting) -> None:
+        workers = setting.world.world_size
+        self.opened = 0
+        self.gradients = range(1, 1 + setting.slots)
+        """By slot: its gradients of this step are complete."""
+        self.norms = self._after(self.gradients, workers)
+        """By worker: the norms of its chunks are known."""
+        self.updated = self._after(self.norms, workers)
+        """By worker: its chunks are updated."""
+        self.progress = self._after(self.updated, workers)
+        """By worker: chunks done, times two, plus one inside a chunk; of the step after `updated`."""
+        self.shared_rows = self._after(self.progress, workers)
+        """By worker: its rows of the table are filled, for the evaluation after this step."""
+        self.stop_at = self._after(self.shared_rows, workers)
+        """By worker: the step it asks to be the last; 0 for none."""
+        self.exchanged = self._after(self.stop_at, setting.slots)
+        """By slot: exchanges inside a forward or backward pass (synchronised BatchNorm)."""
+        self.count = self.exchanged.stop
+
+    @staticmethod
+    def _after(previous: range, count: int) -> range:
+        return range(previous.stop, previous.stop + count)
+
+
+class SharedState:
+    """Regions of the segment as tensors: parameters and optimizer state once, gradients once per slot."""
+
+    def __init__(self, replica: Replica, schema: StateSchema, setting: Setting, sizes: Sizes) -> None:
+        self.setting = setting
+        self.schema = schema
+        self.marks = Marks(setting)
+        self.params = list(replica.trained.values())
+        self.grid = make_grid([_flat(p) for p in self.params])
+        self._frozen = list(replica.untrained.values())
+        self._frozen_grid = make_grid([_flat(p) for p in self._frozen])
+        self.num_pieces = sum(len(chunk.pieces) for chunk in self.grid.chunks)
+        self.segment = Segment(setting.world.arena_fd)
+        self._reserve(sizes)
+
+    def _reserve(self, sizes: Sizes) -> None:
+        setting, grid, extent = self.setting, self.grid, self.setting.extent
+        largest = max(chunk.nbytes for chunk in grid.chunks)
+        regions = [
+            ("counters", counter_bytes(self.marks.count)),
+            ("results", 8 * 2 * setting.slots),
+            ("touched", len(self.params) * setting.slots),
+            ("norms", 8 * len(grid.chunks)),
+            ("started", self.num_pieces),
+            ("scalars", SCALAR_BYTES * self.num_pieces * len(self.schema.scalars)),
+            ("losses", 8 * (extent.total_steps + 1)),
+            ("table", 8 * extent.tables * extent.table_rows * extent.table_columns),
+            ("buffers", sizes.buffers),
+            *((f"buffers/{slot}", sizes.buffers) for slot in range(setting.slots)),
+            *((f"exchange/{slot}", sizes.exchange) for slot in range(setting.slots)),
+            ("frozen", self._frozen_grid.nbytes),
+            ("params", grid.nbytes),
+            *((f"state/{key}", grid.nbytes) for key in self.schema.mirrored),
+            *((f"gradients/{slot}", grid.nbytes) for slot in range(setting.slots)),
+            *((f"undo/{rank}", largest * (1 + len(self.schema.mirrored)))
+              for rank in range(setting.world.world_size)),
+            *((f"undo-scalars/{rank}", self.num_pieces * (1 + SCALAR_BYTES * len(self.schema.scalars)))
+              for rank in range(setting.world.world_size)),
+        ]  # fmt: skip
+        for name, nbytes in regions:
+            self.segment.reserve(name, nbytes)
+
+    def map(self) -> None:
+        """Map the segment; small tables become numpy arrays, which are quicker to poke than tensors."""
+        setting, segment = self.setting, self.segment
+        segment.map()
+        self.counters = segment.counters("counters", setting.on_idle)
+        self.results = segment.tensor("results", torch.float64).numpy().reshape(setting.slots, 2)
+        self.touched = segment.tensor("touched", torch.uint8).numpy().reshape(setting.slots, -1)
+        self.norms = segment.tensor("norms", torch.float64).numpy()
+        self.started = segment.tensor("started", torch.uint8)
+        self.losses: np.ndarray = segment.tensor("losses", torch.float64).numpy()
+        self.table = segment.tensor("table", torch.float64)
+
+    def bind(self) -> None:
+        """Fill the shared parameters (the first worker) or wait for them; then let the replica use them."""
+        world, opened = self.setting.world, self.marks.opened
+        shared = [
+            *self._views("params", self.grid, self.params),
+            *self._views("frozen", self._frozen_grid, self._frozen),
+        ]
+        own = [*self.params, *self._frozen]
+        if world.is_first and self.counters[opened] == 0:
+            for view, param in zip(shared, own, strict=True):
+                view.copy_(param.data)
+            self.counters.publish(opened, 1)
+        self.counters.wait(opened, 1)
+        for view, param in zip(shared, own, strict=True):
+            param.data = view
+
+    def gradient_views(self, slot: int) -> list[torch.Tensor]:
+        """A slot's gradients, shaped as the parameters."""
+        return self._views(f"gradients/{slot}", self.grid, self.params)
+
+    def _views(self, region: str, grid: Grid, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        return [
+            self.segment.tensor(region, p.dtype, offset=offset, count=p.numel()).as_strided(
+                p.shape, _dense_stride(p)
+            )
+            for offset, p in zip(grid.offsets, params, strict=True)
+        ]
+
+    def whole_state(self, replica: Replica) -> dict[str, torch.Tensor]:
+        """The optimizer's state by whole-parameter names, for parameters that have any."""
+        first_piece: dict[int, int] = {}
+        number = 0
+        for chunk in self.grid.chunks:
+            for piece in chunk.pieces:
+                first_piece.setdefault(piece.param, number)
+                number += 1
+        state: dict[str, torch.Tensor] = {}
+        for key in self.schema.mirrored:
+            for index, (name, view) in enumerate(
+                zip(replica.trained, self._views(f"state/{key}", self.grid, self.params), strict=True)
+            ):
+                if self.started[first_piece[index]]:
+                    state[f"{name}/{key}"] = view
+        for column, (key, dtype) in enumerate(self.schema.scalars):
+            for index, name in enumerate(replica.trained):
+                if self.started[first_piece[index]]:
+                    state[f"{name}/{key}"] = self.scalar(first_piece[index], column, dtype)
+        return state
+
+    def scalar(self, piece: int, column: int, dtype: torch.dtype) -> torch.Tensor:
+        """One scalar of a piece's optimizer state, as a tensor without dimensions."""
+        offset = (piece * len(self.schema.scalars) + column) * SCALAR_BYTES
+        return self.segment.tensor("scalars", dtype, offset=offset, count=1).reshape(())
+
+
+def _flat(param: torch.Tensor) -> Flat:
+    return Flat(str(param.dtype), param.element_size(), param.numel())
+
+
+def _dense_stride(param: torch.Tensor) -> tuple[int, ...]:
+    """The parameter's own strides where they fill its memory (channels_last is kept), else contiguous ones."""
+    return torch.empty_like(param, memory_format=torch.preserve_format, device="meta").stride()

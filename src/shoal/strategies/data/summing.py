@@ -1,0 +1,79 @@
+"""The ways to sum a tensor over workers that do not share memory: our own algorithms, or torch's."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+
+from shoal.strategies.base import Setting
+from shoal.strategies.data.meeting import exchange_addresses
+
+
+class Summing(Protocol):
+    """Sums flat tensors over all workers, in place, with the same bits everywhere."""
+
+    def allreduce_(self, tensor: torch.Tensor) -> None: ...
+
+    def broadcast_(self, tensor: torch.Tensor) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def make_summing(via: str, setting: Setting) -> Summing:
+    """Connect to the other workers."""
+    return BackendSumming(setting) if via == "backend" else SocketSumming(via, setting)
+
+
+class SocketSumming:
+    """Our own algorithms over ZeroMQ on loopback."""
+
+    def __init__(self, via: str, setting: Setting) -> None:
+        from shoal.comm.collectives import make_collective
+        from shoal.comm.zmq_transport import ZmqTransport
+
+        world = setting.world
+        port = 0 if setting.port is None else setting.port + world.global_rank
+        self._transport = ZmqTransport(world.global_rank, port=port, generation=world.generation)
+        self._transport.connect(exchange_addresses(setting, self._transport.address))
+        collective = make_collective(via, self._transport, world.global_rank, world.world_size)
+        self.allreduce_ = collective.allreduce_
+        self.broadcast_ = collective.broadcast_
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class BackendSumming:
+    """torch's own collectives: gloo on CPUs, NCCL on GPUs."""
+
+    def __init__(self, setting: Setting) -> None:
+        import torch.distributed as dist
+
+        world = setting.world
+        # A file nobody else can see takes the place of torch's TCP store, which listens on all interfaces.
+        store_fd = os.memfd_create("shoal-store") if world.global_rank == 0 else -1
+        roster = exchange_addresses(setting, f"/proc/{os.getpid()}/fd/{store_fd}")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        self._dist = dist
+        self._owns_group = not dist.is_initialized()
+        if self._owns_group:
+            dist.init_process_group(
+                "nccl" if world.device.startswith("cuda") else "gloo",
+                store=dist.FileStore(roster[0], world.world_size),
+                rank=world.global_rank,
+                world_size=world.world_size,
+                timeout=timedelta(minutes=5),
+            )
+
+    def allreduce_(self, tensor: torch.Tensor) -> None:
+        self._dist.all_reduce(tensor)
+
+    def broadcast_(self, tensor: torch.Tensor) -> None:
+        self._dist.broadcast(tensor, 0)
+
+    def close(self) -> None:
+        if self._owns_group:
+            self._dist.destroy_process_group()

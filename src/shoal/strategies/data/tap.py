@@ -1,0 +1,47 @@
+"""Take each gradient as soon as autograd has it and put it where the other processes can read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+class GradientTap:
+    """Hooks on the parameters that move gradients to a slot's views.
+
+    Autograd hands over a fresh buffer for each gradient; copying it out while it is warm and letting it go
+    costs less than accumulating into a zeroed view, and shows which parameters got a gradient at all.
+    """
+
+    def __init__(self, params: Sequence[torch.Tensor]) -> None:
+        self._handles = [
+            param.register_post_accumulate_grad_hook(self._taker(number)) for number, param in enumerate(params)
+        ]
+        self._views: list[torch.Tensor] = []
+        self._touched: Any = None
+
+    def aim(self, views: list[torch.Tensor], touched: Any) -> None:
+        """Send gradients to these views from now on; `touched` remembers which came."""
+        touched[:] = 0
+        self._views, self._touched = views, touched
+
+    def _taker(self, number: int) -> Callable[[torch.Tensor], None]:
+        def take(param: torch.Tensor) -> None:
+            gradient, param.grad = param.grad, None
+            assert gradient is not None
+            if gradient.layout is not torch.strided:
+                gradient = gradient.to_dense()
+            if self._touched[number]:
+                self._views[number].add_(gradient)
+            else:
+                self._views[number].copy_(gradient)
+                self._touched[number] = 1
+
+        return take
+
+    def close(self) -> None:
+        """Let autograd keep its gradients again."""
+        for handle in self._handles:
+            handle.remove()

@@ -1,0 +1,78 @@
+"""The update for optimizers that do not work element by element: the first worker does it for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shoal.strategies.data.shared import SharedState
+from shoal.strategies.replica import Replica
+
+Evaluate = Callable[[], tuple[float, float, Any]]
+"""Computes all slots' gradients again; returns loss, scale and touched parameters."""
+
+
+class WholeUpdate:
+    """The user's own optimizer on whole parameters; its state stays in the first worker's memory."""
+
+    def __init__(self, shared: SharedState, replica: Replica, global_rank: int) -> None:
+        self._shared = shared
+        self._replica = replica
+        self._mine = global_rank == 0
+        self._wants_closure = isinstance(replica.optimizer, torch.optim.LBFGS)
+        slots = range(shared.setting.slots)
+        self._slots = [shared.gradient_views(slot) for slot in slots] if self._mine else []
+
+    def measure(self, scale: float, touched: Any) -> None:
+        """Write the squared norm of the whole gradient."""
+        if self._mine:
+            gradients = [g for g in self._reduce(scale, touched) if g is not None]
+            self._shared.norms[:] = 0.0
+            self._shared.norms[0] = sum(float(torch.linalg.vector_norm(g)) ** 2 for g in gradients)
+
+    def run(self, scale: float, touched: Any, loss: float, evaluate: Evaluate | None) -> None:
+        """Take the optimizer's step, evaluating the loss again as often as it asks."""
+        if not self._mine:
+            return
+        self._assign(scale, touched)
+        if not self._wants_closure:
+            self._replica.optimizer.step()
+        else:
+            self._step_with_closure(loss, evaluate)
+        for param in self._shared.params:
+            param.grad = None
+
+    def _step_with_closure(self, loss: float, evaluate: Evaluate | None) -> None:
+        first = True
+
+        def closure() -> float:
+            nonlocal first
+            if first:  # the gradients of this point have just been computed by all
+                first = False
+                return loss
+            assert evaluate is not None
+            for param in self._shared.params:
+                param.grad = None
+            with torch.enable_grad():
+                value, scale, touched = evaluate()
+            self._assign(scale, touched)
+            return value
+
+        self._replica.optimizer.step(closure)
+
+    def _assign(self, scale: float, touched: Any) -> None:
+        for param, gradient in zip(self._shared.params, self._reduce(scale, touched), strict=True):
+            param.grad = gradient
+
+    def _reduce(self, scale: float, touched: Any) -> list[torch.Tensor | None]:
+        """Each parameter's gradient, summed in slot order; None where no slot has one."""
+        gradients: list[torch.Tensor | None] = []
+        for number in range(len(self._shared.params)):
+            total: torch.Tensor | None = None
+            for slot, views in enumerate(self._slots):
+                if touched is None or touched[slot, number]:
+                    total = views[number].clone() if total is None else total.add_(views[number])
+            gradients.append(total if total is None or scale == 1.0 else total.mul_(scale))
+        return gradients

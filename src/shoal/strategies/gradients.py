@@ -1,0 +1,62 @@
+"""Forward and backward for one slot: the same bits whoever runs it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from shoal.errors import TaskError
+from shoal.ledger.order import mix
+from shoal.strategies.base import Part, Work
+from shoal.strategies.replica import Replica, call_model
+
+
+def seed_slot(work: Work, slot: int) -> None:
+    """Key this process's random numbers to the slot, not to the process."""
+    torch.default_generator.manual_seed(mix(work.seed, work.step, slot) >> 1)
+
+
+def task_loss(replica: Replica, batch: Any) -> torch.Tensor:
+    """The task's loss on a batch, checked to be one number."""
+    task = replica.task
+    if task.objective is not None:
+        loss = task.objective(replica.module, batch)
+    else:
+        inputs, target = batch
+        assert task.loss is not None
+        loss = task.loss(call_model(replica.module, inputs), target)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise TaskError(
+            f"Task: the loss must be one number (a tensor with a single element), found {found}; "
+            "take its mean over the batch, for instance with reduction='mean'."
+        )
+    return loss
+
+
+def backward_part(replica: Replica, work: Work, part: Part) -> tuple[float, float]:
+    """Backward over a slot's batches; gradients go to `p.grad`. Returns (sum of weight * loss, weight).
+
+    Each loss is weighted by its share of the whole batch where that is known beforehand, else by its bare
+    weight; whoever sums the slots then divides by the total.
+    """
+    seed_slot(work, part.slot)
+    loss_sum = weight_sum = 0.0
+    for batch, weight in part.load():
+        loss = task_loss(replica, batch)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TaskError(
+                f"Task: the loss is {value} at step {work.step} (slot {part.slot}); lower the learning rate, "
+                "set clip_norm, or look for bad samples in this batch."
+            )
+        share = weight if part.total_weight is None else weight / part.total_weight
+        if share == 1.0:
+            loss.backward()
+        else:
+            loss.backward(torch.full_like(loss, share, memory_format=torch.preserve_format))
+        loss_sum += value * weight
+        weight_sum += weight
+    return loss_sum, weight_sum

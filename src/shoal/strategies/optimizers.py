@@ -1,0 +1,100 @@
+"""What Shoal knows about optimizers: which work element by element, what state they keep, how to rebuild them.
+
+An elementwise optimizer treats each element by itself, so a slice of a parameter can be updated by itself. The
+user's optimizer is built once, on the real parameters (so that rules like `p.dim() >= 2` see them); Shoal reads
+its groups and rebuilds it over slices.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from shoal.optim import SAG
+
+ELEMENTWISE = frozenset(
+    {
+        optim.SGD,
+        optim.Adam,
+        optim.AdamW,
+        optim.Adagrad,
+        optim.Adadelta,
+        optim.Adamax,
+        optim.NAdam,
+        optim.RAdam,
+        optim.RMSprop,
+        optim.Rprop,
+        optim.ASGD,
+        SAG,
+    }
+)
+"""Exactly these classes: a subclass may do anything."""
+_FUSED_ON_CPU = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
+_NOT_SETTINGS = frozenset({"params", "param_names"})
+
+
+@dataclass(frozen=True)
+class StateSchema:
+    """What an elementwise optimizer keeps for each parameter."""
+
+    mirrored: tuple[str, ...]
+    """Tensors of the parameter's own shape and dtype."""
+    scalars: tuple[tuple[str, torch.dtype], ...]
+    """Single numbers, such as a step count."""
+
+
+def prefer_fused(optimizer: optim.Optimizer) -> None:
+    """Turn torch's fused kernels on where the user left the choice open."""
+    if type(optimizer) not in _FUSED_ON_CPU:
+        return
+    for group in optimizer.param_groups:
+        if (group.get("fused"), group.get("foreach")) != (None, None) or group.get("differentiable"):
+            return
+        if isinstance(group["lr"], torch.Tensor):
+            return
+        if not all(p.device.type == "cpu" and p.dtype.is_floating_point for p in group["params"]):
+            return
+    for group in optimizer.param_groups:
+        group["fused"] = True
+
+
+def settings_of(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's hyper-parameters."""
+    return {key: value for key, value in group.items() if key not in _NOT_SETTINGS}
+
+
+def rebuild(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> optim.Optimizer:
+    """An optimizer of the same class and defaults over other parameters."""
+    accepted = inspect.signature(type(optimizer)).parameters
+    defaults = {key: value for key, value in optimizer.defaults.items() if key in accepted}
+    return type(optimizer)(list(groups), **defaults)
+
+
+def state_schema(optimizer: optim.Optimizer) -> StateSchema | None:
+    """What this optimizer keeps, learnt by letting it take a step on a few numbers; None if not elementwise."""
+    if type(optimizer) not in ELEMENTWISE:
+        return None
+    mirrored: dict[str, None] = {}
+    scalars: dict[str, torch.dtype] = {}
+    for group in optimizer.param_groups:
+        probe = nn.Parameter(torch.zeros(3, dtype=group["params"][0].dtype if group["params"] else None))
+        probe.grad = torch.ones_like(probe)
+        twin = rebuild(optimizer, [{**settings_of(group), "params": [probe]}])
+        twin.step()
+        for key, value in twin.state[probe].items():
+            if value is None:
+                continue
+            if not isinstance(value, torch.Tensor):
+                return None
+            if value.shape == probe.shape and value.dtype == probe.dtype:
+                mirrored[key] = None
+            elif value.numel() == 1:
+                scalars[key] = value.dtype
+            else:
+                return None
+    return StateSchema(tuple(mirrored), tuple(scalars.items()))

@@ -1,0 +1,104 @@
+"""A task's model, optimizer and scheduler, made in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from shoal.errors import TaskError
+from shoal.spec import Task
+from shoal.strategies.optimizers import prefer_fused
+
+
+class Replica:
+    """What one process builds from a task. Its parameters may lie in memory that others share."""
+
+    def __init__(self, task: Task, *, numerics: str = "task", sample: Callable[[], Any] | None = None) -> None:
+        self.task = task
+        self.numerics = numerics
+        torch.manual_seed(task.seed)
+        self.module = self._make_module(sample)
+        self.optimizer = self._make_optimizer()
+        self.scheduler = None if task.scheduler is None else task.scheduler(self.optimizer)
+        in_groups = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        named = list(self.module.named_parameters())
+        self.trained = {name: p for name, p in named if id(p) in in_groups and p.requires_grad}
+        """Parameters that the optimizer updates, by name."""
+        self.untrained = {name: p for name, p in named if name not in self.trained}
+        """All others: frozen, or not given to the optimizer."""
+        if not self.trained:
+            raise TaskError(
+                "Task: the optimizer was given no parameter of the model that needs a gradient; "
+                "pass it the parameters that `optimizer` receives."
+            )
+
+    def _make_module(self, sample: Callable[[], Any] | None) -> nn.Module:
+        module = self.task.model()
+        if not isinstance(module, nn.Module):
+            raise TaskError(
+                f"Task: model() must make an nn.Module, found {type(module).__name__}; "
+                "write for instance model=lambda: nn.Linear(4, 2)."
+            )
+        if any(is_lazy(p) for p in module.parameters()) and sample is not None:
+            with torch.no_grad():
+                call_model(module, sample()[0])
+        if not any(True for _ in module.parameters()):
+            raise TaskError(
+                f"Task: the model ({type(module).__name__}) has no parameters, so there is nothing to train; "
+                "check what model() returns."
+            )
+        if self.numerics == "float64":
+            module.double()
+        return module
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = self.task.optimizer(list(self.module.parameters()))
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TaskError(
+                f"Task: optimizer(params) must make a torch optimizer, found {type(optimizer).__name__}."
+            )
+        if isinstance(optimizer, torch.optim.SparseAdam):
+            raise TaskError(
+                "Task: SparseAdam needs sparse gradients, which Shoal turns into dense ones; use Adam instead."
+            )
+        prefer_fused(optimizer)
+        return optimizer
+
+    def train_mode(self) -> None:
+        """Ready for a training step."""
+        if self.numerics == "float64":
+            # Dropout off, whether a module or a function that asks `self.training`; BatchNorm as in training.
+            self.module.eval()
+            for module in self.module.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.train()
+        else:
+            self.module.train()
+
+    def advance(self, loss: float) -> None:
+        """One step is committed: move the learning rate on."""
+        if self.scheduler is None:
+            return
+        # The scheduler looks for a wrapped step() to warn people who forgot it; ours may run elsewhere.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            self.scheduler.step(loss)
+        else:
+            self.scheduler.step()
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+
+def call_model(module: nn.Module, inputs: Any) -> Any:
+    """Inputs may be a tensor, a tuple of arguments or a dict of named ones."""
+    if isinstance(inputs, dict):
+        return module(**inputs)
+    if isinstance(inputs, (tuple, list)):
+        return module(*inputs)
+    return module(inputs)

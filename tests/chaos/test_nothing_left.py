@@ -1,0 +1,156 @@
+"""`kill -9` of any process of a run at any moment: no process, segment or port of it remains.
+
+Each run is a real supervisor in its own process. Its workers never end by themselves, so every run ends by
+its fault; rank 0 has a child of its own, and every worker listens on loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from remains import children_of, left_by
+
+from shoal.launch import LocalEngine, Supervisor, ZygoteProcess, start_zygote
+from shoal.spec import Cluster, Job
+
+WORK = """
+import os, pathlib, socket, time, torch
+server = socket.create_server(("127.0.0.1", 0))
+pathlib.Path(f"port-{os.environ['RANK']}").write_text(str(server.getsockname()[1]))
+if os.environ["RANK"] == "0" and os.fork() == 0:
+    time.sleep(600)
+weights = torch.randn(32, 32)
+while True:
+    weights = torch.tanh(weights @ weights)
+    time.sleep(0.002)
+"""
+WORKERS = 2
+WARM_LENGTH_S, COLD_LENGTH_S = 0.2, 2.5
+GUARD_S = 60.0
+
+
+@dataclass
+class Run:
+    """A supervisor in a process of its own, and how it ended."""
+
+    folder: Path
+    pid: int
+
+    @classmethod
+    def start(cls, folder: Path, zygote: ZygoteProcess | None) -> Run:
+        """Fork a supervisor. This process has everything imported, so that a hundred of them are cheap."""
+        folder.mkdir()
+        (folder / "work.py").write_text(WORK)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.chdir(folder)
+                _supervise(folder, zygote)
+            finally:
+                os._exit(1)
+        return cls(folder, pid)
+
+    def wait(self) -> int:
+        """The supervisor's exit code; negative for a signal."""
+        deadline = time.monotonic() + GUARD_S
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.005)
+
+    def error(self) -> str:
+        """What the supervisor raised."""
+        return (self.folder / "error").read_text()
+
+
+def _supervise(folder: Path, zygote: ZygoteProcess | None) -> None:
+    cluster = Cluster(workers=WORKERS, threads=1)
+    job = Job(target="work.py", purpose="script", cluster=cluster, run_dir=str(folder / "run"))
+    try:
+        Supervisor(job, lambda event: None, LocalEngine(zygote)).run()
+    except Exception:
+        (folder / "error").write_text(traceback.format_exc().splitlines()[-1])
+
+
+def _find(run: Run, victim: str, zygote: ZygoteProcess | None) -> int:
+    """The process to kill; waits until there is one."""
+    if victim == "supervisor":
+        return run.pid
+    if victim == "zygote" and zygote is not None:
+        return zygote.pid
+    deadline = time.monotonic() + GUARD_S
+    while time.monotonic() < deadline:
+        zygote_pids = [zygote.pid] if zygote is not None else sorted(children_of(run.pid))
+        found = zygote_pids
+        if victim == "worker":
+            found = sorted(pid for parent in zygote_pids for pid in children_of(parent))
+        if found:
+            return random.choice(found)
+        time.sleep(0.002)
+    raise AssertionError(f"no {victim} to kill within {GUARD_S} s")
+
+
+def _strike(run: Run, victim: str, moment_s: float, zygote: ZygoteProcess | None) -> None:
+    """Kill the victim at the moment; the run must be there to be hit, and end as the victim's kind demands."""
+    time.sleep(moment_s)
+    pid = _find(run, victim, zygote)
+    os.kill(pid, signal.SIGKILL)
+    code = run.wait()
+    if victim == "supervisor":
+        assert code == -signal.SIGKILL
+        return
+    assert code == 1, "the supervisor did not end by itself"
+    expected = "WorkerFailed: Worker" if victim == "worker" else "LaunchError: The zygote"
+    assert expected in run.error()
+
+
+@pytest.fixture
+def zygotes() -> Iterator[list[ZygoteProcess]]:
+    """Warm zygotes, the one in use first. A second one loads meanwhile, to follow one that is killed."""
+    pool = [start_zygote()]
+    yield pool
+    for zygote in pool:
+        zygote.close()
+
+
+def _plan(seed: int, count: int, share_of_zygotes: float, length_s: float) -> list[tuple[str, float]]:
+    chance = random.Random(seed)
+    others = (1 - share_of_zygotes) / 2
+    victims = chance.choices(["worker", "supervisor", "zygote"], [others, others, share_of_zygotes], k=count)
+    return [(victim, chance.uniform(0, length_s)) for victim in victims]
+
+
+def test_runs_on_a_warm_zygote(tmp_path: Path, zygotes: list[ZygoteProcess]) -> None:
+    plan = _plan(seed=1, count=100, share_of_zygotes=0.06, length_s=WARM_LENGTH_S)
+    assert {victim for victim, _ in plan} == {"worker", "supervisor", "zygote"}
+    for number, (victim, moment_s) in enumerate(plan):
+        if len(zygotes) == 1 and any(later == "zygote" for later, _ in plan[number : number + 10]):
+            zygotes.append(start_zygote())
+        zygote = zygotes[0]
+        run = Run.start(tmp_path / str(number), zygote)
+        _strike(run, victim, moment_s, zygote)
+        if victim == "zygote":
+            zygotes.pop(0).close()
+        remains = left_by(run.folder, run.pid, zygotes[0].pid)
+        assert not remains, f"run {number}: {victim} killed after {moment_s:.3f} s left {remains}"
+
+
+def test_cold_runs(tmp_path: Path) -> None:
+    plan = _plan(seed=2, count=10, share_of_zygotes=0.34, length_s=COLD_LENGTH_S)
+    assert {victim for victim, _ in plan} == {"worker", "supervisor", "zygote"}
+    for number, (victim, moment_s) in enumerate(plan):
+        run = Run.start(tmp_path / str(number), None)
+        _strike(run, victim, moment_s, None)
+        remains = left_by(run.folder, run.pid, None)
+        assert not remains, f"run {number}: {victim} killed after {moment_s:.3f} s left {remains}"

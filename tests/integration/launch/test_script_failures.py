@@ -1,0 +1,197 @@
+"""When a process of a run fails: one cause, told once, and nobody left working."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from shoal.errors import Interrupted, WorkerFailed
+from shoal.launch import ZygoteProcess, run_job
+from shoal.spec import Job
+
+
+def test_the_failing_ranks_traceback_is_told_once(run_script) -> None:
+    with pytest.raises(WorkerFailed) as raised:
+        run_script(
+            """
+            import os, time
+            def divide():
+                return 1 / 0
+            if os.environ["RANK"] == "1":
+                divide()
+            while True:
+                time.sleep(0.01)
+            """
+        )
+    assert raised.value.global_rank == 1
+    assert str(raised.value) == "Worker 1 failed: ZeroDivisionError: division by zero"
+    lines = raised.value.details.splitlines()
+    assert lines[1].endswith("in <module>") and "script.py" in lines[1], "our own frames come first"
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+    (failed,) = run_script.kinds("failed")
+    assert failed.rank == 1 and failed.values["traceback"] == raised.value.details
+
+
+def test_a_failure_of_all_ranks_is_told_once(run_script) -> None:
+    with pytest.raises(WorkerFailed, match="ValueError: all of us"):
+        run_script("raise ValueError('all of us')", workers=3)
+    assert len(run_script.kinds("failed")) == 1
+
+
+def test_a_syntax_error_shows_the_users_line_alone(run_script) -> None:
+    with pytest.raises(WorkerFailed) as raised:
+        run_script("x = = 1", workers=1)
+    assert "x = = 1" in raised.value.details
+    assert "shoal" not in raised.value.details.replace(str(run_script.folder), "")
+
+
+@pytest.mark.parametrize(
+    "code", ["raise MemoryError", "import torch; torch.empty(2**60, dtype=torch.uint8)"], ids=["python", "torch"]
+)
+def test_want_of_memory_is_told_without_a_traceback(run_script, code: str) -> None:
+    with pytest.raises(WorkerFailed, match=r"Worker 0 ran out of memory .*smaller batch_size") as raised:
+        run_script(code, workers=1)
+    assert raised.value.details == ""
+
+
+def test_an_error_of_shoals_own_is_a_sentence(run_script) -> None:
+    with pytest.raises(WorkerFailed, match=r"^a clear sentence\.$") as raised:
+        run_script("import shoal; raise shoal.ShoalError('a clear sentence.')", workers=1)
+    assert raised.value.details == ""
+
+
+def test_a_missing_script_is_told(zygote: ZygoteProcess) -> None:
+    with pytest.raises(WorkerFailed, match=r"'nowhere\.py' is not a file"):
+        run_job(Job(target="nowhere.py", purpose="script"), lambda event: None, zygote)
+
+
+def test_a_killed_worker_is_told_with_its_signal_and_last_output(run_script) -> None:
+    with pytest.raises(WorkerFailed, match=r"Worker 1 was killed from outside \(SIGKILL\)") as raised:
+        run_script(
+            """
+            import os, signal, time
+            if os.environ["RANK"] == "1":
+                print("last words")
+                os.kill(os.getpid(), signal.SIGKILL)
+            while True:
+                time.sleep(0.01)
+            """
+        )
+    assert raised.value.global_rank == 1
+    assert raised.value.details == "last words"
+
+
+def test_the_kill_is_told_and_not_what_it_did_to_the_others(run_script) -> None:
+    with pytest.raises(WorkerFailed, match="Worker 0 was killed") as raised:
+        run_script(
+            """
+            import os, signal, torch, torch.distributed as dist
+            dist.init_process_group("gloo")
+            for step in range(1000):
+                if step == 3 and dist.get_rank() == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                dist.all_reduce(torch.ones(4))
+            """
+        )
+    assert raised.value.global_rank == 0
+
+
+def test_a_crash_in_native_code_shows_where(run_script) -> None:
+    with pytest.raises(WorkerFailed, match=r"Worker 0 crashed in native code \(SIGSEGV\)") as raised:
+        run_script("import ctypes; ctypes.string_at(0)", workers=1)
+    assert "script.py" in raised.value.details, "faulthandler names the line"
+
+
+def test_a_stopped_worker_is_noticed(run_script) -> None:
+    with pytest.raises(WorkerFailed, match="Worker 0 gave no sign of life for 2 s") as raised:
+        run_script(
+            "import os, signal, time; time.sleep(0.6); os.kill(os.getpid(), signal.SIGSTOP)",
+            workers=1,
+            hang_timeout_s=1.6,
+        )
+    assert raised.value.global_rank == 0
+
+
+def test_a_worker_that_ignores_sigterm_is_ended_too(run_script) -> None:
+    with pytest.raises(WorkerFailed, match="ValueError"):
+        run_script(
+            """
+            import os, pathlib, signal, time
+            if os.environ["RANK"] == "0":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                pathlib.Path("pid").write_text(str(os.getpid()))
+                while True:
+                    time.sleep(0.01)
+            while not pathlib.Path("pid").exists():
+                time.sleep(0.01)
+            raise ValueError
+            """
+        )
+    pid = int((run_script.folder / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_what_a_worker_started_ends_with_it(run_script) -> None:
+    run_script(
+        """
+        import os, pathlib, time
+        if (pid := os.fork()) == 0:
+            time.sleep(600)
+        pathlib.Path("grandchild").write_text(str(pid))
+        os._exit(0)
+        """,
+        workers=1,
+    )
+    _wait_until_gone(int((run_script.folder / "grandchild").read_text()))
+
+
+def test_ctrl_c_stops_the_script(run_script) -> None:
+    def press(event) -> None:
+        if event.kind == "world":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="stopped on request"):
+        run_script(
+            """
+            import time
+            try:
+                while True:
+                    time.sleep(0.01)
+            except KeyboardInterrupt:
+                print("tidy end")
+                raise
+            """,
+            on_event=press,
+        )
+    assert run_script.log("rank-0") == run_script.log("rank-1") == "tidy end\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_ends_at_once(run_script) -> None:
+    def press(event) -> None:
+        if event.kind == "beat" and (run_script.folder / "deaf").exists():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="ended at once"):
+        run_script(
+            """
+            import pathlib, signal, time
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            pathlib.Path("deaf").touch()
+            while True:
+                time.sleep(0.01)
+            """,
+            on_event=press,
+            workers=1,
+        )
+
+
+def _wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while os.path.exists(f"/proc/{pid}"):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.01)

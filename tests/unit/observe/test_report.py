@@ -1,0 +1,106 @@
+"""The report says what was trained, how, with what result, and draws it."""
+
+import math
+import struct
+import sys
+
+import pytest
+
+from shoal.errors import SpecError
+from shoal.observe import Bus, Event, JsonlSink, RunFolder, write_report
+from shoal.observe.chart import smooth
+from shoal.observe.report import command
+from shoal.spec import Cluster, Job
+
+JOB = Job(
+    target="digits.py:task",
+    args={"width": 256, "note": "two words"},
+    cluster=Cluster(workers=3, spares=1),
+    overrides={"max_steps": 200},
+    slots=6,
+)
+
+
+def leave_run(root, events) -> RunFolder:
+    folder = RunFolder.create(root, "mine")
+    folder.write_job(JOB)
+    bus = Bus([JsonlSink(folder.path)])
+    for event in events:
+        bus.emit(event)
+    bus.close()
+    return folder
+
+
+def test_report_tells_the_whole_run(tmp_path, run_events):
+    folder = leave_run(tmp_path, run_events)
+    assert write_report(folder.path) == folder.report
+    text = folder.report.read_text()
+    for part in (
+        "# mine",
+        "finished after 200 steps on 12,800 samples: test loss 0.0104, accuracy 0.9817.",
+        "| task | `digits.py:task` |",
+        "| `width` | 256 |",
+        "| strategy | `data`, 6 slots |",
+        "local: 3 workers with 1 thread each, 1 spare",
+        "| samples/s | 6,400 |",
+        "| 100 | 0.1439 | 0.8647 |",
+        "| 1 | 301 MB |",
+        "worker 2 was lost: killed by signal 9",
+        "worker 2 was replaced by a spare in 0.12 s",
+        "| model | /runs/mine/model.safetensors |",
+        "| digest | xxh3:0123456789abcdef |",
+        "![Loss over the steps](loss.png)",
+        command(JOB),
+    ):
+        assert part in text, part
+    header = folder.chart.read_bytes()[:24]
+    assert header.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", header[16:])
+    assert (width, height) == (1040, 728)
+
+
+def test_command_repeats_the_job():
+    assert command(JOB) == (
+        "shoal train digits.py:task --workers 3 --strategy data --spares 1 --slots 6 --max-steps 200 "
+        "--arg width=256 --arg 'note=two words'"
+    )
+
+
+def test_report_without_matplotlib_says_how_to_get_it(tmp_path, run_events, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    folder = leave_run(tmp_path, run_events)
+    text = write_report(folder.path).read_text()
+    assert "pip install shoal[report]" in text
+    assert "loss.png" not in text
+    assert not folder.chart.exists()
+
+
+def test_killed_run_without_numbers_still_reports(tmp_path):
+    steps = {"steps": [[1, math.nan], [2, math.inf]], "samples": 2, "lr": 0.1, "total_steps": 9, "epoch": 1}
+    folder = leave_run(tmp_path, [Event("steps", 0, steps)])
+    text = write_report(folder.path).read_text()
+    assert "no end: it was killed, or is still running" in text
+    assert "| training loss | inf |" in text
+    assert folder.chart.exists()
+
+
+def test_many_evaluations_stay_on_one_page(tmp_path):
+    events = [Event("evaluation", values={"step": at, "results": {"loss": 1 / at}}) for at in range(1, 101)]
+    text = write_report(leave_run(tmp_path, events).path).read_text()
+    assert "12 of 100 evaluations" in text
+    assert "| 1 | 1.0000 |" in text
+    assert "| 100 | 0.0100 |" in text
+    assert len(text.splitlines()) < 60
+
+
+def test_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="is not a run"):
+        write_report(tmp_path)
+
+
+def test_smoothing_keeps_lines_straight_and_tames_noise():
+    line = [(step, 2.0 * step) for step in range(200)]
+    assert smooth(line)[5:-5] == [pytest.approx(point) for point in line[5:-5]]
+    noise = [(step, 1.0 + (-1) ** step) for step in range(200)]
+    assert all(abs(value - 1) < 0.2 for _, value in smooth(noise))
+    assert smooth([]) == []

@@ -1,0 +1,60 @@
+"""A run's summary is what its events add up to."""
+
+import pytest
+
+from shoal.observe import Event, RunSummary
+from shoal.observe.summary import Speed
+
+
+def steps(time: float, step: int, total: int = 100) -> Event:
+    values = {"steps": [[step, 1 / step]], "samples": 10 * step, "lr": 0.1, "total_steps": total, "epoch": 1}
+    return Event("steps", 0, values, time)
+
+
+def test_whole_run(run_events):
+    summary = RunSummary()
+    for event in run_events:
+        summary.add(event)
+    assert (summary.state, summary.step, summary.total_steps, summary.samples) == ("done", 200, 200, 12800)
+    assert (summary.epoch, summary.spares, len(summary.evaluations)) == (4, 0, 4)
+    assert summary.results == {"loss": 0.0104, "accuracy": 0.9817}
+    assert [summary.workers[rank].replacements for rank in range(3)] == [0, 0, 1]
+    assert summary.workers[1].peak_rss == 301_000_000
+
+
+def test_speed_follows_the_last_seconds_only():
+    speed = Speed(window_s=10)
+    for second in range(20):
+        speed.mark(second, step=second, samples=100 * second)
+    assert speed.samples_per_s == pytest.approx(100)
+    for second in range(20, 40):
+        speed.mark(second, step=second, samples=1900 + 10 * (second - 19))
+    assert speed.samples_per_s == pytest.approx(10)
+
+
+def test_evaluating_does_not_count_as_slow_training():
+    summary = RunSummary()
+    for event in (steps(0, 1), steps(1, 11)):
+        summary.add(event)
+    summary.add(Event("state", 0, {"state": "evaluating", "step": 11}, time=1))
+    summary.add(Event("state", 0, {"state": "training", "step": 11}, time=61))
+    for event in (steps(61, 12), steps(62, 22)):
+        summary.add(event)
+    assert summary.speed.samples_per_s == pytest.approx(100)
+    assert summary.seconds_left == pytest.approx(7.8)
+
+
+def test_spares_do_not_count_as_workers():
+    summary = RunSummary()
+    summary.add(Event("world", values={"workers": 2, "spares": 1}))
+    summary.add(Event("state", 2, {"state": "ready", "step": 0}))
+    summary.add(Event("beat", 2, {"step": 0, "rss": 1}))
+    assert sorted(summary.workers) == [0, 1]
+
+
+def test_results_fall_back_on_the_last_evaluation():
+    summary = RunSummary()
+    assert summary.results == {}
+    summary.add(Event("evaluation", values={"step": 5, "results": {"loss": 0.5}}))
+    summary.add(Event("stopped", values={"reason": "Ctrl-C"}))
+    assert summary.results == {"loss": 0.5}

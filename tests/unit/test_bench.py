@@ -1,0 +1,132 @@
+"""The benchmark: its workloads, its arithmetic, and how it treats runs that fail."""
+
+import io
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+
+from shoal.bench import BARS, Measurement, Row, compare, judge, peers, rows_table, summarise, verdicts_table
+from shoal.bench.bars import Bar
+from shoal.bench.compare import rotated, run_command
+from shoal.bench.models import CYCLE, WORKLOADS
+from shoal.bench.variants import VARIANTS
+from shoal.errors import LaunchError, SpecError
+
+PARAMETERS = {"mlp": 20_933_608, "gpt": 1_239_040, "conv": 1_004_932, "digits": 19_210}
+
+
+def measured(variant: str, *speeds: float) -> Row:
+    """A row with these speeds, one per round."""
+    rounds = tuple(
+        Measurement(
+            variant=variant,
+            model="mlp",
+            processes=2,
+            step_s=128 / speed,
+            spread=0.0,
+            samples_per_s=speed,
+            loss=1.0,
+        )
+        for speed in speeds
+    )
+    return Row(variant=variant, model="mlp", rounds=rounds)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workloads_are_the_same_in_every_process(name):
+    workload = WORKLOADS[name]()
+    model, again = workload.model(), workload.model()
+    assert sum(param.numel() for param in model.parameters()) == PARAMETERS[name]
+    pairs = zip(model.parameters(), again.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    inputs, _ = workload.batch(0, 3)
+    assert len(inputs) == workload.batch_per_process
+    assert workload.batch(0, 3 + CYCLE)[0] is inputs
+    assert not torch.equal(workload.batch(1, 3)[0], inputs)
+
+
+@pytest.mark.parametrize("name", ["gpt", "conv", "digits"])
+def test_a_fused_optimizer_takes_the_same_step(name):
+    workload = WORKLOADS[name]()
+    results = []
+    for fused in (None, True):
+        model = workload.model()
+        optimizer = workload.optimizer(model.parameters(), fused=fused)
+        inputs, target = workload.batch(0, 0)
+        workload.loss(model(inputs), target).backward()
+        optimizer.step()
+        results.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(results[0], torch.nn.utils.parameters_to_vector(workload.model().parameters()))
+
+
+def test_a_measurement_is_the_median_step():
+    result = summarise(
+        variant="ddp",
+        model="mlp",
+        processes=2,
+        batch_per_process=64,
+        step_times_s=[0.1, 0.2, 0.2, 0.3, 9.0],
+        loss=1.5,
+    )
+    assert result.step_s == 0.2 and result.samples_per_s == pytest.approx(640)
+    assert result.spread == pytest.approx(0.5)
+    assert Measurement.from_output(f"a warning\n{result.to_json()}\n") == result
+
+
+@pytest.mark.parametrize("output", ["", "not json", '{"variant": "ddp"}'])
+def test_output_that_is_no_measurement_is_refused(output):
+    with pytest.raises(LaunchError, match="one line of JSON"):
+        Measurement.from_output(output)
+
+
+def test_rows_compare_round_by_round():
+    ours, theirs = measured("data", 200, 100, 180), measured("ddp", 100, 50, 100)
+    assert ours.samples_per_s == 180 and ours.spread == pytest.approx(100 / 180)
+    assert ours.ratios_to(theirs) == [2.0, 2.0, 1.8]
+
+
+def test_bars_are_judged_by_the_median_and_only_where_measured():
+    rows = [measured("data", 200, 100, 180), measured("ddp", 100, 50, 100), measured("ddp_tuned", 190, 95, 180)]
+    verdicts = judge(rows)
+    assert [(verdict.bar.peer, verdict.met) for verdict in verdicts] == [("ddp", True), ("ddp_tuned", False)]
+    assert verdicts[0].ratio == 2.0
+    assert judge(rows, subject="absent") == []
+    assert judge(rows, bars=[Bar("mlp", "ddp", 2.1)])[0].met is False
+    assert all(bar.model in WORKLOADS and bar.peer in VARIANTS for bar in BARS)
+
+
+def test_tables_show_ratios_and_verdicts():
+    rows = [measured("data", 200, 100, 180), measured("ddp", 100, 50, 100)]
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(rows_table(rows), verdicts_table(judge(rows)))
+    text = console.export_text()
+    assert "1.80" in text and "2.00" in text and "met" in text
+
+
+def test_every_round_starts_with_another_variant():
+    assert [rotated("abc", turn) for turn in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
+
+
+def test_an_unknown_variant_is_named():
+    with pytest.raises(SpecError, match="Did you mean 'ddp'"):
+        compare("digits", ["dpd"])
+
+
+def test_a_failed_run_shows_what_it_said():
+    with pytest.raises(LaunchError, match=r"status 3(.|\n)*the reason"):
+        run_command([sys.executable, "-c", "import sys; print('the reason', file=sys.stderr); sys.exit(3)"])
+
+
+def test_a_run_that_hangs_is_ended():
+    with pytest.raises(LaunchError, match="did not end within"):
+        run_command([sys.executable, "-c", "import signal; signal.pause()"], timeout_s=0.5)
+
+
+def test_a_single_process_measures_itself(capsys):
+    assert peers.main(["single", "digits", "--steps", "5"]) == 0
+    result = Measurement.from_output(capsys.readouterr().out)
+    assert (result.variant, result.model, result.processes) == ("single", "digits", 1)
+    assert result.step_s > 0 and result.samples_per_s == pytest.approx(32 / result.step_s)

@@ -1,0 +1,89 @@
+"""The examples: each builds its task, and its model learns from one batch."""
+
+import importlib.util
+import math
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import shoal
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PARAMETERS = {"digits": 19_210, "digits_conv": 24_058, "gpt": 842_496}
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def first_batch(task: shoal.Task, size: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    return next(iter(DataLoader(task.dataset("train"), batch_size=size)))
+
+
+def test_every_example_is_tested():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_step_of_the_example_lowers_its_loss(name):
+    task = load(name).task()
+    assert isinstance(task, shoal.Task)
+    torch.manual_seed(task.seed)
+    model = task.model()
+    params = list(model.parameters())
+    assert sum(param.numel() for param in params) == PARAMETERS[name]
+    optimizer = task.optimizer(params)
+    # Dropout would make the two losses incomparable.
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    inputs, target = first_batch(task)
+    before = task.loss(model(inputs), target)
+    assert math.isfinite(before.item())
+    before.backward()
+    assert all(param.grad is not None for param in params)
+    optimizer.step()
+    assert task.loss(model(inputs), target).item() < before.item()
+    assert 0 <= task.metrics["accuracy"](model(inputs), target) <= 1
+
+
+def test_factories_take_arguments():
+    model = load("digits").task(width=8).model()
+    assert model[0].out_features == 8
+    assert len(load("gpt").task(depth=2, width=32).model().blocks) == 2
+
+
+def test_gpt_sees_only_the_past():
+    task = load("gpt").task(width=32, depth=2)
+    model = task.model().eval()
+    tokens, _ = first_batch(task, 1)
+    changed = tokens.clone()
+    changed[0, 64:] = (changed[0, 64:] + 1) % 256
+    with torch.no_grad():
+        scores, others = model(tokens), model(changed)
+    torch.testing.assert_close(scores[:, :64], others[:, :64])
+    assert not torch.allclose(scores[:, 64:], others[:, 64:])
+
+
+def test_gpt_decays_matrices_only_and_follows_the_cosine():
+    task = load("gpt").task(width=32, depth=2, steps=100, lr=1.0)
+    optimizer = task.optimizer(list(task.model().parameters()))
+    decayed, kept = optimizer.param_groups
+    assert decayed["weight_decay"] > 0 and {param.dim() for param in decayed["params"]} == {2}
+    assert kept["weight_decay"] == 0 and {param.dim() for param in kept["params"]} == {1}
+    scheduler = task.scheduler(optimizer)
+    rates = []
+    for _ in range(100):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    assert rates[0] == pytest.approx(0.2) and max(rates) == pytest.approx(1.0)
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+    assert scheduler.get_last_lr()[0] == pytest.approx(0.1)
