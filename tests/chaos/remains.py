@@ -16,8 +16,12 @@ _LISTEN = "0A"
 
 
 def processes_in(folder: Path) -> set[int]:
-    """The living processes whose working directory is `folder`."""
-    return {pid for pid in _pids() if _link(f"/proc/{pid}/cwd") == str(folder)}
+    """The living processes that work in `folder`, or write to a log in it."""
+    return {pid for pid in _pids() if _is_in(pid, folder)}
+
+
+def _is_in(pid: int, folder: Path) -> bool:
+    return _link(f"/proc/{pid}/cwd") == str(folder) or _link(f"/proc/{pid}/fd/1").startswith(f"{folder}/")
 
 
 def children_of(parent: int) -> set[int]:

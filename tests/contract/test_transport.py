@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -162,6 +163,7 @@ def test_an_unknown_peer_is_an_error(make):
 def test_who_left_is_missed_only_where_needed(make):
     first, second, third = make(3)
     second.send(0, Message("last words"))
+    missed = threading.Event()
 
     def stay() -> None:
         assert first.receive(HANG_GUARD_S, awaited=1)[1].kind == "last words"
@@ -169,12 +171,14 @@ def test_who_left_is_missed_only_where_needed(make):
             first.receive(HANG_GUARD_S, awaited=1)
         with pytest.raises(PeerLost, match="Rank 1"):
             first.send(1, Message("too late"))
+        missed.set()
         assert first.receive(HANG_GUARD_S)[0] == 2
         first.close()
 
     def speak_later() -> None:
         with pytest.raises(PeerLost):
             third.receive(HANG_GUARD_S, awaited=1)
+        assert missed.wait(HANG_GUARD_S)
         third.send(0, Message("still here"))
         third.close()
 
@@ -255,15 +259,15 @@ def test_faults_strike_and_are_counted():
 
     def send() -> None:
         with first:
-            for number in range(200):
+            for number in range(100):
                 first.send(1, Message("number", {"n": number}, [b"payload"]))
             first.flush(HANG_GUARD_S)
 
     def receive() -> list[int]:
         with second:
-            return [second.receive(HANG_GUARD_S)[1].fields["n"] for _ in range(200)]
+            return [second.receive(HANG_GUARD_S)[1].fields["n"] for _ in range(100)]
 
-    assert together(send, receive)[1] == list(range(200))
+    assert together(send, receive)[1] == list(range(100))
     assert all(network.injected[name] > 0 for name in ("drop", "delay", "duplicate", "corrupt"))
     assert first.counters.repeated > 0 and second.counters.refused > 0 and second.counters.duplicates > 0
 

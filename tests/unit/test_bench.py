@@ -25,7 +25,7 @@ def measured(variant: str, *speeds: float) -> Row:
             model="mlp",
             processes=2,
             step_s=128 / speed,
-            spread=0.0,
+            spread=0.07,
             samples_per_s=speed,
             loss=1.0,
         )
@@ -86,6 +86,7 @@ def test_rows_compare_round_by_round():
     ours, theirs = measured("data", 200, 100, 180), measured("ddp", 100, 50, 100)
     assert ours.samples_per_s == 180 and ours.spread == pytest.approx(100 / 180)
     assert ours.ratios_to(theirs) == [2.0, 2.0, 1.8]
+    assert measured("data", 200).spread == 0.07
 
 
 def test_bars_are_judged_by_the_median_and_only_where_measured():

@@ -92,6 +92,11 @@ class Segment:
         """What another process of this user needs to open this segment."""
         return f"{os.getpid()}:{self._fd}"
 
+    def detach(self) -> int:
+        """Hand the descriptor over to the caller."""
+        self._owns_fd = False
+        return self._fd
+
     def close(self) -> None:
         """Give the descriptor back; the memory goes with its last view."""
         if self._owns_fd:

@@ -47,7 +47,9 @@ class Row:
 
     @property
     def spread(self) -> float:
-        """How much rounds differ: slowest to fastest, over the median."""
+        """How much rounds differ: slowest to fastest, over the median; of a single round, how its steps do."""
+        if len(self.rounds) == 1:
+            return self.rounds[0].spread
         speeds = [run.samples_per_s for run in self.rounds]
         return (max(speeds) - min(speeds)) / self.samples_per_s
 

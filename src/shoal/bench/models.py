@@ -175,3 +175,8 @@ def _adamw(params: list[nn.Parameter], fused: bool | None) -> optim.Optimizer:
 
 
 WORKLOADS: dict[str, Callable[[], Workload]] = {"mlp": mlp, "gpt": gpt, "conv": conv, "digits": digits}
+
+
+def warm_up_steps(steps: int) -> int:
+    """Steps to take before measuring so many."""
+    return max(3, steps // 10)

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shoal.arena.malloc import keep_freed_memory
 from shoal.bench.measurement import Measurement, summarise
-from shoal.bench.models import WORKLOADS, Workload
+from shoal.bench.models import WORKLOADS, Workload, warm_up_steps
 from shoal.bench.variants import PEERS, Peer
 
 PEER_TIMEOUT = timedelta(seconds=60)
@@ -29,7 +29,7 @@ def timed_steps(
     workload: Workload, model: nn.Module, optimizer: optim.Optimizer, *, rank: int, steps: int
 ) -> tuple[list[float], float]:
     """A plain training loop: the times of its steps after the warm-up, and the last loss."""
-    warmup = max(3, steps // 10)
+    warmup = warm_up_steps(steps)
     times_s: list[float] = []
     loss = torch.tensor(float("nan"))
     for step in range(warmup + steps):

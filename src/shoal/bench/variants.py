@@ -39,4 +39,15 @@ def peer_command(variant: str, model: str, processes: int, steps: int | None) ->
     return command if steps is None else [*command, "--steps", str(steps)]
 
 
-VARIANTS: dict[str, CommandBuilder] = {name: functools.partial(peer_command, name) for name in PEERS}
+def shoal_command(variant: str, strategy: str, model: str, processes: int, steps: int | None) -> list[str]:
+    """The command that measures Shoal under a strategy."""
+    command = [sys.executable, "-m", "shoal.bench.shoal_variant", strategy, model, "--name", variant]
+    command += ["--processes", str(processes)]
+    return command if steps is None else [*command, "--steps", str(steps)]
+
+
+VARIANTS: dict[str, CommandBuilder] = {
+    **{name: functools.partial(peer_command, name) for name in PEERS},
+    "data": functools.partial(shoal_command, "data", "data"),
+    "data_without_journal": functools.partial(shoal_command, "data_without_journal", "data:journal=off"),
+}

@@ -23,7 +23,7 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
         tensor = tensors[name].detach().contiguous()
         total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         if tensor.numel():
-            total.update(tensor.reshape(-1).view(torch.uint8).numpy())
+            total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return str(total.hexdigest())
 
 

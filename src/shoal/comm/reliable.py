@@ -163,9 +163,8 @@ class Link:
         self._refusals[sequence] += 1
         if self._refusals[sequence] > self._reliability.max_refusals:
             raise ProtocolError(
-                f"Message {sequence} from rank {self.peer} arrived damaged {self._refusals[sequence]} times ({damage}) "
-                "Its sender probably changes the memory of a tensor that is still under way; "
-                "call flush() before.",
+                f"Message {sequence} from rank {self.peer} arrived damaged {self._refusals[sequence]} times "
+                f"({damage}) Its sender probably changes a tensor that is under way; call flush() before.",
                 peer=str(self.peer),
             )
         self._put(PacketKind.REPEAT, sequence, [])

@@ -123,9 +123,9 @@ class _ZmqWire:
 
     def close(self) -> None:
         """Close all; what is queued gets `linger_s` to leave."""
-        for dealer in self._dealers.values():
+        for peer, dealer in self._dealers.items():
             dealer.disable_monitor()
-            dealer.close(linger=self._linger_ms)
+            dealer.close(linger=0 if peer in self._ended_at else self._linger_ms)
         for monitor in self._monitors:
             monitor.close(linger=0)
         self._router.close(linger=0)

@@ -22,7 +22,7 @@ from shoal.observe.events import Event
 from shoal.spec import Job
 
 HANG_TIMEOUT_S = 30.0
-_SETTLE_S = 0.2
+_SETTLE_S = 0.3
 """How long to wait after a failure for others, so that the cause is shown and not what it caused."""
 _GRACE_S = 2.0
 _STOP_SIGNALS = (-signal.SIGINT, -signal.SIGTERM)
@@ -173,6 +173,9 @@ class Supervisor:
     def _lose_worker(self, hand: Hand) -> None:
         member, code = hand.member, hand.member.exit_code
         assert code is not None
+        if hand.is_done:
+            self._emit("warning", member.global_rank, {"text": f"after its work was done: {self._reason(hand)}"})
+            return
         failure = Failure(
             global_rank=member.global_rank,
             message=self._reason(hand),

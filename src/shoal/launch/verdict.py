@@ -20,11 +20,17 @@ class Failure:
     """The signal that ended it, where it could say nothing itself."""
 
     @property
-    def is_likely_cause(self) -> bool:
-        """A kill from outside and a failure of one's own come first; a crash is often what others cause."""
-        return not self.consequence and self.signum in (None, signal.SIGKILL)
+    def doubt(self) -> int:
+        """How likely another failure caused this one; 0 is least.
+
+        No process sends SIGKILL to its peers, so such a death is a cause, even where a peer's complaint
+        about it arrives first. A crash in native code is often how a peer's end is taken.
+        """
+        if self.consequence:
+            return 3
+        return {signal.SIGKILL: 0, None: 1}.get(self.signum, 2)
 
 
 def first_cause(failures: Iterable[Failure]) -> Failure:
     """The failure to show, of failures in the order they were noticed."""
-    return min(failures, key=lambda failure: (failure.consequence, not failure.is_likely_cause))
+    return min(failures, key=lambda failure: failure.doubt)

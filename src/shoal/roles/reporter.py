@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from shoal.spec import World
 from shoal.strategies.base import StepResult
 
 _REPORT_EVERY_S = 0.1
+_TIMELINE_STEPS = 10_000
 
 
 class Reporter:
@@ -28,6 +30,8 @@ class Reporter:
         self._latest: dict[str, Any] = {}
         self.step = 0
         self.total_steps = 0
+        self.step_times: deque[float] = deque(maxlen=_TIMELINE_STEPS)
+        """When the latest steps were committed, in seconds of a clock of this host."""
 
     def send(self, message: dict[str, Any]) -> None:
         self._channel.send(message)
@@ -42,14 +46,13 @@ class Reporter:
         self.step = step
         if not self._world.is_first:
             return
-        self._steps.append((step, result.loss))
         now = self._clock()
+        self.step_times.append(now)
+        self._steps.append((step, result.loss))
+        self._latest = {"samples": samples, "lr": learning_rate, "epoch": epoch}
         if now - self._told_at > _REPORT_EVERY_S or step == 1:
-            self._latest = {"samples": samples, "lr": learning_rate, "epoch": epoch}
             self._told_at = now
             self.flush()
-        else:
-            self._latest = {"samples": samples, "lr": learning_rate, "epoch": epoch}
 
     def on_progress(self, step: int, samples: int) -> None:
         """A batch of work without a loss is done (prediction)."""

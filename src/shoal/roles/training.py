@@ -52,7 +52,7 @@ class Training:
                 f"Task: batch_size={batch_size} is smaller than the {slots} parts that {world.world_size} "
                 "workers take; use a larger batch_size or fewer workers."
             )
-        order = Order(len(train), task.seed)
+        order = Order(len(train), task.seed, shuffle=task.shuffle)
         self.schedule = Schedule(len(train), batch_size, slots, task.epochs, task.max_steps, order)
         self._feed = Feed(task, train, numerics=numerics)
         self.replica = Replica(task, numerics=numerics, sample=lambda: self._feed.batch(order.samples(0, 0, 1)))

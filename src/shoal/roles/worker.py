@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ def _finish(job: Job, training: Training, outcome: Outcome, reporter: Reporter) 
             path = Path(job.run_dir) / "model.safetensors"
             results["digest"] = save_tensors(path, state, steps=str(outcome.step))
             reporter.send({"kind": "saved", "path": str(path), "digest": results["digest"]})
+        if job.options.get("timeline"):
+            Path(job.options["timeline"]).write_text(json.dumps(list(reporter.step_times)))
         if job.options.get("state"):
             results["state_digest"] = save_tensors(Path(job.options["state"]), training.strategy.snapshot())
     reporter.done(results)

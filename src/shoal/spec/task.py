@@ -82,6 +82,8 @@ class Task:
     """Scale gradients down to this total norm."""
     accumulate: int = 1
     """Cut each worker's part of a batch into so many pieces, to save memory."""
+    shuffle: bool = True
+    """Train on samples in another order each epoch; the order follows from the seed alone."""
     collate: Callable[[list[Any]], Any] | None = None
     """Turns a list of samples into a batch; default stacks tensors, as torch's `default_collate`."""
     evaluate_every: int | None = None
@@ -114,6 +116,11 @@ class Task:
         require_count("Task", "seed", self.seed, least=0)
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise SpecError(f"Task: clip_norm must be above 0, found {self.clip_norm!r}.")
+        if self.metrics and self.objective is not None:
+            raise SpecError(
+                "Task: metrics compare the model's output with a target, which an objective hides; "
+                "use loss= in place of objective=, or leave metrics out."
+            )
         for name, metric in self.metrics.items():
             require_callable("Task", f"metrics[{name!r}]", metric, "shoal.metrics.accuracy")
         if self.stop is not None and self.stop.metric not in ("loss", *self.metrics):

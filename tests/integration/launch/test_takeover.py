@@ -37,8 +37,8 @@ def meet(fate):
         sys.exit(1)
 
 if role == "spare":
+    meet(fates.get(f"starting {number}"))
     say(kind="state", state="ready", step=0)
-    meet(fates.get(f"waiting {number}"))
     order = msgpack.unpackb(sock.recv(4096))
     pathlib.Path(f"order-{number}.json").write_text(json.dumps(order))
     meet(fates.get(f"spare {number}"))
@@ -48,6 +48,7 @@ else:
     say(kind="state", state="ready", step=0)
     meet(fates.get(f"worker {number}"))
 say(kind="done", results={"rank": number})
+meet(fates.get(f"done {number}"))
 """
 
 
@@ -178,9 +179,16 @@ def test_successors_that_all_die_are_not_followed_for_ever(play: Stage) -> None:
 
 
 def test_a_dead_spare_is_followed_by_another(play: Stage) -> None:
-    play(waiting_0="die", worker_0="die")
+    play(starting_0="die", worker_0="die")
     assert any("Spare 0 was killed" in warning["text"] for warning in play.told("warning"))
     assert play.told("replaced")[0]["spare"] == 1
+
+
+def test_a_worker_that_dies_after_its_work_is_not_missed(play: Stage) -> None:
+    assert play(done_0="die") == {"rank": 0}
+    assert not play.told("lost")
+    (warning,) = play.told("warning")
+    assert warning["text"].startswith("after its work was done: Worker 0 was killed")
 
 
 def test_all_processes_have_ended_when_the_run_has(play: Stage) -> None:

@@ -196,12 +196,14 @@ def work(rank, pipe):
     tensor = torch.full((1_000_001,), float(rank + 1))
     collective.allreduce_(tensor)
     pipe.send(bool(torch.all(tensor == 6)))
+    pipe.recv()  # all are done with the first sum
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         collective.allreduce_(tensor)
     except PeerLost as loss:
         pipe.send(loss.peer)
+    pipe.recv()  # all have reported; leaving earlier would be another loss
     transport.abort()
 
 fork = multiprocessing.get_context("fork")
@@ -214,7 +216,12 @@ for rank in range(3):
 roster = [pipe.recv() for pipe in pipes]
 for pipe in pipes:
     pipe.send(roster)
-print("sums", *(pipe.recv() for pipe in pipes), "lost", *(pipe.recv() for pipe in pipes[:2]))
+print("sums", *(pipe.recv() for pipe in pipes))
+for pipe in pipes:
+    pipe.send("go on")
+print("lost", *(pipe.recv() for pipe in pipes[:2]))
+for pipe in pipes[:2]:
+    pipe.send("leave")
 for worker in workers:
     worker.join()
 """

@@ -32,7 +32,8 @@ class MovingBuffers:
         self._places: list[tuple[torch.dtype, int, int]] = []
         for (owner, name, buffer), offset in zip(found, grid.offsets, strict=True):
             place = (buffer.dtype, offset, buffer.numel())
-            view = _view(self._own, place).view(buffer.shape)
+            # `.data` gives each its own version counter: a change of one must not look to autograd like all.
+            view = _view(self._own, place).view(buffer.shape).data
             view.copy_(buffer)
             owner._buffers[name] = view
             self._owners.append((owner, name))

@@ -1,0 +1,147 @@
+"""`Trainer`: for people who own their process or their loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.arena import Segment, keep_freed_memory
+from shoal.checkpoint import save_tensors
+from shoal.roles.training import Outcome, Training
+from shoal.spec import Data, StrategySpec, Task, World, parse_strategy
+from shoal.strategies import make_strategy
+from shoal.strategies.base import Part, Setting, StepResult, Work
+
+
+class Trainer:
+    """Trains a task in this process, together with the others that torchrun or `shoal run` started beside it.
+
+    Either `trainer.fit()` runs the whole task, or `trainer.step(batch)` takes one step on a batch of your own;
+    with several processes each passes its own part.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        strategy: str | StrategySpec = "data",
+        world: World | None = None,
+        slots: int | None = None,
+    ) -> None:
+        keep_freed_memory()
+        spec = parse_strategy(strategy)
+        assert isinstance(spec, Data)
+        self.world = _with_segment(World.from_environment() if world is None else world)
+        slots = self.world.world_size if slots is None else slots
+        self._strategy = make_strategy(spec, self.world, slots)
+        self._training = Training(task, self._strategy, self.world, slots)
+        self._setting = Setting(
+            world=self.world,
+            slots=slots,
+            slots_per_worker=tuple(spec.slots_per_worker(slots, self.world.world_size)),
+            extent=self._training.extent,
+            clip_norm=task.clip_norm,
+        )
+        self._strategy.open(self._training.replica, self._setting)
+        self._training.replica.train_mode()
+        self._own_slot = self._setting.slots_of(self.world.global_rank)[0]
+        self._seed = task.seed
+        self._weight = task.weight
+        self._alone = self.world.world_size == 1
+        self._evaluations = 0
+        self.steps = 0
+        """Steps taken so far."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model; its parameters may lie in memory that other processes share."""
+        return self._training.replica.module
+
+    def step(self, batch: Any) -> float:
+        """Forward, backward, agree, update. Returns the loss over all processes' batches."""
+        weight = float(_num_samples(batch)) if self._weight is None else float(self._weight(batch))
+
+        def load() -> Iterator[tuple[Any, float]]:
+            yield batch, weight
+
+        self.steps += 1
+        part = Part(self._own_slot, load, weight if self._alone else None)
+        result = self._strategy.step(Work(self.steps, (part,), self._seed))
+        self._training.replica.advance(result.loss)
+        return result.loss
+
+    def fit(self) -> Outcome:
+        """Run the whole task, as `shoal train` would."""
+        outcome = self._training.run(self._setting, _Silent())
+        self.steps = outcome.step
+        return outcome
+
+    def evaluate(self) -> dict[str, float]:
+        """Loss and metrics over the task's test set, spread over the processes."""
+        assert self._training.evaluator is not None, "the task has no test set"
+        self._evaluations += 1
+        return self._training.evaluator.run(self._evaluations, self._strategy, self.world)
+
+    def save(self, path: str | Path) -> str:
+        """Write the model as safetensors (the first process does) and return its digest there."""
+        self._strategy.settle()
+        return save_tensors(Path(path), self.model.state_dict()) if self.world.is_first else ""
+
+    def close(self) -> None:
+        """Leave the others."""
+        self._strategy.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Silent:
+    """Nobody watches."""
+
+    def on_state(self, state: str, step: int) -> None: ...
+
+    def on_step(self, step: int, result: StepResult, samples: int, learning_rate: float, epoch: int) -> None: ...
+
+    def on_evaluation(self, step: int, results: dict[str, float]) -> None: ...
+
+    def wants_stop(self) -> bool:
+        return False
+
+
+def _num_samples(batch: Any) -> int:
+    """Samples of a batch: the length of its first tensor."""
+    while not isinstance(batch, torch.Tensor):
+        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    return len(batch)
+
+
+def _with_segment(world: World) -> World:
+    """Share a segment with the other processes of this host, when no launcher of ours has made one.
+
+    torchrun's store carries only where to find it: the first process's descriptor.
+    """
+    if world.world_size == 1 or world.arena_fd is not None:
+        return world
+    from torch.distributed import PrefixStore, TCPStore
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    hosts_store = world.global_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = PrefixStore("shoal", TCPStore(address, port, is_master=hosts_store))
+    segment = Segment()
+    if world.global_rank == 0:
+        store.set("segment", segment.handle)
+    else:
+        segment.share_with(store.get("segment").decode())
+    # The first process's descriptor must outlive the others' look-up, and its store their last question.
+    store.set(f"joined/{world.global_rank}", "")
+    for rank in range(world.world_size):
+        store.get(f"joined/{rank}")
+    return replace(world, arena_fd=segment.detach())
