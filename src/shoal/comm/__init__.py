@@ -1,11 +1,20 @@
-"""How bytes move: transports, the message codec and collectives."""
+"""How bytes move: transports, the message codec and collectives.
 
-from shoal.comm.codec import Message, decode, encode
-from shoal.comm.collectives import COLLECTIVES, Collective, make_collective
-from shoal.comm.memory_transport import Faults, MemoryNetwork, MemoryTransport
-from shoal.comm.reliable import Reliability
-from shoal.comm.transport import Counters, Roster, Transport
-from shoal.comm.zmq_transport import ZmqTransport
+Names are loaded when they are first used: a supervisor needs a `Channel`, and neither torch nor ZeroMQ.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.comm.codec import Message, decode, encode
+    from shoal.comm.collectives import COLLECTIVES, Collective, make_collective
+    from shoal.comm.memory_transport import Faults, MemoryNetwork, MemoryTransport
+    from shoal.comm.reliable import Reliability
+    from shoal.comm.transport import Counters, Roster, Transport
+    from shoal.comm.zmq_transport import ZmqTransport
 
 __all__ = [
     "COLLECTIVES",
@@ -23,3 +32,26 @@ __all__ = [
     "encode",
     "make_collective",
 ]
+
+_HOMES = {
+    "COLLECTIVES": "collectives",
+    "Collective": "collectives",
+    "Counters": "transport",
+    "Faults": "memory_transport",
+    "MemoryNetwork": "memory_transport",
+    "MemoryTransport": "memory_transport",
+    "Message": "codec",
+    "Reliability": "reliable",
+    "Roster": "transport",
+    "Transport": "transport",
+    "ZmqTransport": "zmq_transport",
+    "decode": "codec",
+    "encode": "codec",
+    "make_collective": "collectives",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

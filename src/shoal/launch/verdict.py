@@ -28,7 +28,9 @@ class Failure:
         """
         if self.consequence:
             return 3
-        return {signal.SIGKILL: 0, None: 1}.get(self.signum, 2)
+        if self.signum is None:
+            return 1
+        return 0 if self.signum == signal.SIGKILL else 2
 
 
 def first_cause(failures: Iterable[Failure]) -> Failure:

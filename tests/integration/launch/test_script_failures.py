@@ -150,15 +150,19 @@ def test_what_a_worker_started_ends_with_it(run_script) -> None:
 
 
 def test_ctrl_c_stops_the_script(run_script) -> None:
+    pressed = []
+
     def press(event) -> None:
-        if event.kind == "world":
+        if not pressed and len(list(run_script.folder.glob("working-*"))) == 2:
+            pressed.append(event)
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(Interrupted, match="stopped on request"):
         run_script(
             """
-            import time
+            import os, pathlib, time
             try:
+                pathlib.Path(f"working-{os.environ['RANK']}").touch()
                 while True:
                     time.sleep(0.01)
             except KeyboardInterrupt:

@@ -32,8 +32,6 @@ def test_missing_tensorboard_says_how_to_get_it(tmp_path, monkeypatch):
 
 
 def test_observing_imports_neither_torch_nor_matplotlib():
-    code = (
-        "import sys, shoal.observe; print([name for name in ('torch', 'matplotlib') if name in sys.modules])"
-    )
+    code = "import sys, shoal.observe; print([name for name in ('torch', 'matplotlib') if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.strip() == "[]"

@@ -1,0 +1,220 @@
+"""Small tasks that hold every awkward thing a model can have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import shoal
+
+OPTIMIZERS = {
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=1e-4),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-3),
+    "muon_like": lambda params: torch.optim.Adafactor(params, lr=1e-2),
+    "lbfgs": lambda params: torch.optim.LBFGS(params, lr=0.1, max_iter=4),
+    **{
+        name: (lambda cls: lambda params: cls(params, lr=1e-3))(getattr(torch.optim, name))
+        for name in ("Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD", "Adam", "SGD")
+    },
+    "SAG": lambda params: shoal.optim.SAG(params, lr=1e-2, table=3),
+}
+
+
+def _classified(count: int, shape: tuple[int, ...], classes: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    return TensorDataset(
+        torch.randn(count, *shape, generator=generator), torch.randint(0, classes, (count,), generator=generator)
+    )
+
+
+def mlp(
+    optimizer: str = "momentum", steps: int = 20, width: int = 300, clip: float = 0.0, **_: object
+) -> shoal.Task:
+    return shoal.Task(
+        model=lambda: nn.Sequential(
+            nn.Linear(32, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.Dropout(0.2),
+            nn.ReLU(),
+            nn.Linear(width, 10),
+        ),
+        loss=F.cross_entropy,
+        optimizer=OPTIMIZERS[optimizer],
+        train=_classified(201, (32,), 10),  # the last batch of an epoch is a small one
+        test=_classified(50, (32,), 10),
+        metrics={"accuracy": shoal.metrics.accuracy},
+        batch_size=24,
+        epochs=100,
+        max_steps=steps,
+        clip_norm=clip or None,
+        scheduler=lambda opt: torch.optim.lr_scheduler.StepLR(opt, 7, 0.5),
+    )
+
+
+def conv(optimizer: str = "momentum", steps: int = 20, channels_last: bool = False) -> shoal.Task:
+    def model() -> nn.Module:
+        net = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 24, 3, stride=2, padding=1),
+            nn.BatchNorm2d(24),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(24, 10),
+        )
+        return net.to(memory_format=torch.channels_last) if channels_last else net
+
+    return shoal.Task(
+        model=model,
+        loss=F.cross_entropy,
+        optimizer=OPTIMIZERS[optimizer],
+        train=_classified(160, (3, 12, 12), 10),
+        batch_size=32,
+        epochs=100,
+        max_steps=steps,
+    )
+
+
+class Gpt(nn.Module):
+    """Tied embeddings, dropout, causal attention."""
+
+    def __init__(self, vocabulary: int = 64, context: int = 16, width: int = 32, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.randn(context, width) * 0.02)
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.mix = nn.Linear(width, width)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+        self.dropout = dropout
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions[: tokens.shape[1]]
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0
+        )
+        x = x + self.mix(seen.transpose(1, 2).reshape(batch, length, width))
+        x = x + F.dropout(self.feed(x), self.dropout, self.training)
+        return self.head(x)
+
+
+def gpt(optimizer: str = "adamw", steps: int = 20) -> shoal.Task:
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, 64, (100, 17), generator=generator)
+
+    def decay_groups(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        groups = [
+            {"params": [p for p in params if p.dim() >= 2], "weight_decay": 0.1},
+            {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        if optimizer == "momentum":
+            return torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+        return torch.optim.AdamW(groups, lr=1e-3)
+
+    return shoal.Task(
+        model=Gpt,
+        loss=lambda scores, target: F.cross_entropy(scores.flatten(0, 1), target.flatten()),
+        optimizer=decay_groups,
+        train=TensorDataset(tokens[:, :-1], tokens[:, 1:]),
+        batch_size=20,
+        epochs=100,
+        max_steps=steps,
+        clip_norm=1.0,
+    )
+
+
+class Awkward(nn.Module):
+    """A frozen layer, a layer used only for some batches, one never used, several dtypes, a shared layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.frozen = nn.Linear(16, 16)
+        self.frozen.requires_grad_(False)
+        self.sometimes = nn.Linear(16, 16)
+        self.never = nn.Linear(16, 16)
+        self.twice = nn.Linear(16, 16)
+        self.narrow = nn.Linear(16, 16).to(torch.bfloat16)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.frozen(torch.relu(self.first(x))))
+        h = self.twice(torch.relu(self.twice(h)))
+        h = h + self.narrow(h.to(self.narrow.weight.dtype)).to(h.dtype)
+        if float(x[0, 0]) > 0:  # depends on the slot's own samples
+            h = h + self.sometimes(h)
+        return self.last(h)
+
+
+def awkward(optimizer: str = "momentum", steps: int = 20) -> shoal.Task:
+    return shoal.Task(
+        model=Awkward,
+        loss=F.cross_entropy,
+        optimizer=OPTIMIZERS[optimizer],
+        train=_classified(64, (8,), 4),
+        batch_size=16,
+        epochs=100,
+        max_steps=steps,
+    )
+
+
+def padded(steps: int = 20) -> shoal.Task:
+    """Sentences of different lengths: the mean is over tokens, so a slot counts by its tokens."""
+    generator = torch.Generator().manual_seed(9)
+    tokens = torch.randint(0, 50, (60, 12), generator=generator)
+    target = tokens.clone()
+    for row, length in enumerate(torch.randint(1, 12, (60,), generator=generator).tolist()):
+        target[row, length:] = -100
+
+    return shoal.Task(
+        model=lambda: nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50)),
+        loss=lambda scores, wanted: F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), ignore_index=-100),
+        weight=lambda batch: float((batch[1] != -100).sum()),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.5),
+        train=TensorDataset(tokens, target),
+        batch_size=20,
+        epochs=100,
+        max_steps=steps,
+    )
+
+
+def _without_dropout(task: shoal.Task) -> shoal.Task:
+    make = task.model
+
+    def model() -> nn.Module:
+        net = make()
+        for layer in net.modules():
+            if isinstance(layer, nn.Dropout):
+                layer.p = 0.0
+            if isinstance(layer, Gpt):
+                layer.dropout = 0.0
+        return net
+
+    return replace(task, model=model)
+
+
+def mlp_quiet(**args: object) -> shoal.Task:
+    return _without_dropout(mlp(**args))
+
+
+def gpt_quiet(**args: object) -> shoal.Task:
+    return _without_dropout(gpt(**args))
+
+
+def branching(steps: int = 20) -> shoal.Task:
+    """As `awkward`, but one branch is taken by whole batches alone: every second one."""
+    inputs, target = _classified(64, (8,), 4).tensors
+    inputs = inputs.clone()
+    inputs[:, 0] = inputs[:, 0].abs() * torch.tensor([1.0, -1.0]).repeat_interleave(16).repeat(2)
+    return replace(awkward(steps=steps), train=TensorDataset(inputs, target), shuffle=False)

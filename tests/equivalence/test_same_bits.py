@@ -1,0 +1,58 @@
+"""The same slots give the same bits, whoever fills them."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Train, largest_difference
+
+WORLDS = {"2": (2, "even"), "4": (4, "even"), "1+3": (2, "1+3")}
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+@pytest.mark.parametrize("model", ["mlp", "gpt", "conv"])
+def test_four_slots_on_any_number_of_processes(train: Train, model: str, optimizer: str) -> None:
+    alone = train(model, workers=1, slots=4, optimizer=optimizer)
+    assert alone.state
+    for workers, shares in WORLDS.values():
+        other = train(
+            model, workers=workers, slots=4, strategy=f"data:via=arena,shares={shares}", optimizer=optimizer
+        )
+        assert other.results["steps"] == 20
+        assert other.digests() == alone.digests(), f"{workers} workers, shares {shares}"
+        assert other.results["loss"] == alone.results["loss"]
+        assert other.results["results"] == alone.results["results"]
+
+
+def test_awkward_models_too(train: Train) -> None:
+    for optimizer in ("momentum", "adamw"):
+        alone = train("awkward", workers=1, slots=4, optimizer=optimizer)
+        other = train("awkward", workers=3, slots=4, optimizer=optimizer)
+        assert other.digests() == alone.digests()
+
+
+def test_the_journal_changes_nothing(train: Train) -> None:
+    with_journal = train("mlp", workers=2)
+    without = train("mlp", workers=2, strategy="data:via=arena,journal=off")
+    assert with_journal.digests() == without.digests()
+
+
+@pytest.mark.parametrize(
+    ("via", "workers"), [("ring", 3), ("tree", 3), ("central", 2), ("allgather", 2), ("backend", 2)]
+)
+def test_other_ways_to_sum_stay_close(train: Train, via: str, workers: int) -> None:
+    """Sums in another order differ in the last bits; momentum over 20 steps keeps that small."""
+    for model in ("mlp", "conv"):
+        arena = train(model, workers=workers)
+        other = train(model, workers=workers, strategy=f"data:via={via}")
+        assert largest_difference(arena.model, other.model) < 2e-4
+        assert largest_difference(arena.state, other.state) < 2e-3
+        assert other.results["loss"] == pytest.approx(arena.results["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("via", ["arena", "backend", "ring"])
+@pytest.mark.parametrize("model", ["mlp", "gpt", "conv", "padded"])
+def test_float64_equals_the_whole_batch(train: Train, model: str, via: str) -> None:
+    whole = train(model, workers=1, strategy="data", numerics="float64")
+    parts = train(model, workers=2, strategy=f"data:via={via},batchnorm=sync", numerics="float64")
+    assert largest_difference(whole.model, parts.model) < 1e-9
+    assert largest_difference(whole.state, parts.state) < 1e-9
