@@ -40,11 +40,15 @@ class LaunchError(ShoalError):
 class WorkerFailed(LaunchError):
     """A process of the run failed for good."""
 
-    def __init__(self, message: str, *, global_rank: int | None = None, details: str = "") -> None:
+    def __init__(
+        self, message: str, *, global_rank: int | None = None, details: str = "", exit_code: int = 1
+    ) -> None:
         super().__init__(message)
         self.global_rank = global_rank
         self.details = details
         """The failing rank's traceback or last output; empty where the message says it all."""
+        self.exit_code = exit_code
+        """What a shell would show for that process: 128 and more for a signal."""
 
 
 class CommError(ShoalError):

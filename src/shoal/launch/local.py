@@ -16,6 +16,7 @@ from typing import Any
 from shoal.comm.channel import Channel
 from shoal.errors import LaunchError, PeerLost, ProtocolError
 from shoal.launch.deaths import signal_name
+from shoal.launch.echo import Echo
 from shoal.launch.engine import Member
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, connect, start_zygote
 from shoal.spec import Job, World
@@ -27,15 +28,17 @@ _TAIL_BYTES, _TAIL_LINES = 8192, 20
 class LocalEngine:
     """Forks a job's processes from a zygote: the one given, the one that SHOAL_ZYGOTE names, or its own."""
 
-    def __init__(self, zygote: ZygoteProcess | None = None) -> None:
+    def __init__(self, zygote: ZygoteProcess | None = None, *, echo: Echo | None = None) -> None:
         self._zygote = zygote
+        self._echo = echo
 
     def start(self, job: Job, worlds: Sequence[World]) -> LocalHandle:
         """Ask for one process per world."""
         name = self._zygote.name if self._zygote is not None else os.environ.get(ZYGOTE_VARIABLE)
         private = None if name else start_zygote()
         try:
-            handle = LocalHandle(job, connect(name or private.name), private)  # type: ignore[union-attr]
+            channel = connect(name or private.name)  # type: ignore[union-attr]
+            handle = LocalHandle(job, channel, private, self._echo)
         except BaseException:
             if private is not None:
                 private.close()
@@ -52,11 +55,12 @@ class LocalEngine:
 class LocalHandle:
     """The processes of one run on this host."""
 
-    def __init__(self, job: Job, zygote: Channel, private: ZygoteProcess | None) -> None:
+    def __init__(self, job: Job, zygote: Channel, private: ZygoteProcess | None, echo: Echo | None) -> None:
         self.members: list[Member] = []
         self._job = job
         self._zygote = zygote
         self._private = private
+        self._echo = echo
         self._logs: list[int] = []
         self._pidfds: dict[int, int] = {}
         # No name in any file system: it is gone when the last process that holds it is.
@@ -69,7 +73,7 @@ class LocalHandle:
     def add(self, world: World) -> Member:
         """Ask the zygote for one more process."""
         stem = "rank" if world.role == "worker" else world.role
-        log_fd, log_name = self._open_log(f"{stem}-{world.global_rank}.log")
+        log_fd, log_name = self._open_log(stem, world.global_rank)
         self._logs.append(log_fd)
         ours, theirs = Channel.pair()
         member = Member(world.role, world.global_rank, ours, log_name)
@@ -114,7 +118,9 @@ class LocalHandle:
         return True
 
     def last_output(self, member: Member) -> str:
-        """The last lines of its log."""
+        """The last lines of its log; nothing where they were shown as they came."""
+        if self._echo is not None:
+            return ""
         log_fd = self._logs[self.members.index(member)]
         start = max(0, os.fstat(log_fd).st_size - _TAIL_BYTES)
         text = os.pread(log_fd, _TAIL_BYTES, start).decode("utf-8", "replace")
@@ -168,12 +174,14 @@ class LocalHandle:
             pass
         self._zygote.close()
 
-    def _open_log(self, name: str) -> tuple[int, str]:
+    def _open_log(self, stem: str, number: int) -> tuple[int, str]:
+        if self._echo is not None:
+            return self._echo.open(str(number)), ""
         if not self._job.run_dir:
             fd, path = tempfile.mkstemp(prefix="shoal-")
             os.unlink(path)  # Only for `last_output`: this run keeps nothing.
             return fd, ""
-        folder = Path(self._job.run_dir) / "logs"
+        folder, name = Path(self._job.run_dir) / "logs", f"{stem}-{number}.log"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC

@@ -181,6 +181,7 @@ class Supervisor:
             message=self._reason(hand),
             details=self._handle.last_output(member),
             signum=-code if code < 0 else None,
+            exit_code=code if code >= 0 else 128 - code,
         )
         if code >= 0 or not self._job.cluster.spares or self._failures or not self._may_go_on():
             self._fail(failure)
@@ -275,7 +276,9 @@ class Supervisor:
         except LaunchError:
             pass  # Whatever this is, it came after the cause.
         self._emit("failed", cause.global_rank, {"message": cause.message, "traceback": cause.details})
-        raise WorkerFailed(cause.message, global_rank=cause.global_rank, details=cause.details)
+        raise WorkerFailed(
+            cause.message, global_rank=cause.global_rank, details=cause.details, exit_code=cause.exit_code
+        )
 
 
 def run_job(job: Job, on_event: Callable[[Event], None], zygote: ZygoteProcess | None = None) -> dict[str, Any]:

@@ -18,6 +18,8 @@ class Failure:
     """It only says that another process is gone."""
     signum: int | None = None
     """The signal that ended it, where it could say nothing itself."""
+    exit_code: int = 1
+    """What a shell would show for it."""
 
     @property
     def doubt(self) -> int:

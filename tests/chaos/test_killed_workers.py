@@ -1,0 +1,117 @@
+"""Workers killed at any moment: spares take their slots, and not one bit changes."""
+
+from __future__ import annotations
+
+import mmap
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from shoal.arena.waits import LINE
+from shoal.launch import Handle, LocalEngine, Supervisor, ZygoteProcess, start_zygote
+from shoal.observe import Event
+from shoal.spec import Cluster, Job, World
+from shoal.strategies.base import Setting
+from shoal.strategies.data.shared import Marks
+
+TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
+STEPS = 1200
+KILLS = 50
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[ZygoteProcess]:
+    with start_zygote() as process:
+        yield process
+
+
+class Killer(LocalEngine):
+    """An engine whose workers are killed: every second one in the middle of a chunk, the others anywhere."""
+
+    def __init__(self, zygote: ZygoteProcess, kills: int) -> None:
+        super().__init__(zygote)
+        self.killed = 0
+        self._kills = kills
+        self._random = random.Random(11)
+        self._ready = threading.Semaphore(0)
+        self._over = threading.Event()
+
+    def start(self, job: Job, worlds: Sequence[World]) -> Handle:
+        self._handle = super().start(job, worlds)
+        self._thread = threading.Thread(target=self._run, args=(job,))
+        self._thread.start()
+        return self._handle
+
+    def on_event(self, event: Event) -> None:
+        """A place is filled again (or for the first time): the next kill may come."""
+        if event.kind in ("world", "replaced"):
+            self._ready.release()
+
+    def finish(self) -> None:
+        self._over.set()
+        self._ready.release()
+        self._thread.join()
+
+    def _run(self, job: Job) -> None:
+        workers = job.cluster.workers
+        marks = Marks(Setting(world=World(world_size=workers), slots=workers, slots_per_worker=(1,) * workers))
+        for number in range(self._kills):
+            self._ready.acquire()
+            if self._over.is_set():
+                return
+            time.sleep(self._random.uniform(0.0, 0.08))
+            rank = self._random.randrange(workers)
+            if number % 2:
+                self._wait_for_torn_chunk(marks.progress[rank])
+            victim = next(
+                m for m in self._handle.members if m.role == "worker" and m.global_rank == rank and m.is_alive
+            )
+            self._handle.signal(victim, 9)
+            self.killed += 1
+
+    def _wait_for_torn_chunk(self, mark: int) -> None:
+        with mmap.mmap(self._handle._arena_fd, 4096 * 4, prot=mmap.PROT_READ) as memory:
+            while not self._over.is_set() and not memory[mark * LINE] & 1:
+                pass
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_fifty_kills_change_no_bit(tmp_path: Path, zygote: ZygoteProcess, optimizer: str) -> None:
+    def train(folder: Path, engine: LocalEngine, spares: int) -> tuple[dict, list[Event]]:
+        folder.mkdir()
+        job = Job(
+            target=f"{TASKS}:mlp",
+            args={"optimizer": optimizer, "width": 700, "steps": STEPS, "clip": 1.0 if optimizer == "adamw" else 0.0},
+            cluster=Cluster(workers=2, threads=1, spares=spares),
+            overrides={"evaluate_every": 100},
+            run_dir=str(folder),
+            options={"state": str(folder / "state.safetensors")},
+        )
+        events: list[Event] = []
+
+        def listen(event: Event) -> None:
+            events.append(event)
+            if isinstance(engine, Killer):
+                engine.on_event(event)
+
+        try:
+            return Supervisor(job, listen, engine).run(), events
+        finally:
+            if isinstance(engine, Killer):
+                engine.finish()
+
+    calm, _ = train(tmp_path / "calm", LocalEngine(zygote), spares=0)
+    killer = Killer(zygote, KILLS)
+    stormy, events = train(tmp_path / "stormy", killer, spares=2)
+
+    assert killer.killed == KILLS
+    assert sum(event.kind == "lost" for event in events) == KILLS
+    assert sum(event.kind == "replaced" for event in events) == KILLS
+    torn = sum(event.kind == "line" and "put back" in event.values["text"] for event in events)
+    assert torn >= 5, "hardly any kill fell into a chunk's update"
+    assert (stormy["digest"], stormy["state_digest"]) == (calm["digest"], calm["state_digest"])
+    assert (stormy["steps"], stormy["loss"], stormy["results"]) == (calm["steps"], calm["loss"], calm["results"])
