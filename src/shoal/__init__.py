@@ -11,6 +11,7 @@ from shoal.spec import Cluster, Data, Job, Plateau, Task, World
 if TYPE_CHECKING:
     from shoal import datasets, metrics, optim
     from shoal.launch.runs import Run, train
+    from shoal.launch.saved import Evaluation, evaluate, predict
     from shoal.roles.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Cluster",
     "Data",
+    "Evaluation",
     "Job",
     "Plateau",
     "Run",
@@ -27,13 +29,22 @@ __all__ = [
     "World",
     "__version__",
     "datasets",
+    "evaluate",
     "metrics",
     "optim",
+    "predict",
     "train",
 ]
 
 # Found on first use: `import shoal` stays quick, and does not import torch.
-_LAZY = {"Run": "shoal.launch.runs", "train": "shoal.launch.runs", "Trainer": "shoal.roles.trainer"}
+_LAZY = {
+    "Evaluation": "shoal.launch.saved",
+    "Run": "shoal.launch.runs",
+    "Trainer": "shoal.roles.trainer",
+    "evaluate": "shoal.launch.saved",
+    "predict": "shoal.launch.saved",
+    "train": "shoal.launch.runs",
+}
 
 
 def __getattr__(name: str) -> Any:

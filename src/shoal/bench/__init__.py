@@ -1,6 +1,6 @@
 """How fast Shoal is beside its peers: fresh processes, variants interleaved, medians and spreads."""
 
-from shoal.bench.bars import BARS, Bar, Verdict, judge
+from shoal.bench.bars import BARS, Bar, Ceiling, Finding, Verdict, judge
 from shoal.bench.compare import Row, compare
 from shoal.bench.measurement import Measurement, summarise
 from shoal.bench.table import rows_table, verdicts_table
@@ -11,6 +11,8 @@ __all__ = [
     "PEERS",
     "VARIANTS",
     "Bar",
+    "Ceiling",
+    "Finding",
     "Measurement",
     "Row",
     "Verdict",

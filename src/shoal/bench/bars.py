@@ -20,6 +20,7 @@ class Bar:
 
 BARS = (
     Bar("mlp", "single", 1.9),
+    Bar("mlp", "data_without_journal", 0.95),
     Bar("mlp", "ddp", 1.6),
     Bar("mlp", "ddp_tuned", 1.4),
     Bar("gpt", "ddp", 1.15),
@@ -29,6 +30,20 @@ BARS = (
     Bar("digits", "ddp", 2.0),
 )
 """For two processes on two cores."""
+
+TRAINER_BARS = (Bar("mlp", "loop", 0.97), Bar("gpt", "loop", 0.97))
+"""For `shoal.Trainer` in one process, beside a loop written by hand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """Something that should be small: at most `most` of `unit`, beside a peer."""
+
+    model: str
+    subject: str
+    peer: str
+    most: float
+    unit: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +64,25 @@ class Verdict:
     def met(self) -> bool:
         """Whether the promise was kept."""
         return self.ratio >= self.bar.floor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A ceiling and what was measured under it."""
+
+    ceiling: Ceiling
+    values: tuple[float, ...]
+    """One per round."""
+
+    @property
+    def value(self) -> float:
+        """The median over rounds, which is what counts."""
+        return statistics.median(self.values)
+
+    @property
+    def met(self) -> bool:
+        """Whether the promise was kept."""
+        return self.value <= self.ceiling.most
 
 
 def judge(rows: Iterable[Row], subject: str = "data", bars: Iterable[Bar] = BARS) -> list[Verdict]:

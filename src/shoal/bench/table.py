@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from shoal.bench.bars import Verdict
+from shoal.bench.bars import Finding, Verdict
 from shoal.bench.compare import Row
 
 
 def rows_table(rows: Sequence[Row], baseline: str = "ddp") -> Table:
     """Every variant's speed, and how many times that of the `baseline` on the same model."""
-    table = Table(title="Speed, medians over rounds")
-    table.add_column("model")
-    table.add_column("variant")
-    for heading in ("processes", "step", "spread", "samples/s", f"x {baseline}", "loss"):
-        table.add_column(heading, justify="right")
-    speeds = {row.model: row.samples_per_s for row in rows if row.variant == baseline}
+    table = _plain_table("Speed, medians over rounds")
+    for heading in ("model", "variant"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("procs", "step", "spread", "samples/s", f"x {baseline}", "loss"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    peers = {(row.model, row.processes): row.samples_per_s for row in rows if row.variant == baseline}
     for place, row in enumerate(rows):
         last_of_model = place + 1 == len(rows) or rows[place + 1].model != row.model
         table.add_row(
@@ -27,33 +27,57 @@ def rows_table(rows: Sequence[Row], baseline: str = "ddp") -> Table:
             _milliseconds(row.step_s),
             f"{row.spread:.0%}",
             f"{row.samples_per_s:,.0f}",
-            f"{row.samples_per_s / speeds[row.model]:.2f}" if row.model in speeds else "",
+            f"{row.samples_per_s / peer:.2f}" if (peer := peers.get((row.model, row.processes))) else "",
             f"{row.loss:.4f}",
             end_section=last_of_model,
         )
     return table
 
 
-def verdicts_table(verdicts: Sequence[Verdict]) -> Table:
+def verdicts_table(verdicts: Sequence[Verdict | Finding]) -> Table:
     """Every bar: what was promised, what was measured, met or missed."""
-    table = Table(title="Bars, times the peer's samples/s")
-    table.add_column("model")
-    table.add_column("variant")
-    table.add_column("peer")
-    for heading in ("at least", "measured", "lowest to highest"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
+    table = _plain_table("Bars: at least (≥) or at most (≤) so many times the peer")
+    for heading in ("model", "what", "beside"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("bar", "measured", "range"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for verdict in verdicts:
-        table.add_row(
-            verdict.bar.model,
-            verdict.subject,
-            verdict.bar.peer,
-            f"{verdict.bar.floor:.2f}",
-            f"{verdict.ratio:.2f}",
-            f"{min(verdict.ratios):.2f} to {max(verdict.ratios):.2f}",
-            "[green]met[/green]" if verdict.met else "[red]missed[/red]",
-        )
+        cells = _finding_cells(verdict) if isinstance(verdict, Finding) else _verdict_cells(verdict)
+        table.add_row(*cells, "[green]met[/green]" if verdict.met else "[red]missed[/red]")
     return table
+
+
+def _plain_table(title: str) -> Table:
+    return Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
+
+
+def _verdict_cells(verdict: Verdict) -> list[str]:
+    return [
+        verdict.bar.model,
+        f"speed of {verdict.subject}",
+        verdict.bar.peer,
+        f"≥ {verdict.bar.floor:.2f}",
+        f"{verdict.ratio:.2f}",
+        _range(verdict.ratios, 2),
+    ]
+
+
+def _finding_cells(finding: Finding) -> list[str]:
+    ceiling = finding.ceiling
+    digits = 2 if ceiling.most < 10 else 0
+    return [
+        ceiling.model,
+        ceiling.subject,
+        ceiling.peer,
+        f"≤ {ceiling.most:.{digits}f} {ceiling.unit}".rstrip(),
+        f"{finding.value:.{digits}f} {ceiling.unit}".rstrip(),
+        _range(finding.values, digits),
+    ]
+
+
+def _range(values: Sequence[float], digits: int) -> str:
+    return f"{min(values):.{digits}f}–{max(values):.{digits}f}" if len(values) > 1 else ""
 
 
 def _milliseconds(seconds: float) -> str:

@@ -20,7 +20,7 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """One name for all of these: equal digests mean equal names, shapes, dtypes and bits."""
     total = xxhash.xxh3_128()
     for name in sorted(tensors):
-        tensor = tensors[name].detach().contiguous()
+        tensor = tensors[name].detach().cpu().contiguous()
         total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         if tensor.numel():
             total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
@@ -29,7 +29,7 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], **metadata: str) -> str:
     """Write a safetensors file in one move; returns the digest, which the file carries too."""
-    named = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    named = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # Tied weights are one tensor under two names; the format wants each name to have its own memory.
     seen: set[int] = set()
     for name, tensor in named.items():

@@ -37,6 +37,7 @@ class Echo:
         os.close(self._wake_in)
         self._thread.join(_DRAIN_TIMEOUT_S)
         self._selector.close()
+        os.close(self._wake_out)
 
     def open(self, label: str) -> int:
         """The file that a process named `label` writes to."""
@@ -56,7 +57,6 @@ class Echo:
                     self._take(key.fd, key.data)
                 elif self._ended:
                     self._selector.unregister(self._wake_out)
-                    os.close(self._wake_out)
 
     def _take(self, source: int, prefix: bytes) -> None:
         data = os.read(source, _READ_BYTES)

@@ -25,6 +25,8 @@ HANG_TIMEOUT_S = 30.0
 _SETTLE_S = 0.3
 """How long to wait after a failure for others, so that the cause is shown and not what it caused."""
 _GRACE_S = 2.0
+_STOP_S = 120.0
+"""How long workers may take to finish their step and save, once asked."""
 _STOP_SIGNALS = (-signal.SIGINT, -signal.SIGTERM)
 
 
@@ -50,6 +52,7 @@ class Supervisor:
         self._judge_at: float | None = None
         self._world_told = False
         self._stopping = False
+        self._stop_by: float | None = None
         self._results: dict[str, Any] = {}
 
     def run(self) -> dict[str, Any]:
@@ -86,7 +89,7 @@ class Supervisor:
         self._judge()
 
     def _seconds_to_deadline(self) -> float | None:
-        deadlines = [self._judge_at, self._crew.next_silence(self._hang_timeout_s)]
+        deadlines = [self._judge_at, self._stop_by, self._crew.next_silence(self._hang_timeout_s)]
         known = [deadline for deadline in deadlines if deadline is not None]
         return max(0.0, min(known) - time.monotonic()) if known else None
 
@@ -248,8 +251,11 @@ class Supervisor:
         interrupts.clear()
         if interrupts.count > 1:
             raise Interrupted("The run was ended at once, on the second request; what was not saved is lost.")
+        if self._stop_by is not None and time.monotonic() > self._stop_by:
+            raise Interrupted(f"The workers did not stop within {_STOP_S:.0f} s of the request and were ended.")
         if interrupts.count == 1 and not self._stopping:
             self._stopping = True
+            self._stop_by = time.monotonic() + _STOP_S
             self._emit("warning", None, {"text": "stopping after this step; Ctrl-C again ends at once"})
             for hand in self._crew.living(workers=True):
                 try:

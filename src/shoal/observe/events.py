@@ -7,6 +7,7 @@
 | `beat`       | step, rss: a sign of life; shown, never kept                                                |
 | `memory`     | peak_rss [[rank, bytes], …]: what is kept of the beats                                      |
 | `steps`      | steps [[step, loss], …], samples (trained so far), lr, total_steps, epoch                   |
+| `progress`   | step, total_steps, samples: work without a loss, as prediction                              |
 | `evaluation` | step, results {loss, …}                                                                     |
 | `line`       | text, level: what a process printed or logged                                               |
 | `warning`    | text                                                                                        |

@@ -31,7 +31,9 @@ class PlainSink:
     def handle(self, event: Event) -> None:
         """Write what this event is worth."""
         self._summary.add(event)
-        due = event.kind == "steps" and self._clock() >= self._next_line
+        if wording.is_raised(event):
+            return
+        due = event.kind in ("steps", "progress") and self._clock() >= self._next_line
         if due or event.kind == "evaluation":
             self._write_progress()
         if (text := wording.line(event)) is not None:
@@ -47,11 +49,13 @@ class PlainSink:
         summary = self._summary
         self._next_line = self._clock() + self._interval_s
         total = f"/{summary.total_steps:,}" if summary.total_steps else ""
-        self._write(
-            f"step {summary.step:,}{total}  epoch {summary.epoch}  loss {wording.number(summary.loss)}  "
-            f"{wording.rate(summary.speed.samples_per_s)} samples/s  "
-            f"{wording.duration(summary.seconds_left)} left"
-        )
+        words = [f"step {summary.step:,}{total}"]
+        if summary.loss is not None:
+            words += [f"epoch {summary.epoch}", f"loss {wording.number(summary.loss)}"]
+        if summary.speed.samples_per_s is not None:
+            words.append(f"{wording.rate(summary.speed.samples_per_s)} samples/s")
+            words.append(f"{wording.duration(summary.seconds_left)} left")
+        self._write("  ".join(words))
 
     def _write_table(self) -> None:
         rows = wording.final_rows(self._summary)

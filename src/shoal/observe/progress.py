@@ -56,6 +56,8 @@ class ProgressSink:
     def handle(self, event: Event) -> None:
         """Show what this event changes."""
         self._summary.add(event)
+        if wording.is_raised(event):
+            return
         text = wording.line(event)
         if event.kind in ("finished", "stopped"):
             self._end(event, text)
@@ -100,13 +102,13 @@ def _run_line(summary: RunSummary) -> RenderableType:
 
 
 def _figures(summary: RunSummary) -> list[tuple[str, str]]:
-    return [
-        (f"{summary.step}/{summary.total_steps}", ""),
-        (f"loss {wording.number(summary.loss)}", "cyan"),
-        (f"{wording.rate(summary.speed.samples_per_s)}/s", "green"),
-        (f"epoch {summary.epoch}", "dim"),
-        (f"{wording.duration(summary.seconds_left)} left", "yellow"),
-    ]
+    figures = [(f"{summary.step}/{summary.total_steps}", "")]
+    if summary.loss is not None:
+        figures.append((f"loss {wording.number(summary.loss)}", "cyan"))
+    figures.append((f"{wording.rate(summary.speed.samples_per_s)}/s", "green"))
+    if summary.epoch:
+        figures.append((f"epoch {summary.epoch}", "dim"))
+    return [*figures, (f"{wording.duration(summary.seconds_left)} left", "yellow")]
 
 
 def _workers_line(summary: RunSummary, width: int) -> Text:

@@ -53,6 +53,7 @@ def command(job: Job) -> str:
         "spares": cluster.spares or None,
         "slots": job.slots,
         "threads": cluster.threads,
+        "port": cluster.port,
         **job.overrides,
     }
     for name, value in flags.items():

@@ -124,6 +124,13 @@ class RunSummary:
         self.epoch = values.get("epoch", self.epoch)
         self.speed.mark(event.time, self.step, self.samples)
 
+    def _on_progress(self, event: Event) -> None:
+        # Workers tell of their own batches, and one may be ahead of another.
+        self.step = max(self.step, event.values["step"])
+        self.samples = max(self.samples, event.values["samples"])
+        self.total_steps = event.values["total_steps"]
+        self.speed.mark(event.time, self.step, self.samples)
+
     def _on_evaluation(self, event: Event) -> None:
         self.evaluations.append((event.values["step"], event.values["results"]))
 

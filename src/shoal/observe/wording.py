@@ -39,9 +39,9 @@ def memory(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
 
 
-def results(values: Mapping[str, float]) -> str:
+def results(values: Mapping[str, float], part: str = "test") -> str:
     """`test loss 0.1234, accuracy 0.97`."""
-    return ", ".join(f"{'test ' if name == 'loss' else ''}{name} {number(v)}" for name, v in values.items())
+    return ", ".join(f"{f'{part} ' if name == 'loss' else ''}{name} {number(v)}" for name, v in values.items())
 
 
 def world(values: Mapping[str, Any]) -> str:
@@ -86,6 +86,11 @@ def line(event: Event) -> str | None:
         case "stopped":
             return f"stopped: {values['reason']}"
     return None
+
+
+def is_raised(event: Event) -> bool:
+    """Whether this tells of a failure. Whoever started the run gets it as an error; a screen shows it once."""
+    return event.kind == "failed" or (event.kind == "stopped" and event.values["reason"] == "failed")
 
 
 def final_rows(summary: RunSummary) -> list[tuple[str, str]]:

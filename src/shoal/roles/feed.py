@@ -19,12 +19,13 @@ from shoal.strategies.base import Part
 class Feed:
     """Turns sample numbers into batches of a task."""
 
-    def __init__(self, task: Task, dataset: Any, *, numerics: str = "task") -> None:
+    def __init__(self, task: Task, dataset: Any, *, numerics: str = "task", device: str = "cpu") -> None:
         self._dataset = dataset
         self._collate = task.collate or default_collate
         self._weight = task.weight
         self._accumulate = task.accumulate
         self._double = numerics == "float64"
+        self._device = device
         # Plain tensors are cut in one go instead of sample by sample.
         self._tensors = dataset.tensors if type(dataset) is TensorDataset and task.collate is None else None
 
@@ -37,7 +38,9 @@ class Feed:
             batch = self._collate(self._dataset.__getitems__(samples.tolist()))
         else:
             batch = self._collate([self._dataset[number] for number in samples.tolist()])
-        return as_double(batch) if self._double else batch
+        if self._double:
+            batch = map_tensors(batch, lambda t: t.double() if t.is_floating_point() else t)
+        return batch if self._device == "cpu" else map_tensors(batch, lambda t: t.to(self._device))
 
     def weight(self, batch: Any, samples: np.ndarray) -> float:
         """What a batch counts in every mean."""
@@ -63,12 +66,12 @@ class Feed:
         return load
 
 
-def as_double(value: Any) -> Any:
-    """The same batch with its floating-point tensors in double precision."""
+def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same batch with every tensor changed."""
     if isinstance(value, torch.Tensor):
-        return value.double() if value.is_floating_point() else value
+        return change(value)
     if isinstance(value, dict):
-        return {key: as_double(item) for key, item in value.items()}
+        return {key: map_tensors(item, change) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(as_double(item) for item in value)
+        return type(value)(map_tensors(item, change) for item in value)
     return value

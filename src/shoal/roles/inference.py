@@ -24,8 +24,8 @@ from shoal.strategies.replica import Replica, call_model
 
 def evaluate(job: Job, world: World, reporter: Reporter) -> None:
     """Loss and metrics of a saved model over a data set."""
-    task, replica, dataset = _load(job)
-    evaluator = Evaluator(task, replica, len(dataset), Feed(task, dataset))
+    task, replica, dataset = _load(job, world)
+    evaluator = Evaluator(task, replica, len(dataset), Feed(task, dataset, device=world.device))
     strategy = make_strategy(job.spec, world, world.world_size)
     extent = Extent(table_rows=evaluator.num_batches, table_columns=evaluator.num_columns)
     slots = (1,) * world.world_size
@@ -33,7 +33,6 @@ def evaluate(job: Job, world: World, reporter: Reporter) -> None:
     reporter.on_state("ready", 0)
     reporter.on_state("evaluating", 0)
     results = evaluator.run(1, strategy, world)
-    reporter.on_evaluation(0, results)
     reporter.done({"results": results, "samples": len(dataset)})
     strategy.close()
 
@@ -43,8 +42,8 @@ def predict(job: Job, world: World, reporter: Reporter) -> None:
 
     Batches go round the workers; one counter says whose turn it is to write.
     """
-    task, replica, dataset = _load(job)
-    feed = Feed(task, dataset)
+    task, replica, dataset = _load(job, world)
+    feed = Feed(task, dataset, device=world.device)
     replica.module.eval()
     segment = Segment(world.arena_fd)
     segment.reserve("counters", counter_bytes(1))
@@ -66,14 +65,14 @@ def predict(job: Job, world: World, reporter: Reporter) -> None:
                 "let the model return its main output alone when not training."
             )
         written.wait(0, number)
-        output.append(result, first=number == 0)
+        output.append(result.cpu(), first=number == 0)
         written.publish(0, number + 1)
         reporter.on_progress(number + 1, int(samples[-1]) + 1)
     reporter.done({"samples": len(dataset), "out": job.options["out"]})
     segment.close()
 
 
-def _load(job: Job) -> tuple[Task, Replica, Any]:
+def _load(job: Job, world: World) -> tuple[Task, Replica, Any]:
     task = load_task(job)
     part = job.options.get("data", "test")
     if part not in ("train", "test"):
@@ -81,6 +80,6 @@ def _load(job: Job) -> tuple[Task, Replica, Any]:
     if getattr(task, part) is None:
         raise SpecError(f"{job.target} has no {part} set; choose the other with --data, or give the task one.")
     dataset = task.dataset(part)
-    replica = Replica(task, sample=lambda: Feed(task, dataset).batch(np.arange(1)))
+    replica = Replica(task, device=world.device, sample=lambda: Feed(task, dataset).batch(np.arange(1)))
     load_model(Path(job.options["model"]), replica.module)
     return task, replica, dataset

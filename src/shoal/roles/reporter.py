@@ -49,7 +49,7 @@ class Reporter:
         now = self._clock()
         self.step_times.append(now)
         self._steps.append((step, result.loss))
-        self._latest = {"samples": samples, "lr": learning_rate, "epoch": epoch}
+        self._latest = {"samples": samples, "lr": learning_rate, "epoch": epoch + 1}
         if now - self._told_at > _REPORT_EVERY_S or step == 1:
             self._told_at = now
             self.flush()

@@ -54,13 +54,17 @@ class Training:
             )
         order = Order(len(train), task.seed, shuffle=task.shuffle)
         self.schedule = Schedule(len(train), batch_size, slots, task.epochs, task.max_steps, order)
-        self._feed = Feed(task, train, numerics=numerics)
-        self.replica = Replica(task, numerics=numerics, sample=lambda: self._feed.batch(order.samples(0, 0, 1)))
+        self._feed = Feed(task, train, numerics=numerics, device=world.device)
+        self.replica = Replica(
+            task, numerics=numerics, device=world.device, sample=lambda: self._feed.batch(order.samples(0, 0, 1))
+        )
         self.strategy = strategy
         self.evaluator: Evaluator | None = None
         if task.test is not None:
             test = task.dataset("test")
-            self.evaluator = Evaluator(task, self.replica, len(test), Feed(task, test, numerics=numerics))
+            self.evaluator = Evaluator(
+                task, self.replica, len(test), Feed(task, test, numerics=numerics, device=world.device)
+            )
         self.slots = slots
 
     @property

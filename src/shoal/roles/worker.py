@@ -7,11 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from shoal.arena import keep_freed_memory
 from shoal.checkpoint import save_tensors
 from shoal.comm.channel import Channel
+from shoal.errors import SpecError
 from shoal.roles.beat import Beat
 from shoal.roles.inference import evaluate, predict
+from shoal.roles.inspection import inspect
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
 from shoal.roles.training import Outcome, Training
@@ -23,6 +27,7 @@ from shoal.strategies.base import Setting
 def run_worker(job: Job, world: World, channel: Channel) -> int:
     """What a `worker` or `spare` process does from its first to its last line."""
     keep_freed_memory()
+    world = replace(world, device=choose_device(job.cluster.device, world.local_rank))
     reporter = Reporter(world, channel)
     with Beat(channel, lambda: reporter.step):
         _PURPOSES[job.purpose](job, world, reporter)
@@ -31,8 +36,11 @@ def run_worker(job: Job, world: World, channel: Channel) -> int:
 
 def _train(job: Job, world: World, reporter: Reporter) -> None:
     reporter.on_state("starting", 0)
-    strategy = make_strategy(job.spec, world, job.num_slots)
-    training = Training(load_task(job), strategy, world, job.num_slots, numerics=job.numerics)
+    strategy = make_strategy(job.spec, world, job.num_slots, replaceable=job.cluster.spares > 0)
+    task = load_task(job)
+    if not job.options.get("evaluate", True):
+        task = replace(task, test=None, stop=None)
+    training = Training(task, strategy, world, job.num_slots, numerics=job.numerics)
     setting = make_setting(job, training, reporter)
     committed = 0
     if world.role == "spare":
@@ -51,6 +59,17 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     outcome = training.run(setting, reporter, committed)
     _finish(job, training, outcome, reporter)
     strategy.close()
+
+
+def choose_device(kind: str, local_rank: int) -> str:
+    """This worker's device. Asked here and never in the zygote, whose children could then not use GPUs."""
+    if kind == "cpu":
+        return kind
+    if not torch.cuda.is_available():
+        raise SpecError(f"Cluster: device={kind} was asked for, but torch finds no GPU here; use device=cpu.")
+    device = f"cuda:{local_rank % torch.cuda.device_count()}"
+    torch.cuda.set_device(device)
+    return device
 
 
 def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
@@ -93,4 +112,4 @@ def _finish(job: Job, training: Training, outcome: Outcome, reporter: Reporter) 
     reporter.done(results)
 
 
-_PURPOSES = {"train": _train, "evaluate": evaluate, "predict": predict}
+_PURPOSES = {"train": _train, "evaluate": evaluate, "predict": predict, "inspect": inspect}

@@ -9,6 +9,7 @@ from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count
 
 ENGINES = ("local",)
+DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,8 @@ class Cluster:
     """The engine that starts processes."""
     threads: int | None = None
     """Threads of each process; default its share of the machine's cores."""
+    device: str = "cpu"
+    """`cpu`, or `cuda`: each worker takes one of the machine's GPUs."""
     port: int | None = None
     """A fixed port for the workers' sockets, where a strategy needs one; default any free one."""
 
@@ -30,6 +33,7 @@ class Cluster:
         require_count("Cluster", "workers", self.workers)
         require_count("Cluster", "spares", self.spares, least=0)
         require_choice("Cluster", "on", self.on, ENGINES)
+        require_choice("Cluster", "device", self.device, DEVICES)
         if self.threads is not None:
             require_count("Cluster", "threads", self.threads)
         if self.port is not None and not 0 < self.port < 65536:

@@ -12,7 +12,7 @@ from shoal.spec.checks import require_choice, require_count
 from shoal.spec.cluster import Cluster
 from shoal.spec.strategy import Data, StrategySpec, parse_strategy
 
-PURPOSES = ("train", "evaluate", "predict", "script")
+PURPOSES = ("train", "evaluate", "predict", "inspect", "script")
 OVERRIDES = ("batch_size", "epochs", "max_steps", "seed", "accumulate", "evaluate_every")
 
 
@@ -65,6 +65,7 @@ class Job:
                 )
         if isinstance(spec, Data):
             spec.slots_per_worker(self.num_slots, self.cluster.workers)
+            _check_arena(spec, self.cluster)
 
     @property
     def num_slots(self) -> int:
@@ -89,3 +90,16 @@ class Job:
             return cls(**{key: value for key, value in values.items() if key in {f.name for f in fields(cls)}})
         except (TypeError, KeyError, json.JSONDecodeError) as error:
             raise SpecError(f"Job: this is not a job written by Shoal ({error}).") from None
+
+
+def _check_arena(spec: Data, cluster: Cluster) -> None:
+    """What only shared memory can do, and what it cannot."""
+    if cluster.spares and (spec.via not in ("auto", "arena") or cluster.device != "cpu"):
+        raise SpecError(
+            f"Job: spares={cluster.spares} take a dead worker's place in shared memory, which strategy={spec} on "
+            f"{cluster.device} does not use; use data:via=arena on cpu, or no spares."
+        )
+    if spec.via == "arena" and cluster.device != "cpu":
+        raise SpecError(
+            f"Job: via=arena shares the host's memory, but device={cluster.device}; use via=backend on GPUs."
+        )

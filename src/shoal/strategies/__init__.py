@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shoal.arena import supported
 from shoal.errors import LaunchError
 from shoal.spec import Data, StrategySpec, World
 from shoal.strategies.base import Strategy
 
 
-def make_strategy(spec: StrategySpec, world: World, slots: int) -> Strategy:
-    """The implementation of a strategy for a process of this world."""
+def make_strategy(spec: StrategySpec, world: World, slots: int, *, replaceable: bool = False) -> Strategy:
+    """The implementation of a strategy for a process of this world; `replaceable` by a spare if it dies."""
     assert isinstance(spec, Data)
-    if world.world_size == 1 and (slots == 1 or spec.batchnorm == "sync") and spec.via == "auto":
+    one_part = world.world_size == 1 and (slots == 1 or spec.batchnorm == "sync")
+    if one_part and spec.via == "auto" and not replaceable:
         from shoal.strategies.data.single import SingleProcess
 
         return SingleProcess()
+    if spec.via == "auto" and world.device != "cpu":
+        spec = replace(spec, via="backend")
     if spec.via in ("auto", "arena"):
         from shoal.strategies.data.arena import ArenaData
 

@@ -13,9 +13,12 @@ from shoal.strategies.base import Part, Work
 from shoal.strategies.replica import Replica, call_model
 
 
-def seed_slot(work: Work, slot: int) -> None:
+def seed_slot(work: Work, slot: int, device: str) -> None:
     """Key this process's random numbers to the slot, not to the process."""
-    torch.default_generator.manual_seed(mix(work.seed, work.step, slot) >> 1)
+    key = mix(work.seed, work.step, slot) >> 1
+    torch.default_generator.manual_seed(key)
+    if device != "cpu":
+        torch.cuda.manual_seed(key)
 
 
 def task_loss(replica: Replica, batch: Any) -> torch.Tensor:
@@ -42,7 +45,7 @@ def backward_part(replica: Replica, work: Work, part: Part) -> tuple[float, floa
     Each loss is weighted by its share of the whole batch where that is known beforehand, else by its bare
     weight; whoever sums the slots then divides by the total.
     """
-    seed_slot(work, part.slot)
+    seed_slot(work, part.slot, replica.device)
     loss_sum = weight_sum = 0.0
     for batch, weight in part.load():
         loss = task_loss(replica, batch)

@@ -58,7 +58,9 @@ def prefer_fused(optimizer: optim.Optimizer) -> None:
         if isinstance(group["lr"], torch.Tensor):
             return
         # In half precision fused kernels round less often than the plain ones, and so train another model.
-        if not all(p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64) for p in group["params"]):
+        if not all(
+            p.device.type in ("cpu", "cuda") and p.dtype in (torch.float32, torch.float64) for p in group["params"]
+        ):
             return
     for group in optimizer.param_groups:
         group["fused"] = True

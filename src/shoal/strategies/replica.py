@@ -17,9 +17,17 @@ from shoal.strategies.optimizers import prefer_fused
 class Replica:
     """What one process builds from a task. Its parameters may lie in memory that others share."""
 
-    def __init__(self, task: Task, *, numerics: str = "task", sample: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self,
+        task: Task,
+        *,
+        numerics: str = "task",
+        device: str = "cpu",
+        sample: Callable[[], Any] | None = None,
+    ) -> None:
         self.task = task
         self.numerics = numerics
+        self.device = device
         torch.manual_seed(task.seed)
         self.module = self._make_module(sample)
         self.optimizer = self._make_optimizer()
@@ -53,7 +61,7 @@ class Replica:
             )
         if self.numerics == "float64":
             module.double()
-        return module
+        return module if self.device == "cpu" else module.to(self.device)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         optimizer = self.task.optimizer(list(self.module.parameters()))

@@ -28,7 +28,8 @@ class MovingBuffers:
         found = list(_moving(module))
         grid = make_grid([Flat(str(b.dtype), b.element_size(), b.numel()) for _, _, b in found])
         self.nbytes = grid.nbytes
-        self._own = torch.zeros(grid.nbytes, dtype=torch.uint8)
+        device = found[0][2].device if found else "cpu"
+        self._own = torch.zeros(grid.nbytes, dtype=torch.uint8, device=device)
         self._places: list[tuple[torch.dtype, int, int]] = []
         for (owner, name, buffer), offset in zip(found, grid.offsets, strict=True):
             place = (buffer.dtype, offset, buffer.numel())
@@ -96,7 +97,9 @@ class BufferMean:
         self._buffers = buffers
         self._start = buffers._own.clone()
         self._floats = [view for view in buffers._views if view.is_floating_point()]
-        self._sum = torch.zeros(sum(view.numel() for view in self._floats), dtype=torch.float64)
+        self._sum = torch.zeros(
+            sum(view.numel() for view in self._floats), dtype=torch.float64, device=buffers._own.device
+        )
 
     def start(self) -> None:
         """A slot begins from the committed values."""

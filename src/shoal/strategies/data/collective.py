@@ -119,7 +119,7 @@ class CollectiveData:
 def _flat_gradients(params: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """One zeroed flat tensor per dtype, and views of them shaped as the parameters."""
     grid = make_grid([Flat(str(p.dtype), p.element_size(), p.numel()) for p in params])
-    block = torch.zeros(grid.nbytes, dtype=torch.uint8)
+    block = torch.zeros(grid.nbytes, dtype=torch.uint8, device=params[0].device)
     flats, views = [], []
     for dtype in dict.fromkeys(p.dtype for p in params):
         own = [(offset, p) for offset, p in zip(grid.offsets, params, strict=True) if p.dtype == dtype]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -58,10 +59,14 @@ class BackendSumming:
         roster = exchange_addresses(setting, f"/proc/{os.getpid()}/fd/{store_fd}")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._dist = dist
+        # NCCL refuses two processes on one GPU; gloo takes GPU tensors too.
+        own_gpu = world.device != "cpu" and torch.cuda.device_count() >= world.local_size
+        self._backend = "nccl" if own_gpu else "gloo"
+        self._device = world.device
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
             dist.init_process_group(
-                "nccl" if world.device.startswith("cuda") else "gloo",
+                self._backend,
                 store=dist.FileStore(roster[0], world.world_size),
                 rank=world.global_rank,
                 world_size=world.world_size,
@@ -69,10 +74,19 @@ class BackendSumming:
             )
 
     def allreduce_(self, tensor: torch.Tensor) -> None:
-        self._dist.all_reduce(tensor)
+        self._on_device(tensor, self._dist.all_reduce)
 
     def broadcast_(self, tensor: torch.Tensor) -> None:
-        self._dist.broadcast(tensor, 0)
+        self._on_device(tensor, lambda moved: self._dist.broadcast(moved, 0))
+
+    def _on_device(self, tensor: torch.Tensor, collective: Callable[[torch.Tensor], Any]) -> None:
+        """NCCL moves GPU memory alone: small tables of the host go there and back."""
+        if self._backend == "nccl" and tensor.device.type == "cpu":
+            moved = tensor.to(self._device)
+            collective(moved)
+            tensor.copy_(moved)
+        else:
+            collective(tensor)
 
     def close(self) -> None:
         if self._owns_group:

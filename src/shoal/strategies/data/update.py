@@ -198,7 +198,9 @@ class SlicedUpdate:
         if torn:
             self._chunks[done].restore(self._undo, self._undo_scalars)
             counters[progress] = 2 * done
-            self._shared.setting.report("A chunk that its worker left half updated was put back and is done again.")
+            self._shared.setting.report(
+                "A chunk that its worker left half updated was put back and is done again."
+            )
         for number in range(done, len(self._chunks)):
             chunk = self._chunks[number]
             gradient = chunk.reduce(self._room_for(chunk), scale, touched)

@@ -1,0 +1,43 @@
+"""The command line: one file per verb.
+
+What takes longest is started first: a zygote imports torch in a process of its own while this one still
+imports what it needs to read the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
+
+VERBS_WITH_WORKERS = ("train", "evaluate", "predict", "run", "verify")
+
+
+def main() -> None:
+    """The `shoal` command."""
+    # Modules beside the user's files may be named as targets; last, so that they hide none of ours.
+    sys.path.append(os.getcwd())
+    zygote = start_zygote() if needs_zygote(sys.argv[1:]) else None
+    try:
+        from shoal.cli.app import run
+
+        status = run(sys.argv[1:], zygote)
+    finally:
+        if zygote is not None:
+            zygote.close()
+    sys.exit(status)
+
+
+def needs_zygote(words: Sequence[str]) -> bool:
+    """Whether this command line will want workers that no running zygote provides."""
+    asks_for_help = "--help" in words and words[0] != "run"
+    return bool(words) and words[0] in VERBS_WITH_WORKERS and not asks_for_help and not _has_zygote()
+
+
+def _has_zygote() -> bool:
+    return bool(os.environ.get(ZYGOTE_VARIABLE))
+
+
+__all__ = ["VERBS_WITH_WORKERS", "ZygoteProcess", "main", "needs_zygote"]

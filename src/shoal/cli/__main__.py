@@ -1,0 +1,5 @@
+"""`python -m shoal.cli`: the `shoal` command."""
+
+from shoal.cli import main
+
+main()

@@ -1,0 +1,65 @@
+"""What several verbs read from the command line in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from shoal.errors import SpecError
+
+CLUSTER, TASK, RECORD, SCREEN = "Where it runs", "Changes to the task", "What is kept", "What is shown"
+
+Workers = Annotated[int, typer.Option("--workers", "-w", help="Processes.", rich_help_panel=CLUSTER)]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        help="Threads of each process; default OMP_NUM_THREADS, or its share of the cores.",
+        rich_help_panel=CLUSTER,
+    ),
+]
+Port = Annotated[
+    int | None,
+    typer.Option(help="A fixed loopback port, where sockets are used; default any.", rich_help_panel=CLUSTER),
+]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print the results as one JSON object and nothing else.", rich_help_panel=SCREEN),
+]
+Progress = Annotated[
+    bool | None,
+    typer.Option(
+        "--progress/--plain",
+        help="A live bar, or plain lines; default what fits the output.",
+        rich_help_panel=SCREEN,
+        show_default=False,
+    ),
+]
+SavedRun = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's folder, or its name under runs/.", show_default=False)
+]
+DataPart = Annotated[str, typer.Option(help="Which of the task's sets: test or train.", metavar="test|train")]
+
+
+def parse_arguments(items: Iterable[str]) -> dict[str, Any]:
+    """The factory's arguments, each written `name=value`."""
+    arguments = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name.isidentifier():
+            raise SpecError(f"--arg must be written name=value, for instance --arg width=256; found {item!r}.")
+        arguments[name] = parse_value(value)
+    return arguments
+
+
+def parse_value(text: str) -> Any:
+    """A number or a boolean where it is written as one, else the text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,42 @@
+"""`shoal evaluate`: how good a saved model is."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import typer
+
+from shoal.cli.arguments import AsJson, DataPart, Progress, SavedRun, Threads, Workers
+
+
+def evaluate(
+    ctx: typer.Context,
+    run: SavedRun,
+    data: DataPart = "test",
+    workers: Workers = 1,
+    threads: Threads = None,
+    progress: Progress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a run's model; the result is the same for any number of workers.
+
+    [dim]shoal evaluate digits-20250131-120000 --workers 2
+    shoal evaluate runs/demo --data train --json[/dim]
+    """
+    from shoal.launch.saved import evaluate as start
+    from shoal.observe import wording
+    from shoal.spec import Cluster
+
+    found = start(
+        run,
+        data=data,
+        cluster=Cluster(workers=workers, threads=threads),
+        progress=progress,
+        output=sys.stderr if as_json else None,
+        zygote=ctx.obj,
+    )
+    if as_json:
+        print(json.dumps({"run": run, "data": data, "samples": found.samples, "results": dict(found.results)}))
+        return
+    print(f"{found.samples:,} {data} samples: {wording.results(found.results, data)}")

@@ -1,0 +1,22 @@
+"""How the command line tells that something went wrong: one sentence, and an exit status."""
+
+from __future__ import annotations
+
+from shoal.errors import Interrupted, ShoalError, SpecError
+
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+
+
+def show_failure(error: ShoalError) -> int:
+    """Tell on standard error what went wrong; returns the exit status."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False)
+    if isinstance(error, Interrupted):
+        console.print(Text(str(error), style="yellow"), soft_wrap=True)
+        return INTERRUPTED
+    console.print(Text.assemble(("error: ", "bold red"), str(error)), soft_wrap=True)
+    if details := getattr(error, "details", ""):
+        console.print(Text(f"\n{details.rstrip()}", style="dim"), soft_wrap=True)
+    return MISUSED if isinstance(error, SpecError) else getattr(error, "exit_code", FAILED)

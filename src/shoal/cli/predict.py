@@ -1,0 +1,36 @@
+"""`shoal predict`: what a saved model says about each sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.arguments import DataPart, Progress, SavedRun, Threads, Workers
+
+
+def predict(
+    ctx: typer.Context,
+    run: SavedRun,
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="The file to write: .jsonl, .csv or .npy.", show_default=False),
+    ],
+    data: DataPart = "test",
+    workers: Workers = 1,
+    threads: Threads = None,
+    progress: Progress = None,
+) -> None:
+    """Write the outputs of a run's model, one row per sample, in order, as they are done.
+
+    [dim]shoal predict runs/demo --out predictions.jsonl --workers 2
+    shoal predict runs/demo --out predictions.npy --data train[/dim]
+    """
+    from shoal.launch.saved import predict as start
+    from shoal.observe.wording import near
+    from shoal.spec import Cluster
+
+    cluster = Cluster(workers=workers, threads=threads)
+    path = start(run, out, data=data, cluster=cluster, progress=progress, zygote=ctx.obj)
+    print(f"predictions are in {near(str(path))}")

@@ -1,0 +1,42 @@
+"""What the doctor has a forked worker do: wake another process through shared memory, and time it.
+
+Run as a script; it writes `{"wake_s": seconds}` to the file that it is given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import sys
+import time
+from pathlib import Path
+
+ROUNDS = 100
+
+
+def measure_wake_s(rounds: int = ROUNDS) -> float:
+    """The mean time for which a process waits for an answer from another, halved."""
+    from shoal.arena import Counters
+
+    with mmap.mmap(-1, mmap.PAGESIZE) as memory:
+        counters = Counters(memoryview(memory), ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+        pid = os.fork()
+        if pid == 0:
+            for turn in range(1, rounds + 1):
+                counters.wait(0, turn)
+                counters.publish(1, turn)
+            os._exit(0)
+        begin = time.perf_counter()
+        for turn in range(1, rounds + 1):
+            counters.publish(0, turn)
+            counters.wait(1, turn)
+        seconds = time.perf_counter() - begin
+        os.waitpid(pid, 0)
+        del counters
+    return seconds / rounds / 2
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps({"wake_s": measure_wake_s()}))

@@ -1,0 +1,97 @@
+"""`shoal verify`: does a strategy compute what one process computes?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli.arguments import CLUSTER, TASK, AsJson, Workers, parse_arguments
+from shoal.errors import SpecError
+
+
+def verify(
+    ctx: typer.Context,
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="[TARGET]", help="path.py:factory or package.module:factory.", show_default=False),
+    ] = None,
+    workers: Workers = 2,
+    strategy: Annotated[
+        str, typer.Option("--strategy", "-s", help="What to verify: name:key=value,…", rich_help_panel=CLUSTER)
+    ] = "data",
+    slots: Annotated[
+        int | None,
+        typer.Option(help="Parts of a global batch; default one per worker.", rich_help_panel=CLUSTER),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps to train before comparing.", rich_help_panel=TASK)] = 20,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(help="An argument of the factory, name=value; repeatable.", rich_help_panel=TASK),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides every random number.", rich_help_panel=TASK)] = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Repeat this finished run in one process, in place of TARGET."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a strategy with one process: every parameter, buffer and number of the optimizer's state.
+
+    The exit status is 1 where they differ by more than is declared.
+
+    [dim]shoal verify digits.py --workers 4
+    shoal verify digits_conv.py --strategy data:batchnorm=sync
+    shoal verify --replay runs/demo[/dim]
+    """
+    from shoal.verify import replay_run, verify_strategy
+
+    if (target is None) == (replay is None):
+        raise SpecError("verify: name either a task (shoal verify digits.py) or a run (--replay RUN).")
+    with _progress_line() as progress:
+        if replay is not None:
+            report = replay_run(replay, zygote=ctx.obj, progress=progress)
+        else:
+            assert target is not None
+            report = verify_strategy(
+                target,
+                workers=workers,
+                strategy=strategy,
+                slots=slots,
+                steps=steps,
+                args=parse_arguments(arg or ()),
+                seed=seed,
+                zygote=ctx.obj,
+                progress=progress,
+            )
+    if as_json:
+        print(json.dumps(report.to_dict()))
+    else:
+        _show(report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress_line() -> Iterator[Callable[[int, int, str], None]]:
+    """One line that says which run is on, beside the results: they alone go to standard output."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda number, total, label: print(f"{number} of {total}: {label}", file=sys.stderr, flush=True)
+        return
+    with console.status("") as status:
+        yield lambda number, total, label: status.update(f"{number} of {total}: {label}")
+
+
+def _show(report: Any) -> None:
+    from rich.console import Console
+
+    from shoal.verify.table import report_table
+
+    Console(highlight=False).print(report_table(report))

@@ -1,0 +1,91 @@
+"""What can be done with a saved model: evaluate it, let it predict. Spread over workers, nothing is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from shoal.errors import CheckpointError
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZygoteProcess
+from shoal.launch.runs import screen
+from shoal.launch.supervisor import Supervisor
+from shoal.observe import Bus, RunFolder
+from shoal.spec import Cluster, Job
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How good a model is on a data set."""
+
+    results: Mapping[str, float]
+    """`loss`, and the task's metrics."""
+    samples: int
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    data: str = "test",
+    workers: int = 1,
+    cluster: Cluster | None = None,
+    progress: bool | None = None,
+    output: TextIO | None = None,
+    zygote: ZygoteProcess | None = None,
+) -> Evaluation:
+    """Loss and metrics of a run's model over its task's `test` or `train` set; equal for any `workers`."""
+    job = _saved_job("evaluate", run, cluster or Cluster(workers=workers), {"data": data})
+    found = _execute(job, progress, output, zygote)
+    return Evaluation(found["results"], found["samples"])
+
+
+def predict(
+    run: str | Path,
+    out: str | Path,
+    *,
+    data: str = "test",
+    workers: int = 1,
+    cluster: Cluster | None = None,
+    progress: bool | None = None,
+    output: TextIO | None = None,
+    zygote: ZygoteProcess | None = None,
+) -> Path:
+    """Write the outputs of a run's model over a data set, one row per sample, in order.
+
+    The ending of `out` says how: `.jsonl`, `.csv` or `.npy`. Rows appear in it as they are done.
+    """
+    path = Path(out).absolute()
+    job = _saved_job("predict", run, cluster or Cluster(workers=workers), {"data": data, "out": str(path)})
+    _execute(job, progress, output, zygote)
+    return path
+
+
+def _saved_job(purpose: str, run: str | Path, cluster: Cluster, options: dict[str, Any]) -> Job:
+    folder = RunFolder.open(run)
+    if not folder.model.is_file():
+        raise CheckpointError(
+            f"Run {folder.name!r} has left no model in {folder.path}; it failed before it could save one."
+        )
+    trained = folder.read_job()
+    return Job(
+        purpose=purpose,
+        target=trained.target,
+        args=trained.args,
+        # Reading needs no particular way of training.
+        strategy="data",
+        cluster=cluster,
+        overrides=trained.overrides,
+        options={"model": str(folder.model), **options},
+    )
+
+
+def _execute(
+    job: Job, progress: bool | None, output: TextIO | None, zygote: ZygoteProcess | None
+) -> dict[str, Any]:
+    bus = Bus([screen(progress, output)])
+    try:
+        return Supervisor(job, bus.emit, LocalEngine(zygote)).run()
+    finally:
+        bus.close()

@@ -1,0 +1,38 @@
+"""Any script, started several times in a world of its own, its output live on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from shoal.errors import SpecError, WorkerFailed
+from shoal.launch.echo import Echo
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZygoteProcess
+from shoal.launch.supervisor import Supervisor
+from shoal.observe import Event
+from shoal.spec import Cluster, Job
+
+
+def run_script(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    cluster: Cluster,
+    stream: BinaryIO | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    zygote: ZygoteProcess | None = None,
+) -> None:
+    """Run `script` once per worker, under the variables that torchrun would set, and wait for all."""
+    if not Path(script).is_file():
+        raise SpecError(f"There is no script {str(script)!r} in {Path.cwd()}; check the path.")
+    job = Job(purpose="script", target=str(script), cluster=cluster, options={"argv": list(arguments)})
+    with Echo(stream or sys.stdout.buffer, alone=cluster.workers == 1) as echo:
+        try:
+            Supervisor(job, on_event, LocalEngine(zygote, echo=echo)).run()
+        except WorkerFailed as failure:
+            # Its traceback was shown when it was printed.
+            failure.details = ""
+            raise

@@ -1,0 +1,80 @@
+"""A report as a table for the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shoal.verify.report import BITWISE, Report, Row, Verdict
+
+_STYLES = {
+    Verdict.EQUAL: "green",
+    Verdict.MISMATCH: "bold red",
+    Verdict.WARNING: "yellow",
+    Verdict.NOT_JUDGED: "dim",
+}
+
+
+def report_table(report: Report) -> RenderableType:
+    """Every comparison, what there is to say about them, then the verdict in one line."""
+    table = Table(title=f"{report.target}: {report.strategy}, {_world(report)}")
+    table.add_column("compared with")
+    table.add_column("what", no_wrap=True)
+    table.add_column("measured", justify="right", no_wrap=True)
+    table.add_column("bound", justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    titles = [row.comparison for row in report.rows]
+    for row, before, after in zip(report.rows, ["", *titles], [*titles[1:], ""], strict=False):
+        table.add_row(
+            "" if row.comparison == before else row.comparison,
+            row.what,
+            _measured(row),
+            _bound(row),
+            Text(row.verdict.value, style=_STYLES[row.verdict]),
+            end_section=row.comparison != after,
+        )
+    return Group(table, *_notes(report), verdict_line(report))
+
+
+def verdict_line(report: Report) -> Text:
+    """What it all means."""
+    if report.ok:
+        text = f"{report.strategy} with {_world(report)} computes what one process computes."
+        return Text(text, style="bold green")
+    number = len(report.mismatches)
+    noun = "comparison" if number == 1 else "comparisons"
+    return Text(
+        f"{report.strategy} with {_world(report)} does NOT compute what one process computes: "
+        f"{number} {noun} failed.",
+        style="bold red",
+    )
+
+
+def _notes(report: Report) -> list[Text]:
+    """One line for each thing to know; what is true of several rows is said once."""
+    lines: dict[tuple[str, str], Text] = {}
+    for row in report.rows:
+        where = f"{row.what}, most in {row.worst}" if row.verdict is Verdict.MISMATCH and row.worst else ""
+        for text in filter(None, (where, row.note)):
+            line = Text.assemble((f"{row.comparison}: ", _STYLES[row.verdict]), text)
+            lines.setdefault((row.comparison, text), line)
+    return list(lines.values())
+
+
+def _world(report: Report) -> str:
+    workers = "1 worker" if report.workers == 1 else f"{report.workers} workers"
+    slots = "1 slot" if report.slots == 1 else f"{report.slots} slots"
+    return f"{workers}, {slots}, {report.steps} steps"
+
+
+def _measured(row: Row) -> str:
+    if row.measured is None:
+        return ""
+    return "equal bits" if row.measured == 0.0 and row.verdict is Verdict.EQUAL else f"{row.measured:.1e}"
+
+
+def _bound(row: Row) -> str:
+    if row.bound is None:
+        return ""
+    return "equal bits" if row.bound == BITWISE else f"{row.bound:.0e}"

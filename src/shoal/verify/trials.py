@@ -1,0 +1,136 @@
+"""Runs made only to be compared: short, in a folder that is gone afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
+from shoal.launch.supervisor import run_job
+from shoal.spec import Cluster, Job
+
+if TYPE_CHECKING:
+    from shoal.verify.difference import Tensors
+
+Progress = Callable[[int, int, str], None]
+"""Takes (number, total, what is run now)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What inspection found out about a task."""
+
+    trained: tuple[str, ...]
+    untrained: tuple[str, ...]
+    buffers: tuple[str, ...]
+    optimizer: str
+    batch_size: int
+    batch_per_worker: bool
+    has_batchnorm: bool
+    repeatable: bool
+    """The same samples and random numbers gave the same loss twice."""
+    random: bool
+    """Other random numbers give another loss: dropout, augmentation."""
+    random_in_float64: bool
+    """The same with dropout off: only augmentation, or dropout that is never off."""
+
+    @classmethod
+    def from_json(cls, text: str) -> Facts:
+        """The facts that inspection wrote."""
+        values: dict[str, Any] = json.loads(text)
+        return cls(**values | {name: tuple(values[name]) for name in ("trained", "untrained", "buffers")})
+
+    def global_batch(self, workers: int) -> dict[str, int]:
+        """The override with which one process trains on the batch of so many workers."""
+        return {"batch_size": self.batch_size * workers} if self.batch_per_worker else {}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A finished trial run."""
+
+    folder: Path
+    steps: int
+    digest: str
+
+    def model(self) -> Tensors:
+        """Parameters and buffers."""
+        return _load(self.folder / "model.safetensors")
+
+    def state(self) -> Tensors:
+        """The optimizer's state, as `parameter/key`."""
+        return _load(self.folder / "state.safetensors")
+
+
+class Laboratory:
+    """Runs jobs one after the other and keeps what they leave until it closes."""
+
+    def __init__(self, folder: Path, zygote: ZygoteProcess | None, num_trials: int, progress: Progress) -> None:
+        self._folder = folder
+        self._zygote = zygote
+        self.num_trials = num_trials
+        """How many runs there will be, for the progress line."""
+        self._progress = progress
+        self._done = 0
+
+    def inspect(self, job: Job) -> tuple[Facts, Tensors]:
+        """What the job's task is made of, and its initial model."""
+        folder = self._begin("inspecting the task")
+        self._run(
+            Job(
+                target=job.target,
+                args=job.args,
+                purpose="inspect",
+                cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
+                overrides=job.overrides,
+                run_dir=str(folder),
+            )
+        )
+        facts = Facts.from_json((folder / "inspection.json").read_text(encoding="utf-8"))
+        return facts, _load(folder / "model.safetensors")
+
+    def train(self, label: str, job: Job) -> Trial:
+        """Train as the job says."""
+        folder = self._begin(label)
+        # Without evaluations, which cost time and could end the run before its time.
+        options = {"state": str(folder / "state.safetensors"), "evaluate": False}
+        results = self._run(replace(job, run_dir=str(folder), options=options))
+        return Trial(folder, int(results["steps"]), str(results["digest"]))
+
+    def _begin(self, label: str) -> Path:
+        self._done += 1
+        self._progress(self._done, self.num_trials, label)
+        folder = self._folder / str(self._done)
+        folder.mkdir()
+        return folder
+
+    def _run(self, job: Job) -> dict[str, Any]:
+        return run_job(job, lambda event: None, self._zygote)
+
+
+@contextmanager
+def open_laboratory(
+    num_trials: int, zygote: ZygoteProcess | None = None, progress: Progress | None = None
+) -> Iterator[Laboratory]:
+    """A place for so many runs; all share one zygote, a private one where none is given."""
+    with ExitStack() as stack:
+        if zygote is None and not os.environ.get(ZYGOTE_VARIABLE):
+            zygote = stack.enter_context(start_zygote())
+        # Comparing needs torch, which takes as long to import as the first runs take to train.
+        threading.Thread(target=import_module, args=("shoal.verify.difference",), daemon=True).start()
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-verify-"))
+        yield Laboratory(Path(folder), zygote, num_trials, progress or (lambda number, total, label: None))
+
+
+def _load(path: Path) -> Tensors:
+    from shoal.checkpoint import load_tensors
+
+    return load_tensors(path)

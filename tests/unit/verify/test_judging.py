@@ -1,0 +1,87 @@
+"""Bounds, verdicts and the report's words."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from shoal.spec import Data
+from shoal.verify.bounds import LINEAR_BOUND, NORMALISING_BOUND, same_slots_bound
+from shoal.verify.difference import Difference
+from shoal.verify.judging import Comparison, judge
+from shoal.verify.report import BITWISE, Report, Row, Verdict
+from shoal.verify.table import report_table
+
+
+@pytest.mark.parametrize(
+    ("bound", "found", "verdict"),
+    [
+        (BITWISE, Difference(0.0, True), Verdict.EQUAL),
+        (BITWISE, Difference(0.0, False, "w"), Verdict.MISMATCH),
+        (BITWISE, Difference(1e-9, False, "w"), Verdict.MISMATCH),
+        (1e-3, Difference(9e-4, False, "w"), Verdict.EQUAL),
+        (1e-3, Difference(2e-3, False, "w"), Verdict.MISMATCH),
+        (1e-3, Difference(math.inf, False, "w"), Verdict.MISMATCH),
+        (None, Difference(0.5, False, "w"), Verdict.NOT_JUDGED),
+    ],
+)
+def test_verdict(bound: float | None, found: Difference, verdict: Verdict):
+    row = judge(Comparison(title="one process", bound=bound, note="keep in mind"), "parameters", found)
+
+    assert row.verdict is verdict
+    assert (row.worst, row.note) == (found.worst, "keep in mind")
+
+
+def test_only_sums_in_slot_order_must_agree_in_every_bit():
+    assert same_slots_bound(Data(), "AdamW", 20, whole_batch=False) == BITWISE
+    assert same_slots_bound(Data(via="arena"), "SGD", 20, whole_batch=False) == BITWISE
+    assert same_slots_bound(Data(via="ring"), "SGD", 20, whole_batch=False) == LINEAR_BOUND
+    assert same_slots_bound(Data(via="ring"), "AdamW", 20, whole_batch=False) == NORMALISING_BOUND
+    assert same_slots_bound(Data(batchnorm="sync"), "SGD", 20, whole_batch=True) == LINEAR_BOUND
+
+
+def test_longer_runs_may_drift_further():
+    assert same_slots_bound(Data(via="tree"), "SGD", 60, whole_batch=False) == 3 * LINEAR_BOUND
+    assert same_slots_bound(Data(via="tree"), "SGD", 5, whole_batch=False) == LINEAR_BOUND
+
+
+def _report(*rows: Row) -> Report:
+    return Report(target="digits.py", strategy="data", workers=2, slots=2, steps=20, rows=rows)
+
+
+def _row(verdict: Verdict, measured: float | None = None) -> Row:
+    return Row(comparison="one process", what="parameters", measured=measured, bound=BITWISE, verdict=verdict)
+
+
+def test_warnings_and_printed_rows_are_no_mismatch():
+    assert _report(_row(Verdict.EQUAL, 0.0), _row(Verdict.WARNING), _row(Verdict.NOT_JUDGED, 0.1)).ok
+    assert not _report(_row(Verdict.EQUAL, 0.0), _row(Verdict.MISMATCH, 0.1)).ok
+
+
+def test_report_is_valid_json_even_with_an_infinite_difference():
+    text = json.dumps(_report(_row(Verdict.MISMATCH, math.inf)).to_dict(), allow_nan=False)
+
+    assert json.loads(text)["rows"][0] == {
+        "comparison": "one process",
+        "what": "parameters",
+        "measured": "infinite",
+        "bound": 0.0,
+        "verdict": "mismatch",
+        "worst": "",
+        "note": "",
+    }
+    assert json.loads(text)["ok"] is False
+
+
+@pytest.mark.parametrize("verdict", [Verdict.EQUAL, Verdict.MISMATCH])
+def test_table_ends_with_the_verdict(verdict: Verdict):
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(report_table(_report(_row(verdict, 0.0 if verdict is Verdict.EQUAL else 0.25))))
+    lines = console.export_text().strip().splitlines()
+
+    assert ("does NOT compute" in lines[-1]) == (verdict is Verdict.MISMATCH)
+    assert any("2.5e-01" in line for line in lines) == (verdict is Verdict.MISMATCH)
