@@ -6,13 +6,13 @@ import mmap
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from shoal.arena.waits import LINE
-from shoal.launch import Handle, LocalEngine, Supervisor, ZygoteProcess, start_zygote
+from shoal.launch import Handle, LocalEngine, Supervisor, ZygoteProcess
 from shoal.observe import Event
 from shoal.spec import Cluster, Job, World
 from shoal.strategies.base import Setting
@@ -21,12 +21,6 @@ from shoal.strategies.data.shared import Marks
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 STEPS = 1200
 KILLS = 50
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[ZygoteProcess]:
-    with start_zygote() as process:
-        yield process
 
 
 class Killer(LocalEngine):
@@ -85,7 +79,12 @@ def test_fifty_kills_change_no_bit(tmp_path: Path, zygote: ZygoteProcess, optimi
         folder.mkdir()
         job = Job(
             target=f"{TASKS}:mlp",
-            args={"optimizer": optimizer, "width": 700, "steps": STEPS, "clip": 1.0 if optimizer == "adamw" else 0.0},
+            args={
+                "optimizer": optimizer,
+                "width": 700,
+                "steps": STEPS,
+                "clip": 1.0 if optimizer == "adamw" else 0.0,
+            },
             cluster=Cluster(workers=2, threads=1, spares=spares),
             overrides={"evaluate_every": 100},
             run_dir=str(folder),

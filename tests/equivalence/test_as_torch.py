@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import small_tasks
 import torch
-from conftest import Train, largest_difference
 from torch import nn
 
 import shoal
+from helpers.training import Train, largest_difference
 from shoal.ledger import Order
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Train, largest_difference
+
+from helpers.training import Train, largest_difference
 
 WORLDS = {"2": (2, "even"), "4": (4, "even"), "1+3": (2, "1+3")}
 

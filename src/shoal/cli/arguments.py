@@ -19,6 +19,9 @@ Threads = Annotated[
         rich_help_panel=CLUSTER,
     ),
 ]
+Device = Annotated[
+    str, typer.Option(help="cpu, or cuda: a GPU for each worker.", metavar="cpu|cuda", rich_help_panel=CLUSTER)
+]
 Port = Annotated[
     int | None,
     typer.Option(help="A fixed loopback port, where sockets are used; default any.", rich_help_panel=CLUSTER),

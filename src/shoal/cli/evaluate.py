@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from shoal.cli.arguments import AsJson, DataPart, Progress, SavedRun, Threads, Workers
+from shoal.cli.arguments import AsJson, DataPart, Device, Progress, SavedRun, Threads, Workers
 
 
 def evaluate(
@@ -16,6 +16,7 @@ def evaluate(
     data: DataPart = "test",
     workers: Workers = 1,
     threads: Threads = None,
+    device: Device = "cpu",
     progress: Progress = None,
     as_json: AsJson = False,
 ) -> None:
@@ -31,7 +32,7 @@ def evaluate(
     found = start(
         run,
         data=data,
-        cluster=Cluster(workers=workers, threads=threads),
+        cluster=Cluster(workers=workers, threads=threads, device=device),
         progress=progress,
         output=sys.stderr if as_json else None,
         zygote=ctx.obj,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.arguments import DataPart, Progress, SavedRun, Threads, Workers
+from shoal.cli.arguments import DataPart, Device, Progress, SavedRun, Threads, Workers
 
 
 def predict(
@@ -20,6 +20,7 @@ def predict(
     data: DataPart = "test",
     workers: Workers = 1,
     threads: Threads = None,
+    device: Device = "cpu",
     progress: Progress = None,
 ) -> None:
     """Write the outputs of a run's model, one row per sample, in order, as they are done.
@@ -31,6 +32,6 @@ def predict(
     from shoal.observe.wording import near
     from shoal.spec import Cluster
 
-    cluster = Cluster(workers=workers, threads=threads)
+    cluster = Cluster(workers=workers, threads=threads, device=device)
     path = start(run, out, data=data, cluster=cluster, progress=progress, zygote=ctx.obj)
     print(f"predictions are in {near(str(path))}")

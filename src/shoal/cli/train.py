@@ -14,6 +14,7 @@ from shoal.cli.arguments import (
     RECORD,
     TASK,
     AsJson,
+    Device,
     Port,
     Progress,
     Threads,
@@ -47,6 +48,7 @@ def train(
         int, typer.Option(help="Processes that wait to replace one that dies.", rich_help_panel=CLUSTER)
     ] = 0,
     threads: Threads = None,
+    device: Device = "cpu",
     port: Port = None,
     arg: Annotated[
         list[str] | None,
@@ -97,7 +99,7 @@ def train(
     run = start(
         target,
         strategy=strategy,
-        cluster=Cluster(workers=workers, spares=spares, threads=threads, port=port),
+        cluster=Cluster(workers=workers, spares=spares, threads=threads, device=device, port=port),
         slots=slots,
         args=parse_arguments(arg or ()),
         name=name,

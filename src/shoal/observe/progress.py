@@ -70,6 +70,8 @@ class ProgressSink:
 
     def close(self) -> None:
         """Leave the live lines as they last were, below everything else, and give the cursor back."""
+        # Without a bar they say nothing that is worth keeping.
+        self._live.transient = not self._summary.total_steps
         self._live.stop()
 
     def _end(self, event: Event, text: str | None) -> None:

@@ -53,6 +53,7 @@ def command(job: Job) -> str:
         "spares": cluster.spares or None,
         "slots": job.slots,
         "threads": cluster.threads,
+        "device": cluster.device if cluster.device != "cpu" else None,
         "port": cluster.port,
         **job.overrides,
     }

@@ -40,8 +40,8 @@ class Plateau:
             return False
         sign = 1.0 if self.rising else -1.0
         scores = [sign * value for value in history]
-        best_before = max(scores[: -self.patience])
-        return max(scores[-self.patience :]) < best_before + self.min_delta
+        best_before, best_since = max(scores[: -self.patience]), max(scores[-self.patience :])
+        return best_since <= best_before or best_since < best_before + self.min_delta
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +142,8 @@ class Task:
 
 
 def is_maker(value: Any) -> bool:
-    """Whether this is a function that makes a data set rather than a data set."""
-    return callable(value) and not hasattr(value, "__getitem__")
+    """Whether this is a function (or class) that makes a data set rather than a data set."""
+    return isinstance(value, type) or (callable(value) and not hasattr(value, "__getitem__"))
 
 
 def check_dataset(part: str, value: Any) -> None:

@@ -1,24 +1,18 @@
-"""One warm zygote for all tests here, and a short way to run a script in a world."""
+"""A short way to run a script in a world."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess, start_zygote
+from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
 from shoal.observe.events import Event
 from shoal.spec import Cluster, Job
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[ZygoteProcess]:
-    with start_zygote() as process:
-        yield process
 
 
 @dataclass

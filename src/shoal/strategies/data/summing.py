@@ -12,6 +12,9 @@ import torch
 from shoal.strategies.base import Setting
 from shoal.strategies.data.meeting import exchange_addresses
 
+_PATIENCE = timedelta(minutes=5)
+"""For a peer that is busy; one that died is noticed by the supervisor at once."""
+
 
 class Summing(Protocol):
     """Sums flat tensors over all workers, in place, with the same bits everywhere."""
@@ -36,10 +39,15 @@ class SocketSumming:
         from shoal.comm.zmq_transport import ZmqTransport
 
         world = setting.world
-        port = 0 if setting.port is None else setting.port + world.global_rank
-        self._transport = ZmqTransport(world.global_rank, port=port, generation=world.generation)
+        # On one host a Unix socket moves bytes faster than tcp; a fixed port asks for tcp.
+        where: dict[str, Any] = (
+            {"via": "ipc"} if setting.port is None else {"port": setting.port + world.global_rank}
+        )
+        self._transport = ZmqTransport(world.global_rank, generation=world.generation, **where)
         self._transport.connect(exchange_addresses(setting, self._transport.address))
-        collective = make_collective(via, self._transport, world.global_rank, world.world_size)
+        collective = make_collective(
+            via, self._transport, world.global_rank, world.world_size, timeout_s=_PATIENCE.total_seconds()
+        )
         self.allreduce_ = collective.allreduce_
         self.broadcast_ = collective.broadcast_
 
@@ -70,7 +78,7 @@ class BackendSumming:
                 store=dist.FileStore(roster[0], world.world_size),
                 rank=world.global_rank,
                 world_size=world.world_size,
-                timeout=timedelta(minutes=5),
+                timeout=_PATIENCE,
             )
 
     def allreduce_(self, tensor: torch.Tensor) -> None:

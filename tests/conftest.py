@@ -1,0 +1,39 @@
+"""One warm zygote for all tests; and no test leaves a process or a thread of ours behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from shoal.launch import ZygoteProcess, start_zygote
+
+END_GRACE_S = 5.0
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[ZygoteProcess]:
+    with start_zygote() as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Fails a test whose processes or threads still live a while after it."""
+    before = _children(), _our_threads()
+    yield
+    deadline = time.monotonic() + END_GRACE_S
+    while (left := (_children() - before[0], _our_threads() - before[1])) != (set(), set()):
+        assert time.monotonic() < deadline, f"this test left processes {left[0]} and threads {left[1]}"
+        time.sleep(0.01)
+
+
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
+
+
+def _our_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("shoal")}

@@ -1,0 +1,66 @@
+"""Run a function in several real processes that share a segment, and collect what each returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shoal.spec import World
+
+GUARD_S = 60.0
+
+Work = Callable[[World], Any]
+
+
+def in_processes(size: int, work: Work) -> list[Any]:
+    """What `work(world)` returns in each of `size` processes, by rank; it must be plain data."""
+    arena_fd = os.memfd_create("shoal-arena")
+    children = [_start(World(global_rank=rank, world_size=size, arena_fd=arena_fd), work) for rank in range(size)]
+    os.close(arena_fd)
+    try:
+        answers = [_read(pipe) for _, pipe in children]
+    finally:
+        for pid, pipe in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(pipe)
+    for rank, answer in enumerate(answers):
+        assert "error" not in answer, f"rank {rank} failed:\n{answer['error']}"
+    return [answer["result"] for answer in answers]
+
+
+def _start(world: World, work: Work) -> tuple[int, int]:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return pid, reader
+    try:
+        torch.set_num_threads(1)
+        answer = {"result": work(world)}
+    except BaseException:
+        answer = {"error": traceback.format_exc()}
+    with os.fdopen(writer, "w") as file:
+        file.write(json.dumps(answer))
+    # The parent ends this process: what it held stays open until all have answered.
+    signal.pause()
+    os._exit(0)
+
+
+def _read(pipe: int) -> dict[str, Any]:
+    deadline, text = time.monotonic() + GUARD_S, b""
+    while True:
+        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return {"error": f"no answer within {GUARD_S} s"}
+        if not (more := os.read(pipe, 1 << 16)):
+            return json.loads(text)
+        text += more

@@ -1,0 +1,93 @@
+"""Train a small task with real workers, and compare what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.checkpoint import load_tensors
+from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.observe import Event
+from shoal.spec import Cluster, Job
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run left: model, optimizer state, and what it told."""
+
+    model: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor]
+    results: dict[str, Any]
+    events: list[Event]
+
+    def digests(self) -> tuple[str, str]:
+        return self.results["digest"], self.results["state_digest"]
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        """What the events of a kind said."""
+        return [dict(event.values) for event in self.events if event.kind == kind]
+
+
+@dataclass
+class Train:
+    """Trains one of a file's tasks: `train("mlp", workers=2, slots=4, optimizer="adamw")`."""
+
+    tasks: Path
+    folder: Path
+    zygote: ZygoteProcess
+    runs: list[Path] = field(default_factory=list)
+
+    def __call__(
+        self,
+        factory: str,
+        *,
+        workers: int = 1,
+        slots: int | None = None,
+        strategy: str = "data:via=arena",
+        spares: int = 0,
+        numerics: str = "task",
+        overrides: dict[str, Any] | None = None,
+        on_event: Callable[[Event], None] = lambda event: None,
+        **args: Any,
+    ) -> Trained:
+        folder = self.folder / f"run-{len(self.runs) + 1}"
+        folder.mkdir()
+        self.runs.append(folder)
+        job = Job(
+            target=f"{self.tasks}:{factory}",
+            args=args,
+            strategy=strategy,
+            cluster=Cluster(workers=workers, threads=1, spares=spares),
+            slots=slots,
+            numerics=numerics,
+            overrides=overrides or {},
+            run_dir=str(folder),
+            options={"state": str(folder / "state.safetensors")},
+        )
+        events: list[Event] = []
+
+        def listen(event: Event) -> None:
+            events.append(event)
+            on_event(event)
+
+        results = Supervisor(job, listen, LocalEngine(self.zygote)).run()
+        model = load_tensors(folder / "model.safetensors")
+        return Trained(model, load_tensors(folder / "state.safetensors"), results, events)
+
+
+def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    """The largest difference, relative to the largest magnitude of its tensor."""
+    assert left.keys() == right.keys()
+    worst = 0.0
+    for name, a in left.items():
+        b = right[name]
+        if a.is_floating_point() and a.numel():
+            scale = max(float(a.abs().max()), float(b.abs().max()), 1e-12)
+            worst = max(worst, float((a.double() - b.double()).abs().max()) / scale)
+        else:
+            assert torch.equal(a, b), name
+    return worst

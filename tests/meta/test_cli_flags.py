@@ -1,0 +1,99 @@
+"""The command line as promised: verbs, flags, help for each, and every command that the documents show."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from shoal.cli import VERBS_WITH_WORKERS, needs_zygote
+from shoal.cli.app import app
+from shoal.observe.report import command
+from shoal.spec import Cluster, Job
+
+REPOSITORY = Path(__file__).parents[2]
+FLAGS = {
+    "train": "workers strategy slots spares threads device port arg batch-size epochs max-steps seed accumulate "
+    "evaluate-every name runs overwrite tensorboard progress plain json help",
+    "evaluate": "data workers threads device progress plain json help",
+    "predict": "out data workers threads device progress plain help",
+    "run": "workers port threads help",
+    "verify": "workers strategy slots steps arg seed replay json help",
+    "bench": "models rounds steps start no-start json help",
+    "doctor": "json help",
+}
+ROOT = typer.main.get_command(app)
+
+
+def options(verb):
+    command = ROOT.commands[verb]
+    return [param for param in command.get_params(command.make_context(verb, [], resilient_parsing=True))]
+
+
+def test_verbs():
+    assert set(ROOT.commands) == set(FLAGS)
+    assert set(VERBS_WITH_WORKERS) <= set(FLAGS)
+
+
+@pytest.mark.parametrize("verb", FLAGS)
+def test_flags_and_their_help(verb):
+    given = options(verb)
+    flags = {name for param in given for name in (*param.opts, *param.secondary_opts) if name.startswith("--")}
+    assert flags == {f"--{name}" for name in FLAGS[verb].split()}
+    for param in given:
+        assert getattr(param, "help", None), f"{verb}: {param.name} has no help"
+    assert "shoal " in (ROOT.commands[verb].help or ""), f"{verb}: its help shows no example"
+
+
+def documented_commands():
+    """Every line of the documents that is a command of a verb that exists."""
+    pages = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md"), *REPOSITORY.glob("examples/*.py")]
+    for page in (*pages, REPOSITORY / "Makefile"):
+        for line in re.findall(r"^[ \t$]*(?:\$\(BIN\)/)?shoal (\w+[^\n`]*)", page.read_text(), re.MULTILINE):
+            yield page.name, shlex.split(line, comments=True)
+
+
+@pytest.mark.parametrize(("page", "words"), list(documented_commands()), ids=str)
+def test_documented_commands_parse(page, words):
+    verb, *rest = words
+    assert verb in FLAGS, f"{page} shows `shoal {verb}`"
+    context = ROOT.commands[verb].make_context(verb, rest)
+    assert context.params
+
+
+def test_the_report_repeats_a_run_with_real_flags():
+    job = Job(
+        target="digits.py:task",
+        args={"width": 8, "lr": 0.5, "on": True},
+        strategy="data:batchnorm=sync",
+        cluster=Cluster(workers=3, spares=1, threads=2, port=4000),
+        slots=6,
+        overrides={"batch_size": 8, "epochs": 2, "max_steps": 3, "seed": 4, "accumulate": 2, "evaluate_every": 9},
+    )
+    program, verb, *rest = shlex.split(command(job))
+    assert (program, verb) == ("shoal", "train")
+    params = ROOT.commands["train"].make_context(verb, rest).params
+    assert params["target"] == job.target
+    assert {name: params[name] for name in job.overrides} == job.overrides
+    found = [params[name] for name in ("strategy", "workers", "spares", "threads", "port", "slots")]
+    assert found == [job.strategy, 3, 1, 2, 4000, 6]
+    assert params["arg"] == ["width=8", "lr=0.5", "on=True"]
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([], False),
+        (["--version"], False),
+        (["train", "x.py"], True),
+        (["train", "--help"], False),
+        (["run", "x.py", "--help"], True),
+        (["doctor"], False),
+    ],
+)
+def test_a_zygote_is_started_only_where_workers_are_wanted(words, wanted, monkeypatch):
+    monkeypatch.delenv("SHOAL_ZYGOTE", raising=False)
+    assert needs_zygote(words) is wanted
+    monkeypatch.setenv("SHOAL_ZYGOTE", "there-is-one")
+    assert needs_zygote(words) is False

@@ -1,0 +1,52 @@
+"""What can be imported is what was promised: neither more nor less."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import shoal
+
+PROMISED = [
+    "Cluster",
+    "Data",
+    "Evaluation",
+    "Job",
+    "Plateau",
+    "Run",
+    "ShoalError",
+    "Task",
+    "Trainer",
+    "World",
+    "__version__",
+    "datasets",
+    "evaluate",
+    "metrics",
+    "optim",
+    "predict",
+    "train",
+]
+PACKAGES = ["spec", "observe", "comm", "arena", "ledger", "checkpoint", "strategies", "launch", "bench", "verify"]
+
+
+def test_the_front_door():
+    assert sorted(shoal.__all__) == sorted(PROMISED)
+    for name in PROMISED:
+        assert getattr(shoal, name) is not None
+    with pytest.raises(AttributeError, match="trian"):
+        _ = shoal.trian
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_have_what_they_list(package):
+    module = importlib.import_module(f"shoal.{package}")
+    assert len(module.__all__) == len(set(module.__all__)) > 0
+    assert all(getattr(module, name) is not None for name in module.__all__)
+
+
+@pytest.mark.parametrize("module", ["shoal", "shoal.launch.runs", "shoal.launch.saved", "shoal.cli.app"])
+def test_importing_does_not_import_torch(module):
+    code = f"import {module}, sys; print([name for name in ('torch', 'numpy', 'zmq') if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"

@@ -1,0 +1,103 @@
+"""Jobs and clusters: plain data, checked when made."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import SpecError
+from shoal.spec import Cluster, Data, Job
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    args=st.dictionaries(st.text(min_size=1), plain, max_size=3),
+    workers=st.integers(1, 8),
+    spares=st.integers(0, 3),
+    more_slots=st.none() | st.integers(0, 8),
+    via=st.sampled_from(Data.VIA),
+)
+def test_a_job_survives_json(args: dict, workers: int, spares: int, more_slots: int | None, via: str) -> None:
+    job = Job(
+        target="digits.py:task",
+        args=args,
+        strategy=f"data:via={via}",
+        cluster=Cluster(workers=workers, spares=spares),
+        slots=None if more_slots is None else workers + more_slots,
+        overrides={"epochs": 3},
+        options={"argv": ["--fast"]},
+    )
+    again = Job.from_json(job.to_json())
+    assert again == job
+    assert again.num_slots == workers + (more_slots or 0)
+    assert again.spec == Data(via=via)
+
+
+def test_strategies_are_kept_in_one_spelling() -> None:
+    assert Job(target="a.py", strategy="data:journal=on,via=arena").strategy == "data:via=arena"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"target": ""}, "target is empty"),
+        ({"args": {"made": object()}}, "args must be plain data"),
+        ({"options": {"chosen": {1, 2}}}, "options must be plain data"),
+        ({"overrides": {"lr": 0.1}}, "'lr' cannot be overridden; only batch_size, epochs"),
+        ({"purpose": "dance"}, "purpose 'dance' is not known.*train"),
+        ({"numerics": "float16"}, "numerics 'float16' is not known"),
+        ({"slots": 2, "cluster": Cluster(workers=3)}, "slots=2 is fewer than workers=3"),
+        ({"slots": 0}, "slots must be a whole number of at least 1"),
+        ({"slots": 5, "cluster": Cluster(workers=2), "strategy": "data:shares=1+3"}, "2 workers and 5 slots"),
+        ({"strategy": "dat"}, "Did you mean 'data'"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(fields: dict, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Job(**{"target": "digits.py:task", **fields})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"job"', "{}", '{"target": "a.py", "cluster": 3}'])
+def test_foreign_text_is_no_job(text: str) -> None:
+    with pytest.raises(SpecError, match="not a job written by Shoal"):
+        Job.from_json(text)
+
+
+def test_fields_of_a_later_version_are_left_out() -> None:
+    values = json.loads(Job(target="a.py").to_json()) | {"colour": "blue"}
+    assert Job.from_json(json.dumps(values)) == Job(target="a.py")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"workers": 0}, "workers must be a whole number of at least 1, found 0"),
+        ({"workers": True}, "found True"),
+        ({"workers": 2.0}, "found 2.0"),
+        ({"spares": -1}, "spares must be a whole number of at least 0"),
+        ({"threads": 0}, "threads must be"),
+        ({"port": 70000}, "between 1 and 65535, found 70000"),
+        ({"on": "moon"}, "on 'moon' is not known.*local"),
+    ],
+)
+def test_clusters_that_cannot_be(fields: dict, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Cluster(**fields)
+
+
+def test_threads_are_given_or_from_the_environment_or_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(8))
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert Cluster(workers=2, threads=5).threads_per_worker == 5
+    assert Cluster(workers=2).threads_per_worker == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    assert Cluster(workers=2).threads_per_worker == 4
+    assert Cluster(workers=99).threads_per_worker == 1

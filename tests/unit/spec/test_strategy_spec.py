@@ -1,0 +1,95 @@
+"""Strategies in their two forms: written and dataclass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import SpecError
+from shoal.spec import Data, StrategySpec, parse_strategy
+from shoal.spec import strategy as module
+
+shares = st.just("even") | st.lists(st.integers(1, 40), min_size=1, max_size=5).map(lambda n: "+".join(map(str, n)))
+specs = st.builds(
+    Data,
+    via=st.sampled_from(Data.VIA),
+    batchnorm=st.sampled_from(["local", "sync"]),
+    shares=shares,
+    journal=st.booleans(),
+)
+
+
+@given(specs)
+def test_both_forms_are_one_thing(spec: Data) -> None:
+    assert parse_strategy(str(spec)) == spec
+    assert parse_strategy(spec) is spec
+
+
+def test_only_what_differs_from_the_default_is_written() -> None:
+    assert str(Data()) == "data"
+    assert str(Data(journal=False, via="ring")) == "data:via=ring,journal=False"
+    assert parse_strategy("data:") == parse_strategy("data") == Data()
+
+
+@pytest.mark.parametrize("word", ["on", "yes", "True", "1"])
+def test_switches_take_the_usual_words(word: str) -> None:
+    assert parse_strategy(f"data:journal={word}") == Data()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("dta", ["'dta'", "Did you mean 'data'?", "Choose one of: data"]),
+        ("data:vai=ring", ["key 'vai'", "Did you mean 'via'?", "batchnorm, journal, shares, via"]),
+        ("data:via=rings", ["via 'rings'", "Did you mean 'ring'?", "allgather, arena, auto"]),
+        ("data:via", ["write via=value, found 'via'"]),
+        ("data:journal=perhaps", ["journal must be on or off, found 'perhaps'"]),
+        ("data:shares=0+4", ["as in 1+3, found '0+4'"]),
+        ("data:shares=", ["found ''"]),
+        ("data:batchnorm=frozen", ["local, sync"]),
+    ],
+)
+def test_a_wrong_word_is_told_the_right_ones(text: str, found: list[str]) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_strategy(text)
+    for part in found:
+        assert part in str(refused.value)
+
+
+def test_values_may_hold_commas_and_numbers_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_REGISTRY", dict(module._REGISTRY))
+
+    @dataclass(frozen=True, kw_only=True)
+    class Listed(StrategySpec):
+        name: ClassVar[str] = "listed"
+        hosts: str = ""
+        count: int = 1
+        factor: float = 1.0
+
+    spec = Listed(hosts="a,b=2,c", count=3, factor=0.5)
+    # `b=` looks like a key, so such a value cannot be written; plain commas can.
+    with pytest.raises(SpecError, match="key 'b'"):
+        parse_strategy(str(spec))
+    spec = Listed(hosts="a,b,c", count=3, factor=0.5)
+    assert parse_strategy(str(spec)) == spec
+    with pytest.raises(SpecError, match="count must be a number, found 'three'"):
+        parse_strategy("listed:count=three")
+
+
+@given(st.integers(1, 50).flatmap(lambda workers: st.tuples(st.just(workers), st.integers(workers, 200))))
+def test_even_shares_add_up_and_differ_by_one_at_most(sizes: tuple[int, int]) -> None:
+    workers, slots = sizes
+    counts = Data().slots_per_worker(slots, workers)
+    assert len(counts) == workers and sum(counts) == slots
+    assert max(counts) - min(counts) <= 1 and min(counts) >= 1
+
+
+def test_named_shares_must_fit_the_job() -> None:
+    assert Data(shares="1+3").slots_per_worker(4, 2) == [1, 3]
+    for slots, workers in ((5, 2), (4, 3)):
+        with pytest.raises(SpecError, match=f"but the job has {workers} workers and {slots} slots"):
+            Data(shares="1+3").slots_per_worker(slots, workers)
