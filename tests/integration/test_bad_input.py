@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import textwrap
 import time
@@ -59,7 +60,7 @@ MISTAKES = {
     ),
     "raises at import": ("raise KeyError('the reason')", ["failed", "KeyError", "the reason"]),
     "out of memory": (
-        "def wrong(): return task(model=lambda: nn.Linear(2**31, 2**31))",
+        "def wrong(): return task(model=lambda: nn.Linear(2**20, 2**22))",
         ["out of memory", "batch_size"],
     ),
     "no task returned": ("def wrong(): return 3", ["wrong", "must return a shoal.Task", "int"]),
@@ -149,7 +150,10 @@ def test_wrong_factory_argument(attempt):
 
 
 def test_missing_files(attempt):
-    assert attempt("train", "absent.py") == (2, f"error: There is no file 'absent.py' in {attempt.folder}; check the path.\n")
+    assert attempt("train", "absent.py") == (
+        2,
+        f"error: There is no file 'absent.py' in {attempt.folder}; check the path.\n",
+    )
     status, message = attempt("train", "no.such.module:task", "--plain")
     assert status == 1 and "no module 'no.such.module'" in message
     status, message = attempt("evaluate", "absent")
@@ -159,7 +163,7 @@ def test_missing_files(attempt):
 
 
 def test_port_in_use(attempt):
-    with __import__("socket").create_server(("127.0.0.1", 0)) as holder:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
         port = str(holder.getsockname()[1])
         words = ["--workers", "2", "--strategy", "data:via=ring", "--port", port, "--plain"]
         status, message = attempt("train", attempt.task(""), *words)

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
+from shoal.launch.owner import ZYGOTE_VARIABLE, start_zygote
 
 VERBS_WITH_WORKERS = ("train", "evaluate", "predict", "run", "verify")
 
@@ -32,12 +32,11 @@ def main() -> None:
 
 def needs_zygote(words: Sequence[str]) -> bool:
     """Whether this command line will want workers that no running zygote provides."""
-    asks_for_help = "--help" in words and words[0] != "run"
-    return bool(words) and words[0] in VERBS_WITH_WORKERS and not asks_for_help and not _has_zygote()
+    if not words or words[0] not in VERBS_WITH_WORKERS or os.environ.get(ZYGOTE_VARIABLE):
+        return False
+    # Behind a script's name, --help is the script's.
+    ours = words[1:2] if words[0] == "run" else words[1:]
+    return not {"--help", "-h"} & set(ours)
 
 
-def _has_zygote() -> bool:
-    return bool(os.environ.get(ZYGOTE_VARIABLE))
-
-
-__all__ = ["VERBS_WITH_WORKERS", "ZygoteProcess", "main", "needs_zygote"]
+__all__ = ["VERBS_WITH_WORKERS", "main", "needs_zygote"]

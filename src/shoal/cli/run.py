@@ -15,16 +15,17 @@ def run(
     ctx: typer.Context,
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python script.", show_default=False)],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]…", help="What the script is given.", show_default=False)
+        list[str] | None, typer.Argument(metavar="ARGS", help="What the script is given.", show_default=False)
     ] = None,
     workers: Workers = 1,
     port: Port = None,
     threads: Threads = None,
 ) -> None:
-    """Start a script once per worker, under the variables that torchrun sets (RANK, WORLD_SIZE, …).
+    """Start a script once per worker, under the variables that torchrun sets.
 
-    Options of Shoal come before the script; whatever follows it is the script's own. With several workers
-    each line of output is shown after its worker's rank. The exit status is that of the worker that failed.
+    Options of Shoal come before the script; what follows it is the script's.
+    With several workers each line of output is shown after its worker's rank.
+    The exit status is that of the worker that failed.
 
     [dim]shoal run --workers 2 loop.py --lr 0.1[/dim]
     """

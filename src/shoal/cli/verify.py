@@ -18,7 +18,7 @@ def verify(
     ctx: typer.Context,
     target: Annotated[
         str | None,
-        typer.Argument(metavar="[TARGET]", help="path.py:factory or package.module:factory.", show_default=False),
+        typer.Argument(metavar="TARGET", help="path.py:factory or package.module:factory.", show_default=False),
     ] = None,
     workers: Workers = 2,
     strategy: Annotated[
@@ -36,7 +36,7 @@ def verify(
     seed: Annotated[int | None, typer.Option(help="Decides every random number.", rich_help_panel=TASK)] = None,
     replay: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Repeat this finished run in one process, in place of TARGET."),
+        typer.Option(metavar="RUN", help="Repeat this finished run, in place of TARGET."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

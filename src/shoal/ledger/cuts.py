@@ -40,6 +40,13 @@ class Schedule:
         steps = self.epochs * self.steps_per_epoch
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
+    @property
+    def smallest_batch(self) -> int:
+        """Samples of the smallest batch: an epoch's last, where a run comes that far."""
+        if self.total_steps < self.steps_per_epoch:
+            return self.batch_size
+        return self.length % self.batch_size or self.batch_size
+
     def epoch_of(self, step: int) -> int:
         """The epoch that a step belongs to, from 0."""
         return (step - 1) // self.steps_per_epoch

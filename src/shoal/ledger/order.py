@@ -37,7 +37,7 @@ class Order:
         """The samples at positions `start` to `stop` of an epoch."""
         if not self._shuffle:
             return np.arange(start, stop, dtype=np.int64)
-        parts = []
+        parts = [np.empty(0, dtype=np.int64)] if start == stop else []
         while start < stop:
             first = start // _BLOCK * _BLOCK
             end = min(stop, first + _BLOCK)

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -81,11 +81,11 @@ class ProgressSink:
         self._console.print(Text(), _final_table(self._summary))
 
     def _draw(self) -> RenderableType:
-        lines = Table.grid(expand=True)
-        lines.add_row(_run_line(self._summary))
+        lines: list[RenderableType] = [_run_line(self._summary)]
         if self._summary.workers:
-            lines.add_row(_workers_line(self._summary, self._console.width))
-        return lines
+            # Not padded to the full width: the terminal's `^C` would not fit, and push everything up a line.
+            lines.append(_workers_line(self._summary, self._console.width))
+        return Group(*lines)
 
 
 def _run_line(summary: RunSummary) -> RenderableType:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from shoal.roles.feed import Feed
 from shoal.spec import Task, World
 from shoal.strategies.base import Strategy
-from shoal.strategies.gradients import task_loss
+from shoal.strategies.gradients import split_batch, task_loss
 from shoal.strategies.replica import Replica, call_model
 
 
@@ -22,14 +24,18 @@ class Evaluator:
         self._feed = feed
         self.num_batches = -(-length // task.batch_size)
         self.num_columns = 2 + len(task.metrics)
+        self._serial = 0
 
-    def run(self, serial: int, strategy: Strategy, world: World) -> dict[str, float]:
-        """Loss and metrics over the whole test set; `serial` rises with every evaluation of a run."""
+    def run(self, strategy: Strategy, world: World) -> dict[str, float]:
+        """Loss and metrics over the whole test set."""
+        self._serial += 1
         strategy.settle()
         self._replica.module.eval()
         try:
             mine = range(world.global_rank, self.num_batches, world.world_size)
-            table = strategy.exchange(serial, (self.num_batches, self.num_columns), lambda t: self._fill(t, mine))
+            table = strategy.exchange(
+                self._serial, (self.num_batches, self.num_columns), lambda t: self._fill(t, mine)
+            )
         finally:
             self._replica.train_mode()
         weights = table[:, 0]
@@ -42,12 +48,15 @@ class Evaluator:
         for number in batches:
             samples = np.arange(number * size, min((number + 1) * size, self._length))
             batch = self._feed.batch(samples)
-            table[number] = torch.tensor([self._feed.weight(batch, samples), *self._measure(batch)]).double()
+            weight = self._feed.weight(batch, samples)
+            # What counts nothing (padding alone) has no mean either.
+            values = self._measure(batch) if weight else [0.0] * (self.num_columns - 1)
+            table[number] = torch.tensor([weight, *values], dtype=torch.float64)
 
-    def _measure(self, batch: tuple[object, object]) -> list[float]:
+    def _measure(self, batch: Any) -> list[float]:
         if self._task.objective is not None:
             return [float(task_loss(self._replica, batch))]
-        inputs, target = batch
+        inputs, target = split_batch(batch)
         output = call_model(self._replica.module, inputs)
         assert self._task.loss is not None
         return [

@@ -72,6 +72,8 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
         return change(value)
     if isinstance(value, dict):
         return {key: map_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(item, change) for item in value))
     if isinstance(value, (tuple, list)):
         return type(value)(map_tensors(item, change) for item in value)
     return value

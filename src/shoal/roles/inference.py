@@ -32,7 +32,7 @@ def evaluate(job: Job, world: World, reporter: Reporter) -> None:
     strategy.open(replica, Setting(world=world, slots=len(slots), slots_per_worker=slots, extent=extent))
     reporter.on_state("ready", 0)
     reporter.on_state("evaluating", 0)
-    results = evaluator.run(1, strategy, world)
+    results = evaluator.run(strategy, world)
     reporter.done({"results": results, "samples": len(dataset)})
     strategy.close()
 

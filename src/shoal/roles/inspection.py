@@ -37,6 +37,7 @@ def inspect(job: Job, world: World, reporter: Reporter) -> None:
         "untrained": list(replica.untrained),
         "buffers": [name for name, _ in replica.module.named_buffers()],
         "optimizer": type(replica.optimizer).__name__,
+        "num_samples": len(train),
         "batch_size": task.batch_size,
         "batch_per_worker": task.batch_per_worker,
         "has_batchnorm": any(isinstance(module, _BatchNorm) for module in replica.module.modules()),

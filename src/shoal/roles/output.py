@@ -36,10 +36,11 @@ class TextOutput:
 
     def append(self, rows: torch.Tensor, *, first: bool) -> None:
         with writing(self._path.parent), self._path.open("w" if first else "a", encoding="utf-8") as file:
-            for row in rows.tolist():
-                flat = row if isinstance(row, list) else [row]
-                text = json.dumps(row) if self._path.suffix == ".jsonl" else ",".join(map(str, flat))
-                file.write(text + "\n")
+            if self._path.suffix == ".jsonl":
+                lines = [json.dumps(row) for row in rows.tolist()]
+            else:
+                lines = [",".join(map(str, row)) for row in rows.reshape(len(rows), -1).tolist()]
+            file.writelines(f"{line}\n" for line in lines)
 
 
 class NumpyOutput:

@@ -13,6 +13,7 @@ from shoal.comm.channel import Channel
 from shoal.errors import LaunchError
 from shoal.roles.beat import Beat
 from shoal.spec import Job, World
+from shoal.spec.world import ARENA_VARIABLE
 
 
 def run_script(job: Job, world: World, channel: Channel) -> int:
@@ -34,7 +35,9 @@ def script_environment(job: Job, world: World) -> dict[str, str]:
     """The variables that torchrun sets, so that its scripts run here unchanged."""
     address, _, port = world.coordinator.partition(":")
     rank, size = str(world.global_rank), str(world.world_size)
+    arena = {} if world.arena_fd is None else {ARENA_VARIABLE: str(world.arena_fd)}
     return {
+        **arena,
         "RANK": rank,
         "WORLD_SIZE": size,
         "LOCAL_RANK": str(world.local_rank),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from shoal.arena import Segment, keep_freed_memory
+from shoal.arena import keep_freed_memory
 from shoal.checkpoint import save_tensors
+from shoal.errors import SpecError
+from shoal.roles.joining import share_segment
 from shoal.roles.training import Outcome, Training
 from shoal.spec import Data, StrategySpec, Task, World, parse_strategy
 from shoal.strategies import make_strategy
@@ -36,8 +36,15 @@ class Trainer:
         keep_freed_memory()
         spec = parse_strategy(strategy)
         assert isinstance(spec, Data)
-        self.world = _with_segment(World.from_environment() if world is None else world)
-        slots = self.world.world_size if slots is None else slots
+        if world is None or (world.arena_fd is None and world.world_size > 1):
+            world, self._kept = share_segment(World.from_environment() if world is None else world)
+        self.world = world
+        slots = world.world_size if slots is None else slots
+        if slots < world.world_size:
+            raise SpecError(
+                f"Trainer: slots={slots} is fewer than the {world.world_size} processes, so some would have "
+                "nothing to do; use at least as many slots as processes."
+            )
         self._strategy = make_strategy(spec, self.world, slots)
         self._training = Training(task, self._strategy, self.world, slots)
         self._setting = Setting(
@@ -53,7 +60,6 @@ class Trainer:
         self._seed = task.seed
         self._weight = task.weight
         self._alone = self.world.world_size == 1
-        self._evaluations = 0
         self.steps = 0
         """Steps taken so far."""
 
@@ -64,6 +70,11 @@ class Trainer:
 
     def step(self, batch: Any) -> float:
         """Forward, backward, agree, update. Returns the loss over all processes' batches."""
+        if self._setting.slots != self.world.world_size:
+            raise SpecError(
+                f"Trainer: step(batch) is one part per process, but slots={self._setting.slots} for "
+                f"{self.world.world_size}; leave slots at its default, or use fit()."
+            )
         weight = float(_num_samples(batch)) if self._weight is None else float(self._weight(batch))
 
         def load() -> Iterator[tuple[Any, float]]:
@@ -77,15 +88,20 @@ class Trainer:
 
     def fit(self) -> Outcome:
         """Run the whole task, as `shoal train` would."""
+        if self.steps:
+            raise SpecError(
+                f"Trainer: fit() begins at the first step, but {self.steps} were taken already; "
+                "make a new Trainer."
+            )
         outcome = self._training.run(self._setting, _Silent())
         self.steps = outcome.step
         return outcome
 
     def evaluate(self) -> dict[str, float]:
         """Loss and metrics over the task's test set, spread over the processes."""
-        assert self._training.evaluator is not None, "the task has no test set"
-        self._evaluations += 1
-        return self._training.evaluator.run(self._evaluations, self._strategy, self.world)
+        if self._training.evaluator is None:
+            raise SpecError("Trainer: there is nothing to evaluate on; give the task a test set with test=.")
+        return self._training.evaluator.run(self._strategy, self.world)
 
     def save(self, path: str | Path) -> str:
         """Write the model as safetensors (the first process does) and return its digest there."""
@@ -121,27 +137,3 @@ def _num_samples(batch: Any) -> int:
     while not isinstance(batch, torch.Tensor):
         batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
     return len(batch)
-
-
-def _with_segment(world: World) -> World:
-    """Share a segment with the other processes of this host, when no launcher of ours has made one.
-
-    torchrun's store carries only where to find it: the first process's descriptor.
-    """
-    if world.world_size == 1 or world.arena_fd is not None:
-        return world
-    from torch.distributed import PrefixStore, TCPStore
-
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    hosts_store = world.global_rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = PrefixStore("shoal", TCPStore(address, port, is_master=hosts_store))
-    segment = Segment()
-    if world.global_rank == 0:
-        store.set("segment", segment.handle)
-    else:
-        segment.share_with(store.get("segment").decode())
-    # The first process's descriptor must outlive the others' look-up, and its store their last question.
-    store.set(f"joined/{world.global_rank}", "")
-    for rank in range(world.world_size):
-        store.get(f"joined/{rank}")
-    return replace(world, arena_fd=segment.detach())

@@ -55,8 +55,9 @@ class Training:
         order = Order(len(train), task.seed, shuffle=task.shuffle)
         self.schedule = Schedule(len(train), batch_size, slots, task.epochs, task.max_steps, order)
         self._feed = Feed(task, train, numerics=numerics, device=world.device)
+        sample_feed = Feed(task, train, numerics=numerics)  # models are made on the CPU, whatever they train on
         self.replica = Replica(
-            task, numerics=numerics, device=world.device, sample=lambda: self._feed.batch(order.samples(0, 0, 1))
+            task, numerics=numerics, device=world.device, sample=lambda: sample_feed.batch(order.samples(0, 0, 1))
         )
         self.strategy = strategy
         self.evaluator: Evaluator | None = None
@@ -77,6 +78,7 @@ class Training:
             table_rows=evaluator.num_batches if evaluator else 0,
             table_columns=evaluator.num_columns if evaluator else 0,
             accumulate=self.task.accumulate,
+            smallest_batch=self.schedule.smallest_batch,
         )
 
     def work(self, step: int, slots: range, *, stop: bool = False) -> Work:
@@ -103,7 +105,6 @@ class Training:
         losses = self.strategy.losses(committed)
         history: dict[str, list[float]] = {}
         results: dict[str, float] = {}
-        evaluations = 0
         result = StepResult(float("nan"), 0.0, False)
         for step in range(1, self.schedule.total_steps + 1):
             if step <= committed:
@@ -119,8 +120,7 @@ class Training:
                 )
             self.replica.advance(result.loss)
             if self._evaluates_after(step) and self.evaluator is not None:
-                evaluations += 1
-                results = self._evaluate(evaluations, step, observer, told=step < committed)
+                results = self._evaluate(step, observer, told=step < committed)
                 for name, value in results.items():
                     history.setdefault(name, []).append(value)
                 if self.task.stop is not None and self.task.stop.reached(history[self.task.stop.metric]):
@@ -136,10 +136,10 @@ class Training:
     def _evaluation_interval(self) -> int:
         return self.task.evaluate_every or self.schedule.steps_per_epoch
 
-    def _evaluate(self, serial: int, step: int, observer: Observer, *, told: bool) -> dict[str, float]:
+    def _evaluate(self, step: int, observer: Observer, *, told: bool) -> dict[str, float]:
         assert self.evaluator is not None
         observer.on_state("evaluating", step)
-        results = self.evaluator.run(serial, self.strategy, self.world)
+        results = self.evaluator.run(self.strategy, self.world)
         observer.on_state("training", step)
         if not told:
             observer.on_evaluation(step, results)

@@ -11,6 +11,8 @@ from shoal.spec.checks import require_choice, require_count
 
 ROLES = ("worker", "spare")
 LOOPBACK = "127.0.0.1"
+ARENA_VARIABLE = "SHOAL_ARENA_FD"
+"""Where `shoal run` leaves the number of the segment's descriptor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +55,20 @@ class World:
         if "WORLD_SIZE" not in env:
             return cls()
         try:
-            return cls(
-                global_rank=int(env["RANK"]),
-                world_size=int(env["WORLD_SIZE"]),
-                local_rank=int(env.get("LOCAL_RANK", env["RANK"])),
-                local_size=int(env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"])),
-                host=env.get("MASTER_ADDR", LOOPBACK),
-            )
+            global_rank, world_size = int(env["RANK"]), int(env["WORLD_SIZE"])
+            local_rank = int(env.get("LOCAL_RANK", global_rank))
+            local_size = int(env.get("LOCAL_WORLD_SIZE", world_size))
+            arena_fd = int(env[ARENA_VARIABLE]) if ARENA_VARIABLE in env else None
         except (KeyError, ValueError) as error:
             raise SpecError(
                 f"World: WORLD_SIZE is set but RANK and its kin are not whole numbers ({error}); "
                 "start this script with torchrun or `shoal run`, or unset WORLD_SIZE."
             ) from None
+        return cls(
+            global_rank=global_rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            local_size=local_size,
+            host=env.get("MASTER_ADDR", LOOPBACK),
+            arena_fd=arena_fd,
+        )

@@ -13,8 +13,7 @@ from shoal.strategies.base import Strategy
 def make_strategy(spec: StrategySpec, world: World, slots: int, *, replaceable: bool = False) -> Strategy:
     """The implementation of a strategy for a process of this world; `replaceable` by a spare if it dies."""
     assert isinstance(spec, Data)
-    one_part = world.world_size == 1 and (slots == 1 or spec.batchnorm == "sync")
-    if one_part and spec.via == "auto" and not replaceable:
+    if world.world_size == slots == 1 and spec.via == "auto" and not replaceable:
         from shoal.strategies.data.single import SingleProcess
 
         return SingleProcess()

@@ -62,6 +62,8 @@ class Extent:
     table_rows: int = 0
     table_columns: int = 0
     accumulate: int = 1
+    smallest_batch: int | None = None
+    """Samples of the smallest batch of all steps, where that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ def task_loss(replica: Replica, batch: Any) -> torch.Tensor:
     if task.objective is not None:
         loss = task.objective(replica.module, batch)
     else:
-        inputs, target = batch
+        inputs, target = split_batch(batch)
         assert task.loss is not None
         loss = task.loss(call_model(replica.module, inputs), target)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -39,6 +39,17 @@ def task_loss(replica: Replica, batch: Any) -> torch.Tensor:
     return loss
 
 
+def split_batch(batch: Any) -> tuple[Any, Any]:
+    """A batch's inputs and target."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        found = f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        raise TaskError(
+            f"Task: a batch must be (inputs, target), found {found}; put several inputs into a tuple or dict, "
+            "set collate, or use objective= in place of loss=."
+        )
+    return batch[0], batch[1]
+
+
 def backward_part(replica: Replica, work: Work, part: Part) -> tuple[float, float]:
     """Backward over a slot's batches; gradients go to `p.grad`. Returns (sum of weight * loss, weight).
 
@@ -48,6 +59,8 @@ def backward_part(replica: Replica, work: Work, part: Part) -> tuple[float, floa
     seed_slot(work, part.slot, replica.device)
     loss_sum = weight_sum = 0.0
     for batch, weight in part.load():
+        if not weight:  # padding alone: it counts nothing, and its mean is not a number
+            continue
         loss = task_loss(replica, batch)
         value = loss.item()
         if not math.isfinite(value):

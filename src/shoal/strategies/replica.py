@@ -34,6 +34,11 @@ class Replica:
         self.scheduler = None if task.scheduler is None else task.scheduler(self.optimizer)
         in_groups = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         named = list(self.module.named_parameters())
+        if foreign := len(in_groups - {id(p) for _, p in named}):
+            raise TaskError(
+                f"Task: the optimizer was given {foreign} parameters that are not the model's, so no other "
+                "process would know them; make them part of the module that model() returns."
+            )
         self.trained = {name: p for name, p in named if id(p) in in_groups and p.requires_grad}
         """Parameters that the optimizer updates, by name."""
         self.untrained = {name: p for name, p in named if name not in self.trained}
@@ -51,17 +56,26 @@ class Replica:
                 f"Task: model() must make an nn.Module, found {type(module).__name__}; "
                 "write for instance model=lambda: nn.Linear(4, 2)."
             )
+        if self.numerics == "float64":
+            module.double()
         if any(is_lazy(p) for p in module.parameters()) and sample is not None:
-            with torch.no_grad():
-                call_model(module, sample()[0])
+            self._materialise(module, sample())
         if not any(True for _ in module.parameters()):
             raise TaskError(
                 f"Task: the model ({type(module).__name__}) has no parameters, so there is nothing to train; "
                 "check what model() returns."
             )
-        if self.numerics == "float64":
-            module.double()
         return module if self.device == "cpu" else module.to(self.device)
+
+    def _materialise(self, module: nn.Module, batch: Any) -> None:
+        """Let lazy layers see a batch, so that they know their shapes; nothing else moves."""
+        module.eval()
+        with torch.no_grad():
+            if self.task.objective is not None:
+                self.task.objective(module, batch)
+            else:
+                call_model(module, batch[0])
+        module.train()
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         optimizer = self.task.optimizer(list(self.module.parameters()))

@@ -22,8 +22,8 @@ class Comparison:
     """Two runs that should have left the same."""
 
     title: str
-    bound: float | None
-    """The most that is accepted; None to print the difference without judging it."""
+    bound: Callable[[str], float | None] = lambda what: None
+    """The most that is accepted for parameters, buffers or optimizer state; None to print without judging."""
     note: str = ""
     """What to know when reading the difference."""
 
@@ -49,7 +49,7 @@ def compare_trials(comparison: Comparison, ours: Trial, reference: Trial, facts:
 
 def judge(comparison: Comparison, what: str, found: Difference) -> Row:
     """The row of one measured difference."""
-    bound = comparison.bound
+    bound = comparison.bound(what)
     if bound is None:
         verdict = Verdict.NOT_JUDGED
     elif found.bitwise or (bound > BITWISE and found.relative <= bound):

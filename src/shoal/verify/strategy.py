@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from shoal.launch.runs import target_of
 from shoal.spec import Cluster, Data, Job, StrategySpec, parse_strategy
 from shoal.spec.checks import require_count
-from shoal.verify.bounds import FLOAT64_BOUND, same_slots_bound
+from shoal.verify.bounds import FLOAT64_BOUND, first_step_bound
 from shoal.verify.judging import Comparison, compare_trials, movement
-from shoal.verify.report import Report, Row, Verdict
+from shoal.verify.report import BITWISE, Report, Row, Verdict
 from shoal.verify.trials import Facts, Laboratory, Progress, Trial, open_laboratory
 
 if TYPE_CHECKING:
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 DEFAULT_STEPS = 20
 _NUM_TRIALS = 6
+"""Where every bit must be equal: inspection, and five runs to compare."""
+_DRIFT = "rounding drifts apart over steps in float32; judged are the first step and all steps in float64"
 _OTHER_NUMBERS = "random numbers (dropout, augmentation) are drawn for each part of a batch, so other ones here"
+
+_OTHER_FUNCTION = "BatchNorm of a part of the batch is another function than of the whole"
 
 
 def verify_strategy(
@@ -72,20 +76,24 @@ class _Verification:
         """All rows, and how many steps were taken."""
         facts, initial = self.laboratory.inspect(self.job)
         synchronised = self._spec.batchnorm == "sync" and facts.has_batchnorm
+        bitwise = self._spec.via == "arena" and not synchronised
         if synchronised:
-            self.laboratory.num_trials -= 1  # the whole batch is then what to compare with in any case
-        workers = f"{self.job.cluster.workers} workers"
-        split = self.laboratory.train(f"{workers}, {self.job.strategy}", self.job)
-        whole = self.laboratory.train("one process, whole batch", alone(self.job, facts))
-        same = whole if synchronised else self._same_slots(facts)
-        rows = [
-            *_repeatability(facts),
-            *self._against_same_slots(split, same, facts, synchronised),
-            *self._in_double(facts),
-            *self._against_whole_batch(split, whole, facts, synchronised),
-            *movement(initial, split, same, facts),
-        ]
-        return rows, split.steps
+            self.job = with_overrides(self.job, facts.synchronised_batch(self.job.cluster.workers))
+        # Two runs more for the first step; one less where the whole batch is what to compare with in any case.
+        self.laboratory.num_trials += 2 * (not bitwise) - synchronised
+        reference = _Reference(self.laboratory, facts, synchronised)
+        rows = _repeatability(facts)
+        if not bitwise:
+            rows += self._first_step(reference)
+        split = self.laboratory.train(f"{self.job.cluster.workers} workers, {self.job.strategy}", self.job)
+        same = reference.train(self.job)
+        bound = BITWISE if bitwise else None
+        comparison = Comparison(title=reference.title, bound=lambda what: bound, note=_DRIFT * (not bitwise))
+        rows += compare_trials(comparison, split, same, facts)
+        rows += self._in_double(facts)
+        if not synchronised:
+            rows += self._against_whole_batch(split, facts)
+        return rows + movement(initial, split, same, facts), split.steps
 
     @property
     def _spec(self) -> Data:
@@ -93,53 +101,78 @@ class _Verification:
         assert isinstance(spec, Data)
         return spec
 
-    def _same_slots(self, facts: Facts) -> Trial:
-        job = alone(self.job, facts, slots=self.job.num_slots)
-        return self.laboratory.train(f"one process, the same {self.job.num_slots} slots", job)
+    def _first_step(self, reference: _Reference) -> list[Row]:
+        job = with_overrides(self.job, {"max_steps": 1})
+        facts, synchronised = reference.facts, reference.synchronised
+        split = self.laboratory.train(f"{job.cluster.workers} workers, first step", job)
+        same = reference.train(job)
+        title = f"{reference.title}, first step"
+        if synchronised and facts.random:
+            return compare_trials(Comparison(title=title, note=_OTHER_NUMBERS), split, same, facts)
 
-    def _against_same_slots(self, split: Trial, same: Trial, facts: Facts, synchronised: bool) -> list[Row]:
-        bound: float | None = same_slots_bound(self._spec, facts.optimizer, split.steps, whole_batch=synchronised)
-        title = f"one process, the same {self.job.num_slots} slots"
-        note = ""
-        if synchronised:
-            title = "one process, BatchNorm over the whole batch"
-            bound, note = (None, _OTHER_NUMBERS) if facts.random else (bound, "")
-        return compare_trials(Comparison(title=title, bound=bound, note=note), split, same, facts)
+        def bound(what: str) -> float:
+            return first_step_bound(what, facts.optimizer, synchronised=synchronised)
+
+        return compare_trials(Comparison(title=title, bound=bound), split, same, facts)
 
     def _in_double(self, facts: Facts) -> list[Row]:
-        job = replace(self.job, numerics="float64")
+        job, workers = replace(self.job, numerics="float64"), self.job.cluster.workers
         if facts.has_batchnorm:
             # Only synchronised layers compute the same function on parts as on the whole.
-            job = replace(job, strategy=str(replace(self._spec, batchnorm="sync", shares="even")), slots=None)
-        split = self.laboratory.train(f"{job.cluster.workers} workers in float64", job)
+            strategy = str(replace(self._spec, batchnorm="sync", shares="even"))
+            job = with_overrides(replace(job, strategy=strategy, slots=None), facts.synchronised_batch(workers))
+        split = self.laboratory.train(f"{workers} workers in float64", job)
         whole = self.laboratory.train("one process in float64, whole batch", alone(job, facts))
+        bound = None if facts.random_in_float64 else FLOAT64_BOUND
         comparison = Comparison(
             title="one process in float64, whole batch" + ", BatchNorm synchronised" * facts.has_batchnorm,
-            bound=None if facts.random_in_float64 else FLOAT64_BOUND,
-            note=_OTHER_NUMBERS if facts.random_in_float64 else "",
+            bound=lambda what: bound,
+            note=_OTHER_NUMBERS * facts.random_in_float64,
         )
         return compare_trials(comparison, split, whole, facts)
 
-    def _against_whole_batch(self, split: Trial, whole: Trial, facts: Facts, synchronised: bool) -> list[Row]:
-        if synchronised:
-            return []  # already judged
-        note = _OTHER_NUMBERS if facts.random else ""
-        if facts.has_batchnorm:
-            note = "BatchNorm of a part of the batch is another function than of the whole"
+    def _against_whole_batch(self, split: Trial, facts: Facts) -> list[Row]:
         title = "one process in float32, whole batch"
-        return compare_trials(Comparison(title=title, bound=None, note=note), split, whole, facts)
+        whole = self.laboratory.train(title, alone(self.job, facts))
+        note = _OTHER_FUNCTION if facts.has_batchnorm else _OTHER_NUMBERS * facts.random
+        return compare_trials(Comparison(title=title, note=note), split, whole, facts)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """One process that should compute the same in float32: the same slots, or the whole batch where
+    synchronised BatchNorm makes slots compute that."""
+
+    laboratory: Laboratory
+    facts: Facts
+    synchronised: bool
+
+    @property
+    def title(self) -> str:
+        return (
+            "one process, BatchNorm over the whole batch" if self.synchronised else "one process, the same slots"
+        )
+
+    def train(self, job: Job) -> Trial:
+        slots = None if self.synchronised else job.num_slots
+        return self.laboratory.train(self.title, alone(job, self.facts, slots=slots))
 
 
 def alone(job: Job, facts: Facts, *, slots: int | None = None) -> Job:
     """The same job for one process: the plain loop over whole batches, or the arena with batches in slots."""
+    batch = facts.global_batch(job.cluster.workers)
     return replace(
-        job,
+        with_overrides(job, batch),
         strategy="data" if slots is None else "data:via=arena",
         # As many threads as each worker has: the number of threads decides how sums are grouped.
         cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
         slots=slots,
-        overrides={**job.overrides, **facts.global_batch(job.cluster.workers)},
     )
+
+
+def with_overrides(job: Job, overrides: Mapping[str, Any]) -> Job:
+    """The same job with more fields of the task changed."""
+    return replace(job, overrides={**job.overrides, **overrides})
 
 
 def _repeatability(facts: Facts) -> list[Row]:
@@ -147,6 +180,6 @@ def _repeatability(facts: Facts) -> list[Row]:
         return []
     note = (
         "the same samples and seed gave two different losses in one process: the task draws random numbers "
-        "that no seed decides; use torch's, numpy's or Python's own generators"
+        "that no seed decides; use torch's own (torch.rand and the like), which are keyed to step and slot"
     )
     return [Row(comparison="the same step twice", what="loss", verdict=Verdict.MISMATCH, note=note)]

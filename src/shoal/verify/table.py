@@ -71,7 +71,7 @@ def _world(report: Report) -> str:
 def _measured(row: Row) -> str:
     if row.measured is None:
         return ""
-    return "equal bits" if row.measured == 0.0 and row.verdict is Verdict.EQUAL else f"{row.measured:.1e}"
+    return "equal bits" if row.measured == 0.0 and row.verdict is not Verdict.MISMATCH else f"{row.measured:.1e}"
 
 
 def _bound(row: Row) -> str:

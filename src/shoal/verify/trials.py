@@ -32,6 +32,7 @@ class Facts:
     untrained: tuple[str, ...]
     buffers: tuple[str, ...]
     optimizer: str
+    num_samples: int
     batch_size: int
     batch_per_worker: bool
     has_batchnorm: bool
@@ -51,6 +52,17 @@ class Facts:
     def global_batch(self, workers: int) -> dict[str, int]:
         """The override with which one process trains on the batch of so many workers."""
         return {"batch_size": self.batch_size * workers} if self.batch_per_worker else {}
+
+    def synchronised_batch(self, workers: int) -> dict[str, int]:
+        """The overrides with which all workers have a part of every batch, the last of an epoch included, and
+        none is cut into pieces: what it takes for BatchNorm over the whole batch to be that of one process."""
+        overrides = {"accumulate": 1}
+        if not self.batch_per_worker:
+            sizes = range(self.batch_size, workers - 1, -1)
+            rests = ((size, self.num_samples % size) for size in sizes)
+            fitting = (size for size, rest in rests if rest == 0 or rest >= workers)
+            overrides["batch_size"] = next(fitting, self.batch_size)
+        return overrides
 
 
 @dataclass(frozen=True)

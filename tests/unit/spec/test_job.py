@@ -30,7 +30,7 @@ def test_a_job_survives_json(args: dict, workers: int, spares: int, more_slots: 
         target="digits.py:task",
         args=args,
         strategy=f"data:via={via}",
-        cluster=Cluster(workers=workers, spares=spares),
+        cluster=Cluster(workers=workers, spares=spares if via == "arena" else 0),
         slots=None if more_slots is None else workers + more_slots,
         overrides={"epochs": 3},
         options={"argv": ["--fast"]},

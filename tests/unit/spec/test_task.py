@@ -82,7 +82,7 @@ def test_data_sets_may_be_made_later() -> None:
     assert len(Task(**{**GOOD, "train": Rows}).dataset("train")) == 3
     assert Task(**GOOD).dataset("train") is GOOD["train"]
     with pytest.raises(TaskError, match="is empty"):
-        replace(task, train=lambda: []).dataset("train")
+        replace(task, train=list).dataset("train")
 
 
 @pytest.mark.parametrize(

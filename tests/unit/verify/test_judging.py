@@ -9,8 +9,7 @@ import math
 import pytest
 from rich.console import Console
 
-from shoal.spec import Data
-from shoal.verify.bounds import LINEAR_BOUND, NORMALISING_BOUND, same_slots_bound
+from shoal.verify.bounds import NORMALISED_BOUND, SUM_BOUND, SYNCHRONISED_BOUND, first_step_bound
 from shoal.verify.difference import Difference
 from shoal.verify.judging import Comparison, judge
 from shoal.verify.report import BITWISE, Report, Row, Verdict
@@ -30,23 +29,29 @@ from shoal.verify.table import report_table
     ],
 )
 def test_verdict(bound: float | None, found: Difference, verdict: Verdict):
-    row = judge(Comparison(title="one process", bound=bound, note="keep in mind"), "parameters", found)
+    row = judge(
+        Comparison(title="one process", bound=lambda what: bound, note="keep in mind"), "parameters", found
+    )
 
     assert row.verdict is verdict
     assert (row.worst, row.note) == (found.worst, "keep in mind")
 
 
-def test_only_sums_in_slot_order_must_agree_in_every_bit():
-    assert same_slots_bound(Data(), "AdamW", 20, whole_batch=False) == BITWISE
-    assert same_slots_bound(Data(via="arena"), "SGD", 20, whole_batch=False) == BITWISE
-    assert same_slots_bound(Data(via="ring"), "SGD", 20, whole_batch=False) == LINEAR_BOUND
-    assert same_slots_bound(Data(via="ring"), "AdamW", 20, whole_batch=False) == NORMALISING_BOUND
-    assert same_slots_bound(Data(batchnorm="sync"), "SGD", 20, whole_batch=True) == LINEAR_BOUND
-
-
-def test_longer_runs_may_drift_further():
-    assert same_slots_bound(Data(via="tree"), "SGD", 60, whole_batch=False) == 3 * LINEAR_BOUND
-    assert same_slots_bound(Data(via="tree"), "SGD", 5, whole_batch=False) == LINEAR_BOUND
+@pytest.mark.parametrize(
+    ("what", "optimizer", "synchronised", "bound"),
+    [
+        ("parameters", "SGD", False, SUM_BOUND),
+        ("parameters", "SGD", True, SYNCHRONISED_BOUND),
+        ("parameters", "AdamW", False, NORMALISED_BOUND),
+        ("parameters", "SomebodysOwn", False, NORMALISED_BOUND),
+        ("optimizer state", "AdamW", False, SUM_BOUND),
+        ("buffers", "AdamW", True, SYNCHRONISED_BOUND),
+    ],
+)
+def test_what_is_proportional_to_the_gradient_is_judged_tightly(
+    what: str, optimizer: str, synchronised: bool, bound: float
+):
+    assert first_step_bound(what, optimizer, synchronised=synchronised) == bound
 
 
 def _report(*rows: Row) -> Report:

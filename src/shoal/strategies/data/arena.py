@@ -15,7 +15,7 @@ import torch
 from shoal.errors import LaunchError, SpecError
 from shoal.spec import Data, World
 from shoal.strategies.base import Fill, Part, Setting, StepResult, Work
-from shoal.strategies.data.batchnorm import exchange_elements, synchronise
+from shoal.strategies.data.batchnorm import check_setting, exchange_elements, synchronise
 from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.data.shared import SharedState, Sizes
 from shoal.strategies.data.tap import GradientTap
@@ -54,11 +54,7 @@ class ArenaData:
     def _exchange_bytes(self) -> int:
         if self._spec.batchnorm != "sync":
             return 0
-        if self._setting.slots != self._setting.world.world_size:
-            raise SpecError(
-                f"data: batchnorm=sync needs one slot per worker, found {self._setting.slots} slots on "
-                f"{self._setting.world.world_size} workers; leave slots at its default."
-            )
+        check_setting(self._setting)
         return 8 * exchange_elements(self._replica.module) * self._setting.extent.accumulate
 
     def _take_place(self, world: World) -> None:

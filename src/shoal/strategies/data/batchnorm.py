@@ -10,6 +10,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from shoal.errors import SpecError
+from shoal.strategies.base import Setting
+
 Sum = Callable[[torch.Tensor], torch.Tensor]
 """Sums a small float64 vector over all slots; everybody calls it in the same order."""
 
@@ -21,6 +24,21 @@ def batchnorm_layers(module: nn.Module) -> list[_BatchNorm]:
 def exchange_elements(module: nn.Module) -> int:
     """Numbers that one forward and backward pass exchanges for each slot."""
     return sum(4 * layer.num_features + 1 for layer in batchnorm_layers(module))
+
+
+def check_setting(setting: Setting) -> None:
+    """Every slot must take part in every exchange, from a process of its own."""
+    extent, slots = setting.extent, setting.slots
+    if slots != setting.world.world_size:
+        raise SpecError(
+            f"data: batchnorm=sync needs one slot per worker, found {slots} slots on "
+            f"{setting.world.world_size} workers; leave slots at its default."
+        )
+    if extent.smallest_batch is not None and extent.smallest_batch // slots < extent.accumulate:
+        raise SpecError(
+            f"data: batchnorm=sync needs samples for all {slots * extent.accumulate} pieces of every batch, but "
+            f"the last one of an epoch has only {extent.smallest_batch}; choose another batch_size."
+        )
 
 
 def synchronise(module: nn.Module, sum_over_slots: Sum) -> None:

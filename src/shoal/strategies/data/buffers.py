@@ -18,26 +18,30 @@ from shoal.strategies.data.shared import SharedState
 LARGEST_MOVING = 4096
 """Elements. Larger buffers outside of normalisation layers are masks and tables, which do not move."""
 
+Owner = tuple[nn.Module, str]
+"""A module and the name it calls a buffer by."""
+
 
 class MovingBuffers:
     """The replica's moving buffers as one private block, and its counterparts in the arena."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._owners: list[tuple[nn.Module, str]] = []
+        self._owners: list[list[Owner]] = []
         self._views: list[torch.Tensor] = []
         found = list(_moving(module))
-        grid = make_grid([Flat(str(b.dtype), b.element_size(), b.numel()) for _, _, b in found])
+        grid = make_grid([Flat(str(b.dtype), b.element_size(), b.numel()) for _, b in found])
         self.nbytes = grid.nbytes
-        device = found[0][2].device if found else "cpu"
+        device = found[0][1].device if found else "cpu"
         self._own = torch.zeros(grid.nbytes, dtype=torch.uint8, device=device)
         self._places: list[tuple[torch.dtype, int, int]] = []
-        for (owner, name, buffer), offset in zip(found, grid.offsets, strict=True):
+        for (owners, buffer), offset in zip(found, grid.offsets, strict=True):
             place = (buffer.dtype, offset, buffer.numel())
             # `.data` gives each its own version counter: a change of one must not look to autograd like all.
             view = _view(self._own, place).view(buffer.shape).data
             view.copy_(buffer)
-            owner._buffers[name] = view
-            self._owners.append((owner, name))
+            for owner, name in owners:
+                owner._buffers[name] = view
+            self._owners.append(owners)
             self._views.append(view)
             self._places.append(place)
 
@@ -63,11 +67,12 @@ class MovingBuffers:
             self._slots[slot].copy_(self._own)
 
     def _gather(self) -> None:
-        for (owner, name), view in zip(self._owners, self._views, strict=True):
-            current = owner._buffers[name]
-            if current is not view and current is not None:  # the model's code put a new tensor in its place
-                view.copy_(current)
-                owner._buffers[name] = view
+        for owners, view in zip(self._owners, self._views, strict=True):
+            for owner, name in owners:
+                current = owner._buffers[name]
+                if current is not view and current is not None:  # the model's code put a new tensor in its place
+                    view.copy_(current)
+                    owner._buffers[name] = view
 
     def commit(self, weights: Any) -> None:
         """Merge what the slots left. Reads only slots' blocks, so doing it twice does no harm."""
@@ -97,9 +102,18 @@ class BufferMean:
         self._buffers = buffers
         self._start = buffers._own.clone()
         self._floats = [view for view in buffers._views if view.is_floating_point()]
-        self._sum = torch.zeros(
-            sum(view.numel() for view in self._floats), dtype=torch.float64, device=buffers._own.device
-        )
+        self._others = [view for view in buffers._views if not view.is_floating_point()]
+        device = buffers._own.device
+        self._sum = torch.zeros(sum(view.numel() for view in self._floats), dtype=torch.float64, device=device)
+        self._counts = self._bytes()
+        self.counted = False
+        """Whether whole numbers changed in this worker's first slot that had samples."""
+        self._filled = False
+
+    def _bytes(self) -> torch.Tensor:
+        """Whole numbers as bytes, which a sum of float64 carries exactly."""
+        parts = [view.reshape(-1).view(torch.uint8) for view in self._others]
+        return torch.cat(parts).double() if parts else self._sum[:0]
 
     def start(self) -> None:
         """A slot begins from the committed values."""
@@ -110,28 +124,39 @@ class BufferMean:
         self._buffers._gather()
         if self._floats:
             self._sum.add_(torch.cat([view.reshape(-1) for view in self._floats]), alpha=weight)
+        if weight > 0 and not self._filled:
+            before, self._counts, self._filled = self._counts, self._bytes(), True
+            self.counted = not torch.equal(before, self._counts)
 
-    def finish(self, allreduce_: Callable[[torch.Tensor], None], weight: float) -> None:
-        """Make the mean over all slots the committed values."""
-        if not self._floats:
-            return
-        allreduce_(self._sum)
-        means = (self._sum / weight).split([view.numel() for view in self._floats])
-        for view, mean in zip(self._floats, means, strict=True):
-            view.copy_(mean.view(view.shape))
+    def finish(
+        self, allreduce_: Callable[[torch.Tensor], None], weight: float, *, counted: bool, speaks: bool
+    ) -> None:
+        """Make the mean over all slots the committed values.
+
+        Where anybody `counted`, whole numbers become those of the one worker that `speaks`.
+        """
+        if self._floats:
+            allreduce_(self._sum)
+            means = (self._sum / weight).split([view.numel() for view in self._floats])
+            for view, mean in zip(self._floats, means, strict=True):
+                view.copy_(mean.view(view.shape))
+        if counted:
+            self._counts.mul_(float(speaks))
+            allreduce_(self._counts)
+            sizes = [view.numel() * view.element_size() for view in self._others]
+            for view, value in zip(self._others, self._counts.to(torch.uint8).split(sizes), strict=True):
+                view.copy_(value.view(view.dtype).view(view.shape))
 
 
-def _moving(module: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
-    seen: set[int] = set()
-    found = []
+def _moving(module: nn.Module) -> list[tuple[list[Owner], torch.Tensor]]:
+    """Every moving buffer with all its names: modules may share one."""
+    found: dict[int, tuple[list[Owner], torch.Tensor]] = {}
     for owner in module.modules():
         norm = isinstance(owner, nn.modules.batchnorm._NormBase)
         for name, buffer in owner._buffers.items():
-            if buffer is None or id(buffer) in seen or not (norm or buffer.numel() <= LARGEST_MOVING):
-                continue
-            seen.add(id(buffer))
-            found.append((owner, name, buffer))
-    return found
+            if buffer is not None and (norm or buffer.numel() <= LARGEST_MOVING):
+                found.setdefault(id(buffer), ([], buffer))[0].append((owner, name))
+    return list(found.values())
 
 
 def _view(block: torch.Tensor, place: tuple[torch.dtype, int, int]) -> torch.Tensor:

@@ -10,7 +10,7 @@ from shoal.arena import Flat, make_grid
 from shoal.errors import LaunchError, SpecError
 from shoal.spec import Data, World
 from shoal.strategies.base import Fill, Setting, StepResult, Work
-from shoal.strategies.data.batchnorm import synchronise
+from shoal.strategies.data.batchnorm import check_setting, synchronise
 from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.data.summing import make_summing
 from shoal.strategies.data.tap import GradientTap
@@ -33,11 +33,8 @@ class CollectiveData:
                 f"LBFGS evaluates the loss several times per step, which via={self._spec.via} cannot do; "
                 "use via=arena."
             )
-        if self._spec.batchnorm == "sync" and setting.slots != setting.world.world_size:
-            raise SpecError(
-                f"data: batchnorm=sync needs one slot per worker, found {setting.slots} slots on "
-                f"{setting.world.world_size} workers; leave slots at its default."
-            )
+        if self._spec.batchnorm == "sync":
+            check_setting(setting)
         self._summing = make_summing(self._spec.via, setting)
         self._params = list(replica.trained.values())
         self._flats, self._views = _flat_gradients(self._params)
@@ -71,18 +68,27 @@ class CollectiveData:
             if not self._touched[number]:
                 view.zero_()  # a slot elsewhere may have a gradient for it
 
-        head = torch.tensor([loss_sum, weight, float(work.stop)], dtype=torch.float64)
-        control = torch.cat([head, torch.from_numpy(self._touched).double()])
+        head = torch.tensor([loss_sum, float(work.stop), float(moved.counted)], dtype=torch.float64)
+        weights = torch.zeros(self._setting.world.world_size, dtype=torch.float64)
+        weights[self._setting.world.global_rank] = weight
+        control = torch.cat([head, weights, torch.from_numpy(self._touched).double()])
         self._summing.allreduce_(control)
-        loss_sum, weight = float(control[0]), float(control[1])
+        weights = control[3 : 3 + len(weights)]
+        loss, weight = float(control[0] / weights.sum()), float(weights.sum())
         for flat in self._flats:
             self._summing.allreduce_(flat)
             if work.parts[0].total_weight is None:
                 flat.mul_(1 / weight)
-        moved.finish(self._summing.allreduce_, weight)
-        self._update(control[3:] > 0)
-        self._losses.append(loss_sum / weight)
-        return StepResult(loss_sum / weight, weight, bool(control[2] > 0))
+        speaker = int(weights.nonzero()[0])
+        moved.finish(
+            self._summing.allreduce_,
+            weight,
+            counted=bool(control[2]),
+            speaks=speaker == self._setting.world.global_rank,
+        )
+        self._update(control[3 + len(weights) :] > 0)
+        self._losses.append(loss)
+        return StepResult(loss, weight, bool(control[1]))
 
     def _update(self, touched: torch.Tensor) -> None:
         for param, view, used in zip(self._params, self._views, touched.tolist(), strict=True):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from shoal.arena import Flat, Grid, Segment, counter_bytes, make_grid
+from shoal.arena.grid import ALIGN
 from shoal.strategies.base import Setting
 from shoal.strategies.optimizers import StateSchema
 from shoal.strategies.replica import Replica
@@ -69,7 +70,7 @@ class SharedState:
 
     def _reserve(self, sizes: Sizes) -> None:
         setting, grid, extent = self.setting, self.grid, self.setting.extent
-        largest = max(chunk.nbytes for chunk in grid.chunks)
+        largest = largest_chunk(grid)
         regions = [
             ("counters", counter_bytes(self.marks.count)),
             ("results", 8 * 2 * setting.slots),
@@ -136,7 +137,7 @@ class SharedState:
 
     def whole_state(self, replica: Replica) -> dict[str, torch.Tensor]:
         """The optimizer's state by whole-parameter names, for parameters that have any."""
-        first_piece: dict[int, int] = {}
+        first_piece: dict[int, int] = {}  # not of parameters without elements: they have no piece
         number = 0
         for chunk in self.grid.chunks:
             for piece in chunk.pieces:
@@ -147,11 +148,11 @@ class SharedState:
             for index, (name, view) in enumerate(
                 zip(replica.trained, self._views(f"state/{key}", self.grid, self.params), strict=True)
             ):
-                if self.started[first_piece[index]]:
+                if index in first_piece and self.started[first_piece[index]]:
                     state[f"{name}/{key}"] = view
         for column, (key, dtype) in enumerate(self.schema.scalars):
             for index, name in enumerate(replica.trained):
-                if self.started[first_piece[index]]:
+                if index in first_piece and self.started[first_piece[index]]:
                     state[f"{name}/{key}"] = self.scalar(first_piece[index], column, dtype)
         return state
 
@@ -159,6 +160,11 @@ class SharedState:
         """One scalar of a piece's optimizer state, as a tensor without dimensions."""
         offset = (piece * len(self.schema.scalars) + column) * SCALAR_BYTES
         return self.segment.tensor("scalars", dtype, offset=offset, count=1).reshape(())
+
+
+def largest_chunk(grid: Grid) -> int:
+    """Bytes that hold any chunk, seen as whole elements of any dtype."""
+    return -(-max(chunk.nbytes for chunk in grid.chunks) // ALIGN) * ALIGN
 
 
 def _flat(param: torch.Tensor) -> Flat:

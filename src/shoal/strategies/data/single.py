@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from shoal.spec import World
 from shoal.strategies.base import Fill, Setting, StepResult, Work
@@ -20,20 +21,28 @@ class SingleProcess:
         self._losses: list[float] = []
         self._wants_closure = isinstance(replica.optimizer, torch.optim.LBFGS)
         self._params = list(replica.trained.values())
+        self._sparse = [
+            layer.weight
+            for layer in replica.module.modules()
+            if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse
+        ]
 
     def step(self, work: Work) -> StepResult:
-        sums = (0.0, 0.0)
+        sums: tuple[float, float] | None = None
 
         def evaluate() -> float:
             nonlocal sums
-            sums = self._gradients(work)
-            return sums[0] / sums[1]
+            loss_sum, weight = self._gradients(work)
+            if sums is None:  # the step's loss is the one it began with
+                sums = loss_sum, weight
+            return loss_sum / weight
 
         if self._wants_closure:
             self._replica.optimizer.step(torch.enable_grad()(evaluate))
         else:
             evaluate()
             self._replica.optimizer.step()
+        assert sums is not None
         loss_sum, weight = sums
         self._losses.append(loss_sum / weight)
         return StepResult(loss_sum / weight, weight, work.stop)
@@ -45,6 +54,9 @@ class SingleProcess:
         for part in work.parts:
             part_loss, part_weight = backward_part(self._replica, work, part)
             loss_sum, weight = loss_sum + part_loss, weight + part_weight
+        for weights in self._sparse:  # fused kernels and clipping want dense ones
+            if weights.grad is not None:
+                weights.grad = weights.grad.to_dense()
         if work.parts[0].total_weight is None and weight != 1.0:
             torch._foreach_mul_([p.grad for p in self._params if p.grad is not None], 1 / weight)
         if self._clip_norm is not None:

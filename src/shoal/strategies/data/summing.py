@@ -63,8 +63,8 @@ class BackendSumming:
 
         world = setting.world
         # A file nobody else can see takes the place of torch's TCP store, which listens on all interfaces.
-        store_fd = os.memfd_create("shoal-store") if world.global_rank == 0 else -1
-        roster = exchange_addresses(setting, f"/proc/{os.getpid()}/fd/{store_fd}")
+        self._store_fd = os.memfd_create("shoal-store") if world.global_rank == 0 else None
+        roster = exchange_addresses(setting, f"/proc/{os.getpid()}/fd/{self._store_fd}")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._dist = dist
         # NCCL refuses two processes on one GPU; gloo takes GPU tensors too.
@@ -99,3 +99,5 @@ class BackendSumming:
     def close(self) -> None:
         if self._owns_group:
             self._dist.destroy_process_group()
+        if self._store_fd is not None:
+            os.close(self._store_fd)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from shoal.arena import Chunk
-from shoal.strategies.data.shared import SCALAR_BYTES, SharedState
+from shoal.strategies.data.shared import SCALAR_BYTES, SharedState, largest_chunk
 from shoal.strategies.optimizers import rebuild, settings_of
 from shoal.strategies.replica import Replica
 
@@ -177,8 +177,7 @@ class SlicedUpdate:
         for number in owned:
             self._chunks.append(ChunkUpdate(shared, replica, grid.chunks[number], first_piece))
             first_piece += len(grid.chunks[number].pieces)
-        largest = max((chunk.nbytes for chunk in grid.chunks), default=0)
-        self._sum = torch.empty(largest, dtype=torch.uint8)
+        self._sum = torch.empty(largest_chunk(grid), dtype=torch.uint8)
         self._undo = shared.segment.tensor(f"undo/{global_rank}", torch.uint8)
         self._undo_scalars = shared.segment.tensor(f"undo-scalars/{global_rank}", torch.uint8)
         self._progress = shared.marks.progress[global_rank]

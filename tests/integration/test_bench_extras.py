@@ -1,0 +1,38 @@
+"""What the benchmark measures besides speed: the Trainer's cost, memory, the start."""
+
+import pytest
+
+from shoal.bench.memory import PARAMETERS, Footprint, measure_memory
+from shoal.bench.startup import measure_startup
+from shoal.bench.trainer_overhead import compare_trainer
+
+
+def test_trainer_and_loop_train_the_same_model():
+    rows, verdicts = compare_trainer("digits", rounds=1, steps=5)
+    assert [row.variant for row in rows] == ["trainer", "loop"]
+    assert rows[0].loss == pytest.approx(rows[1].loss, rel=1e-5)
+    (finding,) = verdicts
+    assert finding.value == pytest.approx((rows[0].step_s - rows[1].step_s) * 1e6)
+
+
+def test_a_footprint_is_judged_by_what_must_be_there():
+    six_copies = 6 * 4 * PARAMETERS
+    assert Footprint(six_copies, 2 * six_copies).finding().met
+    assert not Footprint(int(1.1 * six_copies), 2 * six_copies).finding().met
+    assert Footprint(six_copies, 0).private_copies == 2 * six_copies
+
+
+@pytest.mark.long
+def test_workers_share_parameters_and_momentum():
+    found = measure_memory()
+    assert found.finding().met
+    assert found.arena < found.private_copies < 2 * found.expected_arena + 1
+
+
+@pytest.mark.long
+def test_the_start_of_both_is_measured():
+    told = []
+    finding = measure_startup(2, 1, lambda name, seconds: told.append((name, seconds)))
+    assert sorted(name for name, _ in told) == ["shoal, 2 workers", "torchrun, 2 workers"]
+    seconds = dict(told)
+    assert finding.value == seconds["shoal, 2 workers"] / seconds["torchrun, 2 workers"] > 0
