@@ -10,7 +10,7 @@
     │   ├── CommTimeout           the other side did not answer in time
     │   └── ProtocolError         what arrived is not a valid message
     ├── CheckpointError           a saved model is missing, torn or not this model's
-    └── Interrupted               the user pressed Ctrl-C; what was trained so far is saved
+    └── Interrupted               the user pressed Ctrl-C; the message says what was saved
 
 Messages are one sentence in three parts: what was set, what was found, what to do.
 """
@@ -76,7 +76,7 @@ class CheckpointError(ShoalError):
 
 
 class Interrupted(ShoalError):
-    """The user pressed Ctrl-C."""
+    """The user pressed Ctrl-C, or the run was asked to end."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> SpecError:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # an optimizer's first step would import it in every child
 
 from shoal.spec import World
 

@@ -213,7 +213,9 @@ def test_unused_and_frozen_parameters_are_named(tasks: str, zygote: ZygoteProces
     assert moved["other parameters"].note.endswith("frozen")
 
 
-def test_replay_repeats_a_run_and_notices_another_result(tasks: str, zygote: ZygoteProcess) -> None:
+def test_replay_repeats_a_run_and_notices_another_result(
+    tasks: str, zygote: ZygoteProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
     finished = train(f"{tasks}:dropout", workers=2, slots=3, max_steps=6, seed=5, progress=False, zygote=zygote)
 
     report = replay_run(finished.folder.name, zygote=zygote)
@@ -222,6 +224,7 @@ def test_replay_repeats_a_run_and_notices_another_result(tasks: str, zygote: Zyg
     recorded = finished.folder / "result.json"
     recorded.write_text(recorded.read_text().replace(finished.digest, "0" * 32))
     assert run(["verify", "--replay", str(finished.folder)], zygote) == 1
+    assert "did NOT come out again" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

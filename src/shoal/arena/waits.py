@@ -17,7 +17,8 @@ LINE = 64
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _WAKE_ALL = 1 << 30
 _POLL_NS = 50_000_000
-_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
+_SYS_FUTEX = {"x86_64": 202}
+"""Machines that keep the order of stores; others would need barriers, which Python has not."""
 
 
 class _Timespec(ctypes.Structure):

@@ -31,11 +31,12 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], **metadata: st
     """Write a safetensors file in one move; returns the digest, which the file carries too."""
     named = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # Tied weights are one tensor under two names; the format wants each name to have its own memory.
-    seen: set[int] = set()
-    for name, tensor in named.items():
-        if tensor.data_ptr() in seen and tensor.numel():
-            named[name] = tensor.clone()
-        seen.add(tensor.data_ptr())
+    end = 0
+    for name in sorted(named, key=lambda name: named[name].data_ptr()):
+        start = named[name].data_ptr()
+        if start < end and named[name].numel():
+            named[name] = named[name].clone()
+        end = max(end, start + named[name].nbytes)
     key = digest(named)
     part = path.with_name(f".{path.name}.part")
     with writing(path.parent):
@@ -46,18 +47,18 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], **metadata: st
             part.replace(path)
         except SafetensorError as error:
             part.unlink(missing_ok=True)
-            raise _as_os_error(error) from None
+            raise _as_os_error(error, path) from None
         except OSError:
             part.unlink(missing_ok=True)
             raise
     return key
 
 
-def _as_os_error(error: SafetensorError) -> Exception:
+def _as_os_error(error: SafetensorError, path: Path) -> Exception:
     """safetensors hides the system's error in its text: `... (os error 28) ...`."""
     _, found, rest = str(error).partition("os error ")
     number = rest.split(")")[0].strip()
-    return OSError(int(number), os.strerror(int(number))) if found and number.isdigit() else error
+    return OSError(int(number), os.strerror(int(number)), str(path)) if found and number.isdigit() else error
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -40,7 +40,7 @@ def train(
     slots: Annotated[
         int | None,
         typer.Option(
-            help="Parts of a global batch; default one per worker. Equal slots give equal bits.",
+            help="Parts of a global batch; default one per worker. Equal slots and threads give equal bits.",
             rich_help_panel=CLUSTER,
         ),
     ] = None,

@@ -27,6 +27,8 @@ _SETTLE_S = 0.3
 _GRACE_S = 2.0
 _STOP_S = 120.0
 """How long workers may take to finish their step and save, once asked."""
+_READING = ("evaluate", "predict", "inspect")
+"""Purposes that keep nothing worth waiting for."""
 _STOP_SIGNALS = (-signal.SIGINT, -signal.SIGTERM)
 
 
@@ -249,6 +251,8 @@ class Supervisor:
 
     def _heed(self, interrupts: Interrupts) -> None:
         interrupts.clear()
+        if interrupts.count and self._job.purpose in _READING:
+            raise Interrupted("Stopped on request.")
         if interrupts.count > 1:
             raise Interrupted("The run was ended at once, on the second request; what was not saved is lost.")
         if self._stop_by is not None and time.monotonic() > self._stop_by:

@@ -59,10 +59,16 @@ def predict(job: Job, world: World, reporter: Reporter) -> None:
         samples = np.arange(number * size, min((number + 1) * size, len(dataset)))
         with torch.no_grad():
             result = call_model(replica.module, feed.batch(samples)[0])
-        if not isinstance(result, torch.Tensor):
+        if not isinstance(result, torch.Tensor) or result.shape[:1] != (len(samples),):
+            found = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
             raise SpecError(
-                f"predict writes tensors, one row per sample, but the model returned {type(result).__name__}; "
+                f"predict writes one row per sample, but for {len(samples)} samples the model returned {found}; "
                 "let the model return its main output alone when not training."
+            )
+        if result.dim() == 0 or len(result) != len(samples):
+            raise SpecError(
+                f"predict writes one row per sample, but for {len(samples)} samples the model returned shape "
+                f"{tuple(result.shape)}; let it keep the batch as its first dimension."
             )
         written.wait(0, number)
         output.append(result.cpu(), first=number == 0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from shoal.arena import keep_freed_memory
 from shoal.checkpoint import save_tensors
-from shoal.errors import SpecError
+from shoal.errors import PeerLost, SpecError
 from shoal.roles.joining import share_segment
 from shoal.roles.training import Outcome, Training
 from shoal.spec import Data, StrategySpec, Task, World, parse_strategy
@@ -53,6 +54,7 @@ class Trainer:
             slots_per_worker=tuple(spec.slots_per_worker(slots, self.world.world_size)),
             extent=self._training.extent,
             clip_norm=task.clip_norm,
+            on_idle=_orphan_watch(),
         )
         self._strategy.open(self._training.replica, self._setting)
         self._training.replica.train_mode()
@@ -117,6 +119,17 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _orphan_watch() -> Callable[[], None]:
+    """While waiting for others: notice that whoever started us is gone, and nobody will end us."""
+    parent = os.getppid()
+
+    def look() -> None:
+        if os.getppid() != parent:
+            raise PeerLost(f"The process that started this one ({parent}) has ended, and perhaps others with it.")
+
+    return look
 
 
 class _Silent:

@@ -63,6 +63,8 @@ class Job:
                     f"Job: slots={self.slots} is fewer than workers={self.cluster.workers}, so some would "
                     "have nothing to do; use at least as many slots as workers."
                 )
+        if self.cluster.spares and self.purpose != "train":
+            raise SpecError(f"Job: spares={self.cluster.spares} was set, but only training can use spares; set 0.")
         if isinstance(spec, Data):
             spec.slots_per_worker(self.num_slots, self.cluster.workers)
             _check_arena(spec, self.cluster)
@@ -70,7 +72,10 @@ class Job:
     @property
     def num_slots(self) -> int:
         """Parts of a global batch."""
-        return self.slots if self.slots is not None else self.cluster.workers
+        if self.slots is not None:
+            return self.slots
+        spec = self.spec
+        return sum(spec.counts) if isinstance(spec, Data) and spec.counts else self.cluster.workers
 
     @property
     def spec(self) -> StrategySpec:
@@ -98,6 +103,11 @@ def _check_arena(spec: Data, cluster: Cluster) -> None:
         raise SpecError(
             f"Job: spares={cluster.spares} take a dead worker's place in shared memory, which strategy={spec} on "
             f"{cluster.device} does not use; use data:via=arena on cpu, or no spares."
+        )
+    if cluster.spares and not spec.journal:
+        raise SpecError(
+            f"Job: spares={cluster.spares} finish a dead worker's step from its journal, but strategy={spec} keeps "
+            "none; leave journal on, or use no spares."
         )
     if spec.via == "arena" and cluster.device != "cpu":
         raise SpecError(

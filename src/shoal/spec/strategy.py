@@ -56,11 +56,16 @@ class Data(StrategySpec):
                 f"data: shares must be 'even' or one number per worker as in 1+3, found {self.shares!r}."
             )
 
+    @property
+    def counts(self) -> list[int]:
+        """The written shares, one per worker; empty where they are even."""
+        return [] if self.shares == "even" else [int(count) for count in self.shares.split("+")]
+
     def slots_per_worker(self, slots: int, workers: int) -> list[int]:
         """How many slots each worker fills; they add up to `slots`."""
         if self.shares == "even":
             return [slots * (rank + 1) // workers - slots * rank // workers for rank in range(workers)]
-        counts = [int(count) for count in self.shares.split("+")]
+        counts = self.counts
         if len(counts) != workers or sum(counts) != slots:
             raise SpecError(
                 f"data: shares={self.shares} names {len(counts)} workers and {sum(counts)} slots, "

@@ -29,7 +29,7 @@ class World:
     generation: int = 0
     """Rises with every change of membership; messages of an older one are refused."""
     coordinator: str = ""
-    """Where the job's coordinator listens; empty where the supervisor is the only one."""
+    """Where the processes of a job may meet, as `address:port`; a script's MASTER_ADDR and MASTER_PORT."""
     arena_fd: int | None = None
     """The host's shared segment, where the launcher made one: a file descriptor of this process."""
 

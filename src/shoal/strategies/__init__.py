@@ -17,15 +17,13 @@ def make_strategy(spec: StrategySpec, world: World, slots: int, *, replaceable: 
         from shoal.strategies.data.single import SingleProcess
 
         return SingleProcess()
-    if spec.via == "auto" and world.device != "cpu":
+    if spec.via == "auto" and (world.device != "cpu" or not supported()):
         spec = replace(spec, via="backend")
     if spec.via in ("auto", "arena"):
         from shoal.strategies.data.arena import ArenaData
 
         if not supported():
-            raise LaunchError(
-                "data: via=arena needs Linux on x86-64 or ARM64 with memfd and futex; use via=backend here."
-            )
+            raise LaunchError("data: via=arena needs Linux on x86-64, with memfd and futex; use via=backend here.")
         return ArenaData(spec)
     from shoal.strategies.data.collective import CollectiveData
 

@@ -76,3 +76,12 @@ def backward_part(replica: Replica, work: Work, part: Part) -> tuple[float, floa
         loss_sum += value * weight
         weight_sum += weight
     return loss_sum, weight_sum
+
+
+def check_weight(work: Work, weight: float) -> None:
+    """A mean needs something to be the mean of."""
+    if not weight > 0:
+        raise TaskError(
+            f"Task: the weights of the batch of step {work.step} add up to {weight:g}, so it has no mean; let "
+            "weight(batch) return what counts, and leave samples without any out of the data."
+        )

@@ -46,6 +46,7 @@ def replay_run(
         slots=job.num_slots,
         steps=trial.steps,
         rows=(row,),
+        replayed=folder.name,
     )
 
 

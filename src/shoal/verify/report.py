@@ -53,6 +53,8 @@ class Report:
     slots: int
     steps: int
     rows: tuple[Row, ...]
+    replayed: str = ""
+    """The run that was repeated; empty where a strategy was compared with one process."""
 
     @property
     def mismatches(self) -> tuple[Row, ...]:

@@ -39,16 +39,16 @@ def report_table(report: Report) -> RenderableType:
 
 def verdict_line(report: Report) -> Text:
     """What it all means."""
+    style = "bold green" if report.ok else "bold red"
+    if report.replayed:
+        ending = "came out again, bit for bit." if report.ok else "did NOT come out again."
+        return Text(f"Run {report.replayed} {ending}", style=style)
+    subject = f"{report.strategy} with {_world(report)}"
     if report.ok:
-        text = f"{report.strategy} with {_world(report)} computes what one process computes."
-        return Text(text, style="bold green")
+        return Text(f"{subject} computes what one process computes.", style=style)
     number = len(report.mismatches)
-    noun = "comparison" if number == 1 else "comparisons"
-    return Text(
-        f"{report.strategy} with {_world(report)} does NOT compute what one process computes: "
-        f"{number} {noun} failed.",
-        style="bold red",
-    )
+    failed = "1 comparison" if number == 1 else f"{number} comparisons"
+    return Text(f"{subject} does NOT compute what one process computes: {failed} failed.", style=style)
 
 
 def _notes(report: Report) -> list[Text]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +43,7 @@ def test_nothing_overlaps_and_no_chunk_is_too_big(params: list[Flat], chunk_byte
     ]
     chunks = [(chunk.offset, chunk.offset + chunk.nbytes) for chunk in grid.chunks]
     for borders in (sorted(spans), chunks):
-        assert all(first[1] <= second[0] for first, second in zip(borders, borders[1:], strict=False))
+        assert all(first[1] <= second[0] for first, second in pairwise(borders))
         assert all(0 <= start < stop <= grid.nbytes for start, stop in borders)
     assert all(chunk.nbytes <= chunk_bytes for chunk in grid.chunks)
     for chunk in grid.chunks:
@@ -68,7 +69,9 @@ def _megabytes(count: int) -> Grid:
 
 def test_chunks_grow_with_the_model_up_to_a_bound() -> None:
     assert len(make_grid([Flat("float32", 4, 100)]).chunks) == 1
-    assert max(chunk.nbytes for chunk in make_grid([Flat("float32", 4, 1 << 15)] * 2).chunks) == SMALLEST_CHUNK_BYTES
+    assert (
+        max(chunk.nbytes for chunk in make_grid([Flat("float32", 4, 1 << 15)] * 2).chunks) == SMALLEST_CHUNK_BYTES
+    )
     assert len(_megabytes(4).chunks) == 8
     assert max(chunk.nbytes for chunk in _megabytes(64).chunks) == CHUNK_BYTES
 

@@ -67,7 +67,7 @@ def test_a_process_that_needs_another_size_is_told_why() -> None:
 
 
 def test_memory_that_is_not_there() -> None:
-    with pytest.raises(LaunchError, match="could not share .* MiB between processes"):
+    with pytest.raises(LaunchError, match=r"could not share .* MiB between processes"):
         _mapped(1 << 62)
 
 

@@ -50,7 +50,9 @@ def test_a_digest_sees_names_shapes_types_and_bits_but_no_order() -> None:
         {**base, "c": torch.empty(0)},
     ]
     assert len({digest(tensors) for tensors in [base, *others]}) == 1 + len(others)
-    assert digest({"a": torch.arange(6.0).view(2, 3).t()}) == digest({"a": torch.arange(6.0).view(2, 3).t().clone()})
+    assert digest({"a": torch.arange(6.0).view(2, 3).t()}) == digest(
+        {"a": torch.arange(6.0).view(2, 3).t().clone()}
+    )
 
 
 def test_tied_and_overlapping_weights_keep_all_their_names(tmp_path: Path) -> None:

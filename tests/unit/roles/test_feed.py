@@ -43,9 +43,7 @@ class Batch(NamedTuple):
 
 
 def make_feed(dataset: Any, numerics: str = "task", **fields: Any) -> Feed:
-    task = Task(
-        model=lambda: None, optimizer=lambda params: None, loss=lambda a, b: a, train=dataset, **fields
-    )
+    task = Task(model=lambda: None, optimizer=lambda params: None, loss=lambda a, b: a, train=dataset, **fields)
     return Feed(task, dataset, numerics=numerics)
 
 
@@ -82,7 +80,7 @@ def test_double_precision_reaches_every_float_and_nothing_else() -> None:
     rows = [({"x": x, "more": [x]}, t, "text") for x, t in PAIRS]
     named, target, text = make_feed(rows, "float64").batch(SAMPLES)
     assert named["x"].dtype == named["more"][0].dtype == torch.float64
-    assert target.dtype == torch.int64 and text == ["text"] * 3
+    assert target.dtype == torch.int64 and list(text) == ["text"] * 3
     batch = make_feed([Batch(x, torch.tensor(t)) for x, t in PAIRS], "float64").batch(SAMPLES)
     assert isinstance(batch, Batch) and batch.inputs.dtype == torch.float64
 

@@ -60,7 +60,11 @@ def test_a_module_by_its_name(tasks: str) -> None:
         ("loaded_tasks.py:tsk", {}, "loaded_tasks.py has no 'tsk'; define `def tsk"),
         ("loaded_tasks.py:number", {}, "must be a function that makes a Task, found int"),
         ("loaded_tasks.py:nothing", {}, "must return a shoal.Task, found NoneType"),
-        ("loaded_tasks.py:task", {"size": 3}, "unexpected keyword argument 'size'; its arguments are: length, seed"),
+        (
+            "loaded_tasks.py:task",
+            {"size": 3},
+            "unexpected keyword argument 'size'; its arguments are: length, seed",
+        ),
         ("loaded_tasks.py:nothing", {"size": 3}, "its arguments are: none"),
     ],
 )

@@ -13,7 +13,9 @@ from shoal.errors import SpecError
 from shoal.spec import Data, StrategySpec, parse_strategy
 from shoal.spec import strategy as module
 
-shares = st.just("even") | st.lists(st.integers(1, 40), min_size=1, max_size=5).map(lambda n: "+".join(map(str, n)))
+shares = st.just("even") | st.lists(st.integers(1, 40), min_size=1, max_size=5).map(
+    lambda n: "+".join(map(str, n))
+)
 specs = st.builds(
     Data,
     via=st.sampled_from(Data.VIA),

@@ -34,7 +34,7 @@ def test_half_an_environment_is_refused(change: dict[str, str | None]) -> None:
 
 
 def test_a_rank_outside_its_world() -> None:
-    with pytest.raises(SpecError, match="^World: global_rank 4 does not fit a world of 4"):
+    with pytest.raises(SpecError, match=r"^World: global_rank 4 does not fit a world of 4"):
         World.from_environment({**TORCHRUN, "RANK": "4"})
     with pytest.raises(SpecError, match="role 'boss' is not known"):
         World(role="boss")

@@ -68,7 +68,8 @@ def test_rebuilding_keeps_groups_and_defaults() -> None:
     )
     pieces = [_param(2), _param(1)]
     groups = [
-        {**settings_of(group), "params": [piece]} for group, piece in zip(original.param_groups, pieces, strict=True)
+        {**settings_of(group), "params": [piece]}
+        for group, piece in zip(original.param_groups, pieces, strict=True)
     ]
     again = rebuild(original, groups)
     assert type(again) is optim.AdamW and again.defaults == original.defaults

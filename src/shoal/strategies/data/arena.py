@@ -15,13 +15,13 @@ import torch
 from shoal.errors import LaunchError, SpecError
 from shoal.spec import Data, World
 from shoal.strategies.base import Fill, Part, Setting, StepResult, Work
-from shoal.strategies.data.batchnorm import check_setting, exchange_elements, synchronise
+from shoal.strategies.data.batchnorm import check_setting, exchange_calls, exchange_elements, synchronise
 from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.data.shared import SharedState, Sizes
 from shoal.strategies.data.tap import GradientTap
 from shoal.strategies.data.update import SlicedUpdate
 from shoal.strategies.data.whole import WholeUpdate
-from shoal.strategies.gradients import backward_part
+from shoal.strategies.gradients import backward_part, check_weight
 from shoal.strategies.optimizer_state import named_state
 from shoal.strategies.optimizers import StateSchema, state_schema
 from shoal.strategies.replica import Replica
@@ -55,6 +55,11 @@ class ArenaData:
         if self._spec.batchnorm != "sync":
             return 0
         check_setting(self._setting)
+        if isinstance(self._replica.optimizer, torch.optim.LBFGS):
+            raise SpecError(
+                "data: batchnorm=sync needs all workers in every pass, but LBFGS lets worker 0 evaluate the loss "
+                "again alone; use batchnorm=local, or another optimizer."
+            )
         return 8 * exchange_elements(self._replica.module) * self._setting.extent.accumulate
 
     def _take_place(self, world: World) -> None:
@@ -68,7 +73,8 @@ class ArenaData:
         self._gradients = {slot: shared.gradient_views(slot) for slot in self._setting.slots_of(self._rank)}
         self._tap = GradientTap(shared.params)
         if self._spec.batchnorm == "sync":
-            self._exchange = _Exchange(shared, self._setting.slots_of(self._rank)[0])
+            calls = exchange_calls(replica.module) * self._setting.extent.accumulate
+            self._exchange = _Exchange(shared, self._setting.slots_of(self._rank)[0], calls)
             synchronise(replica.module, self._exchange.sum)
         self._update: SlicedUpdate | WholeUpdate = (
             SlicedUpdate(shared, replica, self._rank, journal=self._spec.journal)
@@ -99,16 +105,18 @@ class ArenaData:
         loss, weight, scale, touched = self._totals(work)
         if self._setting.clip_norm is not None:
             scale *= self._clip_coefficient(step, scale, touched)
+        if self._rank == 0:
+            self._buffers.commit(shared.results[:, 1])
         if isinstance(self._update, SlicedUpdate):
             self._update.run(scale, touched)
         else:
             self._update.run(scale, touched, loss, lambda: self._evaluate_again(work))
-        if self._rank == 0:
-            self._buffers.commit(shared.results[:, 1])
-        if step < len(shared.losses):
+        if self._rank == 0 and step < len(shared.losses):
             shared.losses[step] = loss
         counters.publish(marks.updated[self._rank], step)
         counters.wait_all(marks.updated, step)  # committed
+        if step < len(shared.losses):
+            loss = float(shared.losses[step])  # results may have been written again, by LBFGS in worker 0
         return StepResult(loss, weight, any(0 < counters[mark] <= step for mark in marks.stop_at))
 
     def _fill(self, work: Work, part: Part) -> None:
@@ -134,6 +142,7 @@ class ArenaData:
         loss_sum = weight = 0.0
         for part_loss, part_weight in self._shared.results.tolist():
             loss_sum, weight = loss_sum + part_loss, weight + part_weight
+        check_weight(work, weight)
         scale = 1.0 if work.parts[0].total_weight is not None else 1 / weight
         touched = self._shared.touched
         return loss_sum / weight, weight, scale, None if touched.all() else touched
@@ -156,6 +165,7 @@ class ArenaData:
             )
         for part in work.all_parts():
             self._compute(work, part)
+        self._buffers.commit(self._shared.results[:, 1])
         loss, _, scale, touched = self._totals(work)
         return loss, scale, touched
 
@@ -189,13 +199,12 @@ class ArenaData:
 class _Exchange:
     """Sums over slots inside a forward or backward pass; every exchange of a step has its own place."""
 
-    def __init__(self, shared: SharedState, slot: int) -> None:
+    def __init__(self, shared: SharedState, slot: int, calls_per_step: int) -> None:
         self._shared = shared
         self._slot = slot
         slots = range(shared.setting.slots)
         self._rooms = [shared.segment.tensor(f"exchange/{number}", torch.float64) for number in slots]
-        # Exchanges of one step are far fewer than its numbers, so that counters of all steps stay apart.
-        self._per_step = max(1, self._rooms[0].numel())
+        self._per_step = calls_per_step + 1
 
     def begin(self, step: int) -> None:
         self._step = step

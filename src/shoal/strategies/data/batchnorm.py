@@ -26,6 +26,11 @@ def exchange_elements(module: nn.Module) -> int:
     return sum(4 * layer.num_features + 1 for layer in batchnorm_layers(module))
 
 
+def exchange_calls(module: nn.Module) -> int:
+    """Exchanges of one forward and backward pass: sums, deviations, gradients."""
+    return 3 * len(batchnorm_layers(module))
+
+
 def check_setting(setting: Setting) -> None:
     """Every slot must take part in every exchange, from a process of its own."""
     extent, slots = setting.extent, setting.slots

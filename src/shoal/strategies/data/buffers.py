@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.arena import Flat, make_grid
-from shoal.strategies.data.shared import SharedState
+from shoal.arena import make_grid
+from shoal.errors import TaskError
+from shoal.strategies.data.shared import SharedState, flat_of
 
 LARGEST_MOVING = 4096
 """Elements. Larger buffers outside of normalisation layers are masks and tables, which do not move."""
@@ -28,8 +29,14 @@ class MovingBuffers:
     def __init__(self, module: nn.Module) -> None:
         self._owners: list[list[Owner]] = []
         self._views: list[torch.Tensor] = []
-        found = list(_moving(module))
-        grid = make_grid([Flat(str(b.dtype), b.element_size(), b.numel()) for _, b in found])
+        self._resting = [
+            (name, buffer, buffer._version)
+            for owner in module.modules()
+            for name, buffer in owner._buffers.items()
+            if buffer is not None and not _may_move(owner, buffer)
+        ]
+        found = _moving(module)
+        grid = make_grid([flat_of(b) for _, b in found])
         self.nbytes = grid.nbytes
         device = found[0][1].device if found else "cpu"
         self._own = torch.zeros(grid.nbytes, dtype=torch.uint8, device=device)
@@ -60,8 +67,19 @@ class MovingBuffers:
         if self.nbytes:
             self._own.copy_(self._committed)
 
+    def check_resting(self) -> None:
+        """A large buffer that does move would be another one in every worker."""
+        for name, buffer, version in self._resting:
+            if buffer._version != version:
+                raise TaskError(
+                    f"Task: the model's buffer {name!r} ({buffer.numel()} elements) changes during training, and Shoal "
+                    f"keeps only those of normalisation layers and of at most {LARGEST_MOVING} elements in step; "
+                    "make it a parameter, or smaller."
+                )
+
     def store(self, slot: int) -> None:
         """Leave this slot's values."""
+        self.check_resting()
         if self.nbytes:
             self._gather()
             self._slots[slot].copy_(self._own)
@@ -121,6 +139,7 @@ class BufferMean:
 
     def add(self, weight: float) -> None:
         """A slot is done."""
+        self._buffers.check_resting()
         self._buffers._gather()
         if self._floats:
             self._sum.add_(torch.cat([view.reshape(-1) for view in self._floats]), alpha=weight)
@@ -148,13 +167,16 @@ class BufferMean:
                 view.copy_(value.view(view.dtype).view(view.shape))
 
 
+def _may_move(owner: nn.Module, buffer: torch.Tensor) -> bool:
+    return isinstance(owner, nn.modules.batchnorm._NormBase) or buffer.numel() <= LARGEST_MOVING
+
+
 def _moving(module: nn.Module) -> list[tuple[list[Owner], torch.Tensor]]:
     """Every moving buffer with all its names: modules may share one."""
     found: dict[int, tuple[list[Owner], torch.Tensor]] = {}
     for owner in module.modules():
-        norm = isinstance(owner, nn.modules.batchnorm._NormBase)
         for name, buffer in owner._buffers.items():
-            if buffer is not None and (norm or buffer.numel() <= LARGEST_MOVING):
+            if buffer is not None and _may_move(owner, buffer):
                 found.setdefault(id(buffer), ([], buffer))[0].append((owner, name))
     return list(found.values())
 

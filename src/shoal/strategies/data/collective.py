@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
-from shoal.arena import Flat, make_grid
+from shoal.arena import make_grid
 from shoal.errors import LaunchError, SpecError
 from shoal.spec import Data, World
 from shoal.strategies.base import Fill, Setting, StepResult, Work
 from shoal.strategies.data.batchnorm import check_setting, synchronise
 from shoal.strategies.data.buffers import MovingBuffers
+from shoal.strategies.data.shared import dense_stride, flat_of
 from shoal.strategies.data.summing import make_summing
 from shoal.strategies.data.tap import GradientTap
-from shoal.strategies.gradients import backward_part
+from shoal.strategies.gradients import backward_part, check_weight
 from shoal.strategies.optimizer_state import named_state
 from shoal.strategies.replica import Replica
 
@@ -74,7 +75,9 @@ class CollectiveData:
         control = torch.cat([head, weights, torch.from_numpy(self._touched).double()])
         self._summing.allreduce_(control)
         weights = control[3 : 3 + len(weights)]
-        loss, weight = float(control[0] / weights.sum()), float(weights.sum())
+        weight = float(weights.sum())
+        check_weight(work, weight)
+        loss = float(control[0]) / weight
         for flat in self._flats:
             self._summing.allreduce_(flat)
             if work.parts[0].total_weight is None:
@@ -124,7 +127,7 @@ class CollectiveData:
 
 def _flat_gradients(params: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """One zeroed flat tensor per dtype, and views of them shaped as the parameters."""
-    grid = make_grid([Flat(str(p.dtype), p.element_size(), p.numel()) for p in params])
+    grid = make_grid([flat_of(p) for p in params])
     block = torch.zeros(grid.nbytes, dtype=torch.uint8, device=params[0].device)
     flats, views = [], []
     for dtype in dict.fromkeys(p.dtype for p in params):
@@ -133,5 +136,5 @@ def _flat_gradients(params: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor],
         flats.append(block[own[0][0] : end].view(dtype))
     for offset, p in zip(grid.offsets, params, strict=True):
         flat = block[offset : offset + p.numel() * p.element_size()].view(p.dtype)
-        views.append(flat.as_strided(p.shape, torch.empty_like(p, device="meta").stride(), flat.storage_offset()))
+        views.append(flat.as_strided(p.shape, dense_stride(p), flat.storage_offset()))
     return flats, views

@@ -61,9 +61,9 @@ class SharedState:
         self.schema = schema
         self.marks = Marks(setting)
         self.params = list(replica.trained.values())
-        self.grid = make_grid([_flat(p) for p in self.params])
+        self.grid = make_grid([flat_of(p) for p in self.params])
         self._frozen = list(replica.untrained.values())
-        self._frozen_grid = make_grid([_flat(p) for p in self._frozen])
+        self._frozen_grid = make_grid([flat_of(p) for p in self._frozen])
         self.num_pieces = sum(len(chunk.pieces) for chunk in self.grid.chunks)
         self.segment = Segment(setting.world.arena_fd)
         self._reserve(sizes)
@@ -130,7 +130,7 @@ class SharedState:
     def _views(self, region: str, grid: Grid, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         return [
             self.segment.tensor(region, p.dtype, offset=offset, count=p.numel()).as_strided(
-                p.shape, _dense_stride(p)
+                p.shape, dense_stride(p)
             )
             for offset, p in zip(grid.offsets, params, strict=True)
         ]
@@ -167,10 +167,11 @@ def largest_chunk(grid: Grid) -> int:
     return -(-max(chunk.nbytes for chunk in grid.chunks) // ALIGN) * ALIGN
 
 
-def _flat(param: torch.Tensor) -> Flat:
+def flat_of(param: torch.Tensor) -> Flat:
+    """What the grid must know about a tensor."""
     return Flat(str(param.dtype), param.element_size(), param.numel())
 
 
-def _dense_stride(param: torch.Tensor) -> tuple[int, ...]:
+def dense_stride(param: torch.Tensor) -> tuple[int, ...]:
     """The parameter's own strides where they fill its memory (channels_last is kept), else contiguous ones."""
     return torch.empty_like(param, memory_format=torch.preserve_format, device="meta").stride()

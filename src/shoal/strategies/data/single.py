@@ -7,7 +7,7 @@ from torch import nn
 
 from shoal.spec import World
 from shoal.strategies.base import Fill, Setting, StepResult, Work
-from shoal.strategies.gradients import backward_part
+from shoal.strategies.gradients import backward_part, check_weight
 from shoal.strategies.optimizer_state import named_state
 from shoal.strategies.replica import Replica
 
@@ -54,6 +54,7 @@ class SingleProcess:
         for part in work.parts:
             part_loss, part_weight = backward_part(self._replica, work, part)
             loss_sum, weight = loss_sum + part_loss, weight + part_weight
+        check_weight(work, weight)
         for weights in self._sparse:  # fused kernels and clipping want dense ones
             if weights.grad is not None:
                 weights.grad = weights.grad.to_dense()

@@ -195,6 +195,7 @@ class SlicedUpdate:
         counters, progress = self._shared.counters, self._progress
         done, torn = divmod(counters[progress], 2)
         if torn:
+            assert self._journal, "nobody may take over a step without a journal"
             self._chunks[done].restore(self._undo, self._undo_scalars)
             counters[progress] = 2 * done
             self._shared.setting.report(

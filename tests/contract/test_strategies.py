@@ -1,0 +1,294 @@
+"""One suite for every strategy, in real processes: the loop must not notice which one it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from helpers.forked import in_processes
+from shoal.errors import SpecError, TaskError
+from shoal.spec import Data, Task, World, parse_strategy
+from shoal.strategies import Strategy, make_strategy
+from shoal.strategies.base import Extent, Part, Setting, StepResult, Work
+from shoal.strategies.replica import Replica
+
+CASES = [
+    ("data", 1),
+    ("data:via=arena", 1),
+    ("data:via=arena", 2),
+    ("data:via=arena,journal=off", 3),
+    ("data:via=ring", 1),
+    ("data:via=ring", 3),
+    ("data:via=tree", 3),
+    ("data:via=central", 2),
+    ("data:via=allgather", 2),
+    ("data:via=backend", 2),
+]
+BATCH = 12
+STEPS = 5
+
+
+class Net(nn.Module):
+    """A frozen layer, BatchNorm, a layer that is never used, two dtypes, and a parameter without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(4, 6).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(6)
+        self.last = nn.Linear(6, 3)
+        self.shift = nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+        self.unused = nn.Linear(2, 2)
+        self.nothing = nn.Parameter(torch.empty(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.frozen(x))) + self.shift
+
+
+GENERATOR = torch.Generator().manual_seed(4)
+INPUTS = torch.randn(BATCH, 4, generator=GENERATOR)
+TARGETS = torch.randint(0, 3, (BATCH,), generator=GENERATOR)
+TASK = Task(
+    model=Net,
+    loss=F.cross_entropy,
+    optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    train=TensorDataset(INPUTS, TARGETS),
+)
+
+
+@dataclass
+class Seat:
+    """One process's strategy, opened."""
+
+    strategy: Strategy
+    replica: Replica
+    setting: Setting
+    task: Task
+
+    @classmethod
+    def take(cls, world: World, written: str, task: Task = TASK, **setting: Any) -> Seat:
+        spec = parse_strategy(written)
+        assert isinstance(spec, Data)
+        slots = setting.pop("slots", world.world_size)
+        seat = cls(
+            make_strategy(spec, world, slots),
+            Replica(task),
+            Setting(
+                world=world,
+                slots=slots,
+                slots_per_worker=tuple(spec.slots_per_worker(slots, world.world_size)),
+                extent=Extent(total_steps=STEPS, tables=2, table_rows=world.world_size, table_columns=3),
+                report=lambda line: None,
+                **setting,
+            ),
+            task,
+        )
+        seat.strategy.open(seat.replica, seat.setting)
+        seat.replica.train_mode()
+        return seat
+
+    def step(self, number: int, *, stop: bool = False, weighted: bool = False) -> StepResult:
+        """Every slot takes its rows of the one batch there is."""
+        slots = self.setting.slots
+
+        def parts(chosen: range) -> tuple[Part, ...]:
+            return tuple(
+                Part(slot, rows_of(slot, slots, weighted), None if weighted else float(BATCH)) for slot in chosen
+            )
+
+        mine = self.setting.slots_of(self.setting.world.global_rank)
+        return self.strategy.step(Work(number, parts(mine), 0, stop, lambda: parts(range(slots))))
+
+
+def rows_of(slot: int, slots: int, weighted: bool) -> Callable[[], Iterator[tuple[Any, float]]]:
+    first, last = BATCH * slot // slots, BATCH * (slot + 1) // slots
+
+    def load() -> Iterator[tuple[Any, float]]:
+        yield (INPUTS[first:last], TARGETS[first:last]), float(last - first) * (10.0 if weighted else 1.0)
+
+    return load
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]} x{case[1]}")
+def case(request: pytest.FixtureRequest) -> tuple[str, int]:
+    return request.param
+
+
+def test_steps_train_the_same_model_everywhere(case: tuple[str, int]) -> None:
+    """Losses, parameters, buffers and state agree on all processes, and with one process on the same slots."""
+
+    def train(written: str, slots: int) -> Callable[[World], dict[str, Any]]:
+        def work(world: World) -> dict[str, Any]:
+            seat = Seat.take(world, written, slots=slots)
+            results = [seat.step(number) for number in range(1, STEPS + 1)]
+            seat.strategy.settle()
+            found = {
+                "losses": [result.loss for result in results],
+                "kept": seat.strategy.losses(STEPS),
+                "weights": [result.weight for result in results],
+                "model": {name: value.tolist() for name, value in seat.replica.module.state_dict().items()},
+                "state": {name: value.tolist() for name, value in seat.strategy.snapshot().items()},
+            }
+            seat.strategy.close()
+            return found
+
+        return work
+
+    written, size = case
+    answers = in_processes(size, train(written, size))
+    (expected,) = in_processes(1, train("data:via=arena", size))
+    for answer in answers:
+        assert answer["losses"] == answers[0]["losses"] == answer["kept"]
+        assert answer["weights"] == [float(BATCH)] * STEPS
+        assert answer["model"] == answers[0]["model"]
+        assert answer["losses"] == pytest.approx(expected["losses"], rel=1e-6)
+        assert _close(answer["model"], expected["model"])
+    assert answers[0]["losses"][-1] < answers[0]["losses"][0]
+    assert answers[0]["model"]["norm.num_batches_tracked"] == STEPS
+    # Whole-parameter names, of trained parameters that ever had a gradient; rank 0 speaks for all.
+    named = {
+        f"{name}/momentum_buffer" for name in ("norm.weight", "norm.bias", "last.weight", "last.bias", "shift")
+    }
+    assert answers[0]["state"].keys() - {"nothing/momentum_buffer"} == named
+    assert _close({name: answers[0]["state"][name] for name in named}, {n: expected["state"][n] for n in named})
+
+
+def _close(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        narrow = name.startswith("shift")
+        torch.testing.assert_close(
+            torch.tensor(value), torch.tensor(right[name]), rtol=0, atol=1e-2 if narrow else 1e-3, msg=name
+        )
+    return True
+
+
+def test_weights_not_known_beforehand_give_the_same_mean(case: tuple[str, int]) -> None:
+    def train(weighted: bool) -> Callable[[World], list[float]]:
+        def work(world: World) -> list[float]:
+            seat = Seat.take(world, written)
+            losses = [seat.step(number, weighted=weighted).loss for number in range(1, 4)]
+            seat.strategy.close()
+            return losses
+
+        return work
+
+    written, size = case
+    known = in_processes(size, train(False))[0]
+    for losses in in_processes(size, train(True)):
+        assert losses == pytest.approx(known, rel=1e-3)  # one layer is bfloat16
+
+
+def test_a_step_in_which_nothing_counts_is_refused(case: tuple[str, int]) -> None:
+    def train(world: World) -> str:
+        seat = Seat.take(world, written)
+        slot = seat.setting.slots_of(world.global_rank)[0]
+        part = Part(slot, lambda: iter([((INPUTS, TARGETS), 0.0)]), None)
+        with pytest.raises(TaskError) as refused:
+            seat.strategy.step(Work(1, (part,), 0))
+        return str(refused.value)
+
+    written, size = case
+    assert all("of step 1 add up to 0" in answer for answer in in_processes(size, train))
+
+
+def test_one_request_stops_all_at_the_same_step(case: tuple[str, int]) -> None:
+    def train(world: World) -> list[bool]:
+        seat = Seat.take(world, written)
+        last = world.world_size - 1
+        stops = [seat.step(n, stop=world.global_rank == last and n >= 3).stop for n in range(1, STEPS + 1)]
+        seat.strategy.close()
+        return stops
+
+    written, size = case
+    assert in_processes(size, train) == [[False, False, True, True, True]] * size
+
+
+def test_everybody_gets_all_rows_of_every_table(case: tuple[str, int]) -> None:
+    def share(world: World) -> list[Any]:
+        seat = Seat.take(world, written)
+        tables = []
+        for serial in range(1, 6):
+
+            def fill(table: Tensor, serial: int = serial) -> None:
+                table[world.global_rank] = torch.tensor([serial, world.global_rank, 0.1], dtype=torch.float64)
+
+            tables.append(seat.strategy.exchange(serial, (world.world_size, 3), fill).tolist())
+        seat.strategy.close()
+        return tables
+
+    written, size = case
+    expected = [[[float(serial), float(rank), 0.1] for rank in range(size)] for serial in range(1, 6)]
+    assert in_processes(size, share) == [expected] * size
+
+
+def test_closing_leaves_an_ordinary_model(case: tuple[str, int]) -> None:
+    """The last values stay, and gradients are autograd's again."""
+
+    def leave(world: World) -> tuple[list[float], bool]:
+        seat = Seat.take(world, written)
+        seat.step(1)
+        seat.strategy.close()
+        module = seat.replica.module
+        values = module.last.bias.tolist()
+        module.zero_grad()
+        F.cross_entropy(module(INPUTS), TARGETS).backward()
+        return values, module.last.weight.grad is not None
+
+    written, size = case
+    answers = in_processes(size, leave)
+    assert all(answer == answers[0] for answer in answers) and answers[0][1]
+
+
+def test_clipping_bounds_the_step(case: tuple[str, int]) -> None:
+    plain = replace(TASK, optimizer=lambda params: torch.optim.SGD(params, lr=1.0))
+
+    def clip(world: World) -> float:
+        seat = Seat.take(world, written, plain, clip_norm=0.01)
+        before = torch.cat([p.detach().float().flatten() for p in seat.replica.trained.values()]).clone()
+        seat.step(1)
+        after = torch.cat([p.detach().float().flatten() for p in seat.replica.trained.values()])
+        seat.strategy.close()
+        return float((after - before).norm())
+
+    written, size = case
+    for norm in in_processes(size, clip):
+        assert norm == pytest.approx(0.01, rel=1e-2)
+
+
+@pytest.mark.parametrize(("written", "size"), [("data", 1), ("data:via=arena", 2), ("data:via=arena", 1)])
+def test_a_step_of_lbfgs_tells_the_loss_it_began_with(written: str, size: int) -> None:
+    task = replace(
+        TASK, optimizer=lambda params: torch.optim.LBFGS(params, max_iter=3), model=lambda: nn.Linear(4, 3)
+    )
+
+    def train(world: World) -> list[float]:
+        seat = Seat.take(world, written, task)
+        losses = [seat.step(number).loss for number in range(1, 4)]
+        seat.strategy.close()
+        return losses
+
+    torch.manual_seed(0)
+    module = nn.Linear(4, 3)
+    first = F.cross_entropy(module(INPUTS), TARGETS).item()
+    for losses in in_processes(size, train):
+        assert losses[0] == pytest.approx(first, rel=1e-6)
+        assert losses[2] < losses[1] < losses[0]
+
+
+@pytest.mark.parametrize("via", ["auto", "arena", "ring"])
+def test_synchronised_batchnorm_needs_samples_in_every_slot(via: str) -> None:
+    written = f"data:batchnorm=sync,via={via}"
+    with pytest.raises(SpecError, match="needs one slot per worker, found 4 slots on 1 workers"):
+        Seat.take(World(), written, slots=4)
+    setting = Setting(
+        world=World(world_size=2), slots=2, slots_per_worker=(1, 1), extent=Extent(smallest_batch=3, accumulate=2)
+    )
+    with pytest.raises(SpecError, match=r"samples for all 4 pieces of every batch, but the last .* has only 3"):
+        make_strategy(parse_strategy(written), setting.world, 2).open(Replica(TASK), setting)
