@@ -218,3 +218,24 @@ def branching(steps: int = 20) -> shoal.Task:
     inputs = inputs.clone()
     inputs[:, 0] = inputs[:, 0].abs() * torch.tensor([1.0, -1.0]).repeat_interleave(16).repeat(2)
     return replace(awkward(steps=steps), train=TensorDataset(inputs, target), shuffle=False)
+
+
+def weightless() -> shoal.Task:
+    return replace(padded(), weight=lambda batch: 0.0)
+
+
+class Remembering(nn.Module):
+    """Keeps a large buffer that changes with every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.register_buffer("history", torch.zeros(5000))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.history.add_(1)
+        return self.layer(x)
+
+
+def remembering() -> shoal.Task:
+    return replace(awkward(), model=Remembering)

@@ -148,7 +148,7 @@ def test_a_fixed_port_in_use_is_told_before_anything_starts(run_script) -> None:
 
 
 def test_spares_of_a_script_are_refused(run_script) -> None:
-    with pytest.raises(SpecError, match="leave spares at 0"):
+    with pytest.raises(SpecError, match="only training can use spares"):
         run_script("pass", spares=1)
 
 

@@ -63,8 +63,10 @@ class BackendSumming:
 
         world = setting.world
         # A file nobody else can see takes the place of torch's TCP store, which listens on all interfaces.
-        self._store_fd = os.memfd_create("shoal-store") if world.global_rank == 0 else None
-        roster = exchange_addresses(setting, f"/proc/{os.getpid()}/fd/{self._store_fd}")
+        store_fd = os.memfd_create("shoal-store") if world.global_rank == 0 else -1
+        roster = exchange_addresses(setting, f"/proc/{os.getpid()}/fd/{store_fd}")
+        if world.global_rank:
+            store_fd = os.open(roster[0], os.O_RDWR)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._dist = dist
         # NCCL refuses two processes on one GPU; gloo takes GPU tensors too.
@@ -75,7 +77,9 @@ class BackendSumming:
         if self._owns_group:
             dist.init_process_group(
                 self._backend,
-                store=dist.FileStore(roster[0], world.world_size),
+                # Its own descriptor, never closed: the store opens this path once more when it is freed, and
+                # would wait for minutes if the first process were gone by then.
+                store=dist.FileStore(f"/proc/self/fd/{store_fd}", world.world_size),
                 rank=world.global_rank,
                 world_size=world.world_size,
                 timeout=_PATIENCE,
@@ -99,5 +103,3 @@ class BackendSumming:
     def close(self) -> None:
         if self._owns_group:
             self._dist.destroy_process_group()
-        if self._store_fd is not None:
-            os.close(self._store_fd)
