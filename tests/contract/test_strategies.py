@@ -198,6 +198,15 @@ def test_a_step_in_which_nothing_counts_is_refused(case: tuple[str, int]) -> Non
     assert all("of step 1 add up to 0" in answer for answer in in_processes(size, train))
 
 
+@pytest.mark.parametrize("via", ["arena", "ring"])
+def test_synchronised_batchnorm_needs_samples_that_count(via: str) -> None:
+    seat = Seat.take(World(), f"data:batchnorm=sync,via={via}")
+    part = Part(0, lambda: iter([((INPUTS, TARGETS), 0.0)]), None)
+    with pytest.raises(TaskError, match="samples of one counted nothing at step 1"):
+        seat.strategy.step(Work(1, (part,), 0))
+    seat.strategy.close()
+
+
 def test_one_request_stops_all_at_the_same_step(case: tuple[str, int]) -> None:
     def train(world: World) -> list[bool]:
         seat = Seat.take(world, written)

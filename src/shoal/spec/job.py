@@ -106,8 +106,8 @@ def _check_arena(spec: Data, cluster: Cluster) -> None:
         )
     if cluster.spares and not spec.journal:
         raise SpecError(
-            f"Job: spares={cluster.spares} finish a dead worker's step from its journal, but strategy={spec} keeps "
-            "none; leave journal on, or use no spares."
+            f"Job: spares={cluster.spares} finish a dead worker's step from its journal, but strategy={spec} "
+            "keeps none; leave journal on, or use no spares."
         )
     if spec.via == "arena" and cluster.device != "cpu":
         raise SpecError(

@@ -15,7 +15,13 @@ import torch
 from shoal.errors import LaunchError, SpecError
 from shoal.spec import Data, World
 from shoal.strategies.base import Fill, Part, Setting, StepResult, Work
-from shoal.strategies.data.batchnorm import check_setting, exchange_calls, exchange_elements, synchronise
+from shoal.strategies.data.batchnorm import (
+    check_setting,
+    check_took_part,
+    exchange_calls,
+    exchange_elements,
+    synchronise,
+)
 from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.data.shared import SharedState, Sizes
 from shoal.strategies.data.tap import GradientTap
@@ -134,7 +140,10 @@ class ArenaData:
         self._buffers.load()
         if self._spec.batchnorm == "sync":
             self._exchange.begin(work.step)
-        shared.results[part.slot] = backward_part(self._replica, work, part)
+        loss_sum, weight = backward_part(self._replica, work, part)
+        if self._spec.batchnorm == "sync":
+            check_took_part(weight, work.step)
+        shared.results[part.slot] = loss_sum, weight
         self._buffers.store(part.slot)
 
     def _totals(self, work: Work) -> tuple[float, float, float, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from shoal.errors import SpecError
+from shoal.errors import SpecError, TaskError
 from shoal.strategies.base import Setting
 
 Sum = Callable[[torch.Tensor], torch.Tensor]
@@ -43,6 +43,15 @@ def check_setting(setting: Setting) -> None:
         raise SpecError(
             f"data: batchnorm=sync needs samples for all {slots * extent.accumulate} pieces of every batch, but "
             f"the last one of an epoch has only {extent.smallest_batch}; choose another batch_size."
+        )
+
+
+def check_took_part(weight: float, step: int) -> None:
+    """A slot whose samples count nothing runs no pass, and the others would wait for its sums for ever."""
+    if not weight > 0:
+        raise TaskError(
+            f"data: batchnorm=sync needs every worker in every pass, but the samples of one counted nothing at "
+            f"step {step}; leave samples without weight out of the data, or use batchnorm=local."
         )
 
 

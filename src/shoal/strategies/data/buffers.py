@@ -72,9 +72,9 @@ class MovingBuffers:
         for name, buffer, version in self._resting:
             if buffer._version != version:
                 raise TaskError(
-                    f"Task: the model's buffer {name!r} ({buffer.numel()} elements) changes during training, and Shoal "
-                    f"keeps only those of normalisation layers and of at most {LARGEST_MOVING} elements in step; "
-                    "make it a parameter, or smaller."
+                    f"Task: the model's buffer {name!r} ({buffer.numel()} elements) changes during training, and "
+                    f"Shoal keeps only those of normalisation layers and of at most {LARGEST_MOVING} elements in "
+                    "step; make it a parameter, or smaller."
                 )
 
     def store(self, slot: int) -> None:

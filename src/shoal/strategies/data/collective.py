@@ -10,8 +10,8 @@ from shoal.arena import make_grid
 from shoal.errors import LaunchError, SpecError
 from shoal.spec import Data, World
 from shoal.strategies.base import Fill, Setting, StepResult, Work
-from shoal.strategies.data.batchnorm import check_setting, synchronise
-from shoal.strategies.data.buffers import MovingBuffers
+from shoal.strategies.data.batchnorm import check_setting, check_took_part, synchronise
+from shoal.strategies.data.buffers import BufferMean, MovingBuffers
 from shoal.strategies.data.shared import dense_stride, flat_of
 from shoal.strategies.data.summing import make_summing
 from shoal.strategies.data.tap import GradientTap
@@ -57,18 +57,7 @@ class CollectiveData:
         return total
 
     def step(self, work: Work) -> StepResult:
-        self._tap.aim(self._views, self._touched)
-        loss_sum = weight = 0.0
-        moved = self._buffers.begin_mean()
-        for part in work.parts:
-            moved.start()
-            part_loss, part_weight = backward_part(self._replica, work, part)
-            moved.add(part_weight)
-            loss_sum, weight = loss_sum + part_loss, weight + part_weight
-        for number, view in enumerate(self._views):
-            if not self._touched[number]:
-                view.zero_()  # a slot elsewhere may have a gradient for it
-
+        moved, loss_sum, weight = self._gradients(work)
         head = torch.tensor([loss_sum, float(work.stop), float(moved.counted)], dtype=torch.float64)
         weights = torch.zeros(self._setting.world.world_size, dtype=torch.float64)
         weights[self._setting.world.global_rank] = weight
@@ -92,6 +81,23 @@ class CollectiveData:
         self._update(control[3 + len(weights) :] > 0)
         self._losses.append(loss)
         return StepResult(loss, weight, bool(control[1]))
+
+    def _gradients(self, work: Work) -> tuple[BufferMean, float, float]:
+        """This worker's slots: gradients in the views; returns moved buffers, weighted loss and weight."""
+        self._tap.aim(self._views, self._touched)
+        loss_sum = weight = 0.0
+        moved = self._buffers.begin_mean()
+        for part in work.parts:
+            moved.start()
+            part_loss, part_weight = backward_part(self._replica, work, part)
+            if self._spec.batchnorm == "sync":
+                check_took_part(part_weight, work.step)
+            moved.add(part_weight)
+            loss_sum, weight = loss_sum + part_loss, weight + part_weight
+        for number, view in enumerate(self._views):
+            if not self._touched[number]:
+                view.zero_()  # a slot elsewhere may have a gradient for it
+        return moved, loss_sum, weight
 
     def _update(self, touched: torch.Tensor) -> None:
         for param, view, used in zip(self._params, self._views, touched.tolist(), strict=True):
