@@ -13,7 +13,7 @@ ALIGN = 64
 CHUNK_BYTES = 1 << 20
 """The unit of the redo journal, small enough for a core's own cache."""
 SMALLEST_CHUNK_BYTES = 1 << 16
-CHUNKS_OF_A_SMALL_MODEL = 8
+CHUNKS_OF_A_SMALL_MODEL = 4
 
 
 @dataclass(frozen=True)

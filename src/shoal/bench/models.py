@@ -121,19 +121,19 @@ def conv() -> Workload:
 
 def gpt() -> Workload:
     """A small GPT with AdamW, 1.2 M parameters: much computing, many small parameters."""
-    context, vocabulary = 128, 256
+    context, vocabulary = 64, 256
 
     def batch(generator: torch.Generator) -> Batch:
-        tokens = torch.randint(0, vocabulary, (8, context + 1), generator=generator)
+        tokens = torch.randint(0, vocabulary, (12, context + 1), generator=generator)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
     return Workload(
         name="gpt",
-        make_model=lambda: GPT(vocabulary, context, width=128, heads=4, depth=6),
+        make_model=lambda: GPT(vocabulary, context, width=128, heads=4, depth=4),
         loss=lambda scores, target: F.cross_entropy(scores.flatten(0, 1), target.flatten()),
         make_optimizer=_adamw,
         make_batch=batch,
-        batch_per_process=8,
+        batch_per_process=12,
         steps=40,
     )
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.arena import Flat, Grid, make_grid
-from shoal.arena.grid import ALIGN, CHUNK_BYTES, SMALLEST_CHUNK_BYTES
+from shoal.arena.grid import ALIGN, CHUNK_BYTES, CHUNKS_OF_A_SMALL_MODEL, SMALLEST_CHUNK_BYTES
 
 DTYPES = {"bfloat16": 2, "float32": 4, "float64": 8}
 flats = st.tuples(st.sampled_from(sorted(DTYPES)), st.integers(0, 3000) | st.sampled_from([0, 1, 16, 64])).map(
@@ -72,7 +72,7 @@ def test_chunks_grow_with_the_model_up_to_a_bound() -> None:
     assert (
         max(chunk.nbytes for chunk in make_grid([Flat("float32", 4, 1 << 15)] * 2).chunks) == SMALLEST_CHUNK_BYTES
     )
-    assert len(_megabytes(4).chunks) == 8
+    assert len(_megabytes(2).chunks) == CHUNKS_OF_A_SMALL_MODEL
     assert max(chunk.nbytes for chunk in _megabytes(64).chunks) == CHUNK_BYTES
 
 

@@ -7,6 +7,7 @@ of all workers are done, so the same operations give the same bits.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,10 +19,26 @@ from shoal.strategies.optimizers import rebuild, settings_of
 from shoal.strategies.replica import Replica
 
 
-class ChunkUpdate:
-    """One chunk: its parts of the gradients, and an optimizer of the user's class over its pieces."""
+@dataclass(frozen=True)
+class Workspace:
+    """Bytes that a worker's chunks use in turn."""
 
-    def __init__(self, shared: SharedState, replica: Replica, chunk: Chunk, first_piece: int) -> None:
+    sum: torch.Tensor
+    """Private: the summed gradient."""
+    undo: torch.Tensor
+    """Shared: the journal's values, and below its flags and scalars."""
+    undo_scalars: torch.Tensor
+
+
+class ChunkUpdate:
+    """One chunk: its parts of the gradients, and an optimizer of the user's class over its pieces.
+
+    A step visits dozens of chunks, so everything that can be is cut to size beforehand.
+    """
+
+    def __init__(
+        self, shared: SharedState, replica: Replica, chunk: Chunk, first_piece: int, workspace: Workspace
+    ) -> None:
         self._shared = shared
         self._first_piece = first_piece
         self._dtype = shared.params[chunk.pieces[0].param].dtype
@@ -40,8 +57,24 @@ class ChunkUpdate:
             count=len(chunk.pieces) * len(shared.schema.scalars) * SCALAR_BYTES,
         )
         self._started = shared.started[first_piece : first_piece + len(chunk.pieces)]
+        self._sum = workspace.sum.view(self._dtype)[: values.numel()]
+        self._gradients = [self._sum[span] for span in self._spans]
+        self._live, self._saved = self._journal_pairs(workspace)
+        self._all_have_gradients = False
         self._build_optimizer(replica)
         self._bind_state()
+
+    def _journal_pairs(self, workspace: Workspace) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """All that `apply` changes, and where its old values go."""
+        live = [self._values, *self._mirrored.values()]
+        room, count, flags = workspace.undo.view(self._dtype), self._values.numel(), len(self._started)
+        saved = [room[number * count : (number + 1) * count] for number in range(len(live))]
+        live.append(self._started)
+        saved.append(workspace.undo_scalars[:flags])
+        if self._scalar_bytes.numel():
+            live.append(self._scalar_bytes)
+            saved.append(workspace.undo_scalars[flags : flags + self._scalar_bytes.numel()])
+        return live, saved
 
     def _flat(self, region: str) -> torch.Tensor:
         count = self._chunk.nbytes // self._dtype.itemsize
@@ -86,9 +119,9 @@ class ChunkUpdate:
         for group, number in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(settings[number])
 
-    def reduce(self, out: torch.Tensor, scale: float, touched: Any) -> torch.Tensor:
+    def reduce(self, scale: float, touched: Any) -> torch.Tensor:
         """Sum the slots' gradients in slot order. `touched` is None where every slot has every gradient."""
-        total = out[: self._values.numel()]
+        total = self._sum
         if touched is None:
             if len(self._slots) == 1:
                 total.copy_(self._slots[0])
@@ -106,10 +139,12 @@ class ChunkUpdate:
             total.mul_(scale)
         return total
 
-    def apply(self, gradient: torch.Tensor, touched: Any) -> None:
+    def apply(self, touched: Any) -> None:
         """Let the optimizer take its step on every piece that got a gradient."""
-        for piece, span, param in zip(self._pieces, self._spans, self.params, strict=True):
-            piece.grad = gradient[span] if touched is None or touched[:, param].any() else None
+        if touched is not None or not self._all_have_gradients:
+            for piece, gradient, param in zip(self._pieces, self._gradients, self.params, strict=True):
+                piece.grad = gradient if touched is None or touched[:, param].any() else None
+            self._all_have_gradients = touched is None
         if not self._new:
             self._optimizer.step()
         else:
@@ -136,30 +171,17 @@ class ChunkUpdate:
                     own[key] = shared
             self._started[number] = 1
         self._new = [number for number in self._new if number not in fresh]
+        self._all_have_gradients = False
 
-    def save(self, undo: torch.Tensor, undo_scalars: torch.Tensor) -> None:
+    def save(self) -> None:
         """Copy all that `apply` changes into the journal."""
-        self._journal(undo, undo_scalars, restoring=False)
+        torch._foreach_copy_(self._saved, self._live)
 
-    def restore(self, undo: torch.Tensor, undo_scalars: torch.Tensor) -> None:
+    def restore(self) -> None:
         """Put the journal's values back."""
-        self._journal(undo, undo_scalars, restoring=True)
+        torch._foreach_copy_(self._live, self._saved)
         self._optimizer.state.clear()
         self._bind_state()
-
-    def _journal(self, undo: torch.Tensor, undo_scalars: torch.Tensor, *, restoring: bool) -> None:
-        room = undo.view(self._dtype)
-        count = self._values.numel()
-        pairs = [
-            (flat, room[number * count : (number + 1) * count])
-            for number, flat in enumerate((self._values, *self._mirrored.values()))
-        ]
-        flags = len(self._started)
-        pairs.append((self._started, undo_scalars[:flags]))
-        if self._scalar_bytes.numel():
-            pairs.append((self._scalar_bytes, undo_scalars[flags : flags + self._scalar_bytes.numel()]))
-        for live, saved in pairs:
-            live.copy_(saved) if restoring else saved.copy_(live)
 
 
 class SlicedUpdate:
@@ -174,19 +196,21 @@ class SlicedUpdate:
         first_piece = sum(len(chunk.pieces) for chunk in grid.chunks[: owned.start])
         self._numbers = owned
         self._chunks: list[ChunkUpdate] = []
+        workspace = Workspace(
+            torch.empty(largest_chunk(grid), dtype=torch.uint8),
+            shared.segment.tensor(f"undo/{global_rank}", torch.uint8),
+            shared.segment.tensor(f"undo-scalars/{global_rank}", torch.uint8),
+        )
         for number in owned:
-            self._chunks.append(ChunkUpdate(shared, replica, grid.chunks[number], first_piece))
+            self._chunks.append(ChunkUpdate(shared, replica, grid.chunks[number], first_piece, workspace))
             first_piece += len(grid.chunks[number].pieces)
-        self._sum = torch.empty(largest_chunk(grid), dtype=torch.uint8)
-        self._undo = shared.segment.tensor(f"undo/{global_rank}", torch.uint8)
-        self._undo_scalars = shared.segment.tensor(f"undo-scalars/{global_rank}", torch.uint8)
         self._progress = shared.marks.progress[global_rank]
         self._settings = [settings_of(group) for group in replica.optimizer.param_groups]
 
     def measure(self, scale: float, touched: Any) -> None:
         """Write the squared norm of each chunk's gradient where all can read it."""
         for number, chunk in zip(self._numbers, self._chunks, strict=True):
-            gradient = chunk.reduce(self._room_for(chunk), scale, touched)
+            gradient = chunk.reduce(scale, touched)
             self._shared.norms[number] = float(torch.linalg.vector_norm(gradient)) ** 2
 
     def run(self, scale: float, touched: Any) -> None:
@@ -196,22 +220,19 @@ class SlicedUpdate:
         done, torn = divmod(counters[progress], 2)
         if torn:
             assert self._journal, "nobody may take over a step without a journal"
-            self._chunks[done].restore(self._undo, self._undo_scalars)
+            self._chunks[done].restore()
             counters[progress] = 2 * done
             self._shared.setting.report(
                 "A chunk that its worker left half updated was put back and is done again."
             )
         for number in range(done, len(self._chunks)):
             chunk = self._chunks[number]
-            gradient = chunk.reduce(self._room_for(chunk), scale, touched)
+            chunk.reduce(scale, touched)
             if self._journal:
-                chunk.save(self._undo, self._undo_scalars)
+                chunk.save()
             counters[progress] = 2 * number + 1
-            chunk.apply(gradient, touched)
+            chunk.apply(touched)
             counters[progress] = 2 * number + 2
-
-    def _room_for(self, chunk: ChunkUpdate) -> torch.Tensor:
-        return self._sum.view(chunk._dtype)
 
     def _adopt_settings(self) -> None:
         current = [settings_of(group) for group in self._replica.optimizer.param_groups]
