@@ -24,6 +24,13 @@ def test_four_slots_on_any_number_of_processes(train: Train, model: str, optimiz
         assert other.results["results"] == alone.results["results"]
 
 
+def test_wide_layers_that_write_in_place(train: Train) -> None:
+    alone = train("mlp", workers=1, slots=4, width=600, optimizer="adamw", overrides={"accumulate": 2})
+    for workers in (2, 4):
+        other = train("mlp", workers=workers, slots=4, width=600, optimizer="adamw", overrides={"accumulate": 2})
+        assert other.digests() == alone.digests()
+
+
 def test_awkward_models_too(train: Train) -> None:
     for optimizer in ("momentum", "adamw"):
         alone = train("awkward", workers=1, slots=4, optimizer=optimizer)

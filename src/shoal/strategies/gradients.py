@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,7 +51,13 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
     return batch[0], batch[1]
 
 
-def backward_part(replica: Replica, work: Work, part: Part) -> tuple[float, float]:
+Backward = Callable[[torch.Tensor, torch.Tensor | None], None]
+"""Runs the backward pass from a loss, weighted by the second argument."""
+
+
+def backward_part(
+    replica: Replica, work: Work, part: Part, backward: Backward = torch.Tensor.backward
+) -> tuple[float, float]:
     """Backward over a slot's batches; gradients go to `p.grad`. Returns (sum of weight * loss, weight).
 
     Each loss is weighted by its share of the whole batch where that is known beforehand, else by its bare
@@ -69,10 +76,7 @@ def backward_part(replica: Replica, work: Work, part: Part) -> tuple[float, floa
                 "set clip_norm, or look for bad samples in this batch."
             )
         share = weight if part.total_weight is None else weight / part.total_weight
-        if share == 1.0:
-            loss.backward()
-        else:
-            loss.backward(torch.full_like(loss, share, memory_format=torch.preserve_format))
+        backward(loss, None if share == 1.0 else torch.full_like(loss, share))
         loss_sum += value * weight
         weight_sum += weight
     return loss_sum, weight_sum

@@ -23,6 +23,7 @@ from shoal.strategies.data.batchnorm import (
     synchronise,
 )
 from shoal.strategies.data.buffers import MovingBuffers
+from shoal.strategies.data.direct import leave, write_directly
 from shoal.strategies.data.shared import SharedState, Sizes
 from shoal.strategies.data.tap import GradientTap
 from shoal.strategies.data.update import SlicedUpdate
@@ -78,6 +79,7 @@ class ArenaData:
         shared.bind()
         self._gradients = {slot: shared.gradient_views(slot) for slot in self._setting.slots_of(self._rank)}
         self._tap = GradientTap(shared.params)
+        self._direct = write_directly(replica.module, shared.params, self._tap)
         if self._spec.batchnorm == "sync":
             calls = exchange_calls(replica.module) * self._setting.extent.accumulate
             self._exchange = _Exchange(shared, self._setting.slots_of(self._rank)[0], calls)
@@ -140,7 +142,7 @@ class ArenaData:
         self._buffers.load()
         if self._spec.batchnorm == "sync":
             self._exchange.begin(work.step)
-        loss_sum, weight = backward_part(self._replica, work, part)
+        loss_sum, weight = backward_part(self._replica, work, part, self._tap.backward)
         if self._spec.batchnorm == "sync":
             check_took_part(weight, work.step)
         shared.results[part.slot] = loss_sum, weight
@@ -202,6 +204,7 @@ class ArenaData:
     def close(self) -> None:
         if hasattr(self, "_tap"):
             self._tap.close()
+            leave(self._direct)
         self._shared.segment.close()
 
 

@@ -12,6 +12,7 @@ from shoal.spec import Data, World
 from shoal.strategies.base import Fill, Setting, StepResult, Work
 from shoal.strategies.data.batchnorm import check_setting, check_took_part, synchronise
 from shoal.strategies.data.buffers import BufferMean, MovingBuffers
+from shoal.strategies.data.direct import leave, write_directly
 from shoal.strategies.data.shared import dense_stride, flat_of
 from shoal.strategies.data.summing import make_summing
 from shoal.strategies.data.tap import GradientTap
@@ -41,6 +42,7 @@ class CollectiveData:
         self._flats, self._views = _flat_gradients(self._params)
         self._touched = torch.zeros(len(self._params), dtype=torch.uint8).numpy()
         self._tap = GradientTap(self._params)
+        self._direct = write_directly(replica.module, self._params, self._tap)
         self._buffers = MovingBuffers(replica.module)
         self._losses: list[float] = []
         if self._spec.batchnorm == "sync":
@@ -89,7 +91,7 @@ class CollectiveData:
         moved = self._buffers.begin_mean()
         for part in work.parts:
             moved.start()
-            part_loss, part_weight = backward_part(self._replica, work, part)
+            part_loss, part_weight = backward_part(self._replica, work, part, self._tap.backward)
             if self._spec.batchnorm == "sync":
                 check_took_part(part_weight, work.step)
             moved.add(part_weight)
@@ -128,6 +130,7 @@ class CollectiveData:
 
     def close(self) -> None:
         self._tap.close()
+        leave(self._direct)
         self._summing.close()
 
 

@@ -21,6 +21,7 @@ class GradientTap:
         ]
         self._views: list[torch.Tensor] = []
         self._touched: Any = None
+        self._in_backward = False
 
     def aim(self, views: list[torch.Tensor], touched: Any) -> None:
         """Send gradients to these views from now on; `touched` remembers which came."""
@@ -30,7 +31,8 @@ class GradientTap:
     def _taker(self, number: int) -> Callable[[torch.Tensor], None]:
         def take(param: torch.Tensor) -> None:
             gradient, param.grad = param.grad, None
-            assert gradient is not None
+            if gradient is None:  # it has been taken as a product
+                return
             if gradient.layout is not torch.strided:
                 gradient = gradient.to_dense()
             if self._touched[number]:
@@ -40,6 +42,30 @@ class GradientTap:
                 self._touched[number] = 1
 
         return take
+
+    def backward(self, loss: torch.Tensor, share: torch.Tensor | None) -> None:
+        """The strategy's own backward pass: the one whose gradients belong in the views."""
+        self._in_backward = True
+        try:
+            loss.backward(share)
+        finally:
+            self._in_backward = False
+
+    def take_product(self, number: int, left: torch.Tensor, right: torch.Tensor) -> bool:
+        """Compute a gradient `left @ right` in its place; False where autograd must have it.
+
+        That is in a pass of the user's own (inside a forward or an objective), and while a graph of the
+        backward pass is being made.
+        """
+        if not self._in_backward or torch.is_grad_enabled():
+            return False
+        view = self._views[number]
+        if self._touched[number]:
+            view.addmm_(left, right)
+        else:
+            torch.mm(left, right, out=view)
+            self._touched[number] = 1
+        return True
 
     def close(self) -> None:
         """Let autograd keep its gradients again."""
