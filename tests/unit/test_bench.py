@@ -14,7 +14,7 @@ from shoal.bench.models import CYCLE, WORKLOADS
 from shoal.bench.variants import VARIANTS
 from shoal.errors import LaunchError, SpecError
 
-PARAMETERS = {"mlp": 20_933_608, "gpt": 1_239_040, "conv": 1_004_932, "digits": 19_210}
+PARAMETERS = {"mlp": 20_933_608, "gpt": 834_304, "conv": 1_004_932, "digits": 19_210}
 
 
 def measured(variant: str, *speeds: float) -> Row:

@@ -59,5 +59,5 @@ class Beat:
 
 def rss_bytes() -> int:
     """Memory of this process that is in RAM now."""
-    with open("/proc/self/statm", encoding="ascii") as file:
+    with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
