@@ -22,7 +22,7 @@ STARTUP_PROCESSES = (2, 4)
 
 def bench(
     models: Annotated[str, typer.Option(help="Which models, with commas.")] = ",".join(MODELS),
-    rounds: Annotated[int, typer.Option(help="Measure each variant so often, in turn.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Measure each variant so often, in turn.")] = 5,
     steps: Annotated[
         int | None, typer.Option(help="Measured steps of a run; default the model's own number.")
     ] = None,
@@ -36,7 +36,7 @@ def bench(
     The exit status is 1 where a promised ratio is missed.
 
     [dim]shoal bench
-    shoal bench --models mlp --rounds 5 --no-start[/dim]
+    shoal bench --models mlp --rounds 3 --no-start[/dim]
     """
     from rich.console import Console
 
