@@ -71,7 +71,8 @@ class Killer(LocalEngine):
 
     def _wait_for_torn_chunk(self, marks: Marks, rank: int) -> None:
         with mmap.mmap(self._handle._arena_fd, marks.count * LINE, prot=mmap.PROT_READ) as memory:
-            while not memory[marks.progress[rank] * LINE] & 1 and not self._over.is_set():
+            give_up = time.monotonic() + 0.2  # a small model has no chunk for every worker
+            while not memory[marks.progress[rank] * LINE] & 1 and time.monotonic() < give_up:
                 time.sleep(0.00005)
 
     def _kill(self, rank: int) -> None:
@@ -82,14 +83,27 @@ class Killer(LocalEngine):
         self.killed += 1
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
-def test_fifty_kills_change_no_bit(tmp_path: Path, zygote: ZygoteProcess, optimizer: str) -> None:
+MLP = {"width": 700}
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "least_torn"),
+    [
+        ("mlp", {**MLP, "optimizer": "momentum"}, 5),
+        ("mlp", {**MLP, "optimizer": "adamw", "clip": 1.0}, 5),
+        pytest.param("conv", {"optimizer": "momentum"}, 1, marks=pytest.mark.long),
+        pytest.param("gpt", {"optimizer": "adamw"}, 1, marks=pytest.mark.long),
+    ],
+)
+def test_fifty_kills_change_no_bit(
+    tmp_path: Path, zygote: ZygoteProcess, model: str, args: dict, least_torn: int
+) -> None:
     def train(name: str, engine: LocalEngine, *, steps: int, spares: int) -> tuple[dict, list[Event]]:
         folder = tmp_path / name
         folder.mkdir()
         job = Job(
-            target=f"{TASKS}:mlp",
-            args={"optimizer": optimizer, "width": 700, "clip": 1.0 if optimizer == "adamw" else 0.0},
+            target=f"{TASKS}:{model}",
+            args=args,
             cluster=Cluster(workers=2, threads=1, spares=spares),
             overrides={"evaluate_every": 100, "max_steps": steps, "epochs": steps},
             run_dir=str(folder),
@@ -119,7 +133,7 @@ def test_fifty_kills_change_no_bit(tmp_path: Path, zygote: ZygoteProcess, optimi
     assert sum(event.kind == "lost" for event in events) == KILLS
     assert sum(event.kind == "replaced" for event in events) == KILLS
     torn = sum(event.kind == "line" and "put back" in event.values["text"] for event in events)
-    assert torn >= 5, "hardly any kill fell into a chunk's update"
+    assert torn >= least_torn, "hardly any kill fell into a chunk's update"
     assert stormy["reason"] == "stopped"
     assert (stormy["digest"], stormy["state_digest"]) == (calm["digest"], calm["state_digest"])
     assert stormy["loss"] == calm["loss"]

@@ -22,14 +22,12 @@ def test_a_footprint_is_judged_by_what_must_be_there():
     assert Footprint(six_copies, 0).private_copies == 2 * six_copies
 
 
-@pytest.mark.long
 def test_workers_share_parameters_and_momentum():
     found = measure_memory()
     assert found.finding().met
     assert found.arena < found.private_copies < 2 * found.expected_arena + 1
 
 
-@pytest.mark.long
 def test_the_start_of_both_is_measured():
     told = []
     finding = measure_startup(2, 1, lambda name, seconds: told.append((name, seconds)))
