@@ -42,7 +42,7 @@ class Tapped:
 
 
 @pytest.mark.parametrize("shape", [(5, WIDE), (2, 3, WIDE)])
-def test_the_same_bits_as_through_the_tap(shape: tuple[int, ...]) -> None:
+def test_the_same_gradients_as_through_the_tap(shape: tuple[int, ...]) -> None:
     plain, direct = Tapped(direct=False), Tapped(direct=True)
     assert direct.layers == [direct.net.first, direct.net.twice]
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))

@@ -1,8 +1,8 @@
 """Linear layers that compute the gradient of a large weight straight into its place.
 
 Autograd would compute it into a fresh buffer, from which the tap copies it: for a wide layer that is as many
-bytes as the update itself moves. The values are the same; small layers are left alone, because a function in
-Python costs them more than it saves.
+bytes as the update itself moves. The values are the same up to rounding; small layers are left alone, because
+a function in Python costs them more than it saves.
 """
 
 from __future__ import annotations
