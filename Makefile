@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint bench bench-peers clean
 .DELETE_ON_ERROR:
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -27,8 +27,12 @@ test: lint
 test-all: lint
 	$(BIN)/pytest
 
-bench: $(VENV)/ready
+# TensorFlow in an environment of its own; where it cannot be had, the benchmark runs without it and says so.
+bench-peers: $(VENV)/ready
+	-$(BIN)/python -m shoal.bench.environment
+
+bench: bench-peers
 	$(BIN)/shoal bench
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-tensorflow build dist .pytest_cache .mypy_cache .ruff_cache

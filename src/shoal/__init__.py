@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import ShoalError
-from shoal.spec import Cluster, Data, Job, Plateau, Task, World
+from shoal.spec import Cluster, Data, Job, ParameterServer, Plateau, Task, World
 
 if TYPE_CHECKING:
-    from shoal import datasets, metrics, optim
+    from shoal import datasets, metrics, optim, ps
     from shoal.launch.runs import Run, train
     from shoal.launch.saved import Evaluation, evaluate, predict
     from shoal.roles.trainer import Trainer
@@ -21,6 +21,7 @@ __all__ = [
     "Data",
     "Evaluation",
     "Job",
+    "ParameterServer",
     "Plateau",
     "Run",
     "ShoalError",
@@ -33,6 +34,7 @@ __all__ = [
     "metrics",
     "optim",
     "predict",
+    "ps",
     "train",
 ]
 
@@ -48,7 +50,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("datasets", "metrics", "optim"):
+    if name in ("datasets", "metrics", "optim", "ps"):
         return import_module(f"shoal.{name}")
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)

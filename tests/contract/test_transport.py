@@ -12,14 +12,15 @@ import psutil
 import pytest
 import torch
 
-from shoal.comm import Faults, MemoryNetwork, Message, Transport, ZmqTransport
+from shoal.comm import Faults, MemoryNetwork, Message, RunKey, Transport, ZmqTransport
 from shoal.errors import CommTimeout, LaunchError, PeerLost, ProtocolError, SpecError
 
 HANG_GUARD_S = 20.0
+KEY = RunKey.create()
 
 
 def zmq_transports(size: int, via: str, **options) -> list[Transport]:
-    transports = [ZmqTransport(rank, via=via, **options) for rank in range(size)]
+    transports = [ZmqTransport(rank, key=KEY, via=via, **options) for rank in range(size)]
     roster = {transport.rank: transport.address for transport in transports}
     for transport in transports:
         transport.connect(roster)
@@ -223,18 +224,18 @@ def test_a_port_in_use_is_a_clear_error():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(LaunchError, match=f"Port {port} .* another process uses it; choose another"):
-            ZmqTransport(0, port=port)
+            ZmqTransport(0, key=KEY, port=port)
 
 
 def test_only_loopback_listens():
-    with ZmqTransport(0) as transport:
+    with ZmqTransport(0, key=KEY) as transport:
         port = int(transport.address.rsplit(":", 1)[1])
         listening = [c.laddr for c in psutil.Process().net_connections("inet") if c.laddr.port == port]
         assert [address.ip for address in listening] == ["127.0.0.1"]
 
 
 def test_strangers_and_other_generations_are_refused():
-    old, new = ZmqTransport(0, generation=1), ZmqTransport(1, generation=2)
+    old, new = ZmqTransport(0, key=KEY, generation=1), ZmqTransport(1, key=KEY, generation=2)
     roster = {0: old.address, 1: new.address}
     old.connect(roster)
     new.connect(roster)
@@ -249,7 +250,7 @@ def test_strangers_and_other_generations_are_refused():
 
 def test_an_unknown_kind_of_transport_lists_the_known_ones():
     with pytest.raises(SpecError, match="ipc, tcp"):
-        ZmqTransport(0, via="udp")
+        ZmqTransport(0, key=KEY, via="udp")
 
 
 def test_faults_strike_and_are_counted():

@@ -19,6 +19,7 @@ FLAGS = {
     "evaluate": "data workers threads device progress plain json help",
     "predict": "out data workers threads device progress plain help",
     "run": "workers port threads help",
+    "scale": "workers servers runs json help",
     "verify": "workers strategy slots steps arg seed replay json help",
     "bench": "models rounds steps start no-start json help",
     "doctor": "json help",

@@ -13,6 +13,7 @@ PROMISED = [
     "Data",
     "Evaluation",
     "Job",
+    "ParameterServer",
     "Plateau",
     "Run",
     "ShoalError",
@@ -25,9 +26,22 @@ PROMISED = [
     "metrics",
     "optim",
     "predict",
+    "ps",
     "train",
 ]
-PACKAGES = ["spec", "observe", "comm", "arena", "ledger", "checkpoint", "strategies", "launch", "bench", "verify"]
+PACKAGES = [
+    "spec",
+    "observe",
+    "comm",
+    "arena",
+    "ledger",
+    "ps",
+    "checkpoint",
+    "strategies",
+    "launch",
+    "bench",
+    "verify",
+]
 
 
 def test_the_front_door():

@@ -1,7 +1,10 @@
-"""The examples: each builds its task, and its model learns from one batch."""
+"""The examples: each builds its task, and its model learns from one batch; scripts run from start to end."""
 
 import importlib.util
 import math
+import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +16,8 @@ import shoal
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PARAMETERS = {"digits": 19_210, "digits_conv": 24_058, "gpt": 842_496}
+SCRIPTS = {"parameter_server_objects"}
+GUARD_S = 120.0
 
 
 def load(name: str) -> ModuleType:
@@ -28,7 +33,7 @@ def first_batch(task: shoal.Task, size: int = 4) -> tuple[torch.Tensor, torch.Te
 
 
 def test_every_example_is_tested():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PARAMETERS)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PARAMETERS) | SCRIPTS
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -87,3 +92,11 @@ def test_gpt_decays_matrices_only_and_follows_the_cosine():
     assert rates[0] == pytest.approx(0.2) and max(rates) == pytest.approx(1.0)
     assert rates[5:] == sorted(rates[5:], reverse=True)
     assert scheduler.get_last_lr()[0] == pytest.approx(0.1)
+
+
+def test_the_plain_parameter_server_trains_digits():
+    script = EXAMPLES / "parameter_server_objects.py"
+    output = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=GUARD_S)
+    assert len(re.findall(r"worker [01]: 200 updates sent", output.stdout)) == 2
+    found = re.search(r"server: 400 updates applied, test accuracy (0\.\d+)", output.stdout)
+    assert found is not None and float(found[1]) > 0.9

@@ -76,10 +76,12 @@ def compare(
     for name in names:
         if name not in variants:
             raise unknown("bench: variant", name, variants)
+    # All of them before the first run: a variant that refuses the model, or lacks what it needs, says so at once.
+    commands = {name: variants[name](model, processes, steps) for name in names}
     runs: dict[str, list[Measurement]] = {name: [] for name in names}
     for turn in range(rounds):
         for name in rotated(names, turn):
-            measurement = run_command(variants[name](model, processes, steps))
+            measurement = run_command(commands[name])
             runs[name].append(measurement)
             if on_measured is not None:
                 on_measured(measurement)

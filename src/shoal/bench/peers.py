@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shoal.arena.malloc import keep_freed_memory
 from shoal.bench.measurement import Measurement, summarise
 from shoal.bench.models import WORKLOADS, Workload, warm_up_steps
+from shoal.bench.straggler import STRAGGLERS, slowed
 from shoal.bench.variants import PEERS, Peer
 
 PEER_TIMEOUT = timedelta(seconds=60)
@@ -51,7 +52,14 @@ def run_single(workload: Workload, peer: Peer, steps: int) -> tuple[list[float],
 
 
 def run_ddp_rank(
-    workload: Workload, peer: Peer, steps: int, *, rank: int, processes: int, store: Path
+    workload: Workload,
+    peer: Peer,
+    steps: int,
+    *,
+    rank: int,
+    processes: int,
+    store: Path,
+    straggler: str | None = None,
 ) -> tuple[list[float], float]:
     """One of several processes under torch's DDP."""
     # A file and not a port: torch's TCP store would listen on every interface of the machine.
@@ -59,7 +67,10 @@ def run_ddp_rank(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=processes, timeout=PEER_TIMEOUT
     )
     try:
-        model = DistributedDataParallel(workload.model(), gradient_as_bucket_view=peer.tuned)
+        own = workload.model()
+        if straggler is not None:
+            own = slowed(own, straggler, rank=rank, processes=processes)
+        model = DistributedDataParallel(own, gradient_as_bucket_view=peer.tuned)
         optimizer = workload.optimizer(model.parameters(), fused=_fused(peer))
         result = timed_steps(workload, model, optimizer, rank=rank, steps=steps)
         distributed.barrier()
@@ -98,7 +109,13 @@ def measure(arguments: argparse.Namespace) -> Measurement:
     processes = arguments.processes if peer.distributed else 1
     if peer.distributed:
         times_s, loss = run_ddp_rank(
-            workload, peer, steps, rank=arguments.rank, processes=processes, store=arguments.store
+            workload,
+            peer,
+            steps,
+            rank=arguments.rank,
+            processes=processes,
+            store=arguments.store,
+            straggler=arguments.straggler,
         )
     else:
         times_s, loss = run_single(workload, peer, steps)
@@ -119,6 +136,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("model", choices=WORKLOADS)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--steps", type=int, help="measured steps; default the model's own number")
+    parser.add_argument("--straggler", choices=STRAGGLERS, help="slow the last rank down, or each in turn")
     parser.add_argument("--rank", type=int, help="set for the processes that this one starts")
     parser.add_argument("--store", type=Path, help="the file through which they find each other")
     return parser.parse_args(argv)

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from shoal.bench.models import CYCLE, WORKLOADS, Workload
+from shoal.bench.straggler import slowed
 from shoal.spec import Task
 
 
-def task(model: str, processes: int = 2, steps: int = 40) -> Task:
-    """`steps` steps of one of the benchmark's models."""
+def task(model: str, processes: int = 2, steps: int = 40, straggler: str | None = None) -> Task:
+    """`steps` steps of one of the benchmark's models, all workers equally fast or with a slow one among them.
+
+    Which of the workers this is says `SHOAL_RANK`, which the launcher sets; without it, the first.
+    """
     workload = WORKLOADS[model]()
+
+    def make_model() -> nn.Module:
+        made = workload.make_model()
+        if straggler is None:
+            return made
+        return slowed(made, straggler, rank=int(os.environ.get("SHOAL_RANK", "0")), processes=processes)
+
     return Task(
-        model=workload.make_model,
+        model=make_model,
         loss=workload.loss,
         optimizer=workload.optimizer,
         train=lambda: samples(workload, processes),

@@ -9,9 +9,12 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.errors import SpecError
 
 CommandBuilder = Callable[[str, int, int | None], list[str]]
-"""`(model, processes, steps) -> argv`; without `steps` the model's own number."""
+"""`(model, processes, steps) -> argv`; without `steps` the model's own number. Refuses what it cannot do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +49,35 @@ def shoal_command(variant: str, strategy: str, model: str, processes: int, steps
     return command if steps is None else [*command, "--steps", str(steps)]
 
 
+TENSORFLOW_MODEL = "mlp"
+TENSORFLOW_OPTIONS = {
+    "tensorflow_ps": ["--servers", "1"],
+    "tensorflow_ps_tuned": ["--servers", "1", "--tuned"],
+    "tensorflow_ps_2": ["--servers", "2"],
+}
+"""TensorFlow's asynchronous parameter server; tuned means Shoal's allocator settings, as with the other peers."""
+
+
+def tensorflow_command(variant: str, model: str, processes: int, steps: int | None) -> list[str]:
+    """The command that measures TensorFlow, in its own environment."""
+    # Not at the top: `python -m shoal.bench.environment` would find itself imported already, and warn.
+    from shoal.bench.environment import require_tensorflow_python
+
+    if model != TENSORFLOW_MODEL:
+        raise SpecError(
+            f"bench: variant {variant!r} is written for the model {TENSORFLOW_MODEL!r}, found {model!r}; "
+            "leave it out for other models."
+        )
+    # By its path and with -P: that interpreter has no Shoal, and must not find our modules by their bare names.
+    script = Path(__file__).with_name("tensorflow_peer.py")
+    command = [str(require_tensorflow_python()), "-P", str(script), "--name", variant]
+    command += [*TENSORFLOW_OPTIONS[variant], "--processes", str(processes)]
+    return command if steps is None else [*command, "--steps", str(steps)]
+
+
 VARIANTS: dict[str, CommandBuilder] = {
     **{name: functools.partial(peer_command, name) for name in PEERS},
+    **{name: functools.partial(tensorflow_command, name) for name in TENSORFLOW_OPTIONS},
     "data": functools.partial(shoal_command, "data", "data"),
     "data_without_journal": functools.partial(shoal_command, "data_without_journal", "data:journal=off"),
 }

@@ -16,6 +16,7 @@ from shoal.cli.evaluate import evaluate
 from shoal.cli.failures import show_failure
 from shoal.cli.predict import predict
 from shoal.cli.run import run as run_verb
+from shoal.cli.scale import scale
 from shoal.cli.train import train
 from shoal.cli.verify import verify
 from shoal.errors import ShoalError
@@ -39,6 +40,7 @@ app.command(
     rich_help_panel=TRAINING,
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
 )(run_verb)
+app.command(rich_help_panel=TRAINING)(scale)
 app.command(rich_help_panel=CHECKING)(verify)
 app.command(rich_help_panel=CHECKING)(bench)
 app.command(rich_help_panel=CHECKING)(doctor)

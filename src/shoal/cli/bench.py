@@ -74,10 +74,20 @@ class _Session:
 
         names = ["ddp", "ddp_tuned", "data"]
         if model == "mlp":
-            names += ["single", "data_without_journal"]
+            names += ["single", "data_without_journal", *self._tensorflow_variants()]
         rows = compare(model, names, rounds=rounds, steps=steps, on_measured=self._tell)
         self.rows += rows
         self.verdicts += judge(rows)
+
+    def _tensorflow_variants(self) -> list[str]:
+        """TensorFlow's rows where it is installed, else one line that says how to get them."""
+        from shoal.bench.environment import HINT, tensorflow_python
+        from shoal.bench.variants import TENSORFLOW_OPTIONS
+
+        if tensorflow_python() is not None:
+            return list(TENSORFLOW_OPTIONS)
+        self.console.print(f"TensorFlow's parameter server is left out: {HINT}.", style="dim")
+        return []
 
     def measure_trainer(self, model: str, rounds: int, steps: int | None) -> None:
         from shoal.bench.trainer_overhead import compare_trainer

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from shoal.comm.collectives import COLLECTIVES, Collective, make_collective
     from shoal.comm.memory_transport import Faults, MemoryNetwork, MemoryTransport
     from shoal.comm.reliable import Reliability
+    from shoal.comm.security import RunKey
     from shoal.comm.transport import Counters, Roster, Transport
     from shoal.comm.zmq_transport import ZmqTransport
+    from shoal.comm.zmq_wire import ZmqWire
 
 __all__ = [
     "COLLECTIVES",
@@ -26,8 +28,10 @@ __all__ = [
     "Message",
     "Reliability",
     "Roster",
+    "RunKey",
     "Transport",
     "ZmqTransport",
+    "ZmqWire",
     "decode",
     "encode",
     "make_collective",
@@ -43,8 +47,10 @@ _HOMES = {
     "Message": "codec",
     "Reliability": "reliable",
     "Roster": "transport",
+    "RunKey": "security",
     "Transport": "transport",
     "ZmqTransport": "zmq_transport",
+    "ZmqWire": "zmq_wire",
     "decode": "codec",
     "encode": "codec",
     "make_collective": "collectives",

@@ -24,7 +24,8 @@ Frame = torch.Tensor | bytes | bytearray | memoryview
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_FRAMES = 4096
-MAX_FRAME_BYTES = 1 << 32
+MAX_FRAME_BYTES = 64 << 20
+"""A socket takes memory for a frame before it knows who sends it, so this is also what a stranger can cost."""
 MAX_DIMS = 16
 
 _CHECKSUM_BYTES = 8
@@ -63,6 +64,11 @@ def encode(message: Message) -> list[Buffer]:
     if len(message.frames) > MAX_FRAMES:
         raise ProtocolError(f"A message holds at most {MAX_FRAMES} frames, found {len(message.frames)}.")
     views = [_view(frame) for frame in message.frames]
+    if (largest := max((view.nbytes for view in views), default=0)) > MAX_FRAME_BYTES:
+        raise ProtocolError(
+            f"A frame may have {MAX_FRAME_BYTES} bytes, but one of message {message.kind!r} has {largest}; "
+            "cut it into several."
+        )
     entries = [[*_describe(frame), checksum(view)] for frame, view in zip(message.frames, views, strict=True)]
     try:
         header = msgpack.packb([message.kind, message.fields, entries])

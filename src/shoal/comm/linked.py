@@ -21,6 +21,11 @@ _LOOK_EVERY_S = 0.1
 class Wire(Protocol):
     """Moves packets between processes, and promises nothing about them."""
 
+    @property
+    def strangers(self) -> int:
+        """Connections that ended without having shown the run's key."""
+        ...
+
     def transmit(self, peer: int, packet: Packet) -> None:
         """Put a packet on its way without waiting."""
         ...
@@ -155,6 +160,7 @@ class LinkedTransport:
         now = time.monotonic()
         wakeup = min([deadline, now + _LOOK_EVERY_S, *(link.wakeup for link in present)])
         packet = self._wire.poll(max(0.0, wakeup - now))
+        self.counters.strangers = self._wire.strangers
         now = time.monotonic()
         if packet is not None:
             self._take_in(packet, now)

@@ -122,6 +122,9 @@ class MemoryNetwork:
 
 
 class _MemoryWire:
+    strangers = 0
+    """Nobody reaches this wire from outside."""
+
     def __init__(self, rank: int, network: MemoryNetwork) -> None:
         self._rank = rank
         self._network = network

@@ -27,6 +27,8 @@ class Counters:
     """Packets sent again, because the peer asked or did not acknowledge in time."""
     duplicates: int = 0
     """Packets dropped because their message had been delivered before."""
+    strangers: int = 0
+    """Connections that ended without having shown the run's key."""
 
 
 class Transport(Protocol):

@@ -113,6 +113,7 @@ def _settle(birth: Birth, job: Job, world: World) -> None:
             f"The working directory {os.fsdecode(birth.cwd)!r} cannot be entered ({error.strerror}); "
             "start the run from a directory that exists."
         ) from None
+    os.environ["SHOAL_ROLE"], os.environ["SHOAL_RANK"] = world.role, str(world.global_rank)
     sys.path[:] = birth.path
     sys.argv[:] = [job.target]
     importlib.invalidate_caches()

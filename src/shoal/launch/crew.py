@@ -23,11 +23,19 @@ class Hand:
     silent_for_s: float | None = None
     """Set when it was ended because it had said nothing for so long."""
     succeeds: Vacancy | None = None
-    """The place it has been given and not yet spoken from."""
+    """The worker's place that a spare has been given and not yet spoken from."""
+    follows_loss_at: float | None = None
+    """When the process was lost whose place it was started for; None once it is ready."""
+    dismissed_at: float | None = None
+    """When it was asked to end, before the others."""
+    is_overdue: bool = False
+    """It did not end in time when asked, and was killed."""
+    complaint: str = ""
+    """What it last said about a peer that it could not do without."""
 
     @property
     def is_worker(self) -> bool:
-        """Whether it trains; spares wait."""
+        """Whether it trains; others wait, or serve."""
         return self.member.role == "worker"
 
 
@@ -54,9 +62,9 @@ class Crew:
     fruitless_losses: int = 0
     """Processes lost since the last step forward."""
 
-    def living(self, *, workers: bool) -> Iterator[Hand]:
-        """The workers, or the spares, that are starting or running."""
-        return (one for one in self.hands if one.member.is_alive and one.is_worker == workers)
+    def living(self, *roles: str) -> Iterator[Hand]:
+        """The processes of these roles that are starting or running; without any, of all roles."""
+        return (one for one in self.hands if one.member.is_alive and (not roles or one.member.role in roles))
 
     def hand_of(self, member: Member) -> Hand:
         """What is known about this process."""
@@ -64,11 +72,11 @@ class Crew:
 
     def ready_spare(self) -> Hand | None:
         """A spare that can take a place now."""
-        return next((one for one in self.living(workers=False) if one.state == "ready"), None)
+        return next((one for one in self.living("spare") if one.state == "ready"), None)
 
     def all_ready(self) -> bool:
-        """Whether every worker has come as far as `ready`."""
-        return all(one.state != "starting" for one in self.hands if one.is_worker)
+        """Whether every worker that lives has come as far as `ready`."""
+        return all(one.state != "starting" for one in self.living("worker"))
 
     def note_life(self, hand: Hand, message: dict[str, Any], now: float) -> None:
         """It has said something: it lives, and perhaps the run has come further."""

@@ -16,7 +16,7 @@ class Member:
 
     role: str
     global_rank: int
-    """A worker's rank; a spare's number, until it takes a worker's place."""
+    """A worker's rank; of any other role its number, until a spare takes a worker's place."""
     channel: Channel
     log_name: str
     """Where its output is, for people."""
@@ -24,6 +24,8 @@ class Member:
     """None until it has been started."""
     exit_code: int | None = None
     """None while it lives; negative for the signal that ended it."""
+    node: int = 0
+    """Its own number among all processes that a job with servers ever had."""
 
     @property
     def name(self) -> str:

@@ -133,7 +133,9 @@ class _Record:
 
     def handle(self, event: Event) -> None:
         if event.kind == "done" and event.rank == 0:
-            self.results = event.values["results"]
+            self.results.update(event.values["results"])
+        elif event.kind == "audit":
+            self.results["audit"] = event.values
         elif event.kind == "steps":
             self._marks[1:] = [(event.time, event.values["samples"])]
         elif event.kind == "failed":

@@ -1,4 +1,4 @@
-"""The supervisor: starts a job's processes, passes on what they say, and decides when one of them ends."""
+"""The supervisor: starts a job's processes, passes on what they say, and ends the run when one of them fails."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import selectors
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from shoal.errors import Interrupted, LaunchError, PeerLost, WorkerFailed
-from shoal.launch.crew import Crew, Hand, Vacancy
+from shoal.launch.control import ControlSocket
+from shoal.launch.crew import Crew, Hand
 from shoal.launch.deaths import MemoryWatch, explain_death
 from shoal.launch.engine import Engine, Handle, Member
 from shoal.launch.interrupts import Interrupts
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
-from shoal.launch.places import describe_world, plan_places, spare_place
+from shoal.launch.places import describe_world, plan_places, servers_of
+from shoal.launch.service import Service
+from shoal.launch.spares import Spares
+from shoal.launch.succession import Succession
 from shoal.launch.verdict import Failure, first_cause
 from shoal.observe.events import Event
-from shoal.spec import Job
+from shoal.spec import Job, World
 
 HANG_TIMEOUT_S = 30.0
 _SETTLE_S = 0.3
@@ -29,11 +35,14 @@ _STOP_S = 120.0
 """How long workers may take to finish their step and save, once asked."""
 _READING = ("evaluate", "predict", "inspect")
 """Purposes that keep nothing worth waiting for."""
-_STOP_SIGNALS = (-signal.SIGINT, -signal.SIGTERM)
 
 
 class Supervisor:
-    """Runs one job, once. One loop over all channels; no threads."""
+    """Runs one job, once. One loop over all channels; no threads.
+
+    Who follows a process that ends, and when the run is over, is decided by a `Succession`, to which this class
+    is the `Bridge`.
+    """
 
     def __init__(
         self,
@@ -43,71 +52,87 @@ class Supervisor:
         *,
         hang_timeout_s: float = HANG_TIMEOUT_S,
     ) -> None:
-        self._job = job
+        self.job = job
+        self.crew = Crew()
+        self.is_stopping = False
+        self.results: dict[str, Any] = {}
         self._on_event = on_event
         self._engine = engine or LocalEngine()
         self._hang_timeout_s = hang_timeout_s
-        self._crew = Crew()
         self._memory = MemoryWatch()
         self._selector = selectors.DefaultSelector()
         self._failures: list[Failure] = []
         self._judge_at: float | None = None
         self._world_told = False
-        self._stopping = False
         self._stop_by: float | None = None
-        self._results: dict[str, Any] = {}
+        self._control: ControlSocket | None = None
+        self._succession: Succession = Service(self) if servers_of(job) else Spares(self)
 
     def run(self) -> dict[str, Any]:
-        """Run the job to its end; the results of its first worker."""
-        places = plan_places(self._job)
-        self._address = places[0].coordinator
-        with self._selector, Interrupts() as interrupts:
-            self._handle: Handle = self._engine.start(self._job, places)
-            try:
-                self._selector.register(interrupts, selectors.EVENT_READ)
-                self._selector.register(self._handle, selectors.EVENT_READ)
-                for member in self._handle.members:
-                    self._welcome(member)
-                self._watch(interrupts)
-            finally:
-                self._handle.close()
-        if self._stopping:
+        """Run the job to its end; the results of its first worker, and what the coordinator counted."""
+        places = plan_places(self.job)
+        self.first_place: World = places[0]
+        with self._selector, Interrupts() as interrupts, ExitStack() as at_end:
+            if servers_of(self.job) and not self.job.run_dir:
+                # A coordinator's memory outlives it, so that its successor can go on.
+                scratch = at_end.enter_context(TemporaryDirectory(prefix="shoal-"))
+                self.job = replace(self.job, options={**self.job.options, "scratch": scratch})
+            self._handle: Handle = self._engine.start(self.job, places)
+            at_end.callback(self._handle.close)
+            self._selector.register(interrupts, selectors.EVENT_READ)
+            self._selector.register(self._handle, selectors.EVENT_READ)
+            if self.job.run_dir:
+                self._control = ControlSocket(self.job.run_dir)
+                at_end.callback(self._control.close)
+                self._selector.register(self._control, selectors.EVENT_READ)
+            for member in self._handle.members:
+                self._welcome(member)
+            self._watch(interrupts)
+        if self.is_stopping:
             raise Interrupted("The run was stopped on request, after the step it was in.")
-        return self._results
+        return self.results
 
     def _watch(self, interrupts: Interrupts) -> None:
-        while any(self._crew.living(workers=True)) or self._crew.vacancies:
+        while not self._succession.is_over():
             ready = self._selector.select(self._seconds_to_deadline())
             # Words before deaths: the last word of a process explains its end.
             for key, _ in ready:
                 if isinstance(key.data, Hand):
                     self._hear(key.data)
             for member in self._handle.collect():
-                self._notice(self._crew.hand_of(member))
+                self._notice(self.crew.hand_of(member))
+            for request in self._control.collect() if self._control is not None else ():
+                self._succession.scale(request)
             self._end_the_silent()
             self._heed(interrupts)
-            self._fill_vacancies()
+            self._succession.act()
             self._judge()
         self._judge()
 
     def _seconds_to_deadline(self) -> float | None:
-        deadlines = [self._judge_at, self._stop_by, self._crew.next_silence(self._hang_timeout_s)]
+        deadlines = [
+            self._judge_at,
+            self._stop_by,
+            self.crew.next_silence(self._hang_timeout_s),
+            self._succession.next_deadline(),
+        ]
         known = [deadline for deadline in deadlines if deadline is not None]
         return max(0.0, min(known) - time.monotonic()) if known else None
 
     # What processes say.
 
-    def _welcome(self, member: Member) -> None:
+    def _welcome(self, member: Member) -> Hand:
         hand = Hand(member, heard_at=time.monotonic())
-        self._crew.hands.append(hand)
+        self.crew.hands.append(hand)
         self._selector.register(member.channel, selectors.EVENT_READ, hand)
+        return hand
 
     def _hear(self, hand: Hand) -> None:
         if hand.member.channel.fileno() not in self._selector.get_map():
             return
         try:
             while (message := hand.member.channel.poll()) is not None:
-                self._crew.note_life(hand, message, time.monotonic())
+                self.crew.note_life(hand, message, time.monotonic())
                 self._take(hand, message)
         except PeerLost:
             # Its end is told by the engine; the socket would only keep waking us.
@@ -117,42 +142,31 @@ class Supervisor:
         kind = message.pop("kind")
         if kind == "failed":
             self._take_failure(hand, message)
-        elif hand.is_worker:
+            return
+        self._succession.hear(hand, kind, message)
+        if hand.is_worker:
             self._take_news(hand, kind, message)
-        elif kind in ("line", "warning"):
-            self._emit(kind, None, message)
 
     def _take_news(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
         global_rank = hand.member.global_rank
         if kind == "done":
             hand.is_done = True
             if global_rank == 0:
-                self._results = values["results"]
-        if kind == "state" and (place := hand.succeeds) is not None:
-            hand.succeeds = None
-            seconds = time.monotonic() - place.lost_at
-            self._emit("replaced", global_rank, {"rank": global_rank, "spare": place.spare, "seconds": seconds})
-        self._emit(kind, global_rank, values)
-        if not self._world_told and self._crew.all_ready():
+                self.results.update(values["results"])
+        self.emit(kind, global_rank, values)
+        if not self._world_told and self.crew.all_ready():
             self._world_told = True
-            self._emit("world", None, describe_world(self._job))
+            self.emit("world", None, describe_world(self.job))
 
     def _take_failure(self, hand: Hand, message: dict[str, Any]) -> None:
         hand.has_reported_failure = True
-        if not hand.is_worker:
-            self._emit("warning", None, {"text": f"{hand.member.name} failed: {message['message']}"})
-            return
-        self._fail(
-            Failure(
-                global_rank=hand.member.global_rank,
-                message=message["message"],
-                details=message["traceback"],
-                consequence=message.get("consequence", False),
-            )
+        failure = Failure(
+            message=message["message"],
+            global_rank=hand.member.global_rank if hand.is_worker else None,
+            details=message["traceback"],
+            consequence=message.get("consequence", False),
         )
-
-    def _emit(self, kind: str, global_rank: int | None, values: dict[str, Any]) -> None:
-        self._on_event(Event(kind, global_rank, values, time.time()))
+        self._succession.hear_failure(hand, failure)
 
     # What becomes of them.
 
@@ -162,50 +176,35 @@ class Supervisor:
             hand.heard_at = time.monotonic()
             return
         self._hear(hand)
-        if not hand.is_worker:
-            self._lose_spare(hand)
-        elif not hand.has_reported_failure and not self._ended_well(hand):
-            self._lose_worker(hand)
+        self._succession.notice_end(hand)
 
-    def _ended_well(self, hand: Hand) -> bool:
-        code = hand.member.exit_code
-        assert code is not None
-        is_script = self._job.purpose == "script"
-        if self._stopping and (code in _STOP_SIGNALS or code == 0 or (is_script and code > 0)):
-            return True
-        return code == 0 and (hand.is_done or is_script)
+    def _end_the_silent(self) -> None:
+        now = time.monotonic()
+        for hand in self.crew.silent(now, self._hang_timeout_s):
+            hand.silent_for_s = now - hand.heard_at
+            self.kill(hand)
 
-    def _lose_worker(self, hand: Hand) -> None:
-        member, code = hand.member, hand.member.exit_code
-        assert code is not None
-        if hand.is_done:
-            self._emit("warning", member.global_rank, {"text": f"after its work was done: {self._reason(hand)}"})
-            return
-        failure = Failure(
-            global_rank=member.global_rank,
-            message=self._reason(hand),
-            details=self._handle.last_output(member),
-            signum=-code if code < 0 else None,
-            exit_code=code if code >= 0 else 128 - code,
-        )
-        if code >= 0 or not self._job.cluster.spares or self._failures or not self._may_go_on():
-            self._fail(failure)
-            return
-        self._emit("lost", member.global_rank, {"rank": member.global_rank, "reason": failure.message})
-        self._crew.vacancies.append(Vacancy(member.global_rank, time.monotonic(), failure))
+    # What a succession asks for.
 
-    def _lose_spare(self, hand: Hand) -> None:
-        if not hand.has_reported_failure:
-            self._emit("warning", None, {"text": self._reason(hand)})
-        if not hand.has_reported_failure and self._may_go_on():
-            self._add_spare()
+    @property
+    def has_failed(self) -> bool:
+        """Whether the run is ending because something failed."""
+        return bool(self._failures)
 
-    def _may_go_on(self) -> bool:
-        """Whether to replace one more: not for ever where each successor dies without a step forward."""
-        self._crew.fruitless_losses += 1
-        return self._crew.fruitless_losses <= self._job.cluster.workers + 2
+    def emit(self, kind: str, global_rank: int | None, values: dict[str, Any]) -> None:
+        """Tell whoever watches."""
+        self._on_event(Event(kind, global_rank, values, time.time()))
 
-    def _reason(self, hand: Hand) -> str:
+    def start(self, place: World) -> Hand:
+        """Start one more process."""
+        return self._welcome(self._handle.add(place))
+
+    def kill(self, hand: Hand) -> None:
+        """End a process at once."""
+        self._handle.signal(hand.member, signal.SIGKILL)
+
+    def explain(self, hand: Hand) -> str:
+        """One sentence about a process that has ended without a word of its own. Ask once."""
         if hand.silent_for_s is not None:
             return (
                 f"{hand.member.name.capitalize()} gave no sign of life for {hand.silent_for_s:.0f} s (it "
@@ -213,70 +212,49 @@ class Supervisor:
             )
         return explain_death(hand.member, ran_out_of_memory=self._memory.ran_out())
 
-    def _end_the_silent(self) -> None:
-        now = time.monotonic()
-        for hand in self._crew.silent(now, self._hang_timeout_s):
-            hand.silent_for_s = now - hand.heard_at
-            self._handle.signal(hand.member, signal.SIGKILL)
+    def failure_of(self, hand: Hand, message: str) -> Failure:
+        """The end of this process as a failure of the run."""
+        code = hand.member.exit_code
+        assert code is not None
+        return Failure(
+            message=message,
+            global_rank=hand.member.global_rank if hand.is_worker else None,
+            details=self._handle.last_output(hand.member),
+            signum=-code if code < 0 else None,
+            exit_code=code if code >= 0 else 128 - code,
+        )
 
-    # What follows from it.
+    def fail(self, failure: Failure) -> None:
+        """Let the run fail, once others had a moment to say what they know about it."""
+        self._failures.append(failure)
+        if self._judge_at is None:
+            self._judge_at = time.monotonic() + _SETTLE_S
 
-    def _fill_vacancies(self) -> None:
-        for vacancy in list(self._crew.vacancies):
-            if (spare := self._crew.ready_spare()) is not None:
-                self._hand_over(vacancy, spare)
-            elif not any(self._crew.living(workers=False)):
-                self._crew.vacancies.remove(vacancy)
-                self._fail(vacancy.failure)
-
-    def _hand_over(self, vacancy: Vacancy, spare: Hand) -> None:
-        generation = self._crew.generation + 1
-        spare.state = "called"
-        try:
-            spare.member.channel.send({"kind": "takeover", "rank": vacancy.global_rank, "generation": generation})
-            if self._stopping:
-                spare.member.channel.send({"kind": "stop"})
-        except PeerLost:
-            return  # The engine will tell of its end; the vacancy waits for another.
-        self._crew.generation = generation
-        self._crew.vacancies.remove(vacancy)
-        spare.succeeds = replace(vacancy, spare=spare.member.global_rank)
-        spare.member.role, spare.member.global_rank = "worker", vacancy.global_rank
-        self._add_spare()
-
-    def _add_spare(self) -> None:
-        number = len(self._crew.hands) - self._job.cluster.workers
-        place = spare_place(self._job, number, self._address, self._crew.generation)
-        self._welcome(self._handle.add(place))
+    # How the run ends before its time.
 
     def _heed(self, interrupts: Interrupts) -> None:
         interrupts.clear()
-        if interrupts.count and self._job.purpose in _READING:
+        if interrupts.count and self.job.purpose in _READING:
             raise Interrupted("Stopped on request.")
         if interrupts.count > 1:
             raise Interrupted("The run was ended at once, on the second request; what was not saved is lost.")
         if self._stop_by is not None and time.monotonic() > self._stop_by:
             raise Interrupted(f"The workers did not stop within {_STOP_S:.0f} s of the request and were ended.")
-        if interrupts.count == 1 and not self._stopping:
-            self._stopping = True
+        if interrupts.count == 1 and not self.is_stopping:
+            self.is_stopping = True
             self._stop_by = time.monotonic() + _STOP_S
-            self._emit("warning", None, {"text": "stopping after this step; Ctrl-C again ends at once"})
-            for hand in self._crew.living(workers=True):
+            self.emit("warning", None, {"text": "stopping after this step; Ctrl-C again ends at once"})
+            for hand in self.crew.living("worker"):
                 try:
                     hand.member.channel.send({"kind": "stop"})
                 except PeerLost:
                     pass  # It is ending already.
 
-    def _fail(self, failure: Failure) -> None:
-        self._failures.append(failure)
-        if self._judge_at is None:
-            self._judge_at = time.monotonic() + _SETTLE_S
-
     def _judge(self) -> None:
         """Some time after the first failure: end the others, and raise the one that caused it all."""
         if self._judge_at is None:
             return
-        if time.monotonic() < self._judge_at and any(self._crew.living(workers=True)):
+        if time.monotonic() < self._judge_at and any(self.crew.living("worker")):
             return
         cause = first_cause(self._failures)
         for member in self._handle.members:
@@ -285,7 +263,7 @@ class Supervisor:
             self._handle.wait(_GRACE_S)
         except LaunchError:
             pass  # Whatever this is, it came after the cause.
-        self._emit("failed", cause.global_rank, {"message": cause.message, "traceback": cause.details})
+        self.emit("failed", cause.global_rank, {"message": cause.message, "traceback": cause.details})
         raise WorkerFailed(
             cause.message, global_rank=cause.global_rank, details=cause.details, exit_code=cause.exit_code
         )

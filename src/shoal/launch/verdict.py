@@ -11,8 +11,9 @@ from dataclasses import dataclass
 class Failure:
     """Why one process failed."""
 
-    global_rank: int
     message: str
+    global_rank: int | None = None
+    """None where it was no worker."""
     details: str = ""
     consequence: bool = False
     """It only says that another process is gone."""

@@ -19,6 +19,10 @@ class Cut:
     batch_samples: int
     """Samples of the whole global batch: what this part's mean is weighted against."""
 
+    def alone(self) -> Cut:
+        """The same part as a batch of its own."""
+        return Cut(self.slot, self.samples, len(self.samples))
+
 
 @dataclass(frozen=True)
 class Schedule:

@@ -11,8 +11,10 @@
 | `evaluation` | step, results {loss, …}                                                                     |
 | `line`       | text, level: what a process printed or logged                                               |
 | `warning`    | text                                                                                        |
-| `lost`       | rank, reason                                                                                |
-| `replaced`   | rank, spare, seconds                                                                        |
+| `lost`       | rank, reason; of a job with servers also role and node                                      |
+| `replaced`   | rank, seconds, and spare; of a job with servers role and node                               |
+| `decision`   | text, and what the coordinator decided it by                                                |
+| `audit`      | what the coordinator counted, at the end                                                    |
 | `saved`      | path, digest                                                                                |
 | `failed`     | message, traceback                                                                          |
 | `done`       | results: one process is done                                                                |

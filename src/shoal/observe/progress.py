@@ -33,6 +33,7 @@ _LINE_STYLES = {
     "warning": "yellow",
     "lost": "red",
     "replaced": "yellow",
+    "decision": "magenta",
     "failed": "bold red",
     "stopped": "yellow",
     "evaluation": "cyan",

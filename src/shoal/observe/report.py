@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from shoal.observe.summary import RunSummary
 from shoal.spec import Job
 
 _MOST_EVALUATIONS = 12
-_MOST_INCIDENTS = 20
+_MOST_LINES = 20
 
 
 def write_report(run_dir: Path | str) -> Path:
@@ -35,7 +35,8 @@ def write_report(run_dir: Path | str) -> Path:
         _section("Loss", [_picture(folder, events, summary)]),
         _section("Evaluations", _evaluations(summary)),
         _section("Memory", _memory(summary)),
-        _section("What went wrong", _incidents(events)),
+        _section("What went wrong", _story(events, ("warning", "lost", "replaced", "failed"))),
+        _section("What the coordinator decided", _story(events, ("decision",))),
         _section("Repeat it", ["```", command(job), "```"]),
     ]
     write_whole(folder.report, "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
@@ -125,16 +126,16 @@ def _memory(summary: RunSummary) -> list[str]:
     return _table(("worker", "most memory held"), rows) if rows else []
 
 
-def _incidents(events: Iterable[Event]) -> list[str]:
-    kinds = ("warning", "lost", "replaced", "failed")
+def _story(events: Iterable[Event], kinds: Collection[str]) -> list[str]:
+    """What these kinds of events tell, one line each."""
     lines = [
         f"- {datetime.fromtimestamp(event.time):%H:%M:%S} {wording.line(event)}"
         for event in events
         if event.kind in kinds
     ]
-    if len(lines) > _MOST_INCIDENTS:
-        more = len(lines) - _MOST_INCIDENTS
-        lines = [*lines[:_MOST_INCIDENTS], f"- and {more} more, in `events.jsonl`"]
+    if len(lines) > _MOST_LINES:
+        more = len(lines) - _MOST_LINES
+        lines = [*lines[:_MOST_LINES], f"- and {more} more, in `events.jsonl`"]
     return lines
 
 

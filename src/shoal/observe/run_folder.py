@@ -62,6 +62,11 @@ class RunFolder:
         return self.path / "model.safetensors"
 
     @property
+    def decisions(self) -> Path:
+        """What a coordinator must not forget."""
+        return self.path / "coordinator.sqlite"
+
+    @property
     def logs(self) -> Path:
         """What each process printed."""
         return self.path / "logs"
@@ -125,7 +130,8 @@ class RunFolder:
     def clear(self) -> None:
         """Remove what a run leaves behind, and nothing that someone else put here."""
         with writing(self.path):
-            for file in (self.job, self.events, self.result, self.report, self.chart, self.model):
+            files = (self.job, self.events, self.result, self.report, self.chart, self.model, self.decisions)
+            for file in files:
                 file.unlink(missing_ok=True)
             for folder in (self.logs, self.tensorboard):
                 if folder.is_dir():

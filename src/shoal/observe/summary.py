@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ class Worker:
     """Bytes of memory now."""
     peak_rss: int = 0
     replacements: int = 0
-    """How many spares have taken this rank."""
+    """How often another process has taken this rank."""
 
 
 @dataclass
@@ -53,6 +53,8 @@ class RunSummary:
         self.world: dict[str, Any] = {}
         self.workers: dict[int, Worker] = {}
         self.spares = 0
+        self.replaced: Counter[str] = Counter()
+        """How many processes of each role have been replaced."""
         self.state = "starting"
         self.step = 0
         self.total_steps = 0
@@ -135,13 +137,17 @@ class RunSummary:
         self.evaluations.append((event.values["step"], event.values["results"]))
 
     def _on_lost(self, event: Event) -> None:
-        self.worker(event.values["rank"]).state = "lost"
+        if event.values.get("role", "worker") == "worker":
+            self.worker(event.values["rank"]).state = "lost"
 
     def _on_replaced(self, event: Event) -> None:
-        worker = self.worker(event.values["rank"])
-        worker.state = "replaced"
-        worker.replacements += 1
-        self.spares = max(0, self.spares - 1)
+        role = event.values.get("role", "worker")
+        self.replaced[role] += 1
+        if role == "worker":
+            worker = self.worker(event.values["rank"])
+            worker.state = "replaced"
+            worker.replacements += 1
+            self.spares = max(0, self.spares - 1)
 
     def _on_saved(self, event: Event) -> None:
         self.saved = event.values
@@ -155,5 +161,9 @@ class RunSummary:
         self.state = "stopped"
 
     def _is_worker(self, rank: int | None) -> bool:
-        """Spares speak too, under ranks past the workers'; they have no place of their own yet."""
-        return rank is not None and (not self.world or rank < self.world.get("workers", 0))
+        """Spares speak too, under ranks past the workers'; they have no place of their own yet.
+
+        Where there are servers there are no spares, and workers may be added.
+        """
+        can_grow = not self.world or "servers" in self.world
+        return rank is not None and (can_grow or rank < self.world.get("workers", 0))

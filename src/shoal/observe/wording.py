@@ -54,6 +54,13 @@ def world(values: Mapping[str, Any]) -> str:
     return ", ".join([*parts, str(values.get("strategy", "data"))])
 
 
+def member(values: Mapping[str, Any]) -> str:
+    """`server 1`: which process this is about."""
+    role = values.get("role", "worker")
+    # There is one coordinator at a time.
+    return "the coordinator" if role == "coordinator" else f"{role} {values['rank']}"
+
+
 def near(path: str) -> str:
     """A path as one would type it here: relative where it is below the current folder."""
     full, here = Path(path), Path.cwd()
@@ -78,9 +85,12 @@ def line(event: Event) -> str | None:
         case "warning":
             return f"warning: {values['text']}"
         case "lost":
-            return f"worker {values['rank']} was lost: {values['reason']}"
+            return f"{member(values)} was lost: {values['reason']}"
         case "replaced":
-            return f"worker {values['rank']} was replaced by a spare in {values['seconds']:.2f} s"
+            successor = " by a spare" if "spare" in values else ""
+            return f"{member(values)} was replaced{successor} in {values['seconds']:.2f} s"
+        case "decision":
+            return f"coordinator: {values['text']}"
         case "failed":
             return f"{who or 'run'} failed: {values['message']}"
         case "stopped":
@@ -108,8 +118,8 @@ def final_rows(summary: RunSummary) -> list[tuple[str, str]]:
         rows.append(("seconds", f"{seconds:.1f}" if seconds < 100 else f"{seconds:,.0f}"))
     if summary.world:
         rows.append(("world", world(summary.world)))
-    if replaced := sum(worker.replacements for worker in summary.workers.values()):
-        rows.append(("replaced", plural(replaced, "worker")))
+    if summary.replaced:
+        rows.append(("replaced", ", ".join(plural(num, role) for role, num in sorted(summary.replaced.items()))))
     if summary.saved:
         rows.append(("model", near(summary.saved["path"])))
         rows.append(("digest", str(summary.saved["digest"])))

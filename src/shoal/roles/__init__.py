@@ -21,7 +21,7 @@ def run(job: Job, world: World, channel: Channel) -> int:
         import torch
 
         torch.set_num_threads(job.cluster.threads_per_worker)
-        return _role_of(job)(job, world, channel)
+        return _role_of(job, world)(job, world, channel)
     except SystemExit as request:
         return _exit_code(request)
     except KeyboardInterrupt:
@@ -41,8 +41,16 @@ def tell_failure(error: Exception, world: World, channel: Channel) -> None:
         pass  # There is nobody left to tell; the log has it.
 
 
-def _role_of(job: Job) -> Role:
+def _role_of(job: Job, world: World) -> Role:
     # Imported on demand: a script needs nothing of what training needs.
+    if world.role == "server":
+        from shoal.roles.server import run_server
+
+        return run_server
+    if world.role == "coordinator":
+        from shoal.roles.coordinator import run_coordinator
+
+        return run_coordinator
     if job.purpose == "script":
         from shoal.roles.script import run_script
 

@@ -37,6 +37,18 @@ class Outcome:
     """`finished`, `plateau` or `stopped`."""
 
 
+def make_schedule(task: Task, length: int, slots: int, workers: int) -> Schedule:
+    """The steps of a task on so many samples, each cut into slots."""
+    batch_size = task.batch_size * (workers if task.batch_per_worker else 1)
+    if batch_size < slots:
+        raise TaskError(
+            f"Task: batch_size={batch_size} is smaller than the {slots} parts that {workers} "
+            "workers take; use a larger batch_size or fewer workers."
+        )
+    order = Order(length, task.seed, shuffle=task.shuffle)
+    return Schedule(length, batch_size, slots, task.epochs, task.max_steps, order)
+
+
 class Training:
     """One process's part in training a task."""
 
@@ -46,14 +58,8 @@ class Training:
         self.task = task
         self.world = world
         train = task.dataset("train")
-        batch_size = task.batch_size * (world.world_size if task.batch_per_worker else 1)
-        if batch_size < slots:
-            raise TaskError(
-                f"Task: batch_size={batch_size} is smaller than the {slots} parts that {world.world_size} "
-                "workers take; use a larger batch_size or fewer workers."
-            )
-        order = Order(len(train), task.seed, shuffle=task.shuffle)
-        self.schedule = Schedule(len(train), batch_size, slots, task.epochs, task.max_steps, order)
+        self.schedule = make_schedule(task, len(train), slots, world.world_size)
+        order = self.schedule.order
         self._feed = Feed(task, train, numerics=numerics, device=world.device)
         sample_feed = Feed(task, train, numerics=numerics)  # models are made on the CPU, whatever they train on
         self.replica = Replica(
@@ -74,18 +80,19 @@ class Training:
         evaluator = self.evaluator
         return Extent(
             total_steps=self.schedule.total_steps,
-            tables=max(2, -(-self.schedule.total_steps // self._evaluation_interval)),
+            tables=max(2, -(-self.schedule.total_steps // self.evaluation_interval)),
             table_rows=evaluator.num_batches if evaluator else 0,
             table_columns=evaluator.num_columns if evaluator else 0,
             accumulate=self.task.accumulate,
             smallest_batch=self.schedule.smallest_batch,
         )
 
-    def work(self, step: int, slots: range, *, stop: bool = False) -> Work:
-        """This step's part for a process that fills these slots."""
+    def work(self, step: int, slots: range, *, stop: bool = False, apart: bool = False) -> Work:
+        """This step's part for a process that fills these slots; `apart`: each is a batch of its own."""
 
         def parts(chosen: range) -> tuple[Any, ...]:
-            return tuple(self._feed.part(cut, self.task.seed, step) for cut in self.schedule.cuts(step, chosen))
+            cuts = self.schedule.cuts(step, chosen)
+            return tuple(self._feed.part(cut.alone() if apart else cut, self.task.seed, step) for cut in cuts)
 
         return Work(step, parts(slots), self.task.seed, stop, lambda: parts(range(self.slots)))
 
@@ -119,7 +126,7 @@ class Training:
                     self.schedule.epoch_of(step),
                 )
             self.replica.advance(result.loss)
-            if self._evaluates_after(step) and self.evaluator is not None:
+            if self.evaluates_after(step) and self.evaluator is not None:
                 results = self._evaluate(step, observer, told=step < committed)
                 for name, value in results.items():
                     history.setdefault(name, []).append(value)
@@ -129,11 +136,13 @@ class Training:
                 return Outcome(step, result.loss, results, "stopped")
         return Outcome(self.schedule.total_steps, result.loss, results, "finished")
 
-    def _evaluates_after(self, step: int) -> bool:
-        return step % self._evaluation_interval == 0 or step == self.schedule.total_steps
+    def evaluates_after(self, step: int) -> bool:
+        """Whether the model is evaluated once this step is committed."""
+        return step % self.evaluation_interval == 0 or step == self.schedule.total_steps
 
     @property
-    def _evaluation_interval(self) -> int:
+    def evaluation_interval(self) -> int:
+        """Steps from one evaluation to the next."""
         return self.task.evaluate_every or self.schedule.steps_per_epoch
 
     def _evaluate(self, step: int, observer: Observer, *, told: bool) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from shoal.roles.inference import evaluate, predict
 from shoal.roles.inspection import inspect
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
+from shoal.roles.served import ServedTraining
 from shoal.roles.training import Outcome, Training
-from shoal.spec import Data, Job, World
+from shoal.spec import Data, Job, ParameterServer, World
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Setting
 
@@ -36,6 +38,9 @@ def run_worker(job: Job, world: World, channel: Channel) -> int:
 
 def _train(job: Job, world: World, reporter: Reporter) -> None:
     reporter.on_state("starting", 0)
+    if isinstance(job.spec, ParameterServer):
+        _train_served(job, world, reporter)
+        return
     strategy = make_strategy(job.spec, world, job.num_slots, replaceable=job.cluster.spares > 0)
     task = load_task(job)
     if not job.options.get("evaluate", True):
@@ -57,8 +62,18 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     reporter.total_steps = training.schedule.total_steps
     reporter.on_state("training", committed)
     outcome = training.run(setting, reporter, committed)
-    _finish(job, training, outcome, reporter)
+    _finish(job, training, outcome, reporter, strategy.snapshot)
     strategy.close()
+
+
+def _train_served(job: Job, world: World, reporter: Reporter) -> None:
+    served = ServedTraining(job, world, reporter)
+    reporter.on_state("ready", 0)
+    reporter.total_steps = served.training.schedule.total_steps
+    reporter.on_state("training", 0)
+    outcome = served.run()
+    _finish(job, served.training, outcome, reporter, served.client.snapshot)
+    served.client.close()
 
 
 def choose_device(kind: str, local_rank: int) -> str:
@@ -87,7 +102,13 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
     )
 
 
-def _finish(job: Job, training: Training, outcome: Outcome, reporter: Reporter) -> None:
+def _finish(
+    job: Job,
+    training: Training,
+    outcome: Outcome,
+    reporter: Reporter,
+    snapshot: Callable[[], dict[str, torch.Tensor]],
+) -> None:
     """Save the model (the first worker) and tell how it went."""
     reporter.flush()
     results: dict[str, Any] = {
@@ -108,7 +129,7 @@ def _finish(job: Job, training: Training, outcome: Outcome, reporter: Reporter) 
         if job.options.get("timeline"):
             Path(job.options["timeline"]).write_text(json.dumps(list(reporter.step_times)))
         if job.options.get("state"):
-            results["state_digest"] = save_tensors(Path(job.options["state"]), training.strategy.snapshot())
+            results["state_digest"] = save_tensors(Path(job.options["state"]), snapshot())
     reporter.done(results)
 
 

@@ -2,8 +2,18 @@
 
 from shoal.spec.cluster import Cluster
 from shoal.spec.job import Job
-from shoal.spec.strategy import Data, StrategySpec, parse_strategy
+from shoal.spec.strategy import Data, ParameterServer, StrategySpec, parse_strategy
 from shoal.spec.task import Plateau, Task
 from shoal.spec.world import World
 
-__all__ = ["Cluster", "Data", "Job", "Plateau", "StrategySpec", "Task", "World", "parse_strategy"]
+__all__ = [
+    "Cluster",
+    "Data",
+    "Job",
+    "ParameterServer",
+    "Plateau",
+    "StrategySpec",
+    "Task",
+    "World",
+    "parse_strategy",
+]

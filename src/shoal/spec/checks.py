@@ -26,3 +26,9 @@ def require_choice(owner: str, name: str, value: Any, choices: Collection[str]) 
     """`value` must be one of `choices`."""
     if value not in choices:
         raise unknown(f"{owner}: {name}", str(value), choices)
+
+
+def require_number(owner: str, name: str, value: str) -> None:
+    """`value` must be a whole number of at least 1, as text."""
+    if not value.isdecimal() or int(value) < 1:
+        raise SpecError(f"{owner}: {name} must be a whole number of at least 1, found {value!r}.")

@@ -10,7 +10,7 @@ from typing import Any
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count
 from shoal.spec.cluster import Cluster
-from shoal.spec.strategy import Data, StrategySpec, parse_strategy
+from shoal.spec.strategy import Data, ParameterServer, StrategySpec, parse_strategy
 
 PURPOSES = ("train", "evaluate", "predict", "inspect", "script")
 OVERRIDES = ("batch_size", "epochs", "max_steps", "seed", "accumulate", "evaluate_every")
@@ -68,6 +68,8 @@ class Job:
         if isinstance(spec, Data):
             spec.slots_per_worker(self.num_slots, self.cluster.workers)
             _check_arena(spec, self.cluster)
+        elif isinstance(spec, ParameterServer):
+            _check_served(spec, self)
 
     @property
     def num_slots(self) -> int:
@@ -112,4 +114,26 @@ def _check_arena(spec: Data, cluster: Cluster) -> None:
     if spec.via == "arena" and cluster.device != "cpu":
         raise SpecError(
             f"Job: via=arena shares the host's memory, but device={cluster.device}; use via=backend on GPUs."
+        )
+
+
+def _check_served(spec: ParameterServer, job: Job) -> None:
+    """What a parameter server cannot do, and what contradicts itself."""
+    cluster, slots = job.cluster, job.num_slots
+    if cluster.spares:
+        raise SpecError(
+            f"Job: spares={cluster.spares} was set, but strategy={spec} replaces workers and servers that die by "
+            "itself; set 0."
+        )
+    if cluster.device != "cpu":
+        raise SpecError(f"Job: strategy={spec} runs on the CPU, but device={cluster.device}; use device=cpu.")
+    if slots != cluster.workers and spec.sync not in ("bsp", "ssp:0"):
+        raise SpecError(
+            f"Job: slots={slots} for {cluster.workers} workers, but with sync={spec.sync} every worker has one "
+            "part of its own; leave slots out, or use sync=bsp."
+        )
+    if spec.sync.startswith("quorum:") and spec.sync.split("/")[1] != str(cluster.workers):
+        raise SpecError(
+            f"Job: sync={spec.sync} counts {spec.sync.split('/')[1]} workers, but there are {cluster.workers}; "
+            f"write quorum:k/{cluster.workers}."
         )

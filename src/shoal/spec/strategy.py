@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, get_type_hints
 
 from shoal.errors import SpecError, unknown
-from shoal.spec.checks import require_choice
+from shoal.spec.checks import require_choice, require_count, require_number
 
 _REGISTRY: dict[str, type[StrategySpec]] = {}
 
@@ -72,6 +72,136 @@ class Data(StrategySpec):
                 f"but the job has {workers} workers and {slots} slots."
             )
         return counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer(StrategySpec):
+    """Servers hold the model; workers pull parameters and push gradients, in lockstep or each at its own pace."""
+
+    name: ClassVar[str] = "ps"
+    SYNC: ClassVar[str] = "bsp, asp, ssp:N, alternate:K or quorum:k/n"
+
+    servers: str = "1"
+    """How many servers share the model, each with its part; `host`: a whole copy for each group of workers."""
+    sync: str = "bsp"
+    """Who waits for whom: `bsp` (all for all, as one process would compute), `asp` (nobody), `ssp:N` (nobody is
+    more than N steps ahead), `alternate:K` (K free steps, then one together), `quorum:k/n` (for k of n)."""
+    replicas: str = "auto"
+    """Copies of each part on another server, which takes over when one dies: 0 or 1; default 1 with 2 or more
+    servers."""
+    shards: str = "auto"
+    """Parts of the model, which move between servers whole; default by its size."""
+    placement: str = "size"
+    """Which parameters go together: by `size`, by `count`, by `layer` kind, or by `capacity` of the servers."""
+    capacities: str = "even"
+    """How much each server can carry, as in `2+1`."""
+    wire: str = "auto"
+    """How the bulk travels: `memory` (shared by the processes of one host, the default there) or `tcp`."""
+    compress: str = "none"
+    """What is sent over tcp: `none`, `bf16`, `fp16`, `int8`, `topk:0.01`, `powersgd:4` or `zstd`."""
+    push: str = "gradients"
+    """`gradients`, or `parameters`: workers train on their own and the server averages what they push."""
+    every: int = 1
+    """With push=parameters: push after so many steps of one's own."""
+    via: str = "direct"
+    """The way of a push: `direct`, `ring` (workers add theirs up, one pushes) or `router:N` (N processes between
+    workers and servers add them up)."""
+    leader: str = "fixed"
+    """With via=ring: who pushes; `fixed`: worker 0, or `rotate`."""
+    pool: str = "none"
+    """Gradients gathered on the worker before they are pushed: `threads:2,ms:50,count:8`."""
+    hosts: int = 2
+    """With servers=host: into how many groups the workers of one machine are divided."""
+    agree: str = "allreduce"
+    """With servers=host: how the copies are kept in step; `allreduce`, `ring`, or `scatter-sum` (asynchronous)."""
+    ahead: int = 0
+    """Steps that a worker may begin before the servers have its last push: 0, so that it sees its own updates, or 1,
+    so that it computes while they work."""
+    shares: str = "even"
+    """Samples of each worker's step: `even`, or `speed`: as its measured speed asks for."""
+    damping: str = "none"
+    """`staleness`: a gradient computed d updates ago counts 1/(1 + d/workers)."""
+    diverging: str = "rollback"
+    """When the loss runs away: `rollback` to the last good state with half the learning rate, `stop` or
+    `ignore`."""
+
+    def __post_init__(self) -> None:
+        for name in ("servers", "replicas", "shards"):
+            object.__setattr__(self, name, str(getattr(self, name)))  # numbers are welcome, too
+        if self.servers != "host":
+            require_number("ps", "servers", self.servers)
+        _check_sync(self.sync)
+        require_choice("ps", "replicas", self.replicas, ("auto", "0", "1"))
+        if self.shards != "auto":
+            require_number("ps", "shards", self.shards)
+        require_choice("ps", "placement", self.placement, ("size", "count", "layer", "capacity"))
+        if self.capacities != "even" and not re.fullmatch(r"\d+(\.\d+)?(\+\d+(\.\d+)?)*", self.capacities):
+            raise SpecError(
+                f"ps: capacities must be 'even' or one number per server as in 2+1, found {self.capacities!r}."
+            )
+        require_choice("ps", "wire", self.wire, ("auto", "memory", "tcp"))
+        require_choice("ps", "push", self.push, ("gradients", "parameters"))
+        require_count("ps", "every", self.every)
+        if not re.fullmatch(r"direct|ring|router:[1-9]\d*", self.via):
+            raise SpecError(f"ps: via must be direct, ring or router:N, found {self.via!r}.")
+        require_choice("ps", "leader", self.leader, ("fixed", "rotate"))
+        if self.pool != "none" and not re.fullmatch(
+            r"(threads|ms|count):\d+(,(threads|ms|count):\d+)*", self.pool
+        ):
+            raise SpecError(f"ps: pool must be like threads:2,ms:50,count:8, found {self.pool!r}.")
+        require_count("ps", "hosts", self.hosts)
+        require_choice("ps", "agree", self.agree, ("allreduce", "ring", "scatter-sum"))
+        require_choice("ps", "ahead", str(self.ahead), ("0", "1"))
+        require_choice("ps", "shares", self.shares, ("even", "speed"))
+        require_choice("ps", "damping", self.damping, ("none", "staleness"))
+        require_choice("ps", "diverging", self.diverging, ("rollback", "stop", "ignore"))
+        if self.replicas == "1" and self.num_servers < 2:
+            raise SpecError(
+                f"ps: replicas=1 needs a second server to hold the copies, but servers={self.servers}; use "
+                "servers=2 or more, or replicas=0."
+            )
+        if self.every > 1 and self.push != "parameters":
+            raise SpecError(
+                f"ps: every={self.every} is for push=parameters, found push={self.push}; add push=parameters, or "
+                "use the task's accumulate= for fewer, larger gradients."
+            )
+
+    @property
+    def num_servers(self) -> int:
+        """How many server processes there are."""
+        return self.hosts if self.servers == "host" else int(self.servers)
+
+    @property
+    def num_replicas(self) -> int:
+        """Copies of each part besides the one that serves."""
+        if self.replicas == "auto":
+            return int(self.num_servers > 1 and self.servers != "host")
+        return int(self.replicas)
+
+    @property
+    def num_shards(self) -> int | None:
+        """Parts of the model, where the user chose."""
+        return None if self.shards == "auto" else int(self.shards)
+
+    @property
+    def server_capacities(self) -> tuple[float, ...]:
+        """What each server can carry; empty where they are equal."""
+        return () if self.capacities == "even" else tuple(float(part) for part in self.capacities.split("+"))
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether parts of the data go to whoever asks next, and the result depends on timing."""
+        return self.sync == "asp"
+
+
+def _check_sync(sync: str) -> None:
+    quorum = re.fullmatch(r"quorum:([1-9]\d*)/([1-9]\d*)", sync)
+    if quorum and int(quorum[1]) > int(quorum[2]):
+        raise SpecError(
+            f"ps: sync={sync} waits for more gradients than there are; write quorum:k/n with k up to n."
+        )
+    if not quorum and not re.fullmatch(r"bsp|asp|ssp:\d+|alternate:[1-9]\d*", sync):
+        raise SpecError(f"ps: sync must be {ParameterServer.SYNC}, found {sync!r}.")
 
 
 def parse_strategy(text: str | StrategySpec) -> StrategySpec:

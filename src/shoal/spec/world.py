@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count
 
-ROLES = ("worker", "spare")
+ROLES = ("worker", "spare", "server", "coordinator")
 LOOPBACK = "127.0.0.1"
 ARENA_VARIABLE = "SHOAL_ARENA_FD"
 """Where `shoal run` leaves the number of the segment's descriptor."""
@@ -21,7 +21,9 @@ class World:
 
     role: str = "worker"
     global_rank: int = 0
+    """A worker's rank; of any other role the number among its kind."""
     world_size: int = 1
+    """How many workers there are."""
     host: str = LOOPBACK
     local_rank: int = 0
     local_size: int = 1
@@ -29,7 +31,12 @@ class World:
     generation: int = 0
     """Rises with every change of membership; messages of an older one are refused."""
     coordinator: str = ""
-    """Where the processes of a job may meet, as `address:port`; a script's MASTER_ADDR and MASTER_PORT."""
+    """Where the processes of a job may meet, as `address:port`; a script's MASTER_ADDR and MASTER_PORT.
+    A coordinator binds it, and all others connect to it."""
+    node: int = 0
+    """In a job with servers: this process's number, never used again; the coordinator's is 0."""
+    secret: str = field(default="", repr=False)
+    """The run's key, by which its processes know each other. Never printed, never on disk."""
     arena_fd: int | None = None
     """The host's shared segment, where the launcher made one: a file descriptor of this process."""
 

@@ -34,6 +34,7 @@ def test_a_script_finds_what_torchrun_would_set(run_script) -> None:
             assert env[name] == "2", name
         for name in ("GROUP_RANK", "NODE_RANK"):
             assert env[name] == "0", name
+        assert (env["SHOAL_ROLE"], env["SHOAL_RANK"]) == ("worker", str(rank))
         assert env["MASTER_ADDR"] == "127.0.0.1"
         assert env["OMP_NUM_THREADS"] == "3"
         assert found["threads"] == 3

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import select
 import signal
-import subprocess
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from shoal.comm.channel import Channel
+from helpers.actors import ActorEngine
 from shoal.errors import WorkerFailed
-from shoal.launch import Member, Supervisor
+from shoal.launch import Supervisor
 from shoal.observe.events import Event
-from shoal.spec import Cluster, Job, World
+from shoal.spec import Cluster, Job
 
 ACTOR = """
 import json, msgpack, os, pathlib, signal, socket, sys, time
@@ -53,74 +48,14 @@ meet(fates.get(f"done {number}"))
 
 
 @dataclass
-class ActorHandle:
-    """Processes of our own, each with a fate to meet."""
-
-    fates: dict[str, str]
-    members: list[Member] = field(default_factory=list)
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    deaths: select.epoll = field(default_factory=select.epoll)
-
-    def fileno(self) -> int:
-        return self.deaths.fileno()
-
-    def add(self, world: World) -> Member:
-        ours, theirs = Channel.pair()
-        identity = [world.role, str(world.global_rank), str(theirs.fileno()), json.dumps(self.fates)]
-        process = subprocess.Popen([sys.executable, "-c", ACTOR, *identity], pass_fds=[theirs.fileno()])
-        theirs.close()
-        self.processes.append(process)
-        self.deaths.register(os.pidfd_open(process.pid), select.EPOLLIN | select.EPOLLONESHOT)
-        self.members.append(Member(world.role, world.global_rank, ours, "", pid=process.pid))
-        return self.members[-1]
-
-    def collect(self) -> list[Member]:
-        ended = []
-        self.deaths.poll(0)
-        for member, process in zip(self.members, self.processes, strict=True):
-            if member.is_alive and process.poll() is not None:
-                member.exit_code = process.returncode
-                ended.append(member)
-        return ended
-
-    def signal(self, member: Member, signum: int) -> None:
-        self.processes[self.members.index(member)].send_signal(signum)
-
-    def wait(self, timeout_s: float) -> bool:
-        for process in self.processes:
-            process.wait(timeout_s)
-        return True
-
-    def last_output(self, member: Member) -> str:
-        return ""
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-
-@dataclass
-class ActorEngine:
-    fates: dict[str, str]
-    handle: ActorHandle | None = None
-
-    def start(self, job: Job, worlds: Sequence[World]) -> ActorHandle:
-        self.handle = ActorHandle(self.fates)
-        for world in worlds:
-            self.handle.add(world)
-        return self.handle
-
-
-@dataclass
 class Stage:
     """Runs a job of two workers and a spare, whose fates are given."""
 
     events: list[Event] = field(default_factory=list)
-    engine: ActorEngine = field(default_factory=lambda: ActorEngine({}))
+    engine: ActorEngine = field(default_factory=lambda: ActorEngine(ACTOR, {}))
 
     def __call__(self, **fates: str) -> dict:
-        self.engine = ActorEngine({name.replace("_", " "): fate for name, fate in fates.items()})
+        self.engine = ActorEngine(ACTOR, {name.replace("_", " "): fate for name, fate in fates.items()})
         job = Job(target="toy.py", cluster=Cluster(workers=2, spares=1))
         return Supervisor(job, self.events.append, self.engine).run()
 

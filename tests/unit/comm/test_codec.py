@@ -123,6 +123,8 @@ def test_bounds_hold_on_both_sides():
         decode([bytes(MAX_HEADER_BYTES + 9)])
     with pytest.raises(ProtocolError, match="frames"):
         encode(Message("k", {}, [b""] * (MAX_FRAMES + 1)))
+    with pytest.raises(ProtocolError, match="cut it into several"):
+        encode(Message("k", {}, [b"", torch.empty(MAX_FRAME_BYTES + 1, dtype=torch.uint8)]))
     with pytest.raises(ProtocolError, match="parts"):
         decode([b""] * (MAX_FRAMES + 2))
     with pytest.raises(ProtocolError, match="announces more"):

@@ -10,7 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from shoal.comm import COLLECTIVES, Collective, Faults, MemoryNetwork, Transport, ZmqTransport, make_collective
+from shoal.comm import (
+    COLLECTIVES,
+    Collective,
+    Faults,
+    MemoryNetwork,
+    RunKey,
+    Transport,
+    ZmqTransport,
+    make_collective,
+)
 from shoal.errors import CommTimeout, PeerLost, ProtocolError, SpecError
 
 HANG_GUARD_S = 60.0
@@ -37,7 +46,8 @@ def memory(size: int, faults: Faults | None = None) -> list[Transport]:
 
 
 def tcp(size: int) -> list[Transport]:
-    transports = [ZmqTransport(rank) for rank in range(size)]
+    key = RunKey.create()
+    transports = [ZmqTransport(rank, key=key) for rank in range(size)]
     for transport in transports:
         transport.connect({other.rank: other.address for other in transports})
     return transports
@@ -184,12 +194,14 @@ def test_tensors_that_cannot_be_summed_say_why():
 
 PROCESSES = """
 import multiprocessing, os, signal, torch
-from shoal.comm import ZmqTransport, make_collective
+from shoal.comm import RunKey, ZmqTransport, make_collective
 from shoal.errors import PeerLost
+
+key = RunKey.create()
 
 def work(rank, pipe):
     torch.set_num_threads(1)
-    transport = ZmqTransport(rank)
+    transport = ZmqTransport(rank, key=key)
     pipe.send(transport.address)
     transport.connect(dict(enumerate(pipe.recv())))
     collective = make_collective("ring", transport, rank, 3)

@@ -59,6 +59,13 @@ def test_report_tells_the_whole_run(tmp_path, run_events):
     assert (width, height) == (1040, 728)
 
 
+def test_report_tells_what_the_coordinator_decided(tmp_path, run_events):
+    decision = Event("decision", values={"text": "worker 1 gets less data", "share": 3})
+    text = write_report(leave_run(tmp_path, [*run_events, decision]).path).read_text()
+    section = text.partition("## What the coordinator decided")[2]
+    assert "coordinator: worker 1 gets less data" in section
+
+
 def test_command_repeats_the_job():
     assert command(JOB) == (
         "shoal train digits.py:task --workers 3 --strategy data --spares 1 --slots 6 --max-steps 200 "

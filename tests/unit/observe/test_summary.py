@@ -4,6 +4,7 @@ import pytest
 
 from shoal.observe import Event, RunSummary
 from shoal.observe.summary import Speed
+from shoal.observe.wording import final_rows
 
 
 def steps(time: float, step: int, total: int = 100) -> Event:
@@ -58,3 +59,19 @@ def test_results_fall_back_on_the_last_evaluation():
     summary.add(Event("evaluation", values={"step": 5, "results": {"loss": 0.5}}))
     summary.add(Event("stopped", values={"reason": "Ctrl-C"}))
     assert summary.results == {"loss": 0.5}
+
+
+def test_servers_have_no_worker_s_place_but_count_when_replaced():
+    summary = RunSummary()
+    summary.add(Event("world", values={"workers": 1, "spares": 0, "servers": 2}))
+    summary.add(Event("lost", values={"role": "server", "rank": 0, "node": 1, "reason": "killed"}))
+    summary.add(Event("replaced", values={"role": "server", "rank": 0, "node": 4, "seconds": 0.5}))
+    assert summary.workers[0].state == "starting" and summary.replaced == {"server": 1}
+    assert ("replaced", "1 server") in final_rows(summary)
+
+
+def test_a_world_with_servers_can_grow():
+    summary = RunSummary()
+    summary.add(Event("world", values={"workers": 1, "spares": 0, "servers": 1}))
+    summary.add(Event("state", 1, {"state": "training", "step": 0}))
+    assert summary.workers[1].state == "training"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.observe import wording
+from shoal.observe import Event, wording
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,20 @@ def test_memory(num_bytes, text):
 @pytest.mark.parametrize(("per_second", "text"), [(12345.6, "12,346"), (0.5, "0.50"), (None, "–")])
 def test_rate(per_second, text):
     assert wording.rate(per_second) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "text"),
+    [
+        ("lost", {"role": "server", "rank": 1, "node": 2, "reason": "killed"}, "server 1 was lost: killed"),
+        (
+            "lost",
+            {"role": "coordinator", "rank": 0, "node": 0, "reason": "gone"},
+            "the coordinator was lost: gone",
+        ),
+        ("replaced", {"role": "server", "rank": 1, "node": 5, "seconds": 0.5}, "server 1 was replaced in 0.50 s"),
+        ("decision", {"text": "worker 1 gets less data"}, "coordinator: worker 1 gets less data"),
+    ],
+)
+def test_what_happens_among_servers(kind, values, text):
+    assert wording.line(Event(kind, values=values)) == text

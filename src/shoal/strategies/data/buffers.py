@@ -6,7 +6,7 @@ loss is. Whole numbers (`num_batches_tracked`) are taken from the first slot tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -79,10 +79,9 @@ class MovingBuffers:
 
     def store(self, slot: int) -> None:
         """Leave this slot's values."""
-        self.check_resting()
+        own = self.gather()
         if self.nbytes:
-            self._gather()
-            self._slots[slot].copy_(self._own)
+            self._slots[slot].copy_(own)
 
     def _gather(self) -> None:
         for owners, view in zip(self._owners, self._views, strict=True):
@@ -94,19 +93,35 @@ class MovingBuffers:
 
     def commit(self, weights: Any) -> None:
         """Merge what the slots left. Reads only slots' blocks, so doing it twice does no harm."""
-        if not self.nbytes:
-            return
-        total = float(weights.sum())
         used = [slot for slot in range(len(self._slots)) if weights[slot] > 0]
+        self.merge(self._committed, [(self._slots[slot], float(weights[slot])) for slot in used])
+
+    def merge(self, committed: torch.Tensor, left: Sequence[tuple[torch.Tensor, float]]) -> None:
+        """The weighted mean of blocks, in their order; whole numbers are the first block's."""
+        if not self.nbytes or not left:
+            return
+        total = sum(weight for _, weight in left)
+        first, first_weight = left[0]
         for place in self._places:
-            target = _view(self._committed, place)
+            target = _view(committed, place)
             if not place[0].is_floating_point:
-                target.copy_(_view(self._slots[used[0]], place))
+                target.copy_(_view(first, place))
                 continue
-            mean = _view(self._slots[used[0]], place) * (float(weights[used[0]]) / total)
-            for slot in used[1:]:
-                mean.add_(_view(self._slots[slot], place), alpha=float(weights[slot]) / total)
+            mean = _view(first, place) * (first_weight / total)
+            for block, weight in left[1:]:
+                mean.add_(_view(block, place), alpha=weight / total)
             target.copy_(mean)
+
+    @property
+    def own(self) -> torch.Tensor:
+        """This process's values, as bytes."""
+        return self._own
+
+    def gather(self) -> torch.Tensor:
+        """This process's values after a pass, as bytes."""
+        self.check_resting()
+        self._gather()
+        return self._own
 
     def begin_mean(self) -> BufferMean:
         """Start a step of a worker that shares no memory with the others."""

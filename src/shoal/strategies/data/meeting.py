@@ -1,28 +1,60 @@
-"""How the workers of one host find each other: each leaves its address in the shared segment."""
+"""How the workers of one host find each other: what each must know is left in the shared segment.
+
+Only processes of the run hold the segment, so the run's key may lie there too.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 
 from shoal.arena import Segment, counter_bytes
 from shoal.strategies.base import Setting
 
-_ADDRESS_BYTES = 256
+if TYPE_CHECKING:
+    from shoal.comm.security import RunKey
+
+_ROW_BYTES = 256
+_KEY_IS_THERE, _ADDRESS_IS_THERE = 1, 2
 
 
-def exchange_addresses(setting: Setting, address: str) -> dict[int, str]:
-    """Leave this worker's address and return everybody's, by rank."""
-    world = setting.world
-    segment = Segment(world.arena_fd)
-    segment.reserve("counters", counter_bytes(world.world_size))
-    segment.reserve("addresses", _ADDRESS_BYTES * world.world_size)
-    segment.map()
-    counters = segment.counters("counters", setting.on_idle)
-    rows = segment.tensor("addresses", torch.uint8).view(world.world_size, _ADDRESS_BYTES)
-    text = address.encode().ljust(_ADDRESS_BYTES, b"\0")
-    rows[world.global_rank] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    counters.publish(world.global_rank, 1)
-    counters.wait_all(range(world.world_size), 1)
-    roster = {rank: bytes(row.tolist()).rstrip(b"\0").decode() for rank, row in enumerate(rows)}
-    segment.close()
-    return roster
+class Meeting:
+    """One worker's part in it: the key first, since a socket is bound with it, then the addresses."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._rank, self._size = setting.world.global_rank, setting.world.world_size
+        segment = Segment(setting.world.arena_fd)
+        segment.reserve("counters", counter_bytes(self._size))
+        segment.reserve("key", _ROW_BYTES)
+        segment.reserve("addresses", _ROW_BYTES * self._size)
+        segment.map()
+        self._counters = segment.counters("counters", setting.on_idle)
+        self._key = segment.tensor("key", torch.uint8)
+        self._addresses = segment.tensor("addresses", torch.uint8).view(self._size, _ROW_BYTES)
+        segment.close()
+
+    def agree_on_key(self) -> RunKey:
+        """The key that the first worker made for all."""
+        from shoal.comm.security import RunKey
+
+        if self._rank == 0:
+            _write(self._key, RunKey.create().text)
+            self._counters.publish(0, _KEY_IS_THERE)
+        self._counters.wait(0, _KEY_IS_THERE)
+        return RunKey.from_text(_read(self._key))
+
+    def exchange_addresses(self, address: str) -> dict[int, str]:
+        """Leave this worker's address and return everybody's, by rank."""
+        _write(self._addresses[self._rank], address)
+        self._counters.publish(self._rank, _ADDRESS_IS_THERE)
+        self._counters.wait_all(range(self._size), _ADDRESS_IS_THERE)
+        return {rank: _read(row) for rank, row in enumerate(self._addresses)}
+
+
+def _write(row: torch.Tensor, text: str) -> None:
+    row.copy_(torch.frombuffer(bytearray(text.encode().ljust(len(row), b"\0")), dtype=torch.uint8))
+
+
+def _read(row: torch.Tensor) -> str:
+    return bytes(row.tolist()).rstrip(b"\0").decode()

@@ -11,11 +11,9 @@ import torch
 from shoal.arena import Flat, Grid, Segment, counter_bytes, make_grid
 from shoal.arena.grid import ALIGN
 from shoal.strategies.base import Setting
+from shoal.strategies.chunk import SCALAR_BYTES, Home
 from shoal.strategies.optimizers import StateSchema
 from shoal.strategies.replica import Replica
-
-SCALAR_BYTES = 8
-"""Room for one scalar of an optimizer's state."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,7 @@ class SharedState:
         self._frozen_grid = make_grid([flat_of(p) for p in self._frozen])
         self.num_pieces = sum(len(chunk.pieces) for chunk in self.grid.chunks)
         self.segment = Segment(setting.world.arena_fd)
+        self.home = Home(segment=self.segment, schema=schema)
         self._reserve(sizes)
 
     def _reserve(self, sizes: Sizes) -> None:
@@ -76,16 +75,13 @@ class SharedState:
             ("results", 8 * 2 * setting.slots),
             ("touched", len(self.params) * setting.slots),
             ("norms", 8 * len(grid.chunks)),
-            ("started", self.num_pieces),
-            ("scalars", SCALAR_BYTES * self.num_pieces * len(self.schema.scalars)),
             ("losses", 8 * (extent.total_steps + 1)),
             ("table", 8 * extent.tables * extent.table_rows * extent.table_columns),
             ("buffers", sizes.buffers),
             *((f"buffers/{slot}", sizes.buffers) for slot in range(setting.slots)),
             *((f"exchange/{slot}", sizes.exchange) for slot in range(setting.slots)),
             ("frozen", self._frozen_grid.nbytes),
-            ("params", grid.nbytes),
-            *((f"state/{key}", grid.nbytes) for key in self.schema.mirrored),
+            *Home.regions(self.schema, grid.nbytes, self.num_pieces),
             *((f"gradients/{slot}", grid.nbytes) for slot in range(setting.slots)),
             *((f"undo/{rank}", largest * (1 + len(self.schema.mirrored)))
               for rank in range(setting.world.world_size)),
@@ -153,13 +149,8 @@ class SharedState:
         for column, (key, dtype) in enumerate(self.schema.scalars):
             for index, name in enumerate(replica.trained):
                 if index in first_piece and self.started[first_piece[index]]:
-                    state[f"{name}/{key}"] = self.scalar(first_piece[index], column, dtype)
+                    state[f"{name}/{key}"] = self.home.scalar(first_piece[index], column, dtype)
         return state
-
-    def scalar(self, piece: int, column: int, dtype: torch.dtype) -> torch.Tensor:
-        """One scalar of a piece's optimizer state, as a tensor without dimensions."""
-        offset = (piece * len(self.schema.scalars) + column) * SCALAR_BYTES
-        return self.segment.tensor("scalars", dtype, offset=offset, count=1).reshape(())
 
 
 def largest_chunk(grid: Grid) -> int:

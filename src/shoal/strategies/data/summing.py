@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from shoal.strategies.base import Setting
-from shoal.strategies.data.meeting import exchange_addresses
+from shoal.strategies.data.meeting import Meeting
 
 _PATIENCE = timedelta(minutes=5)
 """For a peer that is busy; one that died is noticed by the supervisor at once."""
@@ -43,8 +43,11 @@ class SocketSumming:
         where: dict[str, Any] = (
             {"via": "ipc"} if setting.port is None else {"port": setting.port + world.global_rank}
         )
-        self._transport = ZmqTransport(world.global_rank, generation=world.generation, **where)
-        self._transport.connect(exchange_addresses(setting, self._transport.address))
+        meeting = Meeting(setting)
+        self._transport = ZmqTransport(
+            world.global_rank, key=meeting.agree_on_key(), generation=world.generation, **where
+        )
+        self._transport.connect(meeting.exchange_addresses(self._transport.address))
         collective = make_collective(
             via, self._transport, world.global_rank, world.world_size, timeout_s=_PATIENCE.total_seconds()
         )
@@ -64,7 +67,7 @@ class BackendSumming:
         world = setting.world
         # A file nobody else can see takes the place of torch's TCP store, which listens on all interfaces.
         store_fd = os.memfd_create("shoal-store") if world.global_rank == 0 else -1
-        roster = exchange_addresses(setting, f"/proc/{os.getpid()}/fd/{store_fd}")
+        roster = Meeting(setting).exchange_addresses(f"/proc/{os.getpid()}/fd/{store_fd}")
         if world.global_rank:
             store_fd = os.open(roster[0], os.O_RDWR)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from shoal.arena import Chunk
-from shoal.strategies.data.shared import SCALAR_BYTES, SharedState, largest_chunk
-from shoal.strategies.optimizers import rebuild, settings_of
+from shoal.strategies.chunk import ChunkOptimizer
+from shoal.strategies.data.shared import SharedState, largest_chunk
+from shoal.strategies.optimizers import settings_of
 from shoal.strategies.replica import Replica
 
 
@@ -31,93 +31,35 @@ class Workspace:
 
 
 class ChunkUpdate:
-    """One chunk: its parts of the gradients, and an optimizer of the user's class over its pieces.
-
-    A step visits dozens of chunks, so everything that can be is cut to size beforehand.
-    """
+    """One chunk: its parts of the slots' gradients, their sum, and the optimizer's step on it."""
 
     def __init__(
         self, shared: SharedState, replica: Replica, chunk: Chunk, first_piece: int, workspace: Workspace
     ) -> None:
-        self._shared = shared
-        self._first_piece = first_piece
-        self._dtype = shared.params[chunk.pieces[0].param].dtype
-        self._chunk = chunk
-        self.params = [piece.param for piece in chunk.pieces]
-        values = self._flat("params")
-        self._mirrored = {key: self._flat(f"state/{key}") for key in shared.schema.mirrored}
-        self._slots = [self._flat(f"gradients/{slot}") for slot in range(shared.setting.slots)]
-        self._spans = [self._span(piece.offset, piece.stop - piece.start) for piece in chunk.pieces]
-        self._pieces = [nn.Parameter(values[span], requires_grad=True) for span in self._spans]
-        self._values = values
-        self._scalar_bytes = shared.segment.tensor(
-            "scalars",
-            torch.uint8,
-            offset=first_piece * len(shared.schema.scalars) * SCALAR_BYTES,
-            count=len(chunk.pieces) * len(shared.schema.scalars) * SCALAR_BYTES,
-        )
-        self._started = shared.started[first_piece : first_piece + len(chunk.pieces)]
-        self._sum = workspace.sum.view(self._dtype)[: values.numel()]
-        self._gradients = [self._sum[span] for span in self._spans]
-        self._live, self._saved = self._journal_pairs(workspace)
+        self._optimizer = ChunkOptimizer(shared.home, chunk, first_piece, replica.optimizer, shared.params)
+        dtype = self._optimizer.dtype
+        self._slots = [shared.home.flat(f"gradients/{slot}", chunk, dtype) for slot in range(shared.setting.slots)]
+        self._sum = workspace.sum.view(dtype)[: self._optimizer.values.numel()]
+        self._gradients = [self._sum[span] for span in self._optimizer.spans]
+        self._live = self._optimizer.live
+        self._saved = self._journal_places(workspace, dtype)
         self._all_have_gradients = False
-        self._build_optimizer(replica)
-        self._bind_state()
 
-    def _journal_pairs(self, workspace: Workspace) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """All that `apply` changes, and where its old values go."""
-        live = [self._values, *self._mirrored.values()]
-        room, count, flags = workspace.undo.view(self._dtype), self._values.numel(), len(self._started)
-        saved = [room[number * count : (number + 1) * count] for number in range(len(live))]
-        live.append(self._started)
-        saved.append(workspace.undo_scalars[:flags])
-        if self._scalar_bytes.numel():
-            live.append(self._scalar_bytes)
-            saved.append(workspace.undo_scalars[flags : flags + self._scalar_bytes.numel()])
-        return live, saved
-
-    def _flat(self, region: str) -> torch.Tensor:
-        count = self._chunk.nbytes // self._dtype.itemsize
-        return self._shared.segment.tensor(region, self._dtype, offset=self._chunk.offset, count=count)
-
-    def _span(self, offset: int, count: int) -> slice:
-        start = (offset - self._chunk.offset) // self._dtype.itemsize
-        return slice(start, start + count)
-
-    def _build_optimizer(self, replica: Replica) -> None:
-        group_of = {
-            id(p): number for number, group in enumerate(replica.optimizer.param_groups) for p in group["params"]
-        }
-        numbers = [group_of[id(self._shared.params[param])] for param in self.params]
-        self._groups = sorted(set(numbers))
-        groups: list[dict[str, Any]] = [
-            {
-                **settings_of(replica.optimizer.param_groups[number]),
-                "params": [piece for piece, own in zip(self._pieces, numbers, strict=True) if own == number],
-            }
-            for number in self._groups
-        ]
-        self._optimizer = rebuild(replica.optimizer, groups)
-
-    def _bind_state(self) -> None:
-        """Point the optimizer at the shared state of every piece that has some."""
-        self._new = []
-        for number, piece in enumerate(self._pieces):
-            if self._started[number]:
-                self._optimizer.state[piece] = self._shared_state(number)
+    def _journal_places(self, workspace: Workspace, dtype: torch.dtype) -> list[torch.Tensor]:
+        """Where the old values of all that `apply` changes go."""
+        room, small, saved = workspace.undo.view(dtype), workspace.undo_scalars, []
+        for live in self._live:
+            if live.dtype == dtype:
+                saved.append(room[: live.numel()])
+                room = room[live.numel() :]
             else:
-                self._new.append(number)
-
-    def _shared_state(self, number: int) -> dict[str, torch.Tensor]:
-        state = {key: flat[self._spans[number]] for key, flat in self._mirrored.items()}
-        for column, (key, dtype) in enumerate(self._shared.schema.scalars):
-            state[key] = self._shared.scalar(self._first_piece + number, column, dtype)
-        return state
+                saved.append(small[: live.numel()])
+                small = small[live.numel() :]
+        return saved
 
     def adopt_settings(self, settings: list[dict[str, Any]]) -> None:
         """Take over the learning rate and the like from the user's groups."""
-        for group, number in zip(self._optimizer.param_groups, self._groups, strict=True):
-            group.update(settings[number])
+        self._optimizer.adopt_settings(settings)
 
     def reduce(self, scale: float, touched: Any) -> torch.Tensor:
         """Sum the slots' gradients in slot order. `touched` is None where every slot has every gradient."""
@@ -131,7 +73,7 @@ class ChunkUpdate:
                     total.add_(gradient)
         else:
             total.zero_()
-            for span, param in zip(self._spans, self.params, strict=True):
+            for span, param in zip(self._optimizer.spans, self._optimizer.params, strict=True):
                 for slot, gradient in enumerate(self._slots):
                     if touched[slot, param]:
                         total[span].add_(gradient[span])
@@ -142,36 +84,13 @@ class ChunkUpdate:
     def apply(self, touched: Any) -> None:
         """Let the optimizer take its step on every piece that got a gradient."""
         if touched is not None or not self._all_have_gradients:
-            for piece, gradient, param in zip(self._pieces, self._gradients, self.params, strict=True):
-                piece.grad = gradient if touched is None or touched[:, param].any() else None
-            self._all_have_gradients = touched is None
-        if not self._new:
-            self._optimizer.step()
-        else:
-            self._first_step()
-
-    def _first_step(self) -> None:
-        """A piece's first step makes its state: let the optimizer do so, then move the state into the arena.
-
-        Pieces that already have state go apart, because fused kernels take either all or none as new.
-        """
-        gradients = [piece.grad for piece in self._pieces]
-        fresh = [number for number in self._new if gradients[number] is not None]
-        older = [number for number in range(len(self._pieces)) if number not in self._new]
-        for chosen in (older, fresh):
-            for number, piece in enumerate(self._pieces):
-                piece.grad = gradients[number] if number in chosen else None
-            if any(gradients[number] is not None for number in chosen):
-                self._optimizer.step()
-        for number in fresh:
-            own = self._optimizer.state[self._pieces[number]]
-            for key, shared in self._shared_state(number).items():
-                if own.get(key) is not None:
-                    shared.copy_(own[key])
-                    own[key] = shared
-            self._started[number] = 1
-        self._new = [number for number in self._new if number not in fresh]
-        self._all_have_gradients = False
+            self._optimizer.aim(
+                [
+                    gradient if touched is None or touched[:, param].any() else None
+                    for gradient, param in zip(self._gradients, self._optimizer.params, strict=True)
+                ]
+            )
+        self._all_have_gradients = self._optimizer.step() and touched is None
 
     def save(self) -> None:
         """Copy all that `apply` changes into the journal."""
@@ -180,8 +99,7 @@ class ChunkUpdate:
     def restore(self) -> None:
         """Put the journal's values back."""
         torch._foreach_copy_(self._live, self._saved)
-        self._optimizer.state.clear()
-        self._bind_state()
+        self._optimizer.bind_state()
 
 
 class SlicedUpdate:

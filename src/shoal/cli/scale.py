@@ -1,0 +1,39 @@
+"""`shoal scale`: more or fewer processes for a run that is going on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.arguments import CLUSTER, RECORD, AsJson, SavedRun
+
+
+def scale(
+    run: SavedRun,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", "-w", min=1, help="So many processes shall train.", rich_help_panel=CLUSTER),
+    ] = None,
+    servers: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many servers shall share the model.", rich_help_panel=CLUSTER),
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel=RECORD)] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Change how many workers and servers a running job has, or tell how many there are.
+
+    Training goes on meanwhile. Runs of strategy ps can be scaled.
+
+    [dim]shoal scale digits-20250131-120000
+    shoal scale demo --workers 4 --servers 3[/dim]
+    """
+    from shoal.launch.control import request_scale
+    from shoal.observe import RunFolder
+
+    folder = RunFolder.open(run, runs)
+    answer = request_scale(folder.path, workers=workers, servers=servers)
+    print(json.dumps({"run": str(folder.path), **answer}) if as_json else answer["text"])

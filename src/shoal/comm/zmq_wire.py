@@ -1,0 +1,223 @@
+"""The ZeroMQ wire: packets between processes that have the run's key, and no promise about them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from shoal.comm.codec import MAX_FRAME_BYTES
+from shoal.comm.gate import Gate, lock, unlock
+from shoal.comm.reliable import Packet
+from shoal.comm.security import RunKey, host_of, leaves_host
+from shoal.errors import LaunchError, SpecError
+
+# What a vanished peer sent last may still be on its way when its connection ends.
+_GRACE_S = 0.05
+_BUFFER_BYTES = 1 << 20
+# Peers come in when the owner of the listener polls, which may be in the middle of a long step.
+_HANDSHAKE_MS = 300_000
+_HANDSHAKE_BYTES = 4096
+# On a busy wire there is always a packet; those who knock want an answer all the same.
+_PACKETS_PER_LOOK = 64
+
+
+class HasFileno(Protocol):
+    """Anything a poller can wait for."""
+
+    def fileno(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """The way to one peer."""
+
+    dealer: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    """Tells when the connection ends."""
+
+
+class ZmqWire:
+    """One ROUTER takes in everything; one DEALER per peer sends. Peers come and go at any time.
+
+    Binds when made: `tcp://127.0.0.1:*`, `ipc://@name`, or `tcp://10.0.0.1:*` for one address of the host.
+    What can be heard outside this host is encrypted; with `encrypt`, the same for all peers, the rest is too.
+    """
+
+    def __init__(self, bind_address: str, *, key: RunKey, linger_s: float = 1.0, encrypt: bool = False) -> None:
+        _refuse_all_interfaces(bind_address)
+        self._key = key
+        self._encrypt = encrypt
+        self._linger_ms = int(linger_s * 1000)
+        self._ways: dict[int, _Way] = {}
+        self._peers: dict[zmq.Socket[bytes], int] = {}
+        self._ended_at: dict[int, float] = {}
+        self._packets_since_look = 0
+        self._poller = zmq.Poller()
+        self._context = zmq.Context()
+        self._router = self._open(zmq.ROUTER, bind_address)
+        self._router.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._router.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        lock(self._router, key, encrypted=self._is_encrypted(bind_address))
+        self._gate = Gate(self._router)
+        for socket in (self._router, *self._gate.sockets):
+            self._poller.register(socket, zmq.POLLIN)
+        try:
+            self._router.bind(bind_address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise _bind_error(bind_address, error) from None
+        self.address = self._router.get_string(zmq.LAST_ENDPOINT)
+        """Where this process listens; what others pass to `connect`, letter for letter."""
+        self._gate.admit(key, self.address, encrypted=self._is_encrypted(self.address))
+
+    @property
+    def peers(self) -> frozenset[int]:
+        """Who is connected, or was until the connection ended by itself."""
+        return frozenset(self._ways)
+
+    @property
+    def strangers(self) -> int:
+        """Connections that ended without having shown the run's key."""
+        return self._gate.strangers
+
+    def connect(self, peer: int, address: str) -> None:
+        """Open the way to a peer, in place of an earlier one, and watch for its end."""
+        self.disconnect(peer)
+        dealer = self._open(zmq.DEALER, address)
+        # Whoever listens there after a peer's death is not that peer.
+        dealer.set(zmq.RECONNECT_IVL, -1)
+        # Nothing comes back this way, so nobody who listens there can fill our memory.
+        dealer.set(zmq.RCVHWM, 1)
+        dealer.set(zmq.MAXMSGSIZE, _HANDSHAKE_BYTES)
+        # A peer in the middle of something answers late; one that died ends the connection.
+        dealer.set(zmq.HANDSHAKE_IVL, 0)
+        unlock(dealer, self._key, address, encrypted=self._is_encrypted(address))
+        monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        self._poller.register(monitor, zmq.POLLIN)
+        self._peers[monitor] = peer
+        self._ways[peer] = _Way(dealer=dealer, monitor=monitor)
+        try:
+            dealer.connect(address)
+        except zmq.ZMQError as error:
+            self.disconnect(peer)
+            raise SpecError(
+                f"The address of peer {peer} is {address!r}, which cannot be ({error.strerror}); "
+                "write it as the listener does: tcp://host:port or ipc://@name."
+            ) from None
+
+    def disconnect(self, peer: int) -> None:
+        """Close the way to a peer, if there is one; what is queued gets `linger_s` to leave."""
+        if (way := self._ways.pop(peer, None)) is None:
+            return
+        self._poller.unregister(way.monitor)
+        del self._peers[way.monitor]
+        way.dealer.disable_monitor()
+        way.monitor.close(linger=0)
+        way.dealer.close(linger=0 if peer in self._ended_at else self._linger_ms)
+        self._ended_at.pop(peer, None)
+
+    def transmit(self, peer: int, packet: Packet) -> None:
+        """Queue a packet; its memory is read when the socket takes it.
+
+        It is lost, as any packet may be, where the connection has ended or there is none.
+        """
+        if (way := self._ways.get(peer)) is None:
+            return
+        try:
+            way.dealer.send_multipart(packet, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            # Queues have no limit, so only a connection that ended refuses; without this, sending would wait.
+            self._ended_at.setdefault(peer, time.monotonic())
+
+    def poll(self, timeout_s: float) -> Packet | None:
+        """The next packet; None after `timeout_s`, or earlier when something else happened."""
+        if self._packets_since_look < _PACKETS_PER_LOOK and (packet := self._receive()) is not None:
+            self._packets_since_look += 1
+            return packet
+        self._look(timeout_s)
+        return self._receive()
+
+    def watch(self, source: HasFileno) -> None:
+        """Let `poll` return also when this can be read: a channel, a socket, a pipe."""
+        self._poller.register(source.fileno(), zmq.POLLIN)
+
+    def unwatch(self, source: HasFileno) -> None:
+        """Watch this no more; call it before the source is closed."""
+        self._poller.unregister(source.fileno())
+
+    def gone(self) -> Collection[int]:
+        """Peers whose connection ended, once what they sent last has had time to arrive."""
+        if not self._ended_at:
+            return ()
+        ripe = time.monotonic() - _GRACE_S
+        return [peer for peer, ended_at in self._ended_at.items() if ended_at < ripe]
+
+    def close(self) -> None:
+        """Close all; what is queued gets `linger_s` to leave."""
+        if self._context.closed:
+            return
+        for peer in list(self._ways):
+            self.disconnect(peer)
+        self._router.disable_monitor()
+        self._router.close(linger=0)
+        self._gate.close()
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _look(self, timeout_s: float) -> None:
+        self._packets_since_look = 0
+        for source, _ in self._poller.poll(math.ceil(timeout_s * 1000)):
+            if source in self._peers:
+                parse_monitor_message(source.recv_multipart())
+                self._ended_at.setdefault(self._peers[source], time.monotonic())
+            elif source in self._gate.sockets:
+                self._gate.attend()
+
+    def _receive(self) -> Packet | None:
+        """What the router has, without the routing identity that ZeroMQ puts before it."""
+        try:
+            _identity, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return [frame.buffer for frame in frames] or [b""]
+
+    def _is_encrypted(self, address: str) -> bool:
+        return self._encrypt or leaves_host(address)
+
+    def _open(self, kind: int, address: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        # No limit on queued messages: who sends keeps count of what is under way, and nothing is dropped.
+        socket.set_hwm(0)
+        socket.set(zmq.SNDBUF, _BUFFER_BYTES)
+        socket.set(zmq.RCVBUF, _BUFFER_BYTES)
+        socket.set(zmq.IPV6, int("[" in address))
+        return socket
+
+
+def _refuse_all_interfaces(address: str) -> None:
+    host = host_of(address.removeprefix("tcp://"))
+    if address.startswith("tcp://") and host in ("", "*", "0.0.0.0", "::"):
+        raise SpecError(
+            f"{address} listens on every network of this machine; name the one address that the others reach."
+        )
+
+
+def _bind_error(address: str, error: zmq.ZMQError) -> LaunchError:
+    if error.errno == zmq.EADDRINUSE:
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        return LaunchError(
+            f"Port {port} on {host} was asked for, but another process uses it; "
+            "choose another port, or leave it out to get any free one."
+        )
+    return LaunchError(f"This process cannot listen on {address}: {error.strerror}.")

@@ -1,0 +1,52 @@
+"""The audit at the end of a run: was every cell applied, once, in every shard?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.coordinator.plan import JobPlan
+from shoal.coordinator.reports import ShardReport
+from shoal.ps.consistency import Mode, parse_sync
+from shoal.ps.messages import Outcome
+
+SHOWN = 10
+"""Missing cells that are listed by number."""
+
+
+def audit(plan: JobPlan, shards: dict[int, ShardReport]) -> dict[str, Any]:
+    """What became of every cell, by shard, as plain data.
+
+    `clean` where each was applied exactly once, or was not applied because its push came too late for a quorum.
+    """
+    rows = [_row(plan, shard, shards.get(shard)) for shard in range(plan.num_shards)]
+    may_drop = parse_sync(plan.sync).mode is Mode.QUORUM
+    return {
+        "cells": plan.num_cells - plan.first_cell,
+        "clean": all(
+            row["more_than_once"] == 0 and (row["never"] == 0 or (may_drop and row["late_pushes"] > 0))
+            for row in rows
+        ),
+        "shards": rows,
+    }
+
+
+def _row(plan: JobPlan, shard: int, report: ShardReport | None) -> dict[str, Any]:
+    expected = plan.num_cells - plan.first_cell
+    if report is None:
+        return {"shard": shard, "once": 0, "more_than_once": 0, "never": expected, "missing": []} | _pushes({})
+    missing = [cell for cell in report.cells.missing(plan.num_cells) if cell >= plan.first_cell]
+    applied = report.tally.get("cells", expected - len(missing))
+    return {
+        "shard": shard,
+        "once": expected - len(missing),
+        "more_than_once": max(0, applied - (expected - len(missing))),
+        "never": len(missing),
+        "missing": missing[:SHOWN],
+    } | _pushes(report.tally)
+
+
+def _pushes(tally: Any) -> dict[str, int]:
+    return {
+        f"{outcome}_pushes": tally.get(outcome, 0)
+        for outcome in (Outcome.APPLIED, Outcome.DUPLICATE, Outcome.LATE)
+    }

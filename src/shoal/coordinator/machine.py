@@ -1,0 +1,241 @@
+"""The coordinator: who takes part, who holds which shard, who trains on which cell. A state machine without I/O.
+
+Whatever happens to it (a message, a tick, a loss) changes its tables here; what follows is in `upkeep.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from shoal.coordinator.members import SERVER, WORKER, Member
+from shoal.coordinator.plan import JobPlan
+from shoal.coordinator.shards import ShardTable
+from shoal.coordinator.store import DurableStore
+from shoal.coordinator.upkeep import Upkeep
+from shoal.errors import ProtocolError
+from shoal.ps.messages import Controlled, Filled, Join, Lease, LeaseRequest, PsMessage, Report
+
+TICK_S = 0.25
+
+
+class Coordinator(Upkeep):
+    """One job's coordinator. Making one claims the next term; `Superseded` if another was faster."""
+
+    def __init__(self, plan: JobPlan, store: DurableStore, now: float) -> None:
+        super().__init__(plan, store, now)
+        self.ignored: Counter[str] = Counter()
+        """Messages that asked for nothing that could be done, by why."""
+        self._began_at = self._ticked_at = now
+
+    def on_message(self, sender: int, message: PsMessage, now: float) -> None:
+        """Take in a message."""
+        if self.superseded:
+            return
+        self._state.members.hear(sender, now)
+        match message:
+            case Join() if message.node == sender:
+                self._on_join(message, now)
+            case Report() if message.node == sender:
+                self._on_report(message)
+            case LeaseRequest() if message.node == sender:
+                self._on_lease_request(message)
+            case Filled():
+                self._on_filled(sender, message)
+            case Controlled():
+                self._state.controls.confirm(message.shard, message.number)
+            case _:
+                self.ignored[f"unexpected {message.kind}"] += 1
+        self._settle(now)
+
+    def on_tick(self, now: float) -> None:
+        """Look after the silent, adjust what is to be adjusted, repeat what was not answered."""
+        if self.superseded:
+            return
+        if now - self._ticked_at > self.plan.silent_after_s / 2:
+            # Time passed without this process running: the silence was its own.
+            self._state.members.hear_all(now)
+        self._ticked_at = now
+        if self.failed is None:
+            self._evict_silent(now)
+            self._watch_forming(now)
+            self._adjust(now)
+        self.wakeup = now + TICK_S
+        self._settle(now)
+
+    def on_lost(self, node: int, now: float) -> None:
+        """A node's process is known to be dead."""
+        if not self.superseded:
+            self._lose(node, "its process ended")
+            self._settle(now)
+
+    def on_left(self, node: int, now: float) -> None:
+        """A worker's process has ended as it should, after all training: nobody is to take its place."""
+        if not self._is_trained:
+            self.on_lost(node, now)
+        elif not self.superseded and node in self._state.members:
+            member = self._remove(node)
+            self._state.done_ranks.add(member.rank)
+            self._settle(now)
+
+    def on_start_failed(self, role: str, rank: int, now: float) -> None:
+        """A process that was ordered ended before it joined: another one is ordered at once."""
+        if not self.superseded and self.failed is None:
+            self._decide("lost", "its process ended before it joined", role=role, rank=rank)
+            self._ordered.pop((role, rank), None)
+            self._count_failure()
+            self._settle(now)
+
+    def on_living(self, nodes: Collection[int], now: float) -> None:
+        """Told when this coordinator takes over: all processes of the job that live now."""
+        if self.superseded:
+            return
+        for node in [node for node in self._state.members if node not in nodes]:
+            self._lose(node, "its process ended while nobody coordinated")
+        if all(node in self._state.members for node in nodes):
+            self._ordered.clear()  # Nobody is on the way to a free seat.
+        self._settle(now)
+
+    def scale(self, *, workers: int | None = None, servers: int | None = None, now: float) -> None:
+        """Change how many take part while training goes on; what cannot be is refused by an event."""
+        if self.superseded:
+            return
+        table = self._state.table
+        if table is None or self._is_trained or self.failed is not None:
+            self._decide("refused", "only a running job can be scaled")
+            return
+        if workers is not None:
+            self._scale_workers(workers)
+        if servers is not None:
+            self._scale_servers(servers, table)
+        self._settle(now)
+
+    def _scale_workers(self, workers: int) -> None:
+        if not self.plan.leased:
+            self._decide(
+                "refused", f"{self.plan.sync} has fixed slots, one rank each; only asp scales its workers"
+            )
+        elif workers < 1:
+            self._decide("refused", f"a job needs at least one worker, asked for {workers}")
+        elif workers != self._state.wanted[WORKER]:
+            self._decide("scale", "asked for", workers=workers, before=self._state.wanted[WORKER])
+            self._state.wanted[WORKER] = workers
+            self._control("members", ranks=list(range(workers)))
+
+    def _scale_servers(self, servers: int, table: ShardTable) -> None:
+        if servers < 1:
+            self._decide("refused", f"a job needs at least one server, asked for {servers}")
+        elif servers != self._state.wanted[SERVER]:
+            self._decide("scale", "asked for", servers=servers, before=self._state.wanted[SERVER])
+            self._state.wanted[SERVER] = servers
+            self._state.moves.aim(table, self._state.members.seats(SERVER), servers, self.plan.shard_bytes)
+            self._changed = True
+
+    def _on_join(self, join: Join, now: float) -> None:
+        members = self._state.members
+        if not members.apply(join, now):
+            self.ignored["join of one that is gone"] += 1
+        if join.node in members or join.node in members.gone:
+            self._tell(join.node)
+
+    def _on_report(self, report: Report) -> None:
+        if report.node not in self._state.members:
+            self._tell(report.node)  # It learns from the view that it is out.
+            return
+        member, table = self._state.members[report.node], self._state.table
+        try:
+            reported = self._reports.take(
+                report.node, report.facts, [] if table is None else table.shards_of(report.node)
+            )
+        except ProtocolError:
+            self.ignored["malformed report"] += 1
+            return
+        if self._recovery is not None:
+            self._recovery.on_report(report.node, report.view, reported)
+        if self._final_reports is not None:
+            self._final_reports.update(reported)
+        if member.role == WORKER and report.facts.get("done") is True:
+            self._on_done(member)
+        if self._view is not None and report.view < self._view.number:
+            self._tell(report.node)
+
+    def _on_done(self, worker: Member) -> None:
+        """A worker says that it has nothing more to do: all is trained, or it was told to leave."""
+        if not self.plan.leased or self._leases.complete:
+            self._changed |= worker.rank not in self._state.done_ranks
+            self._state.done_ranks.add(worker.rank)
+        elif self._recovery is not None:
+            self._recovery.on_request(worker.node)  # It will not ask any more: it holds nothing.
+        else:
+            # It cannot be called back. If its seat is wanted again by now, somebody else takes it.
+            self._dismiss(worker.node, "it was told to leave")
+
+    def _on_lease_request(self, request: LeaseRequest) -> None:
+        node, members = request.node, self._state.members
+        if not self.plan.leased or node not in members or members[node].role != WORKER:
+            self.ignored["lease for no worker"] += 1
+            self._tell(node)
+            return
+        if self._recovery is not None:
+            self._recovery.on_request(node)
+        leaves = members[node].rank >= self._state.wanted[WORKER]
+        wanted = 0 if leaves or self.failed is not None else request.wanted
+        cells = self._leases.ask(node, wanted=wanted, done=request.done, held=request.held)
+        over, committed = leaves or self._leases.complete, self._leases.committed
+        self.outbox.append((node, Lease(term=self.term, cells=cells, committed=committed, over=over)))
+        if leaves and not cells:
+            self._dismiss(node, "the job has fewer workers now")
+
+    def _on_filled(self, sender: int, filled: Filled) -> None:
+        table = self._state.table
+        if table is None or not 0 <= filled.shard < len(table):
+            self.ignored["filled shard that is none"] += 1
+        elif table.fill(filled.shard, sender, filled.generation):
+            self._changed = True
+            self._decide("filled", "its backup has everything", shard=filled.shard)
+
+    def _evict_silent(self, now: float) -> None:
+        """Replace members that say nothing. Whoever cannot be replaced is waited for longer."""
+        members, table = self._state.members, self._state.table
+        silent = {node for node in members if members.silent_for(node, now) > self.plan.silent_after_s}
+        if silent == set(members):
+            return  # When nobody can be heard, the fault is more likely here.
+        if self._is_trained:
+            silent &= set(members.seats(SERVER).values())  # Workers may be busy with what comes after.
+        for node in sorted(silent):
+            seconds = members.silent_for(node, now)
+            coverable = table is None or table.can_lose(node, silent)
+            if coverable or seconds > self.plan.form_timeout_s:
+                member = members[node]
+                self._end(member, f"it has said nothing for {seconds:.1f} s")
+                self._lose(node, f"it has said nothing for {seconds:.1f} s")
+
+    def _watch_forming(self, now: float) -> None:
+        if self._state.table is None and now - self._began_at > self.plan.form_timeout_s:
+            there = len(self._state.members.seats(SERVER))
+            self._fail(
+                f"Only {there} of {self.plan.servers} servers have come within {self.plan.form_timeout_s:g} s; "
+                "look at the others' output."
+            )
+
+    def _adjust(self, now: float) -> None:
+        """Let the policy look at the reports, and carry out what it decides."""
+        if self._view is None or self._is_trained:
+            return
+        workers = self._state.members.seats(WORKER)
+        for decision in self._state.adjuster.decide(self._reports, workers, now):
+            self._decide(decision.what, decision.why, **decision.numbers)
+            self._changed |= bool(decision.settings)
+            self._state.settings.update(decision.settings)
+            for action, values in decision.controls:
+                self._control(action, **values)
+            if decision.evict is not None:
+                self._end(self._state.members[decision.evict], decision.why)
+                self._lose(decision.evict, decision.why)
+            if decision.stop:
+                self._fail(decision.stop)
+
+    def _control(self, action: str, **values: object) -> None:
+        """A decision for every shard; saved, like a view, before it is told."""
+        self._state.controls.issue(action, values)
+        self._changed = True

@@ -1,0 +1,120 @@
+"""How shards get new holders while training goes on: backups that are missing, then moves that were asked for.
+
+A move needs no step of its own in the protocol: the shard's new server is made its backup, filled, and promoted.
+While it is filled the shard has no other backup, so moves are slow on purpose: one shard at a time between two
+servers, and none while a shard that lost its backup waits for a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.coordinator.shards import ShardTable
+from shoal.layout import rebalance
+from shoal.ps.messages import NOBODY, ShardView
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a shard's holders, for the record."""
+
+    what: str
+    why: str
+    numbers: dict[str, Any]
+
+
+class Moves:
+    """Where shards should go, and the next steps to get them there."""
+
+    def __init__(self, replicas: int, targets: Mapping[int, int] | None = None) -> None:
+        self._replicas = replicas
+        self.targets = dict(targets or {})
+        """Shard to server number, of those that are to move."""
+        self._voluntary: set[int] = set()
+        """Shards whose backup is being filled because of a move."""
+
+    def aim(
+        self, table: ShardTable, servers: Mapping[int, int], num_servers: int, shard_bytes: Sequence[int]
+    ) -> None:
+        """Decide which shards have to move so that so many servers hold about as much each.
+
+        Those that have not come yet count too: what is theirs waits for them.
+        """
+        numbers = {node: number for number, node in servers.items()}
+        staying = {node for number, node in servers.items() if number < num_servers}
+        owners = [numbers[_heir(table[shard], staying)] for shard in range(len(table))]
+        self.targets = dict(enumerate(rebalance(owners, shard_bytes, range(num_servers))))
+
+    def advance(
+        self, table: ShardTable, servers: Mapping[int, int], num_servers: int, number: int
+    ) -> list[Change]:
+        """Change what can be changed now; `number` is that of the view to come."""
+        nodes = [node for server, node in servers.items() if server < num_servers]
+        shards = range(len(table))
+        self._voluntary = {shard for shard in self._voluntary if _is_filling(table, shard)}
+        changes = [change for shard in shards if (change := self._cover(table, nodes, shard, number))]
+        if all(shard in self._voluntary for shard in shards if _is_filling(table, shard)):
+            for shard in shards:
+                changes += self._step(table, servers, nodes, shard, number)
+        return changes
+
+    def _cover(self, table: ShardTable, nodes: list[int], shard: int, number: int) -> Change | None:
+        """Give a shard a backup that has none; or take away the one that a move without replicas left."""
+        view = table[shard]
+        if self._replicas and view.backup == NOBODY:
+            backup = table.least_loaded(nodes, but=view.primary)
+            if backup is not None:
+                table.assign_backup(shard, backup, number)
+                return Change("backup", f"shard {shard} had none", {"shard": shard, "backup": backup})
+        elif not self._replicas and view.filled and shard not in self.targets:
+            table.assign_backup(shard, NOBODY, number)
+            return Change("uncovered", "its move was called off", {"shard": shard})
+        return None
+
+    def _step(
+        self, table: ShardTable, servers: Mapping[int, int], nodes: list[int], shard: int, number: int
+    ) -> list[Change]:
+        """The next step of a shard that is to move, or whose backup leaves."""
+        view = table[shard]
+        goal = servers.get(self.targets.get(shard, NOBODY))
+        if goal == view.primary:
+            del self.targets[shard]
+            goal = None
+        backup_leaves = goal is None and view.filled and view.backup not in nodes
+        if backup_leaves:
+            goal = table.least_loaded(nodes, but=view.primary)
+        if _is_filling(table, shard) or (goal is None and not backup_leaves):
+            return []
+        if goal is None:
+            table.assign_backup(shard, NOBODY, number)
+            return [Change("uncovered", "its backup leaves and no other server stays", {"shard": shard})]
+        if {view.primary, goal} in self._busy_pairs(table):
+            return []
+        self._voluntary.add(shard)
+        if view.filled and view.backup == goal:
+            return self._arrive(table, nodes, shard, number)
+        table.assign_backup(shard, goal, number)
+        return [Change("filling", "the shard moves, or its backup leaves", {"shard": shard, "to": goal})]
+
+    def _arrive(self, table: ShardTable, nodes: list[int], shard: int, number: int) -> list[Change]:
+        """The shard's new server has all of it: it becomes the primary, and gets a backup of its own."""
+        table.promote(shard, number)
+        del self.targets[shard]
+        moved = Change("moved", "its new server has all of it", {"shard": shard, "to": table[shard].primary})
+        covered = self._cover(table, nodes, shard, number)
+        return [moved] if covered is None else [moved, covered]
+
+    def _busy_pairs(self, table: ShardTable) -> list[set[int]]:
+        moving = (table[shard] for shard in self._voluntary if _is_filling(table, shard))
+        return [{view.primary, view.backup} for view in moving]
+
+
+def _heir(view: ShardView, staying: Collection[int]) -> int:
+    """Whom a shard is best left to: its primary, or, where that one leaves, a backup that stays."""
+    return view.backup if view.primary not in staying and view.filled and view.backup in staying else view.primary
+
+
+def _is_filling(table: ShardTable, shard: int) -> bool:
+    return table[shard].backup != NOBODY and not table[shard].filled

@@ -1,0 +1,78 @@
+"""`JobPlan`: what a coordinator is told about its job when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.errors import SpecError
+from shoal.ps.consistency import Mode, parse_sync
+from shoal.spec.checks import require_choice, require_count
+
+ADJUSTMENTS = ("shares", "bound", "rate", "divergence", "eviction")
+"""What the coordinator may adjust on its own; see `policy.py`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPlan:
+    """A job as its coordinator sees it: shards and who starts with them, workers, cells of data, and patience."""
+
+    num_shards: int
+    shard_bytes: tuple[int, ...]
+    owners: tuple[int, ...]
+    """The server, by number, that each shard starts at."""
+    backups: tuple[int | None, ...]
+    """The server that keeps each shard's copy at the start; None where there is none."""
+    servers: int
+    replicas: int = 1
+    """Copies of each shard besides its primary: 0 or 1."""
+    workers: int
+    num_cells: int
+    """Parts of the data in the whole run; each is to be applied once."""
+    first_cell: int = 0
+    """Cells below this were done before this run began."""
+    leased: bool
+    """Cells are handed out one by one; else every rank knows its own."""
+    sync: str = "asp"
+    adjust: tuple[str, ...] = ("divergence",)
+    """Which of `ADJUSTMENTS` are on."""
+    mark_every_s: float = 30.0
+    """How often the shards remember their values, to go back to if the loss diverges; 0: never."""
+    silent_after_s: float = 5.0
+    """A member that says nothing for so long is replaced."""
+    form_timeout_s: float = 60.0
+    """How long all servers together may take to come."""
+    start_timeout_s: float = 30.0
+    """How long a replacement may take to come before another one is ordered."""
+    max_failures: int = 0
+    """Members that may be lost while no cell is committed; 0 for as many as the job has members, plus two."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_shards", "servers", "workers", "num_cells"):
+            require_count("JobPlan", name, getattr(self, name))
+        if self.replicas not in (0, 1):
+            raise SpecError(f"JobPlan: replicas must be 0 or 1, found {self.replicas!r}.")
+        for name in self.adjust:
+            require_choice("JobPlan", "adjust", name, ADJUSTMENTS)
+        for name in ("shard_bytes", "owners", "backups"):
+            if len(getattr(self, name)) != self.num_shards:
+                raise SpecError(
+                    f"JobPlan: {name} must have one entry for each of {self.num_shards} shards, "
+                    f"found {len(getattr(self, name))}."
+                )
+        for shard, (owner, backup) in enumerate(zip(self.owners, self.backups, strict=True)):
+            if not 0 <= owner < self.servers or backup == owner or not 0 <= (backup or 0) < self.servers:
+                raise SpecError(
+                    f"JobPlan: shard {shard} needs two different servers out of {self.servers}, "
+                    f"found owner {owner} and backup {backup}."
+                )
+
+    @property
+    def failures_allowed(self) -> int:
+        """Members that may be lost while no cell is committed."""
+        return self.max_failures or self.workers + self.servers + 2
+
+    @property
+    def bound(self) -> int | None:
+        """The staleness bound that `sync` sets; None where it has none."""
+        rule = parse_sync(self.sync)
+        return rule.bound if rule.mode is Mode.SSP else None

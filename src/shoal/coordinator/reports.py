@@ -1,0 +1,93 @@
+"""What members last said about themselves, as far as the coordinator uses it.
+
+| from    | fact              | meaning                                                                         |
+|---------|-------------------|---------------------------------------------------------------------------------|
+| workers | `loss`            | mean loss of the last step                                                      |
+|         | `samples_per_s`   | speed                                                                           |
+|         | `waiting`         | part of the time, 0 to 1, in which consistency made it wait                     |
+|         | `done`            | it has trained on all that is its own (where cells are not leased)              |
+| servers | `shards`          | for each shard by number: `cells` (a `CellSet` as plain data), `tally` (pushes  |
+|         |                   | by outcome), `delay_mean`, and more that is only shown                          |
+
+A shard's `cells` are those that its backup has too: they count as done whoever dies next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.errors import ProtocolError
+from shoal.ledger.cells import CellSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardReport:
+    """One shard's books, as its primary reports them."""
+
+    cells: CellSet
+    tally: Mapping[str, int]
+    delay_mean: float
+
+
+@dataclass
+class Reports:
+    """The newest facts of every member, and of every shard."""
+
+    facts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    shards: dict[int, ShardReport] = field(default_factory=dict)
+
+    def take(self, node: int, facts: dict[str, Any], primary_of: Iterable[int]) -> list[int]:
+        """Keep a member's facts, and those of the shards that it is the primary of; returns these shards.
+
+        `ProtocolError` if something is malformed.
+        """
+        told = facts.get("shards", {})
+        if not isinstance(told, dict):
+            raise ProtocolError("A report's shards must be a table by number.")
+        shards = {shard: _shard_report(told[shard]) for shard in primary_of if shard in told}
+        self.facts[node] = facts
+        self.shards.update(shards)
+        return list(shards)
+
+    def forget(self, node: int) -> None:
+        """A member is gone."""
+        self.facts.pop(node, None)
+
+    def number(self, node: int, name: str) -> float | None:
+        """A number that a member reported; None where it did not. It may be infinite or no number at all."""
+        value = self.facts.get(node, {}).get(name)
+        return float(value) if isinstance(value, int | float) else None
+
+    def everywhere(self, num_shards: int) -> CellSet:
+        """The cells that every shard has; none while one has not reported."""
+        if len(self.shards) < num_shards:
+            return CellSet()
+        sets = [report.cells for report in self.shards.values()]
+        # Whatever all have lies below the lowest mark, or is listed by the set whose mark that is.
+        below, above = min(cells.to_plain() for cells in sets)
+        return CellSet((cell for cell in above if all(cell in cells for cells in sets)), below=below)
+
+    def least_cells(self, num_shards: int) -> int:
+        """How many cells the shard has that has fewest; 0 while one has not reported."""
+        counts = [len(report.cells) for report in self.shards.values()]
+        return min(counts) if len(counts) == num_shards else 0
+
+    def mean_delay(self) -> float:
+        """By how many updates gradients are late, over all shards."""
+        delays = [report.delay_mean for report in self.shards.values()]
+        return sum(delays) / len(delays) if delays else 0.0
+
+
+def _shard_report(told: Any) -> ShardReport:
+    if not isinstance(told, dict):
+        raise ProtocolError("A report about a shard must be a table.")
+    cells = CellSet.from_plain(told.get("cells"))
+    tally, delay = told.get("tally", {}), told.get("delay_mean", 0.0)
+    if type(delay) not in (int, float) or not math.isfinite(delay):
+        raise ProtocolError("A report about a shard has a mean delay.")
+    if not isinstance(tally, dict) or not all(type(count) is int for count in tally.values()):
+        raise ProtocolError("A report about a shard has a tally of pushes by outcome.")
+    return ShardReport(cells=cells, tally=tally, delay_mean=float(delay))

@@ -1,0 +1,114 @@
+"""Who holds which shard, and the few ways in which that may change.
+
+**Generations.** A shard's generation is the number of the view in which its holders last changed; primary, backup
+and workers refuse what comes from an older one. Counting a backup as filled changes no holder and keeps the
+generation. That is safe because of an order: the primary waits for its backup from the moment it says `Filled`,
+before anybody else can know. So once the coordinator has noted `filled`, the backup has every acknowledged push.
+
+**Copies.** A shard has two places. Its backup lies in the one that its primary does not use, so `copy` flips when
+the backup is promoted, and a new backup overwrites what its predecessor left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal.ps.messages import NOBODY, ShardView, shard_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What the loss of a server means, by shard."""
+
+    promoted: list[int]
+    """Its backup took over."""
+    uncovered: list[int]
+    """It was the backup; there is none now."""
+    orphaned: list[int]
+    """It was the primary and nobody has everything: the job cannot go on."""
+
+
+class ShardTable:
+    """The holders of all shards. Changes take the number of the view that will tell of them."""
+
+    def __init__(self, shards: Iterable[ShardView], shard_bytes: Sequence[int]) -> None:
+        self._shards = list(shards)
+        self._shard_bytes = shard_bytes
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Sequence[Any]], shard_bytes: Sequence[int]) -> ShardTable:
+        """The table that `rows` wrote."""
+        views = (ShardView(generation=g, primary=p, backup=b, filled=f, copy=c) for g, p, b, f, c in rows)
+        return cls(views, shard_bytes)
+
+    def rows(self) -> list[Any]:
+        """All of it as a view carries it."""
+        return shard_rows(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __getitem__(self, shard: int) -> ShardView:
+        return self._shards[shard]
+
+    def shards_of(self, primary: int) -> list[int]:
+        """The shards that a node is the primary of."""
+        return [shard for shard, view in enumerate(self._shards) if view.primary == primary]
+
+    def involves(self, node: int) -> bool:
+        """Whether a node holds anything."""
+        return any(node in (view.primary, view.backup) for view in self._shards)
+
+    def load(self, node: int) -> int:
+        """Bytes that a node holds, as primary and as backup: both apply every update."""
+        return sum(
+            num_bytes
+            for num_bytes, view in zip(self._shard_bytes, self._shards, strict=True)
+            if node in (view.primary, view.backup)
+        )
+
+    def least_loaded(self, candidates: Collection[int], *, but: int) -> int | None:
+        """The candidate that holds least; never `but`."""
+        return min(
+            (node for node in candidates if node != but), key=lambda node: (self.load(node), node), default=None
+        )
+
+    def can_lose(self, node: int, silent: Collection[int] = ()) -> bool:
+        """Whether every shard of this primary has a backup that can take over, and that is not silent itself."""
+        views = [self._shards[shard] for shard in self.shards_of(node)]
+        return all(view.filled and view.backup not in silent for view in views)
+
+    def lose(self, node: int, number: int) -> Loss:
+        """A server is gone: filled backups take over, backups on it are dropped."""
+        loss = Loss(promoted=[], uncovered=[], orphaned=[])
+        for shard, view in enumerate(self._shards):
+            if view.primary == node and view.filled:
+                self.promote(shard, number)
+                loss.promoted.append(shard)
+            elif view.primary == node:
+                loss.orphaned.append(shard)
+            elif view.backup == node:
+                self.assign_backup(shard, NOBODY, number)
+                loss.uncovered.append(shard)
+        return loss
+
+    def promote(self, shard: int, number: int) -> None:
+        """The filled backup becomes the primary. The old primary may have logged what the backup never got, so it
+        does not stay on as a filled copy."""
+        view = self._shards[shard]
+        assert view.filled, f"shard {shard} has no filled backup to promote"
+        self._shards[shard] = ShardView(generation=number, primary=view.backup, copy=1 - view.copy)
+
+    def assign_backup(self, shard: int, node: int, number: int) -> None:
+        """A new backup, to be filled; or NOBODY."""
+        self._shards[shard] = replace(self._shards[shard], generation=number, backup=node, filled=False)
+
+    def fill(self, shard: int, sender: int, generation: int) -> bool:
+        """The primary says that its backup has everything; whether that is news."""
+        view = self._shards[shard]
+        if view.filled or view.backup == NOBODY or (view.primary, view.generation) != (sender, generation):
+            return False
+        self._shards[shard] = replace(view, filled=True)
+        return True

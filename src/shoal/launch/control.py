@@ -1,0 +1,177 @@
+"""A way to talk to a run that is going on: one question per connection, one answer.
+
+The supervisor listens at a Unix socket whose random name has no place in any file system, so that it is gone when
+the supervisor is, and no path can be too long for it. The run folder's file `control` (0600) holds the name.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.comm.channel import Channel
+from shoal.errors import CommError, CommTimeout, LaunchError, PeerLost, SpecError
+from shoal.observe.disk import writing
+
+FILE_NAME = "control"
+_BACKLOG = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleRequest:
+    """So many workers and servers are wanted; where both are None, the question is how many there are."""
+
+    channel: Channel
+    workers: int | None = None
+    servers: int | None = None
+
+    @property
+    def is_question(self) -> bool:
+        """Whether nothing is to be changed."""
+        return self.workers is None and self.servers is None
+
+    def answer(self, text: str, **facts: Any) -> None:
+        """It is done, or will be."""
+        _reply(self.channel, {"kind": "scaled", "text": text, **facts})
+
+    def refuse(self, text: str) -> None:
+        """It will not be done, for this reason."""
+        _reply(self.channel, {"kind": "refused", "text": text})
+
+
+class ControlSocket:
+    """The supervisor's end. Whoever connects as another user is turned away."""
+
+    def __init__(self, run_dir: Path | str) -> None:
+        name = f"shoal-control-{os.getpid()}-{secrets.token_hex(16)}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._selector = selectors.EpollSelector()
+        self._channels: list[Channel] = []
+        self._file = Path(run_dir) / FILE_NAME
+        try:
+            self._listener.bind(f"\0{name}")
+            self._listener.listen(_BACKLOG)
+            self._listener.setblocking(False)
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            _write_private(self._file, name)
+        except BaseException:
+            self._listener.close()
+            self._selector.close()
+            raise
+
+    def fileno(self) -> int:
+        """Readable, for a selector, when `collect` has something to tell."""
+        return self._selector.fileno()
+
+    def collect(self) -> list[ScaleRequest]:
+        """What has been asked since the last call. Never waits."""
+        requests = []
+        for key, _ in self._selector.select(0):
+            if key.data is None:
+                self._accept()
+            elif (request := self._read(key.data)) is not None:
+                requests.append(request)
+        return requests
+
+    def close(self) -> None:
+        """Turn away whoever still waits, and leave nothing behind."""
+        self._file.unlink(missing_ok=True)
+        self._selector.close()
+        self._listener.close()
+        for channel in self._channels:
+            channel.close()
+
+    def _accept(self) -> None:
+        with suppress(BlockingIOError, ConnectionError):
+            sock, _ = self._listener.accept()
+            channel = Channel(sock, "whoever controls this run")
+            if channel.peer_uid() != os.getuid():
+                channel.close()
+                return
+            self._selector.register(channel, selectors.EVENT_READ, channel)
+            self._channels = [one for one in self._channels if one.fileno() != -1] + [channel]
+
+    def _read(self, channel: Channel) -> ScaleRequest | None:
+        try:
+            message = channel.poll()
+        except CommError:
+            message = {}
+        if message is None:
+            return None
+        # One question per connection: whatever this is, nothing more is read from there.
+        self._selector.unregister(channel)
+        wanted = [message.get(name) for name in ("workers", "servers")]
+        request = ScaleRequest(channel=channel)
+        if message.get("kind") != "scale" or not all(one is None or _is_count(one) for one in wanted):
+            request.refuse("This is not a request that a run understands; it takes whole numbers of at least 1.")
+            return None
+        return ScaleRequest(channel=channel, workers=wanted[0], servers=wanted[1])
+
+
+def request_scale(
+    run_dir: Path, *, workers: int | None = None, servers: int | None = None, timeout_s: float = 60.0
+) -> dict[str, Any]:
+    """Ask a running job for so many workers and servers, or how many it has; its answer, with a `text`."""
+    channel = _connect(run_dir)
+    try:
+        channel.send({"kind": "scale", "workers": workers, "servers": servers})
+        answer = channel.receive(timeout_s)
+    except PeerLost:
+        raise _not_running(run_dir) from None
+    finally:
+        channel.close()
+    if answer is None:
+        raise CommTimeout(f"Run {run_dir.name!r} has not answered within {timeout_s:.0f} s; look at what it says.")
+    if answer["kind"] == "refused":
+        raise LaunchError(answer["text"])
+    return {name: value for name, value in answer.items() if name != "kind"}
+
+
+def _connect(run_dir: Path) -> Channel:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        name = (run_dir / FILE_NAME).read_text(encoding="ascii")
+        sock.connect(f"\0{name}")
+    except (FileNotFoundError, ConnectionRefusedError):
+        sock.close()
+        raise _not_running(run_dir) from None
+    except PermissionError:
+        sock.close()
+        raise SpecError(f"Run {run_dir.name!r} belongs to another user, who alone can change it.") from None
+    channel = Channel(sock, "the run")
+    if channel.peer_uid() != os.getuid():
+        channel.close()
+        raise SpecError(f"Run {run_dir.name!r} belongs to another user, who alone can change it.")
+    return channel
+
+
+def _not_running(run_dir: Path) -> SpecError:
+    return SpecError(f"Run {run_dir.name!r} is not running; only a run that is going on can be scaled.")
+
+
+def _reply(channel: Channel, message: dict[str, Any]) -> None:
+    with suppress(PeerLost):  # It did not wait for the answer.
+        channel.send(message)
+    channel.close()
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only this user can read; a reader finds all of it or none."""
+    part = path.with_name(f".{path.name}.part")
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="ascii") as file:
+            file.write(text)
+        part.replace(path)

@@ -1,0 +1,47 @@
+"""Requests for more or fewer processes, on their way to the coordinator and back."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from shoal.launch.control import ScaleRequest
+from shoal.launch.crew import Crew
+from shoal.observe.wording import plural
+
+SCALED_ROLES = ("worker", "server")
+ENDING = "The run is ending; there is nothing left to scale."
+
+
+class Waiting:
+    """Requests that the coordinator has been told of and has not answered. It answers in order."""
+
+    def __init__(self) -> None:
+        self._requests: deque[ScaleRequest] = deque()
+
+    def add(self, request: ScaleRequest) -> dict[str, Any]:
+        """Keep a request; what to tell the coordinator."""
+        self._requests.append(request)
+        return {"kind": "scale", "workers": request.workers, "servers": request.servers}
+
+    def answer(self, kind: str, values: dict[str, Any]) -> None:
+        """Pass on what the coordinator says to the one who has waited longest."""
+        if not self._requests:
+            return  # A coordinator that was lost had been asked, and whoever asked was told so.
+        request = self._requests.popleft()
+        if kind == "scaled":
+            request.answer(**values)
+        else:
+            request.refuse(values["text"])
+
+    def refuse_all(self, text: str) -> None:
+        """Nobody will answer them any more."""
+        while self._requests:
+            self._requests.popleft().refuse(text)
+
+
+def tell_numbers(request: ScaleRequest, crew: Crew) -> None:
+    """Answer how many workers and servers there are, less those that have been asked to end."""
+    counts = {role: sum(hand.dismissed_at is None for hand in crew.living(role)) for role in SCALED_ROLES}
+    text = " and ".join(plural(count, role) for role, count in counts.items())
+    request.answer(f"{text}.", **{f"{role}s": count for role, count in counts.items()})

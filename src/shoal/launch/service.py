@@ -1,0 +1,277 @@
+"""A run with servers: its coordinator decides who is replaced, and this carries it out.
+
+The coordinator hears of every loss and orders processes to be started or ended. Its own death is the one that
+nobody else can deal with: a successor is started at the same address, and told who lives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from shoal.errors import PeerLost, ProtocolError
+from shoal.launch.control import ScaleRequest
+from shoal.launch.crew import Hand
+from shoal.launch.places import member_place
+from shoal.launch.scaling import ENDING, SCALED_ROLES, Waiting, tell_numbers
+from shoal.launch.spares import STOP_SIGNALS
+from shoal.launch.succession import Bridge
+from shoal.launch.verdict import Failure
+
+AUDIT_TIMEOUT_S = 10.0
+"""How long the coordinator may take for its last words, once all workers have ended."""
+_CLOSE_S = 2.0
+_DISMISS_S = 30.0
+"""How long a process may take to end that was asked to."""
+_MOST_COORDINATORS, _PERIOD_S = 5, 60.0
+
+
+class Phase(Enum):
+    """How far a run with servers has come."""
+
+    WORKING = "working"
+    """There are workers."""
+    SETTLING = "settling"
+    """All workers have ended; the coordinator has still to say what it counted, or to order another one."""
+    CLOSING = "closing"
+    """Servers and coordinator have been asked to end."""
+
+
+class Service:
+    """The succession of a job with servers."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._crew = bridge.crew
+        self._phase = Phase.WORKING
+        self._phase_ends_at: float | None = None
+        self._lost_at: dict[tuple[str, int], float] = {}
+        """When a place was lost that nobody has been started for since."""
+        self._coordinator_deaths: deque[float] = deque(maxlen=_MOST_COORDINATORS)
+        self._lost_worker: Failure | None = None
+        """What to tell if nobody finishes a lost worker's work."""
+        self._waiting = Waiting()
+
+    # How the run proceeds.
+
+    def is_over(self) -> bool:
+        """Whether servers and coordinator have ended after the workers, or had their time to."""
+        if self._phase is not Phase.CLOSING or self._phase_ends_at is None:
+            return False
+        return not any(self._crew.living()) or time.monotonic() >= self._phase_ends_at
+
+    def act(self) -> None:
+        """Go from phase to phase; end those that were asked to and did not."""
+        now = time.monotonic()
+        for hand in self._stubborn():
+            if now >= _patience_ends(hand):
+                text = f"{hand.member.name} did not end within {_DISMISS_S:.0f} s of being asked and was killed."
+                hand.is_overdue = True
+                self._bridge.emit("warning", None, {"text": text})
+                self._bridge.kill(hand)
+        if self._phase is Phase.CLOSING:
+            return
+        if any(self._crew.living("worker")):
+            self._enter(Phase.WORKING, None)
+            return
+        if self._phase is Phase.WORKING:
+            self._enter(Phase.SETTLING, now + AUDIT_TIMEOUT_S)
+        if self._is_settled() and self._missing_results() is None:
+            self._close(now)
+        elif self._phase_ends_at is not None and now >= self._phase_ends_at:
+            self._give_up(now)
+
+    def next_deadline(self) -> float | None:
+        """The end of this phase, or of somebody's patience."""
+        deadlines = [_patience_ends(hand) for hand in self._stubborn()]
+        if self._phase_ends_at is not None:
+            deadlines.append(self._phase_ends_at)
+        return min(deadlines, default=None)
+
+    def _enter(self, phase: Phase, ends_at: float | None) -> None:
+        self._phase, self._phase_ends_at = phase, ends_at
+
+    def _is_settled(self) -> bool:
+        """Whether nothing more is expected of the coordinator."""
+        if self._bridge.is_stopping and not any(role == "worker" for role, _ in self._lost_at):
+            return True  # It counts whole runs only.
+        # One that is gone and has no successor was ended together with the run.
+        return self._coordinator.is_done or not self._coordinator.member.is_alive
+
+    def _missing_results(self) -> Failure | None:
+        """Why there are no results: a worker was lost, and the first one never came to its end."""
+        has_results = any(
+            hand.is_done and hand.member.global_rank == 0 for hand in self._crew.hands if hand.is_worker
+        )
+        return None if has_results or self._bridge.is_stopping else self._lost_worker
+
+    def _give_up(self, now: float) -> None:
+        """The coordinator says nothing more: fatal without results, else a flaw."""
+        if (failure := self._missing_results()) is not None:
+            self._bridge.fail(failure)
+            return
+        text = f"the coordinator did not say what it counted within {AUDIT_TIMEOUT_S:.0f} s of the workers' end"
+        self._bridge.emit("warning", None, {"text": text})
+        self._close(now)
+
+    def _close(self, now: float) -> None:
+        self._enter(Phase.CLOSING, now + _CLOSE_S)
+        self._waiting.refuse_all(ENDING)
+        for hand in self._crew.living():
+            _tell(hand, {"kind": "stop"})
+
+    def _stubborn(self) -> Iterator[Hand]:
+        return (one for one in self._crew.living() if one.dismissed_at is not None and not one.is_overdue)
+
+    # What members say.
+
+    def hear(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
+        """A successor speaks for the first time; the coordinator orders, decides, counts, answers."""
+        member = hand.member
+        if kind == "state" and values["state"] != "starting" and hand.follows_loss_at is not None:
+            seconds = time.monotonic() - hand.follows_loss_at
+            hand.follows_loss_at = None
+            self._emit_about(hand, "replaced", {"seconds": seconds})
+        if member.role == "coordinator":
+            self._hear_coordinator(hand, kind, values)
+        if not hand.is_worker and kind in ("line", "warning"):
+            self._bridge.emit(kind, None, {**values, "text": f"{member.name}: {values['text']}"})
+
+    def _hear_coordinator(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
+        if kind == "order":
+            self._obey(values)
+        elif kind == "decision":
+            self._bridge.emit("decision", None, values)
+        elif kind == "done":
+            hand.is_done = True
+            self._bridge.results["audit"] = values["results"]
+            self._bridge.emit("audit", None, values["results"])
+        elif kind in ("scaled", "refused"):
+            self._waiting.answer(kind, values)
+
+    def hear_failure(self, hand: Hand, failure: Failure) -> None:
+        """Whoever lost a peer is itself lost; every other failure is the run's."""
+        if self._phase is Phase.CLOSING:
+            self._bridge.emit(
+                "warning", None, {"text": f"at its end, {hand.member.name} failed: {failure.message}"}
+            )
+        elif failure.consequence:
+            hand.complaint = failure.message
+        else:
+            self._bridge.fail(failure)
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        if self._phase is Phase.CLOSING or self._bridge.has_failed:
+            return
+        if order["action"] == "start":
+            self._start(order["role"], order["rank"])
+        elif order["action"] == "end":
+            self._dismiss(order["node"])
+        else:
+            raise ProtocolError(f"the coordinator orders {order['action']!r}, but knows only start and end.")
+
+    def _start(self, role: str, rank: int) -> None:
+        if self._bridge.is_stopping and (role, rank) not in self._lost_at:
+            return  # Nobody died there: whom the coordinator misses has stopped on request.
+        node = 1 + max(hand.member.node for hand in self._crew.hands)
+        hand = self._bridge.start(member_place(self._bridge.first_place, role, rank, node=node))
+        hand.follows_loss_at = self._lost_at.pop((role, rank), None)
+        if hand.is_worker and self._bridge.is_stopping:
+            _tell(hand, {"kind": "stop"})
+
+    def _dismiss(self, node: int) -> None:
+        # It may have died a moment ago; then the coordinator is about to hear of it.
+        for hand in self._members():
+            if hand.member.node == node and hand.dismissed_at is None:
+                hand.dismissed_at = time.monotonic()
+                _tell(hand, {"kind": "stop"})
+
+    # What becomes of them.
+
+    def notice_end(self, hand: Hand) -> None:
+        """A process has ended: well, or as a loss that the coordinator must know of."""
+        if self._bridge.has_failed or self._ended_well(hand):
+            return
+        reason = hand.complaint or self._bridge.explain(hand)
+        if hand.is_done:
+            text = f"{hand.member.name}, after its work was done: {reason}"
+            self._bridge.emit("warning", None, {"text": text})
+            return
+        failure = self._bridge.failure_of(hand, reason)
+        self._lost_at[hand.member.role, hand.member.global_rank] = time.monotonic()
+        self._emit_about(hand, "lost", {"reason": reason})
+        if hand.member.role == "coordinator":
+            self._succeed_coordinator(failure)
+            return
+        if hand.is_worker:
+            self._lost_worker = failure
+        _tell(self._coordinator, {"kind": "lost", **_identity(hand)})
+
+    def _ended_well(self, hand: Hand) -> bool:
+        code = hand.member.exit_code
+        assert code is not None
+        if self._phase is Phase.CLOSING or hand.is_overdue:
+            return True
+        if self._bridge.is_stopping and (code in STOP_SIGNALS or (code == 0 and hand.is_worker)):
+            return True
+        has_leave = hand.is_done or hand.dismissed_at is not None
+        return code == 0 and (has_leave or (not hand.is_worker and self._work_is_done()))
+
+    def _succeed_coordinator(self, failure: Failure) -> None:
+        self._waiting.refuse_all("The coordinator was lost before it answered; ask again.")
+        now = time.monotonic()
+        self._coordinator_deaths.append(now)
+        if len(self._coordinator_deaths) == _MOST_COORDINATORS and now - self._coordinator_deaths[0] < _PERIOD_S:
+            last = f"{failure.message} It was the {_MOST_COORDINATORS}th within a minute, so none follows."
+            self._bridge.fail(replace(failure, message=last))
+            return
+        hand = self._bridge.start(member_place(self._bridge.first_place, "coordinator", 0))
+        hand.follows_loss_at = self._lost_at.pop(("coordinator", 0))
+        living = [_identity(one) for one in self._members()]
+        _tell(hand, {"kind": "living", "nodes": [one["node"] for one in living], "members": living})
+
+    # What the user asks for.
+
+    def scale(self, request: ScaleRequest) -> None:
+        """The coordinator decides about numbers; how many there are is known here."""
+        if request.is_question:
+            tell_numbers(request, self._crew)
+        elif self._phase is not Phase.WORKING or self._bridge.is_stopping:
+            request.refuse(ENDING)
+        else:
+            _tell(self._coordinator, self._waiting.add(request))
+
+    # Who is who.
+
+    @property
+    def _coordinator(self) -> Hand:
+        return next(hand for hand in reversed(self._crew.hands) if hand.member.role == "coordinator")
+
+    def _members(self) -> Iterator[Hand]:
+        return self._crew.living(*SCALED_ROLES)
+
+    def _work_is_done(self) -> bool:
+        return all(hand.is_done for hand in self._crew.living("worker"))
+
+    def _emit_about(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
+        self._bridge.emit(kind, hand.member.global_rank if hand.is_worker else None, {**_identity(hand), **values})
+
+
+def _identity(hand: Hand) -> dict[str, Any]:
+    return {"node": hand.member.node, "role": hand.member.role, "rank": hand.member.global_rank}
+
+
+def _patience_ends(hand: Hand) -> float:
+    assert hand.dismissed_at is not None
+    return hand.dismissed_at + _DISMISS_S
+
+
+def _tell(hand: Hand, message: dict[str, Any]) -> None:
+    try:
+        hand.member.channel.send(message)
+    except PeerLost:
+        pass  # The engine will tell of its end, and what follows from that is decided there.

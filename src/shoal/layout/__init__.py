@@ -1,0 +1,20 @@
+"""Pure decisions about where things go: no processes, no sockets, no torch."""
+
+from shoal.layout.lines import ALIGN_BYTES, Parcel, Span
+from shoal.layout.placement import POLICIES, Placement, place, spread_backups
+from shoal.layout.placement_table import ServerRow, explain, render
+from shoal.layout.rebalancing import rebalance
+
+__all__ = [
+    "ALIGN_BYTES",
+    "POLICIES",
+    "Parcel",
+    "Placement",
+    "ServerRow",
+    "Span",
+    "explain",
+    "place",
+    "rebalance",
+    "render",
+    "spread_backups",
+]

@@ -1,0 +1,24 @@
+"""The parameter server: state machines without I/O for the `ps` strategy, and plain objects for everybody.
+
+`Server` and `Client` need nothing else of Shoal: a server holds parameters and their optimizer, clients get,
+update and store them. Both are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.ps.plain.client import Client
+    from shoal.ps.plain.server import Server
+
+__all__ = ["Client", "Server"]
+
+_HOMES = {"Client": "plain.client", "Server": "plain.server"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,72 @@
+"""The backup's duties for one shard: be filled, take the primary's log in order, say how far it has come."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from shoal.comm.codec import Message
+from shoal.errors import ShoalError
+from shoal.ps.contract import ShardValues
+from shoal.ps.messages import Control, Fill, Filled, Push, Replicate, Replicated, ShardView, unpack
+from shoal.ps.primary import Send
+from shoal.ps.shard import Shard, ShardRules
+
+
+class Backup:
+    """One shard at its backup, in one generation: a backup that stays for the next one is filled anew."""
+
+    def __init__(
+        self,
+        number: int,
+        holders: ShardView,
+        shard: Shard | None,
+        rules: ShardRules,
+        make_values: Callable[[], ShardValues],
+        send: Send,
+    ) -> None:
+        self.number = number
+        self.holders = holders
+        self.shard = shard
+        """None until it is filled: so long it is no copy of anything, and cannot take over."""
+        self.ignored: Counter[str] = Counter()
+        self._rules = rules
+        self._make_values = make_values
+        self._send = send
+
+    def on_fill(self, fill: Fill) -> None:
+        """Become what the primary is; only once, for the primary stands still only until it knows."""
+        if self.shard is None:
+            try:
+                self.shard = Shard.from_books(self._rules, self._make_values(), fill.frames, fill.books)
+            except (ShoalError, LookupError, TypeError, ValueError):
+                self.ignored["malformed fill"] += 1
+                return
+        self._send(
+            self.holders.primary,
+            Filled(shard=self.number, generation=self.holders.generation, index=fill.index),
+        )
+
+    def on_replicate(self, message: Replicate) -> None:
+        """Take the log's next entry. What comes again is only confirmed; after a gap the primary repeats all."""
+        if self.shard is None or message.index > self.shard.index + 1:
+            self.ignored["gap"] += 1
+            return
+        if message.index == self.shard.index + 1:
+            entry = self._entry(message)
+            if entry is None:
+                self.ignored["malformed entry"] += 1
+                return
+            self.shard.accept(entry)
+        self._send(
+            self.holders.primary,
+            Replicated(shard=self.number, generation=self.holders.generation, index=self.shard.index),
+        )
+
+    @staticmethod
+    def _entry(message: Replicate) -> Push | Control | None:
+        try:
+            entry = unpack(Message(message.entry["kind"], message.entry["fields"], message.frames))
+        except (ShoalError, LookupError, TypeError, AttributeError):
+            return None
+        return entry if isinstance(entry, Push | Control) else None

@@ -1,0 +1,59 @@
+"""The contracts of the parameter server: what runs it, and what it runs on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from shoal.comm.codec import Frame
+from shoal.ps.messages import PsMessage, Push
+
+
+class Machine(Protocol):
+    """A member's part of the protocol: fed with messages and the time, it says what to send. No I/O."""
+
+    outbox: deque[tuple[int, PsMessage]]
+    """What to send, and to which node; whoever drives the machine empties it."""
+    wakeup: float
+    """When `on_tick` should be called at the latest."""
+
+    def on_message(self, sender: int, message: PsMessage, now: float) -> None:
+        """Take in a message. Whatever it is, it does not raise: strange ones are ignored and counted."""
+
+    def on_tick(self, now: float) -> None:
+        """Do what is due: repeat what was not answered, report."""
+
+
+class ShardValues(Protocol):
+    """One shard's parameters and optimizer state, wherever they lie."""
+
+    def fits(self, push: Push) -> bool:
+        """Whether the push's bulk has this shard's sizes; others are refused before anything is logged."""
+
+    def step(self, gradients: Sequence[Push], *, scale: float, lr_scale: float, loss: float, last: bool) -> None:
+        """One update of the optimizer with the sum of these gradients, in this order, times `scale`.
+
+        `last`: it completes a step of the whole batch, so the learning rate's schedule moves on.
+        """
+
+    def average(self, pushes: Sequence[Push], *, share: float) -> None:
+        """Move to the mean of these parameters, weighted by their weights: `1 - share` of the old values stay."""
+
+    def parts(self, *, whole: bool) -> Iterable[Sequence[Frame]]:
+        """The parameters for a worker that shares no memory, in parts, first layers first; or all there is."""
+
+    def frames(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
+        """All of it for a new backup, bulk and small facts."""
+
+    def load(self, frames: Sequence[Frame], facts: dict[str, Any]) -> None:
+        """Become what `frames` of another copy gave."""
+
+    def mark(self) -> None:
+        """Remember the values as they are."""
+
+    def rollback(self) -> bool:
+        """Go back to what `mark` remembered; whether there was anything."""
+
+    def digest(self) -> str:
+        """One name for all of it, to compare copies by."""

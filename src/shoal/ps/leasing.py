@@ -1,0 +1,79 @@
+"""A worker's side of leases: it always has the next cell at hand, and says which are done until that is heard."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from shoal.ledger.cells import CellSet
+from shoal.ps.messages import Lease, LeaseRequest
+
+
+class LeaseHolder:
+    """The cells that a worker has been given."""
+
+    def __init__(self, *, now: float, ahead: int = 1, patience_s: float = 0.5) -> None:
+        self.due = now
+        """When to ask (again)."""
+        self.is_over = False
+        """There will be no more cells."""
+        self.committed = 0
+        """Cells of the whole run that are known to be done."""
+        self._ahead = ahead
+        self._patience_s = patience_s
+        self._term = 0
+        self._ready: deque[int] = deque()
+        self._begun: set[int] = set()
+        """Taken, and not yet acknowledged by every shard."""
+        self._done = CellSet()
+        self._to_tell: set[int] = set()
+        """Done, and the coordinator may not know it."""
+
+    @property
+    def held(self) -> list[int]:
+        """Every cell that was given and is not done."""
+        return sorted({*self._begun, *self._ready})
+
+    def take(self, now: float) -> int | None:
+        """The next cell to train on; None where none is at hand."""
+        if not self._ready:
+            return None
+        cell = self._ready.popleft()
+        self._begun.add(cell)
+        # Asked for while this one is trained on, the next is there in time.
+        self.due = min(self.due, now)
+        return cell
+
+    def finish(self, cells: Iterable[int], now: float) -> None:
+        """Every shard has acknowledged these."""
+        for cell in cells:
+            self._begun.discard(cell)
+            self._done.add(cell)
+            self._to_tell.add(cell)
+        self.due = min(self.due, now)
+
+    def on_lease(self, lease: Lease, now: float) -> None:
+        """Take over the coordinator's list. It may be older than what was told; then it is corrected next time."""
+        if lease.term < self._term:
+            return
+        self._term = lease.term
+        self.is_over = lease.over
+        self.committed = max(self.committed, lease.committed)
+        self._to_tell = {cell for cell in lease.cells if cell in self._done}
+        self._ready = deque(c for c in lease.cells if c not in self._done and c not in self._begun)
+        if not self._to_tell and (self.is_over or len(self._ready) >= self._ahead):
+            self.due = float("inf")
+        else:
+            self.due = min(self.due, now + self._patience_s)
+
+    def on_term(self, term: int, now: float) -> None:
+        """A new coordinator does not know who holds what, and hands out nothing before all have told it."""
+        if term > self._term:
+            self._term = term
+            self.due = now
+
+    def request(self, node: int, rank: int, now: float) -> LeaseRequest:
+        """What to tell the coordinator now; again after a while, unless its answer leaves nothing to ask."""
+        self.due = now + self._patience_s
+        wanted = len(self._begun) + self._ahead
+        return LeaseRequest(node=node, rank=rank, wanted=wanted, done=sorted(self._to_tell), held=self.held)

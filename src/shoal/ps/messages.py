@@ -1,0 +1,353 @@
+"""What the members of a parameter-server job say to each other: typed, and checked when they arrive.
+
+Members are numbered nodes. A node's number is never used again: whoever replaces a dead one is a new node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+
+from shoal.comm.codec import Frame, Message
+from shoal.errors import ProtocolError
+
+NOBODY = -1
+COORDINATOR = 0
+"""The node that whoever coordinates now answers to; terms tell successive coordinators apart."""
+
+_KINDS: dict[str, type[PsMessage]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PsMessage:
+    """One message. Fields are plain data; the bulk, if any, lies in `frames`."""
+
+    kind: ClassVar[str] = ""
+    frames: tuple[Frame, ...] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.kind = cls.__name__.lower()
+        _KINDS[cls.kind] = cls
+
+
+class Outcome(StrEnum):
+    """What became of a push."""
+
+    APPLIED = "applied"
+    """It is in the shard, alone or gathered with others, and in its backup."""
+    DUPLICATE = "duplicate"
+    """It, or another push of the same cells, had been applied before."""
+    LATE = "late"
+    """Its round was closed without it (quorum); the gradient is dropped."""
+    OVERLAP = "overlap"
+    """Some of its cells had been applied, others not: it cannot be taken; push the others apart."""
+
+
+# Worker and server.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push(PsMessage):
+    """A gradient (or locally trained parameters) for one shard."""
+
+    shard: int
+    generation: int
+    """Of the shard, as its sender knows it; an older one is refused."""
+    origin: int
+    """The node that made it; with `sequence` it names the push for ever."""
+    sequence: int
+    rank: int
+    clock: int
+    """Which of its rank's steps this is, from 1."""
+    cells: list[int]
+    """The parts of the data it was computed on, by global number."""
+    based_on: int
+    """The shard's version that it was computed from."""
+    weight: float
+    """What its samples count together."""
+    loss: float
+    """The sum of weight times loss."""
+    scaled: bool = True
+    """The gradient is a mean already (of the round where rounds are gathered); else it is to be divided by the
+    weights that are gathered with it."""
+    place: int = 0
+    """Where the bulk lies, for transports that do not carry it as frames: the buffer's number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ack(PsMessage):
+    """The push is safe: its sender may forget it."""
+
+    shard: int
+    generation: int
+    sequence: int
+    outcome: str
+    version: int
+    floor: int
+    """Every rank has come so far: the smallest clock."""
+    rounds: int
+    """The last clock whose pushes were gathered and applied as one update."""
+    loss: float = 0.0
+    """The mean loss of the last gathered round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused(PsMessage):
+    """Not my shard, or not in this generation: look at the newest view, or ask the coordinator for it."""
+
+    shard: int
+    generation: int
+    """The newest that the refusing node knows."""
+    sequence: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clocks(PsMessage):
+    """How far a shard is: the answer to `Hello`, and told to all workers when their floor rises."""
+
+    shard: int
+    generation: int
+    version: int
+    floor: int
+    rounds: int
+    yours: int = 0
+    """The clock of the rank it is sent to."""
+    loss: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello(PsMessage):
+    """A worker asks a shard how far it is: when it starts, and when news is overdue."""
+
+    shard: int
+    generation: int
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pull(PsMessage):
+    """A worker that shares no memory with the server asks for a shard's values."""
+
+    shard: int
+    generation: int
+    ticket: int
+    """Names this request; answers to older ones are ignored."""
+    whole: bool = False
+    """Optimizer state, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Values(PsMessage):
+    """Part of a shard's values, as frames; parts come in parameter order, first layers first."""
+
+    shard: int
+    generation: int
+    ticket: int
+    version: int
+    part: int
+    parts: int
+
+
+# Primary and backup.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replicate(PsMessage):
+    """One entry of a shard's log, for its backup."""
+
+    shard: int
+    generation: int
+    index: int
+    """Entries are taken in this order, from 1, without gaps."""
+    entry: dict[str, Any]
+    """The push or control that was logged, packed; its bulk is in `frames`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replicated(PsMessage):
+    """The backup has every entry up to this one."""
+
+    shard: int
+    generation: int
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fill(PsMessage):
+    """All of a shard, for a new backup: bookkeeping here, values and optimizer state in `frames`."""
+
+    shard: int
+    generation: int
+    index: int
+    """The last log entry that it contains."""
+    books: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled(PsMessage):
+    """The new backup has all of it; also told to the coordinator, by the primary."""
+
+    shard: int
+    generation: int
+    index: int
+
+
+# Everybody and the coordinator.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join(PsMessage):
+    """A member has started; repeated until a view names it."""
+
+    node: int
+    role: str
+    """`server` or `worker`."""
+    rank: int
+    """A worker's rank; a server's number."""
+    address: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(PsMessage):
+    """A member's sign of life, several times a second, and how it is doing."""
+
+    node: int
+    role: str
+    rank: int
+    view: int
+    """The newest view it knows; the coordinator repeats a newer one."""
+    facts: dict[str, Any]
+    """step, loss, samples_per_s, queue, rss, and by shard version, delay (mean and largest), floor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseRequest(PsMessage):
+    """A worker asks for cells to train on, and says which of its cells every shard has acknowledged."""
+
+    node: int
+    rank: int
+    wanted: int
+    """How many cells it wants to hold in all."""
+    done: list[int]
+    held: list[int]
+    """Cells it has been given and that not every shard has acknowledged yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease(PsMessage):
+    """All the cells that the worker holds now; `over` where there will be no more."""
+
+    term: int
+    cells: list[int]
+    committed: int
+    """Cells of the whole run that are known to be done."""
+    over: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control(PsMessage):
+    """A decision that a shard takes at one point of its log, so that its backup takes it at the same."""
+
+    shard: int
+    term: int
+    number: int
+    """Rises; a control that was logged already is only acknowledged."""
+    action: str
+    """`scale` (factor of the learning rate), `mark` (remember the values), `rollback` (to the last mark),
+    `members` (the ranks that count)."""
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controlled(PsMessage):
+    """The control is in the shard's log, and in its backup's."""
+
+    shard: int
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardView:
+    """Who holds a shard."""
+
+    generation: int
+    """The number of the view in which one of them last changed."""
+    primary: int
+    backup: int = NOBODY
+    filled: bool = False
+    """The backup has everything and may take over; else it is being filled, and nobody waits for it."""
+    copy: int = 0
+    """Which of the shard's two places in shared memory is the primary's; the backup's is the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View(PsMessage):
+    """The world as the coordinator has decided it. The newest (term, number) counts."""
+
+    term: int
+    number: int
+    shards: list[Any]
+    """One `[generation, primary, backup, filled, copy]` for each shard; see `shard_views`."""
+    addresses: dict[int, str]
+    workers: dict[int, int]
+    """Rank to node, of those that are there."""
+    settings: dict[str, Any]
+    """What the coordinator has adjusted: `bound` (of ssp), `shares` by rank, `stop`."""
+
+    @property
+    def shard_views(self) -> list[ShardView]:
+        """The shards' holders, by shard."""
+        return [ShardView(generation=g, primary=p, backup=b, filled=f, copy=c) for g, p, b, f, c in self.shards]
+
+
+def pack(message: PsMessage) -> Message:
+    """The message as the codec carries it."""
+    values = {f.name: getattr(message, f.name) for f in fields(message) if f.name != "frames"}
+    return Message(message.kind, values, message.frames)
+
+
+def unpack(message: Message) -> PsMessage:
+    """The message that `pack` made, every field checked; `ProtocolError` for anything else."""
+    cls = _KINDS.get(message.kind)
+    if cls is None:
+        raise ProtocolError(f"There is no message {message.kind!r} in the parameter server's protocol.")
+    types = _types_of(cls)
+    required = {f.name for f in fields(cls) if f.default is MISSING}
+    if not required <= message.fields.keys() <= types.keys():
+        raise ProtocolError(f"A message {message.kind!r} has the fields {sorted(types)}, found others.")
+    for name, value in message.fields.items():
+        if not _fits(value, types[name]):
+            raise ProtocolError(f"Field {name!r} of a message {message.kind!r} has the wrong type.")
+    return cls(**message.fields, frames=tuple(message.frames))
+
+
+def shard_rows(shards: Sequence[ShardView]) -> list[Any]:
+    """Shards' holders as a view carries them."""
+    return [[s.generation, s.primary, s.backup, s.filled, s.copy] for s in shards]
+
+
+_TYPES: dict[type[PsMessage], dict[str, Any]] = {}
+
+
+def _types_of(cls: type[PsMessage]) -> dict[str, Any]:
+    if cls not in _TYPES:
+        _TYPES[cls] = {f.name: get_type_hints(cls)[f.name] for f in fields(cls) if f.name != "frames"}
+    return _TYPES[cls]
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return True
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            _fits(key, arguments[0]) and _fits(item, arguments[1]) for key, item in value.items()
+        )
+    if kind is float:
+        return type(value) in (int, float)
+    return type(value) is kind

@@ -1,0 +1,178 @@
+"""What a client asks and what a server answers, as messages of the codec."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from shoal.comm.codec import Message
+from shoal.comm.security import host_of
+from shoal.errors import ProtocolError
+from shoal.ps.plain.tensors import Bulk, TensorSpec
+
+CLIENT_ID_BYTES = 16
+UNCOMPRESSED = "none"
+_UNIX_SOCKET = re.compile(r"ipc://@[\w.-]{1,100}", re.ASCII)
+
+
+class Ask(StrEnum):
+    """What a client may want."""
+
+    HELLO = "hello"
+    """To be known, and to learn what parameters there are."""
+    GET = "get"
+    UPDATE = "update"
+    STORE = "store"
+    AVERAGE = "average"
+
+
+class Outcome(StrEnum):
+    """What came of it."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    """It cannot be, and nothing changed; `reason` says why."""
+    UNKNOWN_CLIENT = "unknown client"
+    """The server has not met this client, so it cannot tell what it has done for it already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a client asks. A repeated request is the same in every byte."""
+
+    ask: Ask
+    client: bytes
+    """Who asks: random, made by the client."""
+    sequence: int
+    """Counts this client's requests."""
+    reply_to: str
+    """Where the client listens for the answer."""
+    names: tuple[str, ...] = ()
+    """The parameters it is about; in a GET, none means all."""
+    share: float = 1.0
+    """How much of what is sent an AVERAGE mixes in."""
+    compress: str = UNCOMPRESSED
+    """How the bulk is compressed."""
+    bulk: Bulk = field(default_factory=Bulk)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the server says to a request."""
+
+    outcome: Outcome
+    sequence: int
+    """The request's."""
+    version: int = 0
+    """Changes of the parameters so far."""
+    reason: str = ""
+    specs: Mapping[str, TensorSpec] = field(default_factory=dict)
+    """After a HELLO: all parameters."""
+    bulk: Bulk = field(default_factory=Bulk)
+    """After a GET: the values."""
+
+
+def write_request(request: Request) -> Message:
+    """The request as a message."""
+    fields = {
+        "client": request.client,
+        "sequence": request.sequence,
+        "reply_to": request.reply_to,
+        "names": list(request.names),
+        "share": request.share,
+        "compress": request.compress,
+        "packing": list(request.bulk.packing),
+    }
+    return Message(request.ask.value, fields, request.bulk.frames)
+
+
+def read_request(message: Message) -> Request:
+    """The request in a message; `ProtocolError` for anything else."""
+    if message.kind not in tuple(Ask):
+        raise ProtocolError("A message's kind is nothing that a client may ask.")
+    match message.fields:
+        case {
+            "client": bytes(client),
+            "sequence": int(sequence),
+            "reply_to": str(reply_to),
+            "names": list(names),
+            "share": float(share),
+            "compress": str(compress),
+            "packing": list(packing),
+        } if len(client) == CLIENT_ID_BYTES and sequence > 0 and 0 < share <= 1:
+            _require_names(names)
+            _require_reachable(reply_to)
+        case _:
+            raise ProtocolError(f"The fields of message {message.kind!r} are not a request's.")
+    return Request(
+        ask=Ask(message.kind),
+        client=client,
+        sequence=sequence,
+        reply_to=reply_to,
+        names=tuple(names),
+        share=share,
+        compress=compress,
+        bulk=Bulk(packing=packing, frames=message.frames),
+    )
+
+
+def write_answer(answer: Answer) -> Message:
+    """The answer as a message."""
+    fields = {
+        "sequence": answer.sequence,
+        "version": answer.version,
+        "reason": answer.reason,
+        "specs": {name: spec.to_plain() for name, spec in answer.specs.items()},
+        "packing": list(answer.bulk.packing),
+    }
+    return Message(answer.outcome.value, fields, answer.bulk.frames)
+
+
+def read_answer(message: Message) -> Answer:
+    """The answer in a message; `ProtocolError` for anything else."""
+    if message.kind not in tuple(Outcome):
+        raise ProtocolError("A message's kind is nothing that a server may answer.")
+    match message.fields:
+        case {
+            "sequence": int(sequence),
+            "version": int(version),
+            "reason": str(reason),
+            "specs": dict(specs),
+            "packing": list(packing),
+        }:
+            return Answer(
+                outcome=Outcome(message.kind),
+                sequence=sequence,
+                version=version,
+                reason=reason,
+                specs={str(name): TensorSpec.from_plain(plain) for name, plain in specs.items()},
+                bulk=Bulk(packing=packing, frames=message.frames),
+            )
+        case _:
+            raise ProtocolError(f"The fields of message {message.kind!r} are not an answer's.")
+
+
+def _require_names(names: list[object]) -> None:
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise ProtocolError("A request's names are not texts, or one is there twice.")
+
+
+def _require_reachable(address: str) -> None:
+    """Only what a client's own socket says: a name could keep the server waiting, other spellings raise."""
+    if not _UNIX_SOCKET.fullmatch(address) and _spelled_out(address) != address:
+        raise ProtocolError("A request wants its answer at what is no address of a TCP or Unix socket.")
+
+
+def _spelled_out(address: str) -> str | None:
+    """The one way in which ZeroMQ writes this TCP address."""
+    host, port = host_of(address.removeprefix("tcp://")), address.rpartition(":")[2]
+    try:
+        ip, number = ipaddress.ip_address(host), int(port)
+    except ValueError:
+        return None
+    if not 0 < number < 1 << 16:
+        return None
+    return f"tcp://[{ip}]:{number}" if ip.version == 6 else f"tcp://{ip}:{number}"

@@ -1,0 +1,145 @@
+"""The plain parameter server: a desk on an authenticated wire, served by one thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Self
+
+from torch import Tensor, nn
+
+from shoal.comm.codec import decode, encode
+from shoal.comm.reliable import Packet
+from shoal.comm.security import RunKey
+from shoal.comm.zmq_wire import ZmqWire
+from shoal.errors import ProtocolError, SpecError
+from shoal.ps.plain.desk import Desk
+from shoal.ps.plain.table import MakeOptimizer, ParameterTable
+from shoal.spec.checks import require_count
+
+_LOOK_EVERY_S = 0.1
+# A wire has about a thousand sockets, and needs three for each peer.
+_MOST_CLIENTS = 256
+
+
+class Server:
+    """Holds parameters for clients that read them and send gradients or values.
+
+    with shoal.ps.Server(model, optimizer=lambda params: torch.optim.SGD(params, lr=0.1)) as server:
+        server.key.save("ps.key")
+        ...  # clients: shoal.ps.Client(server.address, key="ps.key")
+
+    A `with` block serves in a thread of its own; `run` serves in the caller's. The parameters are copied: what
+    was given stays as it is, and `server.parameters` are the present ones.
+
+    Args:
+        parameters: Tensors by name, or a module, whose named parameters they are.
+        optimizer: Makes a torch optimizer for a list of parameters; without one, updates are added.
+        address: Where to listen: `tcp://ADDRESS:PORT` (`*` for any free port) or `ipc://@NAME`. What leaves this
+            host is encrypted.
+        key: Whom to serve: those who have it. A new one where none is given.
+        max_clients: How many clients are served at a time, 256 at most; each costs a connection.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor] | nn.Module,
+        *,
+        optimizer: MakeOptimizer | None = None,
+        address: str = "tcp://127.0.0.1:*",
+        key: RunKey | None = None,
+        max_clients: int = _MOST_CLIENTS,
+    ) -> None:
+        require_count("Server", "max_clients", max_clients)
+        if max_clients > _MOST_CLIENTS:
+            raise SpecError(f"Server: max_clients is at most {_MOST_CLIENTS}, found {max_clients}.")
+        self.key = key or RunKey.create()
+        """What clients need; `key.save(path)` writes it to a file that only its owner can read."""
+        self.refused = 0
+        """Packets of those who have the key that were no requests; nothing was done for them."""
+        self._table = ParameterTable(parameters, optimizer)
+        self._desk = Desk(self._table, max_clients=max_clients)
+        self._stopping, self._ended = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._wire = ZmqWire(address, key=self.key)
+        self.address = self._wire.address
+        """Where clients find this server."""
+
+    @property
+    def version(self) -> int:
+        """How often the parameters were changed."""
+        return self._table.version
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """A copy of all parameters as they were at one moment."""
+        _, values = self._table.copies()
+        return {name: value.clone() for name, value in values.items()}
+
+    @property
+    def strangers(self) -> int:
+        """Connections that ended without having shown the key."""
+        return self._wire.strangers
+
+    def start(self) -> None:
+        """Serve in a thread until `stop`."""
+        thread = threading.Thread(target=self._serve, name=f"shoal-ps {self.address}", daemon=True)
+        self._claim(thread)
+        thread.start()
+
+    def run(self) -> None:
+        """Serve in this thread until somebody calls `stop`, or Ctrl-C is pressed."""
+        self._claim(threading.current_thread())
+        try:
+            self._serve()
+        except KeyboardInterrupt:
+            pass
+
+    def stop(self) -> None:
+        """Serve no more. From another thread than the one that serves, this waits for its end."""
+        self._stopping.set()
+        if self._thread is None:
+            self._wire.close()
+        elif self._thread is not threading.current_thread():
+            self._ended.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _claim(self, thread: threading.Thread) -> None:
+        if self._thread is not None or self._stopping.is_set():
+            raise SpecError("A server can be started once, and this one was started or stopped; make a new one.")
+        self._thread = thread
+
+    def _serve(self) -> None:
+        try:
+            with self._wire:
+                while not self._stopping.is_set():
+                    self._serve_once()
+        finally:
+            self._ended.set()
+
+    def _serve_once(self) -> None:
+        packet = self._wire.poll(_LOOK_EVERY_S)
+        for peer in self._wire.gone():
+            self._wire.disconnect(peer)
+            self._desk.left(peer)
+        if packet is not None:
+            self._take(packet)
+
+    def _take(self, packet: Packet) -> None:
+        try:
+            answered = self._desk.take(decode(packet))
+        except ProtocolError:
+            self.refused += 1
+            return
+        if answered is None:
+            return
+        caller, answer = answered
+        if caller.peer not in self._wire.peers:
+            self._wire.connect(caller.peer, caller.address)
+        self._wire.transmit(caller.peer, encode(answer))

@@ -1,0 +1,297 @@
+"""The primary's duties for one shard: log, replicate, apply, and answer when the backup has it too."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from shoal.ledger.cells import CellSet
+from shoal.ps.messages import (
+    COORDINATOR,
+    NOBODY,
+    Ack,
+    Clocks,
+    Control,
+    Controlled,
+    Fill,
+    Filled,
+    Hello,
+    Outcome,
+    PsMessage,
+    Pull,
+    Push,
+    Refused,
+    Replicate,
+    ShardView,
+    Values,
+    pack,
+)
+from shoal.ps.shard import Shard, Verdict
+
+Send = Callable[[int, PsMessage], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How long members wait for an answer before they say it again."""
+
+    patience_s: float = 0.5
+    fill_patience_s: float = 5.0
+    """The same for the bulk of a whole shard."""
+    report_every_s: float = 0.25
+
+
+class Backing(Enum):
+    """What the primary knows of its backup."""
+
+    ALONE = auto()
+    """There is none: what is applied is safe as far as it can be."""
+    FILLING = auto()
+    """It is being filled. Nothing is applied meanwhile, and nobody may promote it."""
+    SYNCED = auto()
+    """It has everything and gets every entry: nothing is answered before it has said so."""
+
+
+@dataclass(kw_only=True)
+class LogEntry:
+    """What the backup has not confirmed yet, and what to tell whom once it has."""
+
+    message: Replicate
+    cells: list[int] = field(default_factory=list)
+    """What it put into the values."""
+    replies: list[tuple[int, PsMessage]] = field(default_factory=list)
+
+
+class Primary:
+    """One shard at its primary, through all generations in which it stays there."""
+
+    MAX_QUEUED = 1024
+    """Pushes that are kept while a backup is filled; others are not answered, and so come again."""
+
+    def __init__(self, number: int, shard: Shard, send: Send, timing: Timing) -> None:
+        self.number = number
+        self.shard = shard
+        self.backing = Backing.ALONE
+        self.holders = ShardView(generation=NOBODY, primary=NOBODY)
+        self.workers: Mapping[int, int] = {}
+        self.due = float("inf")
+        """When something unanswered is to be repeated."""
+        self.ignored: Counter[str] = Counter()
+        self._send = send
+        self._timing = timing
+        self._log: deque[LogEntry] = deque()
+        self._queue: dict[tuple[int, int], tuple[int, Push | Control]] = {}
+
+    @property
+    def queued(self) -> int:
+        """Pushes that wait: for a backup's confirmation, or until it is filled."""
+        return len(self._log) + len(self._queue)
+
+    def safe_cells(self) -> CellSet:
+        """The cells that stay whoever dies next: those that the backup has too."""
+        unsafe = {cell for entry in self._log for cell in entry.cells}
+        below, above = self.shard.cells.to_plain()
+        first = min(unsafe, default=below)
+        if first < below:
+            below, above = first, [*range(first, below), *above]
+        return CellSet((cell for cell in above if cell not in unsafe), below=below)
+
+    def adopt(self, holders: ShardView, workers: Mapping[int, int], now: float) -> None:
+        """Go on under a newer view, in which this node is (still) the primary."""
+        self.workers = workers
+        changed = holders.generation != self.holders.generation
+        self.holders = holders
+        if not changed:
+            self._schedule(now)
+            return
+        if holders.backup == NOBODY:
+            self.backing = Backing.ALONE
+        else:
+            # A new holder has nothing, except at the very beginning, when all have the same.
+            self.backing = Backing.SYNCED if holders.filled and not self.shard.index else Backing.FILLING
+        # By the coordinator's decision nobody else can take over what was logged before, so nobody is waited for.
+        self._confirm_up_to(self.shard.index)
+        self._repeat(now)
+        if self.backing is Backing.ALONE:
+            self._work_off(now)
+        # News may have been lost with the primary before, or with a message.
+        for rank, node in workers.items():
+            self._send(node, self._clocks(rank))
+
+    def on_push(self, sender: int, push: Push, now: float) -> None:
+        """Log and apply a push, once; it is answered when it is safe."""
+        if self._postponed(sender, push, (push.origin, push.sequence)):
+            return
+        match self.shard.judge(push):
+            case Verdict.NEW:
+                self._log_and_apply(sender, push, now)
+            case Verdict.KNOWN:
+                self._reply(sender, self._ack(push, self.shard.outcome_of_known(push)))
+            case Verdict.EARLY:
+                self._send(sender, Refused(shard=self.number, generation=push.generation, sequence=push.sequence))
+            case Verdict.MALFORMED:
+                self.ignored["malformed push"] += 1
+
+    def on_control(self, sender: int, control: Control, now: float) -> None:
+        """Log and obey a decision of the coordinator, once."""
+        if self._postponed(sender, control, (sender, control.number)):
+            return
+        if control.number > self.shard.control:
+            self._log_and_apply(sender, control, now)
+        else:
+            self._reply(sender, Controlled(shard=self.number, number=control.number))
+
+    def on_hello(self, sender: int, hello: Hello) -> None:
+        """Say how far the shard is, as far as it is safe."""
+        self._reply(sender, self._clocks(hello.rank))
+
+    def on_pull(self, sender: int, pull: Pull) -> None:
+        """Send the values as they are; what is not safe yet and gets lost only makes the reader a little ahead."""
+        parts = list(self.shard.values.parts(whole=pull.whole))
+        for part, frames in enumerate(parts):
+            values = Values(
+                shard=self.number,
+                generation=self.holders.generation,
+                ticket=pull.ticket,
+                version=self.shard.version,
+                part=part,
+                parts=len(parts),
+                frames=tuple(frames),
+            )
+            self._send(sender, values)
+
+    def on_replicated(self, index: int, now: float) -> None:
+        """The backup has everything up to here."""
+        if self.backing is Backing.SYNCED and self._log and self._log[0].message.index <= index:
+            self._confirm_up_to(index)
+            self._schedule(now)
+
+    def on_filled(self, index: int, now: float) -> None:
+        """The new backup has everything: from here on it is waited for, and only now is that told."""
+        if self.backing is not Backing.FILLING or index != self.shard.index:
+            return
+        self.backing = Backing.SYNCED
+        self._repeat(now)
+        self._work_off(now)
+
+    def on_tick(self, now: float) -> None:
+        """Repeat what was not answered."""
+        if now >= self.due:
+            self._repeat(now)
+
+    def _postponed(self, sender: int, message: Push | Control, key: tuple[int, int]) -> bool:
+        """Whether the message waits until the backup is filled: so long the shard stands still."""
+        if self.backing is not Backing.FILLING:
+            return False
+        if len(self._queue) < self.MAX_QUEUED:
+            self._queue[key] = (sender, message)
+        else:
+            self.ignored["queue full"] += 1
+        return True
+
+    def _work_off(self, now: float) -> None:
+        queue, self._queue = self._queue, {}
+        for sender, message in queue.values():
+            if isinstance(message, Push):
+                self.on_push(sender, message, now)
+            else:
+                self.on_control(sender, message, now)
+
+    def _log_and_apply(self, sender: int, entry: Push | Control, now: float) -> None:
+        if self.backing is Backing.SYNCED:
+            # Sent before it is applied: both copies work at the same time.
+            self._replicate(entry)
+            if len(self._log) == 1:
+                self._schedule(now)
+        progress = self._progress()
+        outcome = self.shard.accept(entry)
+        if isinstance(entry, Push):
+            assert outcome is not None
+            if self._log and outcome is Outcome.APPLIED:
+                self._log[-1].cells = entry.cells
+            self._reply(sender, self._ack(entry, outcome))
+        else:
+            self._reply(sender, Controlled(shard=self.number, number=entry.number))
+        if self.shard.rules.consistency.waits and self._progress() != progress:
+            for rank, node in self.workers.items():
+                if node != sender:
+                    self._reply(node, self._clocks(rank))
+
+    def _replicate(self, entry: Push | Control) -> None:
+        packed = pack(entry)
+        message = Replicate(
+            shard=self.number,
+            generation=self.holders.generation,
+            index=self.shard.index + 1,
+            entry={"kind": packed.kind, "fields": packed.fields},
+            frames=tuple(packed.frames),
+        )
+        self._log.append(LogEntry(message=message))
+        self._send(self.holders.backup, message)
+
+    def _reply(self, node: int, message: PsMessage) -> None:
+        """Send what the shard's present state says, once that state is safe."""
+        if self._log:
+            self._log[-1].replies.append((node, message))
+        else:
+            self._send(node, message)
+
+    def _confirm_up_to(self, index: int) -> None:
+        while self._log and self._log[0].message.index <= index:
+            for node, reply in self._log.popleft().replies:
+                self._send(node, reply)
+
+    def _repeat(self, now: float) -> None:
+        if self.backing is Backing.FILLING:
+            frames, books = self.shard.books()
+            fill = Fill(
+                shard=self.number,
+                generation=self.holders.generation,
+                index=self.shard.index,
+                books=books,
+                frames=frames,
+            )
+            self._send(self.holders.backup, fill)
+        elif self.backing is Backing.SYNCED:
+            for entry in self._log:
+                self._send(self.holders.backup, entry.message)
+            if not self.holders.filled:
+                told = Filled(shard=self.number, generation=self.holders.generation, index=self.shard.index)
+                self._send(COORDINATOR, told)
+        self._schedule(now)
+
+    def _schedule(self, now: float) -> None:
+        if self.backing is Backing.FILLING:
+            self.due = now + self._timing.fill_patience_s
+        elif self.backing is Backing.SYNCED and (self._log or not self.holders.filled):
+            self.due = now + self._timing.patience_s
+        else:
+            self.due = float("inf")
+
+    def _progress(self) -> tuple[int, int]:
+        return self.shard.floor, self.shard.rounds
+
+    def _ack(self, push: Push, outcome: Outcome) -> Ack:
+        return Ack(
+            shard=self.number,
+            generation=self.holders.generation,
+            sequence=push.sequence,
+            outcome=outcome.value,
+            version=self.shard.version,
+            floor=self.shard.floor,
+            rounds=self.shard.rounds,
+            loss=self.shard.loss,
+        )
+
+    def _clocks(self, rank: int) -> Clocks:
+        return Clocks(
+            shard=self.number,
+            generation=self.holders.generation,
+            version=self.shard.version,
+            floor=self.shard.floor,
+            rounds=self.shard.rounds,
+            yours=self.shard.clocks.get(rank, 0),
+            loss=self.shard.loss,
+        )

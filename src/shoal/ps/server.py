@@ -1,0 +1,246 @@
+"""A server: one node that holds some shards as primary, others as backup, as the newest view says.
+
+**Why no acknowledged push is lost or applied twice.**
+1. One line. Only the coordinator changes a shard's holders; a change is durable before anybody hears of it, and
+   gets a higher generation. So the holders form one line of generations, also across coordinators.
+2. One writer. In generation g a primary answers when its backup of g has confirmed, or when g has no backup that
+   may take over. The next generation's primary is this one or that backup: it has every answered entry.
+3. Fence. A backup that knows a newer generation confirms nothing of an older one; until then it keeps what it
+   confirms. So a deposed primary that does not know it yet can answer only what its successor has.
+4. Filling. The shard stands still between `Fill` and `Filled`; from `Filled` on the primary waits for its
+   backup, and only then tells the coordinator, who alone may promote it. Before that the backup counts for
+   nothing.
+5. Same log, same shard. Both copies take the same entries in the same order with the same code. All that an
+   answer depends on (sequences, cells, clocks, rounds) follows from the log, and dropped pushes are in it too.
+6. Once. A node's pushes are taken in order without gaps, so "not newer than its last" means "taken already". The
+   same data, pushed by another node after a death, is known by its cells.
+7. News. Clocks and acknowledgements say only what the backup has too: no worker acts on what may be undone.
+8. Progress. Whoever waits repeats: pushes, entries, `Fill`, `Filled`, each until it is answered. Repeating is
+   harmless by 6, by the log's indices, and because a backup is filled once in a generation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from shoal.ps.backup import Backup
+from shoal.ps.contract import ShardValues
+from shoal.ps.messages import (
+    COORDINATOR,
+    Control,
+    Fill,
+    Filled,
+    Hello,
+    Join,
+    PsMessage,
+    Pull,
+    Push,
+    Refused,
+    Replicate,
+    Replicated,
+    Report,
+    ShardView,
+    View,
+)
+from shoal.ps.primary import Primary, Timing
+from shoal.ps.shard import Shard, ShardRules
+
+
+class ServerMachine:
+    """A server's part of the protocol. `make_values(shard, copy)` makes a shard's values as they are at first."""
+
+    def __init__(
+        self,
+        *,
+        node: int,
+        number: int,
+        address: str,
+        rules: ShardRules,
+        make_values: Callable[[int, int], ShardValues],
+        now: float,
+        timing: Timing | None = None,
+    ) -> None:
+        self.outbox: deque[tuple[int, PsMessage]] = deque()
+        self.node = node
+        self.number = number
+        self.view: View | None = None
+        self.held: dict[int, Primary | Backup] = {}
+        """By shard: this node's duty."""
+        self.facts: dict[str, Any] = {}
+        """What to report besides the shards: memory and the like."""
+        self.ignored: Counter[str] = Counter()
+        """Messages that asked for nothing this node could do, by why."""
+        self._address = address
+        self._rules = rules
+        self._make_values = make_values
+        self._timing = timing or Timing()
+        self._report_due = now
+        self._settle()
+
+    def on_message(self, sender: int, message: PsMessage, now: float) -> None:
+        """Take in a message."""
+        match message:
+            case View():
+                self._on_view(message, now)
+            case Push() | Hello() | Pull():
+                self._on_worker(sender, message, now)
+            case Replicate() | Fill():
+                self._on_primary(sender, message)
+            case Replicated() | Filled():
+                self._on_backup(sender, message, now)
+            case Control():
+                self._on_control(sender, message, now)
+            case _:
+                self.ignored[f"unexpected {message.kind}"] += 1
+        self._settle()
+
+    def on_tick(self, now: float) -> None:
+        """Report, and repeat what was not answered."""
+        if now >= self._report_due:
+            self._report(now)
+        for duty in self.held.values():
+            if isinstance(duty, Primary):
+                duty.on_tick(now)
+        self._settle()
+
+    def primary(self, shard: int) -> Primary | None:
+        """This node's duty as primary of a shard, if it has one."""
+        duty = self.held.get(shard)
+        return duty if isinstance(duty, Primary) else None
+
+    def backup(self, shard: int) -> Backup | None:
+        """This node's duty as backup of a shard, if it has one."""
+        duty = self.held.get(shard)
+        return duty if isinstance(duty, Backup) else None
+
+    def _settle(self) -> None:
+        dues = [duty.due for duty in self.held.values() if isinstance(duty, Primary)]
+        self.wakeup = min([self._report_due, *dues])
+
+    def _send(self, node: int, message: PsMessage) -> None:
+        self.outbox.append((node, message))
+
+    def _on_view(self, view: View, now: float) -> None:
+        if self.view is not None and (view.term, view.number) <= (self.view.term, self.view.number):
+            return
+        self.view = view
+        for shard, holders in enumerate(view.shard_views):
+            if holders.primary == self.node:
+                self._be_primary(shard, holders, now)
+            elif holders.backup == self.node:
+                self._be_backup(shard, holders)
+            else:
+                # Whatever was logged here and not answered, its senders bring to the new primary.
+                self.held.pop(shard, None)
+
+    def _be_primary(self, number: int, holders: ShardView, now: float) -> None:
+        assert self.view is not None
+        duty = self.held.get(number)
+        if not isinstance(duty, Primary):
+            if duty is None:
+                shard: Shard | None = Shard(self._rules, self._make_values(number, holders.copy))
+            else:
+                shard = duty.shard
+            if shard is None:
+                self.ignored["promoted before it was filled"] += 1
+                return
+            duty = self.held[number] = Primary(number, shard, self._send, self._timing)
+        duty.adopt(holders, self.view.workers, now)
+
+    def _be_backup(self, number: int, holders: ShardView) -> None:
+        duty = self.backup(number)
+        if duty is not None and duty.holders.generation == holders.generation:
+            duty.holders = holders
+            return
+        place = 1 - holders.copy
+        # Filled before anything was sent: only the first copies are, for all of them begin with the same values.
+        shard = Shard(self._rules, self._make_values(number, place)) if holders.filled else None
+        self.held[number] = Backup(
+            number, holders, shard, self._rules, lambda: self._make_values(number, place), self._send
+        )
+
+    def _on_worker(self, sender: int, message: Push | Hello | Pull, now: float) -> None:
+        duty = self.primary(message.shard)
+        if duty is None or message.generation != duty.holders.generation:
+            if isinstance(message, Push):
+                self._refuse(sender, message)
+            if message.generation > self._generation(message.shard):
+                self._report_due = now  # There is a newer view than mine; the answer to a report is that view.
+            return
+        match message:
+            case Push():
+                duty.on_push(sender, message, now)
+            case Hello():
+                duty.on_hello(sender, message)
+            case Pull():
+                duty.on_pull(sender, message)
+
+    def _refuse(self, sender: int, push: Push) -> None:
+        known = self._generation(push.shard)
+        self._send(sender, Refused(shard=push.shard, generation=known, sequence=push.sequence))
+
+    def _on_primary(self, sender: int, message: Replicate | Fill) -> None:
+        duty = self.backup(message.shard)
+        if duty is None or (sender, message.generation) != (duty.holders.primary, duty.holders.generation):
+            self.ignored["fenced"] += 1
+        elif isinstance(message, Fill):
+            duty.on_fill(message)
+        else:
+            duty.on_replicate(message)
+
+    def _on_backup(self, sender: int, message: Replicated | Filled, now: float) -> None:
+        duty = self.primary(message.shard)
+        if duty is None or (sender, message.generation) != (duty.holders.backup, duty.holders.generation):
+            self.ignored["fenced"] += 1
+        elif isinstance(message, Filled):
+            duty.on_filled(message.index, now)
+        else:
+            duty.on_replicated(message.index, now)
+
+    def _on_control(self, sender: int, control: Control, now: float) -> None:
+        duty = self.primary(control.shard)
+        if duty is None or self.view is None or control.term < self.view.term:
+            self.ignored["fenced"] += 1
+        else:
+            duty.on_control(sender, control, now)
+
+    def _generation(self, shard: int) -> int:
+        """The newest generation of a shard that this node knows."""
+        if self.view is None or not 0 <= shard < len(self.view.shards):
+            return -1
+        return self.view.shard_views[shard].generation
+
+    def _report(self, now: float) -> None:
+        self._report_due = now + self._timing.report_every_s
+        if self.view is None or self.node not in self.view.addresses:
+            join = Join(node=self.node, role="server", rank=self.number, address=self._address)
+            self._send(COORDINATOR, join)
+            if self.view is None:
+                return
+        shards = {number: _facts(duty) for number, duty in self.held.items() if isinstance(duty, Primary)}
+        report = Report(
+            node=self.node,
+            role="server",
+            rank=self.number,
+            view=self.view.number,
+            facts={**self.facts, "shards": shards},
+        )
+        self._send(COORDINATOR, report)
+
+
+def _facts(duty: Primary) -> dict[str, Any]:
+    shard = duty.shard
+    return {
+        "generation": duty.holders.generation,
+        "version": shard.version,
+        "floor": shard.floor,
+        "rounds": shard.rounds,
+        "cells": duty.safe_cells().to_plain(),
+        "loss": shard.loss,
+        "delay_mean": shard.delay_mean,
+        "delay_max": shard.delay_max,
+        "tally": dict(shard.tally),
+        "queue": duty.queued,
+    }

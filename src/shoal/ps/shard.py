@@ -1,0 +1,231 @@
+"""One shard as a replicated state machine: the same log makes the same shard, bit for bit, on every copy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from shoal.comm.codec import Frame, Message
+from shoal.ledger.cells import CellSet
+from shoal.ps.consistency import Consistency
+from shoal.ps.contract import ShardValues
+from shoal.ps.messages import Control, Outcome, Push, pack, unpack
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRules:
+    """What all shards of a job, and all copies of each, agree on."""
+
+    consistency: Consistency
+    slots: int
+    """Parts of a global batch: cell `c` is slot `c % slots` of step `c // slots + 1`."""
+    workers: int
+    """Ranks that count from the start."""
+    average: bool = False
+    """Pushes are parameters to be averaged, not gradients."""
+    damped: bool = False
+    """The later a gradient, the less it counts."""
+    start: int = 0
+    """Steps that were done before this run began."""
+
+
+class Verdict(Enum):
+    """What a shard thinks of a push before it is logged."""
+
+    NEW = auto()
+    """It goes into the log, whatever comes of it there."""
+    KNOWN = auto()
+    """It is in the log already: acknowledge it again."""
+    EARLY = auto()
+    """An earlier one of its sender, or the end of the round before, must come first: its sender repeats it."""
+    MALFORMED = auto()
+    """No honest worker sends this."""
+
+
+class Shard:
+    """Values and books of one shard. `accept` takes the log's entries one after the other, and nothing else."""
+
+    def __init__(self, rules: ShardRules, values: ShardValues) -> None:
+        self.rules = rules
+        self.values = values
+        self.index = 0
+        """Entries of the log that are in."""
+        self.version = 0
+        """Updates of the values."""
+        self.rounds = rules.start
+        """The last clock that was gathered and applied."""
+        self.members = set(range(rules.workers))
+        self.clocks = dict.fromkeys(range(rules.workers), rules.start)
+        """How far each rank has come."""
+        self.sequences: dict[int, int] = {}
+        """The last push of each node; its pushes are taken in their order, without gaps."""
+        self.cells = CellSet(below=rules.start * rules.slots)
+        """The cells that are in the values."""
+        self.open_round: list[Push] = []
+        self.lr_scale = 1.0
+        self.control = 0
+        """The number of the last control."""
+        self.loss = 0.0
+        """The mean loss of the last update."""
+        self.tally: Counter[str] = Counter()
+        """Pushes by outcome, and the `cells` that went into the values."""
+        self.delay_sum = 0
+        self.delay_max = 0
+        self._needed = rules.consistency.needed(rules.slots)
+
+    @property
+    def floor(self) -> int:
+        """The smallest clock that all ranks have completed."""
+        return min((self.clocks[rank] for rank in self.members), default=self.rules.start)
+
+    @property
+    def delay_mean(self) -> float:
+        """By how many updates gradients were late."""
+        return self.delay_sum / max(1, self.tally[Outcome.APPLIED.value])
+
+    def judge(self, push: Push) -> Verdict:
+        """Whether the push may be logged now."""
+        last = self.sequences.get(push.origin, 0)
+        if push.sequence <= last:
+            return Verdict.KNOWN
+        consistency = self.rules.consistency
+        steps = {cell // self.rules.slots + 1 for cell in push.cells}
+        if (consistency.gathers(push.clock) and steps != {push.clock}) or any(cell < 0 for cell in push.cells):
+            return Verdict.MALFORMED
+        furthest = consistency.next_gathered(self.rounds)
+        if push.sequence > last + 1 or (furthest is not None and push.clock > furthest):
+            return Verdict.EARLY
+        return Verdict.NEW if self.values.fits(push) else Verdict.MALFORMED
+
+    def outcome_of_known(self, push: Push) -> Outcome:
+        """What to say to a push that comes again."""
+        fresh = self._outcome(push)
+        return Outcome.DUPLICATE if fresh is Outcome.APPLIED else fresh
+
+    def accept(self, entry: Push | Control) -> Outcome | None:
+        """Take the log's next entry; what became of it, where it is a push."""
+        self.index += 1
+        if isinstance(entry, Control):
+            self._obey(entry)
+            return None
+        outcome = self._outcome(entry)
+        self.tally[outcome.value] += 1
+        self.sequences[entry.origin] = entry.sequence
+        if outcome is not Outcome.OVERLAP:
+            self.clocks[entry.rank] = max(self.clocks.get(entry.rank, 0), entry.clock)
+        if outcome is Outcome.APPLIED:
+            self._take(entry)
+        return outcome
+
+    def _outcome(self, push: Push) -> Outcome:
+        gathered = {cell for other in self.open_round for cell in other.cells}
+        known = sum(cell in self.cells or cell in gathered for cell in push.cells)
+        if known == len(push.cells):
+            return Outcome.DUPLICATE
+        if self.rules.consistency.gathers(push.clock) and push.clock <= self.rounds:
+            return Outcome.LATE
+        return Outcome.OVERLAP if known else Outcome.APPLIED
+
+    def _take(self, push: Push) -> None:
+        delay = max(0, self.version - push.based_on)
+        self.delay_sum += delay
+        self.delay_max = max(self.delay_max, delay)
+        if not self.rules.consistency.gathers(push.clock):
+            self._update([push], gathered=False)
+            return
+        self.open_round.append(push)
+        if sum(len(other.cells) for other in self.open_round) >= self._needed:
+            pushes, self.open_round = sorted(self.open_round, key=lambda other: min(other.cells)), []
+            self._update(pushes, gathered=True)
+            self.rounds = push.clock
+
+    def _update(self, pushes: Sequence[Push], *, gathered: bool) -> None:
+        slots, steps_before = self.rules.slots, len(self.cells) // self.rules.slots
+        for push in pushes:
+            self.tally["cells"] += len(push.cells)
+            for cell in push.cells:
+                self.cells.add(cell)
+        weight = sum(push.weight for push in pushes)
+        self.loss = sum(push.loss for push in pushes) / weight if weight else 0.0
+        self.version += 1
+        if self.rules.average:
+            share = 1.0 if gathered else min(1.0, len(pushes[0].cells) / slots)
+            self.values.average(pushes, share=share)
+            return
+        scale = 1.0 if all(push.scaled for push in pushes) else 1.0 / weight if weight else 0.0
+        last = gathered or len(self.cells) // slots > steps_before
+        rate = self.lr_scale * (1.0 if gathered else self._share_of(pushes[0]))
+        self.values.step(pushes, scale=scale, lr_scale=rate, loss=self.loss, last=last)
+
+    def _share_of(self, push: Push) -> float:
+        """What a gradient of part of the batch counts: together the parts move the model as the whole would."""
+        share = min(1.0, len(push.cells) / self.rules.slots)
+        if not self.rules.damped:
+            return share
+        delay = max(0, self.version - 1 - push.based_on)
+        return share / (1.0 + delay / self.rules.slots)
+
+    def _obey(self, control: Control) -> None:
+        self.control = control.number
+        match control.action, control.values:
+            case "scale", {"factor": int(factor) | float(factor)}:
+                self.lr_scale = float(factor)
+            case "mark", _:
+                self.values.mark()
+            case "rollback", _:
+                # The pushes that were rolled back stay in the books: their data has been seen.
+                self.version += self.values.rollback()
+            case "members", {"ranks": list(ranks)}:
+                floor = self.floor
+                self.members = set(ranks)
+                for rank in ranks:
+                    # Whoever is new starts where the slowest is, and holds nobody back.
+                    self.clocks[rank] = max(self.clocks.get(rank, 0), floor)
+
+    def books(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
+        """All of it for a new copy: bulk, and plain data."""
+        bulk, facts = self.values.frames()
+        waiting = [pack(push) for push in self.open_round]
+        return (*bulk, *(frame for push in waiting for frame in push.frames)), {
+            "facts": facts,
+            "bulk": len(bulk),
+            "index": self.index,
+            "version": self.version,
+            "rounds": self.rounds,
+            "members": sorted(self.members),
+            "clocks": dict(self.clocks),
+            "sequences": dict(self.sequences),
+            "cells": self.cells.to_plain(),
+            "open_round": [[push.fields, len(push.frames)] for push in waiting],
+            "lr_scale": self.lr_scale,
+            "control": self.control,
+            "loss": self.loss,
+            "tally": dict(self.tally),
+            "delays": [self.delay_sum, self.delay_max],
+        }
+
+    @classmethod
+    def from_books(
+        cls, rules: ShardRules, values: ShardValues, frames: Sequence[Frame], books: dict[str, Any]
+    ) -> Shard:
+        """The shard whose `books` these are; `values` become those that it had."""
+        shard = cls(rules, values)
+        values.load(frames[: books["bulk"]], books["facts"])
+        for name in ("index", "version", "rounds", "lr_scale", "control", "loss"):
+            setattr(shard, name, books[name])
+        shard.clocks = dict(books["clocks"])
+        shard.sequences = dict(books["sequences"])
+        shard.members = set(books["members"])
+        shard.cells = CellSet.from_plain(books["cells"])
+        shard.tally = Counter(books["tally"])
+        shard.delay_sum, shard.delay_max = books["delays"]
+        at = books["bulk"]
+        for fields, num_frames in books["open_round"]:
+            push = unpack(Message(Push.kind, fields, frames[at : at + num_frames]))
+            assert isinstance(push, Push)
+            shard.open_round.append(push)
+            at += num_frames
+        return shard

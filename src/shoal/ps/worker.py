@@ -1,0 +1,265 @@
+"""A worker's protocol: where the shards are, what was pushed and not yet acknowledged, who may go on."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.comm.codec import Frame
+from shoal.ps.consistency import Consistency
+from shoal.ps.leasing import LeaseHolder
+from shoal.ps.link import ShardLink
+from shoal.ps.messages import (
+    COORDINATOR,
+    Ack,
+    Clocks,
+    Join,
+    Lease,
+    Outcome,
+    PsMessage,
+    Push,
+    Refused,
+    Report,
+    Values,
+    View,
+)
+from shoal.ps.primary import Timing
+
+
+class WorkerMachine:
+    """A worker's part of the protocol; its driver asks `may_start`, computes, and calls `push`."""
+
+    def __init__(
+        self,
+        *,
+        node: int,
+        rank: int,
+        num_shards: int,
+        consistency: Consistency,
+        now: float,
+        address: str = "",
+        leases: LeaseHolder | None = None,
+        timing: Timing | None = None,
+    ) -> None:
+        self.outbox: deque[tuple[int, PsMessage]] = deque()
+        self.node = node
+        self.rank = rank
+        self.consistency = consistency
+        self.leases = leases
+        """The cells it is given, where they are leased."""
+        self.view: View | None = None
+        self.links = [ShardLink() for _ in range(num_shards)]
+        self.outcomes: Counter[str] = Counter()
+        """Acknowledgements by outcome."""
+        self.overlaps: deque[tuple[int, Push]] = deque()
+        """Pushes that a shard could not take because it had some of their cells: the driver pushes the others."""
+        self.facts: dict[str, Any] = {}
+        """What to report."""
+        self.ignored: Counter[str] = Counter()
+        self._address = address
+        self._timing = timing or Timing()
+        self._sequence = 0
+        self._cells: dict[int, list[int]] = {}
+        """By sequence: the cells of pushes that not every shard has acknowledged."""
+        self._report_due = now
+        self._settle()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every shard has said how far it is."""
+        return all(link.known for link in self.links)
+
+    @property
+    def is_dismissed(self) -> bool:
+        """Whether another node has this rank now."""
+        return self.view is not None and self.view.workers.get(self.rank, self.node) != self.node
+
+    @property
+    def completed(self) -> int:
+        """The clock that every shard has of this rank: whoever replaces a dead worker goes on after it."""
+        return min(link.yours for link in self.links)
+
+    @property
+    def versions(self) -> list[int]:
+        """The newest version of each shard that is known here."""
+        return [link.version for link in self.links]
+
+    @property
+    def rounds_loss(self) -> float:
+        """The mean loss of the last round that every shard closed."""
+        return min(self.links, key=lambda link: link.rounds).loss
+
+    @property
+    def outstanding(self) -> int:
+        """Pushes that not every shard has acknowledged."""
+        return len(self._cells)
+
+    def is_released(self, sequence: int) -> bool:
+        """Whether every shard has acknowledged this push: its memory may be used again."""
+        return sequence not in self._cells
+
+    def may_start(self, clock: int) -> bool:
+        """Whether consistency lets this worker begin its step `clock`."""
+        return self.is_ready and self.consistency.may_start(
+            clock,
+            floor=min(link.floor for link in self.links),
+            rounds=min(link.rounds for link in self.links),
+        )
+
+    def push(
+        self,
+        *,
+        clock: int,
+        cells: Sequence[int],
+        based_on: Sequence[int],
+        weight: float,
+        loss: float,
+        frames: Sequence[Sequence[Frame]],
+        now: float,
+        scaled: bool = True,
+        place: int = 0,
+    ) -> int:
+        """Push a gradient: `based_on` and `frames` by shard. Returns the sequence that names it."""
+        self._sequence += 1
+        self._cells[self._sequence] = list(cells)
+        for shard, link in enumerate(self.links):
+            push = Push(
+                shard=shard,
+                generation=link.holders.generation if link.holders else 0,
+                origin=self.node,
+                sequence=self._sequence,
+                rank=self.rank,
+                clock=clock,
+                cells=list(cells),
+                based_on=based_on[shard],
+                weight=weight,
+                loss=loss,
+                scaled=scaled,
+                place=place,
+                frames=tuple(frames[shard]),
+            )
+            if not link.unacked:
+                link.due = now + self._timing.patience_s
+            link.unacked[push.sequence] = push
+            self._send_to(link, push)
+        self._settle()
+        return self._sequence
+
+    def pull(self, shard: int, now: float, *, whole: bool = False) -> int:
+        """Ask for a shard's values, or for all of it; `pulled` gives them when they are there."""
+        link = self.links[shard]
+        link.ticket += 1
+        link.wants_whole = whole
+        link.parts = {}
+        self._ask(shard, now)
+        self._settle()
+        return link.ticket
+
+    def pulled(self, shard: int) -> list[Values] | None:
+        """The parts of the shard's values that were asked for last, in order; None until all have come."""
+        return self.links[shard].pulled
+
+    def say_done(self, now: float) -> None:
+        """Tell the coordinator that this rank has trained on all that was its own."""
+        self.facts["done"] = True
+        self._report(now)
+
+    def on_message(self, sender: int, message: PsMessage, now: float) -> None:
+        """Take in a message."""
+        match message:
+            case View():
+                self._on_view(message, now)
+            case Lease():
+                if self.leases is not None:
+                    self.leases.on_lease(message, now)
+            case Ack() | Clocks() | Refused() | Values() if 0 <= message.shard < len(self.links):
+                self._on_shard(message, now)
+            case _:
+                self.ignored[f"unexpected {message.kind}"] += 1
+        self._settle()
+
+    def on_tick(self, now: float) -> None:
+        """Report, and repeat what was not answered."""
+        if now >= self._report_due:
+            self._report(now)
+        for shard, link in enumerate(self.links):
+            if now >= link.due:
+                self._ask(shard, now)
+        if self.leases is not None and self.view is not None and now >= self.leases.due:
+            self.outbox.append((COORDINATOR, self.leases.request(self.node, self.rank, now)))
+        self._settle()
+
+    def _settle(self) -> None:
+        dues = [link.due for link in self.links if link.holders is not None]
+        if self.leases is not None and self.view is not None:
+            dues.append(self.leases.due)
+        self.wakeup = min([self._report_due, *dues])
+
+    def _on_view(self, view: View, now: float) -> None:
+        if self.view is not None and (view.term, view.number) <= (self.view.term, self.view.number):
+            return
+        if self.leases is not None and (self.view is None or view.term > self.view.term):
+            self.leases.on_term(view.term, now)
+            self._report_due = now
+        self.view = view
+        if isinstance(bound := view.settings.get("bound"), int):
+            self.consistency = self.consistency.with_bound(bound)
+        for shard, (link, holders) in enumerate(zip(self.links, view.shard_views, strict=False)):
+            changed = link.holders is None or link.holders.generation != holders.generation
+            link.holders = holders
+            if changed:
+                self._ask(shard, now)
+
+    def _on_shard(self, message: Ack | Clocks | Refused | Values, now: float) -> None:
+        link = self.links[message.shard]
+        match message:
+            case Ack():
+                self._on_ack(link, message, now)
+            case Clocks():
+                link.known = True
+                link.yours = max(link.yours, message.yours)
+                link.advance(message)
+            case Values(ticket=ticket) if ticket == link.ticket:
+                link.take_part(message)
+            case Refused(generation=generation) if link.holders and generation > link.holders.generation:
+                self._report_due = now
+            case Refused() if message.sequence in link.unacked:
+                # The server is behind, or misses an earlier push: all of them again, soon.
+                link.due = min(link.due, now + self._timing.patience_s / 4)
+
+    def _on_ack(self, link: ShardLink, ack: Ack, now: float) -> None:
+        link.advance(ack)
+        push = link.unacked.pop(ack.sequence, None)
+        if push is None:
+            return
+        link.due = now + self._timing.patience_s
+        self.outcomes[ack.outcome] += 1
+        if ack.outcome == Outcome.OVERLAP:
+            self.overlaps.append((ack.shard, push))
+        if any(ack.sequence in other.unacked for other in self.links):
+            return
+        cells = self._cells.pop(ack.sequence)
+        if self.leases is not None:
+            self.leases.finish(cells, now)
+
+    def _ask(self, shard: int, now: float) -> None:
+        """Say again to the shard's primary whatever it has not answered; else ask it how far it is."""
+        link = self.links[shard]
+        link.due = now + self._timing.patience_s
+        for message in link.unanswered(shard, self.rank):
+            self._send_to(link, message)
+
+    def _send_to(self, link: ShardLink, message: PsMessage) -> None:
+        if link.holders is not None:
+            self.outbox.append((link.holders.primary, message))
+
+    def _report(self, now: float) -> None:
+        self._report_due = now + self._timing.report_every_s
+        if self.view is None or self.node not in self.view.addresses:
+            join = Join(node=self.node, role="worker", rank=self.rank, address=self._address)
+            self.outbox.append((COORDINATOR, join))
+        if self.view is not None:
+            seen, facts = self.view.number, dict(self.facts)
+            report = Report(node=self.node, role="worker", rank=self.rank, view=seen, facts=facts)
+            self.outbox.append((COORDINATOR, report))

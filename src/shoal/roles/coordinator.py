@@ -1,0 +1,129 @@
+"""The coordinator's process: the machine that decides, its durable memory, and whom it gives orders to."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shoal.comm.channel import Channel
+from shoal.comm.security import RunKey
+from shoal.comm.zmq_wire import ZmqWire
+from shoal.coordinator.machine import Coordinator
+from shoal.coordinator.plan import JobPlan
+from shoal.coordinator.store import SqliteStore
+from shoal.errors import LaunchError, PeerLost
+from shoal.ps.node import Node
+from shoal.roles.beat import Beat
+from shoal.roles.loading import load_task
+from shoal.roles.reporter import Reporter
+from shoal.roles.server import make_replica
+from shoal.roles.training import make_schedule
+from shoal.spec import Job, ParameterServer, World
+from shoal.strategies.ps.served import place_model
+
+_LOOK_EVERY_S = 0.25
+
+
+def run_coordinator(job: Job, world: World, channel: Channel) -> int:
+    """What the `coordinator` process does from its first to its last line."""
+    reporter = Reporter(world, channel)
+    with Beat(channel):
+        reporter.on_state("starting", 0)
+        plan = make_plan(job)
+        store = SqliteStore(Path(job.run_dir or job.options["scratch"]) / "coordinator.sqlite")
+        with ZmqWire(f"tcp://{world.coordinator}", key=RunKey.from_text(world.secret)) as wire:
+            wire.watch(channel)
+            machine = Coordinator(plan, store, time.monotonic())
+            reporter.on_state("ready", 0)
+            _Coordination(machine, Node(world.node, machine, wire), channel).run()
+    return 0
+
+
+def make_plan(job: Job) -> JobPlan:
+    """What the coordinator must know of a job: how the model is cut, and how many parts the data has."""
+    spec = job.spec
+    assert isinstance(spec, ParameterServer)
+    task = load_task(job)
+    # Only sizes are wanted: the model goes again as soon as they are known.
+    placement = place_model(spec, make_replica(task, job.numerics))
+    schedule = make_schedule(task, len(task.dataset("train")), job.num_slots, job.cluster.workers)
+    return JobPlan(
+        num_shards=len(placement.shards),
+        shard_bytes=placement.shard_bytes,
+        owners=placement.owners,
+        backups=placement.backups,
+        servers=spec.num_servers,
+        replicas=spec.num_replicas,
+        workers=job.cluster.workers,
+        num_cells=schedule.total_steps * job.num_slots,
+        leased=spec.is_asynchronous,
+        sync=spec.sync,
+    )
+
+
+class _Coordination:
+    """Between the machine and the supervisor: orders and decisions out, losses and wishes in."""
+
+    def __init__(self, machine: Coordinator, node: Node, channel: Channel) -> None:
+        self._machine = machine
+        self._node = node
+        self._channel = channel
+        self._told_end = False
+
+    def run(self) -> None:
+        """Coordinate until told to stop."""
+        try:
+            while self._hear_supervisor():
+                self._node.pump(_LOOK_EVERY_S)
+                self._tell_supervisor()
+        except PeerLost:
+            pass  # Whoever supervised is gone, and the run with it.
+
+    def _hear_supervisor(self) -> bool:
+        while (message := self._channel.poll()) is not None:
+            now = time.monotonic()
+            match message["kind"]:
+                case "stop":
+                    return False
+                case "lost":
+                    self._machine.on_lost(message["node"], now)
+                case "living":
+                    self._machine.on_living(message["nodes"], now)
+                case "scale":
+                    self._scale(message, now)
+        return True
+
+    def _scale(self, wish: dict[str, Any], now: float) -> None:
+        events = len(self._machine.events)
+        self._machine.scale(workers=wish["workers"], servers=wish["servers"], now=now)
+        new = list(self._machine.events)[events:]
+        refusals = [event["why"] for event in new if event.get("what") == "refused"]
+        if refusals:
+            self._channel.send({"kind": "refused", "text": f"Not scaled: {'; '.join(refusals)}."})
+        else:
+            self._channel.send({"kind": "scaled", "text": "Scaling has begun; the run goes on meanwhile."})
+
+    def _tell_supervisor(self) -> None:
+        machine = self._machine
+        while machine.orders:
+            self._channel.send({"kind": "order", **asdict(machine.orders.popleft())})
+        while machine.events:
+            event = machine.events.popleft()
+            self._channel.send({**event, "kind": "decision", "text": describe_decision(event)})
+        if machine.failed is not None:
+            raise LaunchError(machine.failed)
+        if machine.finished is not None and not self._told_end:
+            self._told_end = True
+            self._channel.send({"kind": "done", "results": machine.finished})
+
+
+def describe_decision(event: dict[str, Any]) -> str:
+    """A decision in words: `promoted shard 3, primary 4: its server was lost`."""
+    numbers = ", ".join(
+        f"{name.replace('_', ' ')} {value}"
+        for name, value in event.items()
+        if name not in ("kind", "what", "why") and not isinstance(value, (dict, list))
+    )
+    return f"{event['what']} {numbers}".strip() + f": {event['why']}"

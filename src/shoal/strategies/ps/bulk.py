@@ -1,0 +1,104 @@
+"""Where a server finds what a push brings: in shared memory, or in the message's frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from shoal.comm.codec import Frame
+from shoal.comm.compression import Compression
+from shoal.errors import ProtocolError
+from shoal.ps.messages import Push
+from shoal.strategies.ps.memory import BUFFERS_PER_SLOT, ServedMemory
+from shoal.strategies.ps.parcelling import units, unwrap, wrap
+
+
+class Bulk(Protocol):
+    """The gradients of one shard, push by push."""
+
+    def fits(self, push: Push) -> bool:
+        """Whether the push brings what this shard consists of."""
+
+    def gradients(self, push: Push) -> Sequence[torch.Tensor]:
+        """One flat tensor for each of the shard's blocks."""
+
+    def touched(self, push: Push) -> Any:
+        """By parameter: whether there is a gradient."""
+
+    def moved(self, push: Push) -> torch.Tensor:
+        """The moving buffers that the worker left, as bytes; empty for shards that do not keep them."""
+
+
+class SharedBulk:
+    """Workers leave their gradients in the host's segment; a push only says in which buffer."""
+
+    def __init__(self, memory: ServedMemory, shard: int) -> None:
+        self._memory = memory
+        self._shard = shard
+        self._views: dict[int, list[torch.Tensor]] = {}
+
+    def fits(self, push: Push) -> bool:
+        return not push.frames and 0 <= push.place < self._memory.num_buffers
+
+    def gradients(self, push: Push) -> Sequence[torch.Tensor]:
+        if push.place not in self._views:
+            self._views[push.place] = units(self._memory, self._shard, f"gradients/{push.place}", by_rows=False)
+        return self._views[push.place]
+
+    def touched(self, push: Push) -> Any:
+        return self._memory.touched(push.place).numpy()
+
+    def moved(self, push: Push) -> torch.Tensor:
+        return self._memory.moved(push.place)
+
+
+class FramedBulk(SharedBulk):
+    """Gradients come as frames of the push; they are unpacked into buffers of this process's own."""
+
+    def __init__(self, memory: ServedMemory, shard: int, compression: Compression) -> None:
+        super().__init__(memory, shard)
+        self._compression = compression
+        self._unpacked: dict[int, tuple[int, int]] = {}
+        """By buffer: origin and sequence of the push that it holds."""
+
+    def fits(self, push: Push) -> bool:
+        if not 0 <= push.place < self._memory.num_buffers:
+            return False
+        try:
+            self._unpack(push)
+        except ProtocolError:
+            return False
+        return True
+
+    def gradients(self, push: Push) -> Sequence[torch.Tensor]:
+        if self._unpacked.get(push.place) != (push.origin, push.sequence):
+            self._unpack(push)
+        return super().gradients(push)
+
+    def _unpack(self, push: Push) -> None:
+        if len(push.frames) < 2:
+            raise ProtocolError("A push brings no gradient.")
+        *gradients, touched, moved = push.frames
+        flags = [(touched, self._memory.touched(push.place)), (moved, self._memory.moved(push.place))]
+        for frame, target in flags:
+            if not isinstance(frame, torch.Tensor) or (frame.dtype, frame.shape) != (target.dtype, target.shape):
+                raise ProtocolError("A push's flags or buffers do not fit the model.")
+        self._unpacked.pop(push.place, None)
+        targets = units(
+            self._memory, self._shard, f"gradients/{push.place}", by_rows=not self._compression.keeps_all_elements
+        )
+        unwrap(self._compression, gradients, targets)
+        for frame, target in flags:
+            assert isinstance(frame, torch.Tensor)
+            target.copy_(frame)
+        self._unpacked[push.place] = (push.origin, push.sequence)
+
+
+def frames_of(memory: ServedMemory, shard: int, place: int, compression: Compression) -> tuple[Frame, ...]:
+    """What a push of this buffer carries for one shard."""
+    tensors = units(memory, shard, f"gradients/{place}", by_rows=not compression.keeps_all_elements)
+    # Feedback is kept by slot, whichever of its buffers is in turn.
+    key = (shard, place // BUFFERS_PER_SLOT)
+    return (*wrap(compression, key, tensors), memory.touched(place), memory.moved(place))

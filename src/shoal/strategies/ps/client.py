@@ -1,0 +1,200 @@
+"""A worker of a served job: waits for its turn, fetches the parameters, pushes what it computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from shoal.comm.codec import Frame
+from shoal.comm.compression import make_compression
+from shoal.comm.security import RunKey
+from shoal.comm.zmq_wire import ZmqWire
+from shoal.ps.leasing import LeaseHolder
+from shoal.ps.node import Node
+from shoal.ps.worker import WorkerMachine
+from shoal.spec import World
+from shoal.strategies.data.direct import leave, write_directly
+from shoal.strategies.data.tap import GradientTap
+from shoal.strategies.ps.bulk import frames_of
+from shoal.strategies.ps.fetch import FramedFetch, OwnValues, SharedFetch
+from shoal.strategies.ps.memory import BUFFERS_PER_SLOT
+from shoal.strategies.ps.served import Served, pull_compression
+from shoal.strategies.ps.snapshot import whole_state
+
+_BIND_ADDRESS = "tcp://127.0.0.1:*"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """What a worker computed on some cells."""
+
+    clock: int
+    cells: Sequence[int]
+    place: int
+    """The buffer that holds it."""
+    weight: float
+    loss: float
+    scaled: bool
+
+
+class PsClient:
+    """The worker's end of the parameter server. `on_idle` is called while it waits, and raises to give up."""
+
+    def __init__(self, served: Served, world: World, on_idle: Callable[[], None]) -> None:
+        self._served = served
+        self._on_idle = on_idle
+        wire = ZmqWire(_BIND_ADDRESS, key=RunKey.from_text(world.secret))
+        now = time.monotonic()
+        self.machine = WorkerMachine(
+            node=world.node,
+            rank=world.global_rank,
+            num_shards=len(served.placement.shards),
+            consistency=served.consistency,
+            now=now,
+            address=wire.address,
+            leases=LeaseHolder(now=now) if served.spec.is_asynchronous else None,
+        )
+        self._node = Node(world.node, self.machine, wire, f"tcp://{world.coordinator}")
+        self._own = OwnValues(served.memory, served.moving)
+        self._shared = SharedFetch(served.memory, self._own)
+        self._framed = FramedFetch(served.memory, self._own, pull_compression(served.spec))
+        self.compression = make_compression(served.spec.compress)
+        self.tap = GradientTap(served.memory.params)
+        self._direct = write_directly(served.replica.module, served.memory.params, self.tap)
+        self._views: dict[int, list[torch.Tensor]] = {}
+        self._in_use: dict[int, int] = {}
+        """By buffer: the push whose gradient it holds."""
+        self._based_on = [0] * len(self.machine.links)
+
+    def join(self) -> int:
+        """Become a member; returns the last clock that the servers have of this rank."""
+        self._wait(lambda: self.machine.is_ready)
+        return self.machine.completed
+
+    def begin(self, clock: int) -> None:
+        """Wait until consistency lets this step begin, then bring the replica to the newest parameters."""
+        ahead = self._served.spec.ahead
+        self._wait(lambda: self.machine.may_start(clock) and self.machine.outstanding <= ahead)
+        self.fetch()
+
+    def await_round(self, clock: int) -> None:
+        """Wait until the round of this clock is closed on every shard."""
+        self._wait(lambda: all(link.rounds >= clock for link in self.machine.links))
+
+    def fetch(self) -> None:
+        """Bring the replica to the newest parameters, first layers first."""
+        shards = range(len(self.machine.links))
+        if self._served.shares_memory:
+            for shard in shards:
+                self._based_on[shard] = self._shared.fetch(shard, self._copy_of(shard), partial(self._look, shard))
+            return
+        for shard in shards:
+            self.machine.pull(shard, time.monotonic())
+        for shard in shards:
+            self._wait(partial(self._has_come, shard))
+            self._based_on[shard] = self._framed.unpack(shard, self.machine.pulled(shard) or [])
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """The optimizer's state by whole-parameter names, as the servers have it."""
+        shards = range(len(self.machine.links))
+        names = list(self._served.replica.trained)
+        if self._served.shares_memory:
+            return whole_state(self._served.memory, names, [self._copy_of(shard) for shard in shards])
+        for shard in shards:
+            self.machine.pull(shard, time.monotonic(), whole=True)
+        for shard in shards:
+            self._wait(partial(self._has_come, shard))
+            self._framed.unpack_whole(shard, self.machine.pulled(shard) or [])
+        return whole_state(self._served.memory, names, [0 for _ in shards])
+
+    def take_cell(self) -> int | None:
+        """The next cell of the data; None when all of it has been trained on."""
+        leases = self.machine.leases
+        assert leases is not None
+        cell: int | None = None
+
+        def is_decided() -> bool:
+            nonlocal cell
+            cell = leases.take(time.monotonic())
+            return cell is not None or leases.is_over
+
+        self._wait(is_decided)
+        self._node.pump(0.0)
+        return cell
+
+    def aim(self, slot: int, clock: int) -> int:
+        """Let gradients go to a buffer of this slot that no server reads any more; its number."""
+        place = BUFFERS_PER_SLOT * slot + clock % BUFFERS_PER_SLOT
+        if (sequence := self._in_use.get(place)) is not None:
+            self._wait(lambda: self.machine.is_released(sequence))
+        if place not in self._views:
+            self._views[place] = self._served.memory.views(f"gradients/{place}")
+        self.tap.aim(self._views[place], self._served.memory.touched(place).numpy())
+        return place
+
+    def push(self, made: Contribution) -> None:
+        """Push what was computed; it is kept until every shard has acknowledged it."""
+        moved = self._served.moving.gather()
+        if self._served.moving.nbytes:
+            self._served.memory.moved(made.place).copy_(moved)
+        sequence = self.machine.push(
+            clock=made.clock,
+            cells=made.cells,
+            based_on=self._based_on,
+            weight=made.weight,
+            loss=made.loss,
+            scaled=made.scaled,
+            place=made.place,
+            frames=self._frames(made.place),
+            now=time.monotonic(),
+        )
+        self._in_use[made.place] = sequence
+        self._node.pump(0.0)
+
+    def finish(self) -> None:
+        """Wait until everything pushed is safe."""
+        self._wait(lambda: self.machine.outstanding == 0)
+
+    def await_all(self, clock: int) -> None:
+        """Wait until every rank has come this far on every shard."""
+        self._wait(lambda: all(link.floor >= clock for link in self.machine.links))
+
+    def report(self, **facts: float) -> None:
+        """What the coordinator is told several times a second."""
+        self.machine.facts.update(facts)
+
+    def close(self) -> None:
+        """Leave; the replica keeps its last values."""
+        self.tap.close()
+        leave(self._direct)
+        self.machine.say_done(time.monotonic())
+        self._node.flush()
+        self._node.close()
+
+    def _frames(self, place: int) -> list[tuple[Frame, ...]]:
+        """By shard: what a push carries; nothing where the servers read it from memory."""
+        shards = range(len(self.machine.links))
+        if self._served.shares_memory:
+            return [() for _ in shards]
+        return [frames_of(self._served.memory, shard, place, self.compression) for shard in shards]
+
+    def _wait(self, is_done: Callable[[], bool]) -> None:
+        self._node.wait(is_done, self._on_idle)
+
+    def _has_come(self, shard: int) -> bool:
+        return self.machine.pulled(shard) is not None
+
+    def _copy_of(self, shard: int) -> int:
+        holders = self.machine.links[shard].holders
+        assert holders is not None
+        return holders.copy
+
+    def _look(self, shard: int) -> int:
+        """Hear the news; which copy of a shard counts now."""
+        self._node.pump(0.001)
+        self._on_idle()
+        return self._copy_of(shard)

@@ -1,0 +1,124 @@
+"""A worker's own copy of the parameters, fetched block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from shoal.comm.compression import Compression
+from shoal.errors import ProtocolError
+from shoal.ps.messages import Values
+from shoal.strategies.data.buffers import MovingBuffers
+from shoal.strategies.ps.memory import ServedMemory, shaped
+from shoal.strategies.ps.moving import KEEPER
+from shoal.strategies.ps.parcelling import unwrap
+
+_TRIES_BEFORE_LOOKING = 1000
+"""A block changes for about a millisecond; one that stays odd was left so by a server that died."""
+
+
+class OwnValues:
+    """Private memory under the replica's parameters, laid out as the servers' is."""
+
+    def __init__(self, memory: ServedMemory, moving: MovingBuffers) -> None:
+        self._moving = moving
+        own = torch.zeros(memory.grid.nbytes, dtype=torch.uint8)
+        for view, param in zip(shaped(own, memory.grid.offsets, memory.params), memory.params, strict=True):
+            view.copy_(param.data)
+            param.data = view
+        self.blocks = [
+            [
+                own[block.chunk.offset : block.chunk.offset + block.chunk.nbytes].view(
+                    memory.params[block.chunk.pieces[0].param].dtype
+                )
+                for block in blocks
+            ]
+            for blocks in memory.blocks
+        ]
+        """By shard and block."""
+
+    def take_moving(self, committed: torch.Tensor) -> None:
+        """Adopt the committed moving buffers."""
+        if self._moving.nbytes:
+            self._moving.own.copy_(committed)
+
+
+class SharedFetch:
+    """Copies blocks out of the segment; a version that changed meanwhile means: copy again."""
+
+    def __init__(self, memory: ServedMemory, own: OwnValues) -> None:
+        self._memory = memory
+        self._own = own
+        self._versions = [memory.versions(copy) for copy in range(2)]
+        self._updates = [memory.updates(copy) for copy in range(2)]
+        self._sources: dict[tuple[int, int], list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
+
+    def fetch(self, shard: int, copy: int, look: Callable[[], int]) -> int:
+        """All of a shard from one of its copies; `look` hears the news and says which copy counts now.
+
+        Returns how many updates the values have seen at least.
+        """
+        position, tries = 0, 0
+        blocks = self._blocks(shard, copy)
+        updates = self._updates[copy][shard]
+        while position < len(blocks):
+            number, source, target = blocks[position]
+            version = self._versions[copy][number]
+            if not version & 1:
+                target.copy_(source)
+                if self._versions[copy][number] == version:
+                    position, tries = position + 1, 0
+                    continue
+            tries += 1
+            if tries % _TRIES_BEFORE_LOOKING == 0 and (now := look()) != copy:
+                copy, position = now, 0
+                blocks, updates = self._blocks(shard, copy), self._updates[copy][shard]
+        if shard == KEEPER:
+            self._own.take_moving(self._memory.moving(copy))
+        return updates
+
+    def _blocks(self, shard: int, copy: int) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+        """Number, source and target of each block."""
+        if (shard, copy) not in self._sources:
+            home, params = self._memory.home(copy), self._memory.params
+            self._sources[shard, copy] = [
+                (block.number, home.flat("params", block.chunk, params[block.chunk.pieces[0].param].dtype), target)
+                for block, target in zip(self._memory.blocks[shard], self._own.blocks[shard], strict=True)
+            ]
+        return self._sources[shard, copy]
+
+
+class FramedFetch:
+    """Unpacks values that servers sent."""
+
+    def __init__(self, memory: ServedMemory, own: OwnValues, compression: Compression) -> None:
+        self._memory = memory
+        self._own = own
+        self._compression = compression
+        self._moving = memory.moving(0)
+
+    def unpack(self, shard: int, parts: Sequence[Values]) -> int:
+        """Take a shard's values out of the messages that brought them; how many updates they have seen."""
+        frames = [frame for part in parts for frame in part.frames]
+        if shard == KEEPER:
+            moving = frames.pop()
+            if not isinstance(moving, torch.Tensor) or moving.shape != self._moving.shape:
+                raise ProtocolError("The moving buffers that came with a pull do not fit the model.")
+            self._own.take_moving(moving)
+        unwrap(self._compression, frames, self._own.blocks[shard])
+        return parts[0].version
+
+    def unpack_whole(self, shard: int, parts: Sequence[Values]) -> None:
+        """Keep all of a shard, optimizer state included, where a first copy of it would lie."""
+        targets = self._memory.live(shard, 0)
+        sources = [frame for part in parts for frame in part.frames][: len(targets)]
+        if len(sources) != len(targets):
+            raise ProtocolError("What a server sent of a shard does not fit it.")
+        for source, target in zip(sources, targets, strict=True):
+            if not isinstance(source, torch.Tensor) or (source.dtype, source.shape) != (
+                target.dtype,
+                target.shape,
+            ):
+                raise ProtocolError("What a server sent of a shard does not fit it.")
+            target.copy_(source)

@@ -1,0 +1,112 @@
+"""Where a served model lies: two copies of every shard, and what the workers push.
+
+On one host all of it is one segment that servers and workers map; over tcp every process has its own, and uses
+the regions that are its business. Pages that nobody touches cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from shoal.arena import Segment, make_grid
+from shoal.layout import Placement
+from shoal.strategies.chunk import Home
+from shoal.strategies.data.shared import dense_stride, flat_of
+from shoal.strategies.optimizers import StateSchema
+from shoal.strategies.ps.blocks import make_blocks
+from shoal.strategies.replica import Replica
+
+COPIES = 2
+BUFFERS_PER_SLOT = 2
+"""While servers read one, the worker fills the other."""
+
+
+class ServedMemory:
+    """Regions by name; `fd` is the host's segment, None for one of this process's own."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        schema: StateSchema,
+        placement: Placement,
+        *,
+        fd: int | None,
+        num_buffers: int,
+        moving_bytes: int,
+    ) -> None:
+        self.schema = schema
+        self.params = list(replica.trained.values())
+        flats = [flat_of(p) for p in self.params]
+        self.grid = make_grid(flats)
+        self.blocks = make_blocks(placement.shards, flats, self.grid)
+        """By shard: its chunks, in parameter order."""
+        self.segment = Segment(fd)
+        self.num_buffers = num_buffers
+        self.num_blocks = sum(map(len, self.blocks))
+        num_pieces = sum(len(block.chunk.pieces) for blocks in self.blocks for block in blocks)
+        for copy in range(COPIES):
+            for name, nbytes in Home.regions(schema, self.grid.nbytes, num_pieces, f"/{copy}"):
+                self.segment.reserve(name, nbytes)
+            self.segment.reserve(f"versions/{copy}", 4 * self.num_blocks)
+            self.segment.reserve(f"updates/{copy}", 8 * len(self.blocks))
+            self.segment.reserve(f"moving/{copy}", moving_bytes)
+        for number in range(num_buffers):
+            self.segment.reserve(f"gradients/{number}", self.grid.nbytes)
+            self.segment.reserve(f"touched/{number}", len(self.params))
+            self.segment.reserve(f"moved/{number}", moving_bytes)
+        self.segment.map()
+
+    def home(self, copy: int) -> Home:
+        """Values and optimizer state of one copy."""
+        return Home(segment=self.segment, schema=self.schema, suffix=f"/{copy}")
+
+    def live(self, shard: int, copy: int) -> list[torch.Tensor]:
+        """All of one copy of a shard that updates change: values, optimizer state, flags, scalars."""
+        home, tensors = self.home(copy), []
+        for block in self.blocks[shard]:
+            dtype = self.params[block.chunk.pieces[0].param].dtype
+            scalars = home.scalar_bytes(block.first_piece, len(block.chunk.pieces))
+            tensors += [
+                home.flat("params", block.chunk, dtype),
+                *(home.flat(f"state/{key}", block.chunk, dtype) for key in self.schema.mirrored),
+                home.started(block.first_piece, len(block.chunk.pieces)),
+                *([scalars] if scalars.numel() else []),
+            ]
+        return tensors
+
+    def versions(self, copy: int) -> memoryview:
+        """By block: a number that is odd while the block changes, and another one afterwards."""
+        words = self.segment.tensor(f"versions/{copy}", torch.int32).numpy()
+        return memoryview(words)  # type: ignore[arg-type]
+
+    def updates(self, copy: int) -> memoryview:
+        """By shard: how many updates it has seen."""
+        words = self.segment.tensor(f"updates/{copy}", torch.int64).numpy()
+        return memoryview(words)  # type: ignore[arg-type]
+
+    def touched(self, number: int) -> torch.Tensor:
+        """By parameter: whether this buffer has a gradient for it."""
+        return self.segment.tensor(f"touched/{number}", torch.uint8)
+
+    def moved(self, number: int) -> torch.Tensor:
+        """The moving buffers (BatchNorm's statistics) that came with this gradient."""
+        return self.segment.tensor(f"moved/{number}", torch.uint8)
+
+    def moving(self, copy: int) -> torch.Tensor:
+        """The moving buffers as they are committed."""
+        return self.segment.tensor(f"moving/{copy}", torch.uint8)
+
+    def views(self, region: str) -> list[torch.Tensor]:
+        """A region shaped as the parameters."""
+        return shaped(self.segment.tensor(region, torch.uint8), self.grid.offsets, self.params)
+
+
+def shaped(memory: torch.Tensor, offsets: Sequence[int], params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Bytes as tensors of the parameters' types, shapes and strides."""
+    views = []
+    for offset, p in zip(offsets, params, strict=True):
+        flat = memory[offset : offset + p.numel() * p.element_size()].view(p.dtype)
+        views.append(flat.as_strided(p.shape, dense_stride(p), flat.storage_offset()))
+    return views

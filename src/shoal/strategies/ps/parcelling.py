@@ -1,0 +1,72 @@
+"""Tensors as frames of a message, compressed: what goes over the wire where no memory is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import torch
+
+from shoal.comm.codec import Frame
+from shoal.comm.compression import Compression, Packed
+from shoal.errors import ProtocolError
+from shoal.strategies.ps.memory import ServedMemory
+
+_HEADER_LIMIT = 1 << 20
+
+
+def wrap(compression: Compression, key: Any, tensors: Sequence[torch.Tensor]) -> list[Frame]:
+    """These tensors as frames, behind one that says how to read them; `key` names them for error feedback."""
+    packed = [compression.encode((key, number), tensor) for number, tensor in enumerate(tensors)]
+    header = msgpack.packb([[one.fields, len(one.frames)] for one in packed])
+    return [header, *(frame for one in packed for frame in one.frames)]
+
+
+def unwrap(compression: Compression, frames: Sequence[Frame], targets: Sequence[torch.Tensor]) -> None:
+    """Read into tensors of known types and shapes what `wrap` made; `ProtocolError` for anything else."""
+    if not frames or isinstance(frames[0], torch.Tensor) or len(frames[0]) > _HEADER_LIMIT:
+        raise ProtocolError("The bulk of a message has no header.")
+    try:
+        rows = msgpack.unpackb(frames[0])
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"The header of a message's bulk cannot be read ({error}).") from None
+    if not isinstance(rows, list) or len(rows) != len(targets):
+        raise ProtocolError("The bulk of a message does not hold the tensors that it should.")
+    at = 1
+    for row, target in zip(rows, targets, strict=True):
+        match row:
+            case [dict(fields), int(count)] if 0 <= count <= len(frames) - at:
+                compression.decode(Packed(fields, tuple(frames[at : at + count])), target)
+                at += count
+            case _:
+                raise ProtocolError("A row of a bulk's header is not [fields, frames].")
+    if at != len(frames):
+        raise ProtocolError("The bulk of a message has frames that belong to no tensor.")
+
+
+def units(memory: ServedMemory, shard: int, region: str, *, by_rows: bool) -> list[torch.Tensor]:
+    """A shard's part of a region in the pieces that are compressed one by one.
+
+    Whole blocks; or, `by_rows`, each parameter's own part as a matrix, where it consists of whole rows.
+    """
+    tensors = []
+    for block in memory.blocks[shard]:
+        dtype = memory.params[block.chunk.pieces[0].param].dtype
+        count = block.chunk.nbytes // dtype.itemsize
+        flat = memory.segment.tensor(region, dtype, offset=block.chunk.offset, count=count)
+        if not by_rows:
+            tensors.append(flat)
+            continue
+        for piece in block.chunk.pieces:
+            start = (piece.offset - block.chunk.offset) // dtype.itemsize
+            values = flat[start : start + piece.stop - piece.start]
+            width = _row_length(memory.params[piece.param])
+            whole = piece.start % width == 0 == values.numel() % width
+            tensors.append(values.view(-1, width) if whole and values.numel() > width else values)
+    return tensors
+
+
+def _row_length(param: torch.Tensor) -> int:
+    """Elements of one row in memory order, for a parameter seen as a matrix."""
+    return max(1, param.numel() // param.shape[0]) if param.dim() > 1 else max(1, param.numel())

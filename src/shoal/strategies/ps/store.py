@@ -1,0 +1,234 @@
+"""One shard's values on a server: the optimizer's steps on its blocks, each guarded by a version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+import xxhash
+
+from shoal.comm.codec import Frame
+from shoal.comm.compression import Compression
+from shoal.errors import ProtocolError
+from shoal.ps.messages import Push
+from shoal.strategies.chunk import ChunkOptimizer
+from shoal.strategies.ps.bulk import Bulk
+from shoal.strategies.ps.memory import ServedMemory
+from shoal.strategies.ps.moving import KEEPER, MovingMean
+from shoal.strategies.ps.parcelling import wrap
+from shoal.strategies.ps.schedule import ShardSchedule
+from shoal.strategies.replica import Replica
+
+
+class ShardStore:
+    """The `ShardValues` of one copy of one shard."""
+
+    def __init__(
+        self,
+        memory: ServedMemory,
+        replica: Replica,
+        shard: int,
+        copy: int,
+        bulk: Bulk,
+        moving: MovingMean | None = None,
+        *,
+        shared: bool,
+        pulls: Compression,
+    ) -> None:
+        self._memory = memory
+        self._shard = shard
+        self._copy = copy
+        self._bulk = bulk
+        self._moving = moving
+        self._shared = shared
+        """The other copy lies in the same segment: filling is copying from there."""
+        self._pulls = pulls
+        self._versions = memory.versions(copy)
+        self._make_even()
+        home = memory.home(copy)
+        self._numbers = [block.number for block in memory.blocks[shard]]
+        self._optimizers = [
+            ChunkOptimizer(home, block.chunk, block.first_piece, replica.optimizer, memory.params)
+            for block in memory.blocks[shard]
+        ]
+        largest = max((one.values.numel() * one.values.element_size() for one in self._optimizers), default=0)
+        self._workspace = torch.empty(largest, dtype=torch.uint8)
+        self._replica = replica
+        self._schedule = ShardSchedule(replica)
+        self._settings = self._schedule.settings(1.0)
+        self._marked: list[torch.Tensor] | None = None
+        self._updates = memory.updates(copy)
+        self._updates[shard] = 0
+        self.before_update: Callable[[], None] = lambda: None
+
+    def initialise(self) -> None:
+        """Take the replica's own values: every copy starts from the model that the seed makes."""
+        for number, block in enumerate(self._memory.blocks[self._shard]):
+            values = self._optimizers[number]
+            for piece, span in zip(block.chunk.pieces, values.spans, strict=True):
+                # In memory order, whatever the strides: both have the same.
+                source = self._memory.params[piece.param].detach()
+                flat = torch.as_strided(source, (source.numel(),), (1,))
+                values.values[span].copy_(flat[piece.start : piece.stop])
+        if self._moving is not None:
+            self._moving.initialise(self._copy)
+
+    def _make_even(self) -> None:
+        """Whoever held this copy before may have been killed in the middle of a block."""
+        for block in self._memory.blocks[self._shard]:
+            self._versions[block.number] += self._versions[block.number] & 1
+
+    def fits(self, push: Push) -> bool:
+        """Whether what the push brings has the shapes and types of this shard."""
+        return self._bulk.fits(push)
+
+    def step(self, gradients: Sequence[Push], *, scale: float, lr_scale: float, loss: float, last: bool) -> None:
+        """One update with the sum of these gradients."""
+        self.before_update()
+        self._adopt(lr_scale)
+        bulks = [self._bulk.gradients(push) for push in gradients]
+        touched = np.stack([self._bulk.touched(push) for push in gradients])
+        complete = bool(touched.all())
+        for number, optimizer in enumerate(self._optimizers):
+            parts = [bulk[number] for bulk in bulks]
+            if complete:
+                total = parts[0] if len(parts) == 1 and scale == 1.0 else self._sum(parts, scale)
+                optimizer.aim([total[span] for span in optimizer.spans])
+            else:
+                optimizer.aim(self._present(optimizer, parts, touched, scale))
+            with self._changing(number):
+                optimizer.step()
+        if self._moving is not None:
+            self._moving.commit(self._copy, [(self._bulk.moved(p), p.weight) for p in gradients])
+        self._updates[self._shard] += 1
+        if last:
+            self._schedule.advance(loss)
+
+    def average(self, pushes: Sequence[Push], *, share: float) -> None:
+        """Move towards the weighted mean of pushed parameters."""
+        total = sum(push.weight for push in pushes)
+        bulks = [self._bulk.gradients(push) for push in pushes]
+        for number, optimizer in enumerate(self._optimizers):
+            with self._changing(number):
+                optimizer.values.mul_(1.0 - share)
+                for push, bulk in zip(pushes, bulks, strict=True):
+                    optimizer.values.add_(bulk[number], alpha=share * push.weight / total)
+        if self._moving is not None:
+            self._moving.commit(self._copy, [(self._bulk.moved(p), p.weight) for p in pushes])
+        self._updates[self._shard] += 1
+
+    def frames(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
+        """Everything for another copy; in shared memory it is read from this one."""
+        facts = {"copy": self._copy, "updates": self._updates[self._shard]}
+        advances = torch.tensor(self._schedule.advances, dtype=torch.float64)
+        return (advances, *(() if self._shared else self._live(self._copy))), facts
+
+    def load(self, frames: Sequence[Frame], facts: dict[str, Any]) -> None:
+        """Become what another copy is."""
+        advances, *values = frames
+        sources = self._live(1 - self._copy) if self._shared else values
+        targets = self._live(self._copy)
+        if not isinstance(advances, torch.Tensor) or not _alike(sources, targets):
+            raise ProtocolError("What should fill a shard does not fit it.")
+        with self._all_changing():
+            torch._foreach_copy_(targets, list(sources))
+        self._rebind()
+        self._schedule = ShardSchedule(self._replica)
+        self._schedule.replay(advances.tolist())
+        self._updates[self._shard] = int(facts.get("updates", 0))
+
+    def mark(self) -> None:
+        """Remember the values as they are."""
+        self._marked = [tensor.clone() for tensor in self._live(self._copy)]
+
+    def rollback(self) -> bool:
+        """Go back to what was marked."""
+        if self._marked is None:
+            return False
+        with self._all_changing():
+            torch._foreach_copy_(self._live(self._copy), self._marked)
+        self._rebind()
+        return True
+
+    def digest(self) -> str:
+        """One name for values and state."""
+        digest = xxhash.xxh3_128()
+        for tensor in self._live(self._copy):
+            digest.update(tensor.view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def parts(self, *, whole: bool) -> list[Sequence[Frame]]:
+        """The parameters for a worker that shares no memory, first layers first; or all there is."""
+        if whole:
+            return [self._live(self._copy)]
+        frames: list[Frame] = wrap(self._pulls, "pull", [optimizer.values for optimizer in self._optimizers])
+        if self._shard == KEEPER:
+            frames.append(self._memory.moving(self._copy))
+        return [frames]
+
+    def _adopt(self, lr_scale: float) -> None:
+        settings = self._schedule.settings(lr_scale)
+        if settings != self._settings:
+            self._settings = settings
+            for optimizer in self._optimizers:
+                optimizer.adopt_settings(settings)
+
+    def _sum(self, parts: Sequence[torch.Tensor], scale: float) -> torch.Tensor:
+        total = self._workspace.view(parts[0].dtype)[: parts[0].numel()]
+        if len(parts) == 1:
+            total.copy_(parts[0])
+        else:
+            torch.add(parts[0], parts[1], out=total)
+            for part in parts[2:]:
+                total.add_(part)
+        return total if scale == 1.0 else total.mul_(scale)
+
+    def _present(
+        self, optimizer: ChunkOptimizer, parts: Sequence[torch.Tensor], touched: Any, scale: float
+    ) -> list[torch.Tensor | None]:
+        """By piece: the sum over those pushes that have a gradient for it; None where none has."""
+        total = self._workspace.view(parts[0].dtype)[: parts[0].numel()].zero_()
+        gradients: list[torch.Tensor | None] = []
+        for span, param in zip(optimizer.spans, optimizer.params, strict=True):
+            having = [part[span] for part, has in zip(parts, touched[:, param], strict=True) if has]
+            for part in having:
+                total[span].add_(part)
+            if scale != 1.0:
+                total[span].mul_(scale)
+            gradients.append(total[span] if having else None)
+        return gradients
+
+    def _live(self, copy: int) -> list[torch.Tensor]:
+        """All that an update changes, of this copy or of the other."""
+        moving = [self._memory.moving(copy)] if self._moving is not None else []
+        return self._memory.live(self._shard, copy) + moving
+
+    def _rebind(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.bind_state()
+
+    @contextmanager
+    def _changing(self, number: int) -> Iterator[None]:
+        """Readers that see an odd version, or another one afterwards, read again."""
+        place = self._numbers[number]
+        self._versions[place] += 1
+        yield
+        self._versions[place] += 1
+
+    @contextmanager
+    def _all_changing(self) -> Iterator[None]:
+        for place in self._numbers:
+            self._versions[place] += 1
+        yield
+        for place in self._numbers:
+            self._versions[place] += 1
+
+
+def _alike(sources: Sequence[Frame], targets: Sequence[torch.Tensor]) -> TypeGuard[Sequence[torch.Tensor]]:
+    return len(sources) == len(targets) and all(
+        isinstance(source, torch.Tensor) and source.dtype == target.dtype and source.shape == target.shape
+        for source, target in zip(sources, targets, strict=True)
+    )

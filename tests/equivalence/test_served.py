@@ -1,0 +1,46 @@
+"""A served model in lockstep is trained as by the `data` strategy, bit for bit; the pieces of the way stay close."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.training import Train, largest_difference
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("model", ["mlp", "gpt", "conv"])
+def test_bsp_is_data_bit_for_bit(train: Train, model: str, servers: int, optimizer: str) -> None:
+    data = train(model, workers=2, optimizer=optimizer)
+    served = train(model, workers=2, strategy=f"ps:servers={servers}", optimizer=optimizer)
+    assert served.results["steps"] == 20
+    assert served.digests() == data.digests()
+    assert served.results["loss"] == data.results["loss"]
+    assert served.results["results"] == data.results["results"]
+    assert served.results["audit"]["clean"]
+
+
+def test_ssp_without_slack_is_bsp(train: Train) -> None:
+    bsp = train("mlp", workers=2, strategy="ps:servers=2")
+    assert train("mlp", workers=2, strategy="ps:servers=2,sync=ssp:0").digests() == bsp.digests()
+
+
+@pytest.mark.parametrize("model", ["mlp", "gpt", "conv"])
+def test_asp_with_one_worker_is_one_process(train: Train, model: str) -> None:
+    alone = train(model, workers=1, strategy="data:via=arena", optimizer="adamw")
+    served = train(model, workers=1, strategy="ps:servers=2,sync=asp", optimizer="adamw")
+    assert served.digests() == alone.digests()
+    assert served.results["results"] == alone.results["results"]
+
+
+def test_tcp_brings_the_same_bits(train: Train) -> None:
+    data = train("conv", workers=2, optimizer="adamw")
+    served = train("conv", workers=2, strategy="ps:servers=2,wire=tcp", optimizer="adamw")
+    assert served.digests() == data.digests()
+
+
+def test_awkward_models_and_more_slots_than_workers(train: Train) -> None:
+    data = train("awkward", workers=2, slots=4, optimizer="adamw")
+    served = train("awkward", workers=2, slots=4, strategy="ps:servers=2", optimizer="adamw")
+    assert served.digests() == data.digests()
+    assert largest_difference(served.model, data.model) == 0.0

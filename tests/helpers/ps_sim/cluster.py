@@ -1,0 +1,282 @@
+"""The cluster: processes, their network, the launcher that replaces the dead, and time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter, deque
+
+from helpers.ps_sim.network import Network
+from helpers.ps_sim.processes import ServerProcess, WorkerProcess
+from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER, Kill, Scenario, SimulationFailed
+from shoal.coordinator.machine import Coordinator
+from shoal.coordinator.members import Order
+from shoal.coordinator.plan import JobPlan
+from shoal.coordinator.store import MemoryStore
+from shoal.ps.messages import COORDINATOR as COORDINATOR_NODE
+from shoal.ps.messages import NOBODY, PsMessage, View
+
+NOTICED_AFTER_S = 0.02
+STARTS_AFTER_S = 0.01
+GIVES_UP_AFTER_S = 60.0
+
+Process = ServerProcess | WorkerProcess | Coordinator
+
+
+def plan_of(scenario: Scenario) -> JobPlan:
+    """The job as its coordinator sees it: shards in turn over the servers, each backed up by the next one."""
+    shards = range(scenario.shards)
+    has_backups = scenario.servers > 1
+    return JobPlan(
+        num_shards=scenario.shards,
+        shard_bytes=(1,) * scenario.shards,
+        owners=tuple(shard % scenario.servers for shard in shards),
+        backups=tuple((shard + 1) % scenario.servers if has_backups else None for shard in shards),
+        servers=scenario.servers,
+        replicas=int(has_backups),
+        workers=scenario.workers,
+        num_cells=scenario.num_cells,
+        leased=scenario.leased,
+        sync=scenario.sync,
+        form_timeout_s=2.0,
+        start_timeout_s=0.5,
+    )
+
+
+class Cluster:
+    """One run. The same scenario and seed give the same run, message by message."""
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        self.scenario = scenario
+        self.seed = seed
+        self.now = 0.0
+        self.view: View | None = None
+        """The newest that any coordinator has sent."""
+        self.killed: Counter[str] = Counter()
+        """Deaths that really happened, by role."""
+        self.deposed: Counter[str] = Counter()
+        """The same of those that live on."""
+        self.workers: list[WorkerProcess] = []
+        """All that ever lived."""
+        self._dice = random.Random(seed)
+        self.network = Network(scenario.faults, self._dice, through_codec=scenario.through_codec)
+        self._processes: dict[int, Process] = {}
+        self._seats: dict[int, tuple[str, int]] = {}
+        """Role and rank of those that are not taken for dead."""
+        self._old_coordinators: list[Coordinator] = []
+        self._kills = deque(sorted(scenario.kills, key=lambda kill: kill.at))
+        self._plan = plan_of(scenario)
+        self._store = MemoryStore()
+        self._nodes = itertools.count(1)
+        self._order = itertools.count()
+        self._chores: list[tuple[float, int, str, tuple[int, ...]]] = []
+        """What the launcher has to do: when, what, about whom."""
+        self._start_coordinator()
+        for rank in range(scenario.servers):
+            self._start(SERVER, rank)
+        for rank in range(scenario.workers):
+            self._start(WORKER, rank)
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        found = self._processes.get(COORDINATOR_NODE)
+        return found if isinstance(found, Coordinator) else None
+
+    def server(self, node: int) -> ServerProcess | None:
+        """The server that lives under this number."""
+        found = self._processes.get(node)
+        return found if isinstance(found, ServerProcess) else None
+
+    def run(self) -> Cluster:
+        """Run until everything is trained on, everybody is replaced, and every backup is filled."""
+        try:
+            while not self._is_over():
+                self._advance()
+                if self.now > GIVES_UP_AFTER_S:
+                    raise AssertionError(f"Not over after {GIVES_UP_AFTER_S:g} s: {self._state()}")
+        except AssertionError as error:
+            raise self.failure(str(error)) from error
+        return self
+
+    def failure(self, what: str) -> SimulationFailed:
+        """An error that says how to repeat this run, and shows its end."""
+        lines = [f"{at:8.4f} {a:>3} -> {b:<3} {fate:9} {m}" for at, a, b, m, fate in self.network.trace]
+        return SimulationFailed(what, self.scenario, self.seed, lines)
+
+    # Time.
+
+    def _advance(self) -> None:
+        """Let the next thing happen: a message arrives, the launcher acts, or a process wakes up."""
+        wakeup, node = min((process.wakeup, node) for node, process in self._processes.items())
+        chore_at = self._chores[0][0] if self._chores else float("inf")
+        arrival = self.network.next_at
+        self.now = max(self.now, min(wakeup, chore_at, arrival))
+        if arrival <= wakeup and arrival <= chore_at:
+            sender, node, message = self.network.take()
+            self._tell_old_coordinators(sender, node, message)
+            process = self._processes.get(node)
+            if process is None:
+                return
+            process.on_message(sender, message, self.now)
+        elif chore_at <= wakeup:
+            self._do_chore()
+            return
+        else:
+            self._processes[node].on_tick(self.now)
+        self._drain(node)
+
+    def _drain(self, node: int) -> None:
+        """Send what a process has to say, unless it dies over it; do what the coordinator orders."""
+        process = self._processes[node]
+        outbox = process.outbox if isinstance(process, Coordinator) else process.machine.outbox
+        while outbox:
+            self._kill_whoever_is_due()
+            if node not in self._processes:
+                return
+            receiver, message = outbox.popleft()
+            if self._is_cut_off(node, receiver):
+                continue
+            self._watch(message)
+            self.network.send(node, receiver, message, self.now)
+        if isinstance(process, Coordinator):
+            while process.orders:
+                self._obey(process.orders.popleft())
+
+    def _is_cut_off(self, sender: int, receiver: int) -> bool:
+        """Whether one is the coordinator and the other is taken for dead."""
+        other = receiver if sender == COORDINATOR_NODE else sender
+        return COORDINATOR_NODE in (sender, receiver) and other not in self._seats and other in self._processes
+
+    def _tell_old_coordinators(self, sender: int, receiver: int, message: PsMessage) -> None:
+        """A coordinator that was succeeded and does not know it hears everything too, and answers."""
+        for old in self._old_coordinators if receiver == COORDINATOR_NODE else ():
+            old.on_message(sender, message, self.now)
+            while old.outbox:
+                node, answer = old.outbox.popleft()
+                self.network.send(COORDINATOR_NODE, node, answer, self.now)
+
+    def _watch(self, message: PsMessage) -> None:
+        if isinstance(message, View) and (
+            self.view is None or (message.term, message.number) > (self.view.term, self.view.number)
+        ):
+            self.view = message
+
+    # Deaths.
+
+    def _kill_whoever_is_due(self) -> None:
+        while self._kills and self._kills[0].at <= self.network.sent and self._may_strike(self._kills[0]):
+            kill = self._kills.popleft()
+            node = next(node for node, seat in self._seats.items() if seat == (kill.role, kill.rank))
+            (self.deposed if kill.lives_on else self.killed)[kill.role] += 1
+            self._take_for_dead(node)
+            if kill.role == COORDINATOR or not kill.lives_on:
+                process = self._processes.pop(node)
+                if kill.lives_on and isinstance(process, Coordinator):
+                    self._old_coordinators.append(process)
+
+    def _may_strike(self, kill: Kill) -> bool:
+        """Only the living die; a server only when all that it holds is somewhere else: that is the guarantee."""
+        return (kill.role, kill.rank) in self._seats.values() and (kill.role != SERVER or self.is_covered)
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether every shard has two living copies, by the newest view."""
+        return self.view is not None and all(
+            filled and primary in self._seats and backup in self._seats
+            for _, primary, backup, filled, _ in self.view.shards
+        )
+
+    def _take_for_dead(self, node: int) -> None:
+        del self._seats[node]
+        if node == COORDINATOR_NODE:
+            self._plan_chore(NOTICED_AFTER_S, "succeed")
+        else:
+            self._plan_chore(NOTICED_AFTER_S, "report", node)
+
+    # The launcher.
+
+    def _plan_chore(self, after_s: float, what: str, *about: int) -> None:
+        heapq.heappush(self._chores, (self.now + after_s, next(self._order), what, about))
+
+    def _do_chore(self) -> None:
+        _, _, what, about = heapq.heappop(self._chores)
+        match what:
+            case "succeed":
+                self._start_coordinator().on_living(self._living(SERVER) + self._living(WORKER), self.now)
+            case "report" if self.coordinator is not None:
+                self.coordinator.on_lost(about[0], self.now)
+            case "report":
+                return  # Whoever succeeds the dead coordinator is told who lives.
+            case "start server":
+                self._start(SERVER, about[0])
+                return
+            case "start worker":
+                self._start(WORKER, about[0])
+                return
+        self._drain(COORDINATOR_NODE)
+
+    def _obey(self, order: Order) -> None:
+        if order.action == "start":
+            self._plan_chore(STARTS_AFTER_S, f"start {order.role}", order.rank)
+        elif order.node in self._seats:
+            self._take_for_dead(order.node)
+            del self._processes[order.node]
+
+    def _start_coordinator(self) -> Coordinator:
+        coordinator = Coordinator(self._plan, self._store, self.now)
+        self._processes[COORDINATOR_NODE] = coordinator
+        self._seats[COORDINATOR_NODE] = (COORDINATOR, 0)
+        return coordinator
+
+    def _start(self, role: str, rank: int) -> None:
+        node = next(self._nodes)
+        if role == SERVER:
+            self._processes[node] = ServerProcess(self.scenario, node, rank, self.now)
+        else:
+            worker = WorkerProcess(self.scenario, node, rank, self.now, self._dice, self._is_mended)
+            self._processes[node] = worker
+            self.workers.append(worker)
+        self._seats[node] = (role, rank)
+
+    def _living(self, role: str) -> list[int]:
+        return [node for node, (held, _) in self._seats.items() if held == role]
+
+    # The end.
+
+    def _is_over(self) -> bool:
+        coordinator = self.coordinator
+        if coordinator is None or (coordinator.finished is None and coordinator.failed is None):
+            return False
+        if coordinator.failed:
+            raise AssertionError(f"The coordinator gave up: {coordinator.failed}")
+        living = (self._processes[node] for node in self._living(WORKER))
+        all_done = all(isinstance(worker, WorkerProcess) and worker.is_done for worker in living)
+        return all_done and self._is_mended() and self._is_quiet()
+
+    def _is_mended(self) -> bool:
+        """Whether everybody who was to die has died and been replaced, and every shard has two copies."""
+        return (
+            not self._kills
+            and not self._chores
+            and self.view is not None
+            and sorted(self.view.workers.values()) == sorted(self._living(WORKER))
+            and len(self.view.workers) == self.scenario.workers
+            and len(self._living(SERVER)) == self.scenario.servers
+            and (self.is_covered or self.scenario.servers == 1)
+        )
+
+    def _is_quiet(self) -> bool:
+        """Whether every copy has everything, and its holders know it."""
+        for shard, view in enumerate(self.view.shard_views if self.view else []):
+            primary = self.server(view.primary)
+            duty = primary.machine.primary(shard) if primary else None
+            if duty is None or duty.queued or duty.holders.generation != view.generation:
+                return False
+            if view.backup != NOBODY and not duty.holders.filled:
+                return False
+        return True
+
+    def _state(self) -> str:
+        done = [(worker.machine.node, worker.is_done) for worker in self.workers]
+        return f"view {self.view}, workers done {done}, kills left {list(self._kills)}"

@@ -1,0 +1,157 @@
+"""Simulated processes: a machine of the protocol, and what its process does besides."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+
+from helpers.ps_sim.scenario import Scenario
+from helpers.ps_sim.values import ChainValues, gradient
+from shoal.ps.consistency import parse_sync
+from shoal.ps.leasing import LeaseHolder
+from shoal.ps.messages import Ack, Outcome, PsMessage
+from shoal.ps.primary import Timing
+from shoal.ps.server import ServerMachine
+from shoal.ps.shard import ShardRules
+from shoal.ps.worker import WorkerMachine
+
+TIMING = Timing(patience_s=0.04, fill_patience_s=0.06, report_every_s=0.1)
+MOST_OUTSTANDING = 2
+STEP_S = (0.001, 0.006)
+
+
+def rules_of(scenario: Scenario) -> ShardRules:
+    return ShardRules(consistency=parse_sync(scenario.sync), slots=scenario.workers, workers=scenario.workers)
+
+
+class ServerProcess:
+    """A server: nothing but its machine."""
+
+    def __init__(self, scenario: Scenario, node: int, number: int, now: float) -> None:
+        self.machine = ServerMachine(
+            node=node,
+            number=number,
+            address=f"sim://{node}",
+            rules=rules_of(scenario),
+            make_values=lambda shard, copy: ChainValues(shard),
+            now=now,
+            timing=TIMING,
+        )
+
+    @property
+    def wakeup(self) -> float:
+        return self.machine.wakeup
+
+    def on_message(self, sender: int, message: PsMessage, now: float) -> None:
+        self.machine.on_message(sender, message, now)
+
+    def on_tick(self, now: float) -> None:
+        self.machine.on_tick(now)
+
+
+class WorkerProcess:
+    """A worker: takes cells, computes for a while, pushes, and goes on as soon as it may.
+
+    The run's last cells are held back until `may_finish`: so that there is a run left to mend what was broken.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        node: int,
+        rank: int,
+        now: float,
+        dice: random.Random,
+        may_finish: Callable[[], bool],
+    ) -> None:
+        leases = LeaseHolder(now=now, patience_s=TIMING.patience_s) if scenario.leased else None
+        self.machine = WorkerMachine(
+            node=node,
+            rank=rank,
+            num_shards=scenario.shards,
+            consistency=parse_sync(scenario.sync),
+            now=now,
+            leases=leases,
+            timing=TIMING,
+            address=f"sim://{node}",
+        )
+        self.rank = rank
+        self.is_done = False
+        self.applied: dict[int, set[int]] = defaultdict(set)
+        """By shard: the cells that it was told are applied."""
+        self.late: dict[int, set[int]] = defaultdict(set)
+        self._scenario = scenario
+        self._dice = dice
+        self._may_finish = may_finish
+        self._clock = 0
+        self._cell: int | None = None
+        self._based_on: list[int] = []
+        self._ready_at = float("inf")
+
+    @property
+    def wakeup(self) -> float:
+        return min(self.machine.wakeup, self._ready_at)
+
+    def on_message(self, sender: int, message: PsMessage, now: float) -> None:
+        if isinstance(message, Ack):
+            self._note(message)
+        self.machine.on_message(sender, message, now)
+        self._go_on(now)
+
+    def on_tick(self, now: float) -> None:
+        if now >= self.machine.wakeup:
+            self.machine.on_tick(now)
+        if now >= self._ready_at:
+            self._push(now)
+        self._go_on(now)
+
+    def _note(self, ack: Ack) -> None:
+        push = self.machine.links[ack.shard].unacked.get(ack.sequence)
+        if push is not None and ack.outcome == Outcome.APPLIED:
+            self.applied[ack.shard].update(push.cells)
+        elif push is not None and ack.outcome == Outcome.LATE:
+            self.late[ack.shard].update(push.cells)
+
+    def _go_on(self, now: float) -> None:
+        machine = self.machine
+        if self._cell is not None and self._ready_at == float("inf") and self._may_finish():
+            self._ready_at = now
+        if self._cell is not None or self.is_done or not machine.is_ready:
+            return
+        self._clock = max(self._clock, machine.completed)
+        if machine.outstanding < MOST_OUTSTANDING and machine.may_start(self._clock + 1):
+            self._cell = self._next_cell(now)
+        if self._cell is not None:
+            self._clock += 1
+            self._based_on = machine.versions
+            if self._cell < self._scenario.num_cells - self._scenario.workers or self._may_finish():
+                self._ready_at = now + self._dice.uniform(*STEP_S)
+        elif not machine.outstanding and self._nothing_is_left():
+            self.is_done = True
+            machine.facts["done"] = True
+
+    def _next_cell(self, now: float) -> int | None:
+        if self.machine.leases is not None:
+            return self.machine.leases.take(now)
+        if self._clock >= self._scenario.steps:
+            return None
+        return self._clock * self._scenario.workers + self.rank
+
+    def _nothing_is_left(self) -> bool:
+        leases = self.machine.leases
+        return self._clock >= self._scenario.steps if leases is None else leases.is_over
+
+    def _push(self, now: float) -> None:
+        assert self._cell is not None
+        cells, based_on = [self._cell], self._based_on
+        self._cell, self._ready_at = None, float("inf")
+        self.machine.push(
+            clock=self._clock,
+            cells=cells,
+            based_on=based_on,
+            weight=1.0,
+            loss=1.0 / self._clock,
+            frames=[(gradient(shard, cells, version),) for shard, version in enumerate(based_on)],
+            now=now,
+        )

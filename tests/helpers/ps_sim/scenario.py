@@ -1,0 +1,51 @@
+"""What a simulated run is made of: the job, the faults, the deaths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from helpers.ps_sim.network import NetFaults
+
+COORDINATOR, SERVER, WORKER = "coordinator", "server", "worker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """A death, as a message is about to be sent; who dies while sending loses the rest of what it had to say."""
+
+    at: int
+    """The number of that message; later where a shard has no filled backup then, for that one's loss is final."""
+    role: str
+    rank: int = 0
+    lives_on: bool = False
+    """It is only taken for dead: cut off from the coordinator, it goes on with all others as if nothing was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A job and what happens to it."""
+
+    sync: str
+    servers: int = 2
+    workers: int = 2
+    shards: int = 2
+    steps: int = 4
+    faults: NetFaults = field(default_factory=NetFaults)
+    kills: tuple[Kill, ...] = ()
+    through_codec: bool = False
+    """Every message becomes bytes and back."""
+
+    @property
+    def leased(self) -> bool:
+        return self.sync == "asp"
+
+    @property
+    def num_cells(self) -> int:
+        return self.steps * self.workers
+
+
+class SimulationFailed(AssertionError):
+    """A run that did not end as it must; says how to repeat it, and its last messages."""
+
+    def __init__(self, what: str, scenario: Scenario, seed: int, trace: list[str]) -> None:
+        super().__init__("\n".join([what, f"Repeat: Cluster({scenario!r}, seed={seed}).run()", *trace]))

@@ -1,0 +1,49 @@
+"""Which processes a job consists of, and where each of them stands."""
+
+from __future__ import annotations
+
+from shoal.launch.places import describe_world, member_place, plan_places
+from shoal.spec import Cluster, Job
+
+
+def job(workers: int, strategy: str = "data", **more: int) -> Job:
+    return Job(target="toy.py", strategy=strategy, cluster=Cluster(workers=workers, threads=1, **more))
+
+
+def test_a_job_with_servers() -> None:
+    places = plan_places(job(2, "ps:servers=3"))
+    assert [(place.node, place.role, place.global_rank) for place in places] == [
+        (0, "coordinator", 0),
+        (1, "server", 0),
+        (2, "server", 1),
+        (3, "server", 2),
+        (4, "worker", 0),
+        (5, "worker", 1),
+    ]
+    assert {place.world_size for place in places} == {2}
+    assert [place.is_first for place in places].count(True) == 1
+
+
+def test_all_places_of_a_run_share_one_secret_and_address() -> None:
+    for asked in (job(2, "ps"), job(2), job(1, spares=1)):
+        first, *others = plan_places(asked)
+        assert len(first.secret) == 64 and first.secret not in repr(first)
+        assert {(place.secret, place.coordinator) for place in others} == {(first.secret, first.coordinator)}
+    (alone,) = plan_places(job(1))
+    assert alone.secret == "", "nobody else is there to know"
+    assert plan_places(job(2))[0].secret != plan_places(job(2))[0].secret
+
+
+def test_a_place_for_one_more_worker() -> None:
+    first = plan_places(job(2, "ps"))[0]
+    added = member_place(first, "worker", 4, node=9)
+    assert (added.global_rank, added.world_size, added.node, added.secret) == (4, 5, 9, first.secret)
+
+
+def test_the_world_in_words() -> None:
+    served = describe_world(job(2, "ps:servers=2"))
+    assert served["text"] == "2 workers, 2 servers and a coordinator on 1 host, 1 thread each, loopback only"
+    assert served["servers"] == 2
+    spared = describe_world(job(1, spares=1))
+    assert spared["text"] == "1 worker and 1 spare on 1 host, 1 thread each, loopback only"
+    assert "servers" not in spared
