@@ -6,6 +6,7 @@ from typing import Any
 
 from shoal.coordinator.plan import JobPlan
 from shoal.coordinator.reports import ShardReport
+from shoal.ledger.cells import CellSet
 from shoal.ps.consistency import Mode, parse_sync
 from shoal.ps.messages import Outcome
 
@@ -33,7 +34,7 @@ def audit(plan: JobPlan, shards: dict[int, ShardReport]) -> dict[str, Any]:
 def _row(plan: JobPlan, shard: int, report: ShardReport | None) -> dict[str, Any]:
     expected = plan.num_cells - plan.first_cell
     if report is None:
-        return {"shard": shard, "once": 0, "more_than_once": 0, "never": expected, "missing": []} | _pushes({})
+        report = ShardReport(cells=CellSet(below=plan.first_cell), tally={}, delay_mean=0.0)
     missing = [cell for cell in report.cells.missing(plan.num_cells) if cell >= plan.first_cell]
     applied = report.tally.get("cells", expected - len(missing))
     return {
@@ -42,6 +43,8 @@ def _row(plan: JobPlan, shard: int, report: ShardReport | None) -> dict[str, Any
         "more_than_once": max(0, applied - (expected - len(missing))),
         "never": len(missing),
         "missing": missing[:SHOWN],
+        "delay_mean": report.delay_mean,
+        "delay_max": report.delay_max,
     } | _pushes(report.tally)
 
 

@@ -154,14 +154,23 @@ class Coordinator(Upkeep):
             self._recovery.on_report(report.node, report.view, reported)
         if self._final_reports is not None:
             self._final_reports.update(reported)
+        if member.role == WORKER and isinstance(reason := report.facts.get("stop"), str):
+            self._on_stop(reason)
         if member.role == WORKER and report.facts.get("done") is True:
             self._on_done(member)
         if self._view is not None and report.view < self._view.number:
             self._tell(report.node)
 
+    def _on_stop(self, reason: str) -> None:
+        """The worker that evaluates finds that training may end early: all are told."""
+        if "stop" not in self._state.settings:
+            self._state.settings["stop"] = reason
+            self._changed = True
+            self._decide("stop", reason)
+
     def _on_done(self, worker: Member) -> None:
         """A worker says that it has nothing more to do: all is trained, or it was told to leave."""
-        if not self.plan.leased or self._leases.complete:
+        if not self.plan.leased or self._leases.complete or "stop" in self._state.settings:
             self._changed |= worker.rank not in self._state.done_ranks
             self._state.done_ranks.add(worker.rank)
         elif self._recovery is not None:

@@ -7,7 +7,7 @@
 |         | `waiting`         | part of the time, 0 to 1, in which consistency made it wait                     |
 |         | `done`            | it has trained on all that is its own (where cells are not leased)              |
 | servers | `shards`          | for each shard by number: `cells` (a `CellSet` as plain data), `tally` (pushes  |
-|         |                   | by outcome), `delay_mean`, and more that is only shown                          |
+|         |                   | by outcome), `delay_mean`, `delay_max`, and more that is only shown             |
 
 A shard's `cells` are those that its backup has too: they count as done whoever dies next.
 """
@@ -30,6 +30,7 @@ class ShardReport:
     cells: CellSet
     tally: Mapping[str, int]
     delay_mean: float
+    delay_max: int = 0
 
 
 @dataclass
@@ -85,9 +86,9 @@ def _shard_report(told: Any) -> ShardReport:
     if not isinstance(told, dict):
         raise ProtocolError("A report about a shard must be a table.")
     cells = CellSet.from_plain(told.get("cells"))
-    tally, delay = told.get("tally", {}), told.get("delay_mean", 0.0)
-    if type(delay) not in (int, float) or not math.isfinite(delay):
-        raise ProtocolError("A report about a shard has a mean delay.")
+    tally, delay, delay_max = told.get("tally", {}), told.get("delay_mean", 0.0), told.get("delay_max", 0)
+    if type(delay) not in (int, float) or not math.isfinite(delay) or type(delay_max) is not int:
+        raise ProtocolError("A report about a shard has a mean and a largest delay.")
     if not isinstance(tally, dict) or not all(type(count) is int for count in tally.values()):
         raise ProtocolError("A report about a shard has a tally of pushes by outcome.")
-    return ShardReport(cells=cells, tally=tally, delay_mean=float(delay))
+    return ShardReport(cells=cells, tally=tally, delay_mean=float(delay), delay_max=delay_max)

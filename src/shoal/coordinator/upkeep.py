@@ -73,7 +73,10 @@ class Upkeep:
     @property
     def _is_trained(self) -> bool:
         """Whether every cell is done. Shards are kept safe after that too, until the launcher ends the job."""
-        return self._leases.complete if self.plan.leased else len(self._state.done_ranks) >= self.plan.workers
+        all_are_done = len(self._state.done_ranks) >= self._state.wanted[WORKER]
+        if not self.plan.leased or "stop" in self._state.settings:
+            return all_are_done
+        return self._leases.complete
 
     def _settle(self, now: float) -> None:
         if self.failed is None:

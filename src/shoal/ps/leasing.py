@@ -26,8 +26,15 @@ class LeaseHolder:
         self._begun: set[int] = set()
         """Taken, and not yet acknowledged by every shard."""
         self._done = CellSet()
+        self._wanted = 0
+        self._asked_in_vain = False
         self._to_tell: set[int] = set()
         """Done, and the coordinator may not know it."""
+
+    @property
+    def is_dry(self) -> bool:
+        """The coordinator was asked for more and had none: others hold the last cells."""
+        return self._asked_in_vain
 
     @property
     def held(self) -> list[int]:
@@ -60,6 +67,7 @@ class LeaseHolder:
         self.is_over = lease.over
         self.committed = max(self.committed, lease.committed)
         self._to_tell = {cell for cell in lease.cells if cell in self._done}
+        self._asked_in_vain = not self.is_over and len(lease.cells) < self._wanted
         self._ready = deque(c for c in lease.cells if c not in self._done and c not in self._begun)
         if not self._to_tell and (self.is_over or len(self._ready) >= self._ahead):
             self.due = float("inf")
@@ -75,5 +83,5 @@ class LeaseHolder:
     def request(self, node: int, rank: int, now: float) -> LeaseRequest:
         """What to tell the coordinator now; again after a while, unless its answer leaves nothing to ask."""
         self.due = now + self._patience_s
-        wanted = len(self._begun) + self._ahead
+        self._wanted = wanted = len(self._begun) + self._ahead
         return LeaseRequest(node=node, rank=rank, wanted=wanted, done=sorted(self._to_tell), held=self.held)

@@ -26,6 +26,8 @@ class ShardRules:
     """Ranks that count from the start."""
     average: bool = False
     """Pushes are parameters to be averaged, not gradients."""
+    every: int = 1
+    """Steps of its own that a worker takes before it pushes."""
     damped: bool = False
     """The later a gradient, the less it counts."""
     start: int = 0
@@ -92,8 +94,8 @@ class Shard:
         if push.sequence <= last:
             return Verdict.KNOWN
         consistency = self.rules.consistency
-        steps = {cell // self.rules.slots + 1 for cell in push.cells}
-        if (consistency.gathers(push.clock) and steps != {push.clock}) or any(cell < 0 for cell in push.cells):
+        clocks = {cell // (self.rules.slots * self.rules.every) + 1 for cell in push.cells}
+        if (consistency.gathers(push.clock) and clocks != {push.clock}) or any(cell < 0 for cell in push.cells):
             return Verdict.MALFORMED
         furthest = consistency.next_gathered(self.rounds)
         if push.sequence > last + 1 or (furthest is not None and push.clock > furthest):
@@ -137,7 +139,7 @@ class Shard:
             self._update([push], gathered=False)
             return
         self.open_round.append(push)
-        if sum(len(other.cells) for other in self.open_round) >= self._needed:
+        if len({cell % self.rules.slots for other in self.open_round for cell in other.cells}) >= self._needed:
             pushes, self.open_round = sorted(self.open_round, key=lambda other: min(other.cells)), []
             self._update(pushes, gathered=True)
             self.rounds = push.clock
@@ -152,7 +154,7 @@ class Shard:
         self.loss = sum(push.loss for push in pushes) / weight if weight else 0.0
         self.version += 1
         if self.rules.average:
-            share = 1.0 if gathered else min(1.0, len(pushes[0].cells) / slots)
+            share = 1.0 if gathered else min(1.0, len(pushes[0].cells) / (slots * self.rules.every))
             self.values.average(pushes, share=share)
             return
         scale = 1.0 if all(push.scaled for push in pushes) else 1.0 / weight if weight else 0.0

@@ -1,9 +1,10 @@
-"""A worker's life in a served job: the loop between fetching parameters and pushing gradients."""
+"""A worker's life in a served job: the loop between fetching parameters and pushing what it computed."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 from shoal.errors import ShoalError
@@ -13,13 +14,13 @@ from shoal.roles.training import Outcome, Training
 from shoal.spec import Job, ParameterServer, World
 from shoal.strategies.base import StepResult
 from shoal.strategies.data.single import SingleProcess
-from shoal.strategies.gradients import backward_part
-from shoal.strategies.ps.client import Contribution, PsClient
+from shoal.strategies.ps.client import PsClient
+from shoal.strategies.ps.contributions import Contribute, GradientMaker, ParameterMaker
 from shoal.strategies.ps.served import Served
 
 
 class StopRequested(ShoalError):
-    """The run was asked to stop while this worker waited for others."""
+    """The run is to end while this worker waits for others."""
 
 
 class ServedTraining:
@@ -29,111 +30,101 @@ class ServedTraining:
         task = load_task(job)
         if not job.options.get("evaluate", True):
             task = replace(task, test=None, stop=None)
-        self.world = world
-        self.training = Training(task, SingleProcess(), world, job.num_slots, numerics=job.numerics)
         spec = job.spec
         assert isinstance(spec, ParameterServer)
-        self.spec = spec
+        self.world = world
+        self.training = Training(task, SingleProcess(), world, job.num_slots, numerics=job.numerics)
         self.served = Served.open(
             spec, self.training.replica, world, slots=job.num_slots, workers=job.cluster.workers
         )
-        self._reporter = reporter
         self.client = PsClient(self.served, world, self._on_idle)
+        self._spec = spec
+        self._reporter = reporter
         self._slots = job.num_slots
         self._my_slots = range(
             job.num_slots * world.global_rank // job.cluster.workers,
             job.num_slots * (world.global_rank + 1) // job.cluster.workers,
         )
+        make = GradientMaker if spec.push == "gradients" else ParameterMaker
+        self._contribute: Contribute = make(self.served, self.client, self.training.work)
         self._history: list[float] = []
         self._results: dict[str, float] = {}
+        self._step = 0
         self._loss = math.nan
         self._reason = "finished"
 
     def run(self) -> Outcome:
-        """Train until the data is used up, or until asked to stop."""
+        """Train until the data is used up, or until it is enough, or until asked to stop."""
         self.training.replica.train_mode()
         total = self.training.schedule.total_steps
-        step = 0
         try:
-            step = self._run_leased() if self.spec.is_asynchronous else self._run_ranked()
+            for clock, cells in self._leased() if self._spec.is_asynchronous else self._ranked():
+                self._take_step(clock, cells)
+                if self._reason != "finished":
+                    break
             self.client.finish()
             if self.world.is_first and self._reason == "finished":
-                if not self.spec.is_asynchronous:
-                    self.client.await_all(total)
-                step = total
+                self._await_others(total)
         except StopRequested:
-            self._reason = "stopped"
+            self._reason = "plateau" if self.client.is_told_to_stop else "stopped"
         if self.world.is_first:
             self.client.fetch()
             if self._reason == "finished":
                 self._evaluate(total)
-        return Outcome(step, self._loss, self._results, self._reason)
+        return Outcome(self._step, self._loss, self._results, self._reason)
 
-    def _run_ranked(self) -> int:
-        """Every rank has its own slots of every step."""
-        schedule, step = self.training.schedule, self.client.join()
-        while step < schedule.total_steps and self._reason == "finished":
-            step += 1
-            self.client.begin(step)
-            gathered = self.served.consistency.gathers(step)
-            loss = weight = 0.0
-            for slot in self._my_slots:
-                cell = (step - 1) * self._slots + slot
-                part_loss, part_weight = self._contribute(cell, slot, step, apart=not gathered)
-                loss, weight = loss + part_loss, weight + part_weight
-            mean = loss / weight if weight else math.nan
-            if gathered:
-                self.client.await_round(step)
-                mean = self.client.machine.rounds_loss
-            self._step_is_done(step, mean, weight)
-        return step
+    def _ranked(self) -> Iterator[tuple[int, list[int]]]:
+        """Every rank has its own slots of every step: clocks, and the cells of each."""
+        total, every = self.training.schedule.total_steps, self._spec.every
+        first = self.client.join() + 1
+        for clock in range(first, -(-total // every) + 1):
+            steps = range((clock - 1) * every, min(clock * every, total))
+            yield clock, [step * self._slots + slot for slot in self._my_slots for step in steps]
 
-    def _run_leased(self) -> int:
-        """Whoever is free takes the next cell."""
+    def _leased(self) -> Iterator[tuple[int, list[int]]]:
+        """Whoever is free takes the next cells."""
+        clock = 0
         self.client.join()
-        clock = step = 0
-        while self._reason == "finished" and (cell := self.client.take_cell()) is not None:
+        while cells := self.client.take_cells(self._spec.every):
             clock += 1
-            self.client.begin(clock)
-            loss, weight = self._contribute(cell, self.world.global_rank, clock, apart=True)
-            own_step = cell // self._slots + 1
-            if own_step > step:
-                step = own_step
-                self._step_is_done(step, loss / weight if weight else math.nan, weight)
-        if self._reason == "finished" and step < self.training.schedule.total_steps:
-            step = self.training.schedule.total_steps  # Others trained on the last cells.
-            self._step_is_done(step, self._loss, 0.0)
-        return step
+            yield clock, cells
 
-    def _contribute(self, cell: int, buffer_slot: int, clock: int, *, apart: bool) -> tuple[float, float]:
-        """Compute one cell's gradient and push it."""
-        step, slot = cell // self._slots + 1, cell % self._slots
-        work = self.training.work(step, range(slot, slot + 1), apart=apart)
-        place = self.client.aim(buffer_slot, clock)
-        begun = time.monotonic()
-        loss, weight = backward_part(self.training.replica, work, work.parts[0], self.client.tap.backward)
-        self.client.push(
-            Contribution(
-                clock=clock,
-                cells=[cell],
-                place=place,
-                weight=weight,
-                loss=loss,
-                scaled=work.parts[0].total_weight is not None,
-            )
-        )
+    def _take_step(self, clock: int, cells: list[int]) -> None:
+        """Fetch, compute on these cells, push; each slot's cells are one push."""
+        self.client.begin(clock)
+        begun, loss, weight = time.monotonic(), 0.0, 0.0
+        by_slot: dict[int, list[int]] = {}
+        for cell in cells:
+            slot = self.world.global_rank if self._spec.is_asynchronous else cell % self._slots
+            by_slot.setdefault(slot, []).append(cell)
+        for slot, own in by_slot.items():
+            part_loss, part_weight = self._contribute(clock, own, slot)
+            loss, weight = loss + part_loss, weight + part_weight
+        mean, step = loss / weight if weight else math.nan, max(cells) // self._slots + 1
         seconds = max(time.monotonic() - begun, 1e-9)
-        self.client.report(step=step, loss=loss / weight if weight else 0.0, samples_per_s=weight / seconds)
-        return loss, weight
+        self.client.report(step=step, loss=mean, samples_per_s=weight / seconds)
+        if self.served.consistency.gathers(clock):
+            self.client.await_round(clock)
+            mean = self.client.machine.rounds_loss
+        if step > self._step:
+            self._step_is_done(step, mean, weight)
+
+    def _await_others(self, total: int) -> None:
+        """Others may still train on the last cells."""
+        if not self._spec.is_asynchronous:
+            self.client.await_all(-(-total // self._spec.every))
+        elif self._step < total:
+            self._step_is_done(total, self._loss, 0.0)
 
     def _step_is_done(self, step: int, loss: float, weight: float) -> None:
         training, schedule = self.training, self.training.schedule
-        self._loss = loss
-        result = StepResult(loss, weight, False)
+        before, self._step, self._loss = self._step, step, loss
         rate, epoch = training.replica.learning_rate, schedule.epoch_of(step)
-        self._reporter.on_step(step, result, schedule.samples_after(step), rate, epoch)
-        training.replica.advance(loss)
-        if self.world.is_first and training.evaluates_after(step) and step < schedule.total_steps:
+        self._reporter.on_step(step, StepResult(loss, weight, False), schedule.samples_after(step), rate, epoch)
+        for _ in range(step - before if self._spec.push == "gradients" else 0):
+            training.replica.advance(loss)
+        interval = training.evaluation_interval
+        if self.world.is_first and step // interval > before // interval and step < schedule.total_steps:
             self.client.fetch()
             self._evaluate(step)
         if self._reporter.wants_stop():
@@ -147,11 +138,12 @@ class ServedTraining:
         self._results = evaluator.run(self.training.strategy, World())
         self._reporter.on_state("training", step)
         self._reporter.on_evaluation(step, self._results)
-        if stop is not None:
+        if stop is not None and step < self.training.schedule.total_steps:
             self._history.append(self._results[stop.metric])
             if stop.reached(self._history):
                 self._reason = "plateau"
+                self.client.ask_to_stop(f"the {stop.metric} no longer gets better")
 
     def _on_idle(self) -> None:
-        if self._reporter.wants_stop():
+        if self._reporter.wants_stop() or (self.client.is_told_to_stop and self._reason == "finished"):
             raise StopRequested("The run was asked to stop.")

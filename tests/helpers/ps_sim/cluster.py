@@ -53,12 +53,15 @@ class Cluster:
         self.now = 0.0
         self.view: View | None = None
         """The newest that any coordinator has sent."""
+        self.formed_at = 0
+        """The number of the message with which the first view was told."""
         self.killed: Counter[str] = Counter()
         """Deaths that really happened, by role."""
         self.deposed: Counter[str] = Counter()
         """The same of those that live on."""
         self.workers: list[WorkerProcess] = []
         """All that ever lived."""
+        self.is_scaled = scenario.scale_at == 0
         self._dice = random.Random(seed)
         self.network = Network(scenario.faults, self._dice, through_codec=scenario.through_codec)
         self._processes: dict[int, Process] = {}
@@ -132,6 +135,7 @@ class Cluster:
         outbox = process.outbox if isinstance(process, Coordinator) else process.machine.outbox
         while outbox:
             self._kill_whoever_is_due()
+            self._scale_if_due()
             if node not in self._processes:
                 return
             receiver, message = outbox.popleft()
@@ -160,6 +164,7 @@ class Cluster:
         if isinstance(message, View) and (
             self.view is None or (message.term, message.number) > (self.view.term, self.view.number)
         ):
+            self.formed_at = self.formed_at or self.network.sent
             self.view = message
 
     # Deaths.
@@ -186,6 +191,12 @@ class Cluster:
             filled and primary in self._seats and backup in self._seats
             for _, primary, backup, filled, _ in self.view.shards
         )
+
+    def _scale_if_due(self) -> None:
+        due = not self.is_scaled and 0 < self.scenario.scale_at <= self.network.sent
+        if due and self.coordinator is not None and self.view is not None:
+            self.is_scaled = True
+            self.coordinator.scale(servers=self.scenario.scale_servers, now=self.now)
 
     def _take_for_dead(self, node: int) -> None:
         del self._seats[node]
@@ -262,7 +273,8 @@ class Cluster:
             and self.view is not None
             and sorted(self.view.workers.values()) == sorted(self._living(WORKER))
             and len(self.view.workers) == self.scenario.workers
-            and len(self._living(SERVER)) == self.scenario.servers
+            and self.is_scaled
+            and len(self._living(SERVER)) == self.scenario.final_servers
             and (self.is_covered or self.scenario.servers == 1)
         )
 

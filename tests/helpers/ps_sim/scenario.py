@@ -32,12 +32,19 @@ class Scenario:
     steps: int = 4
     faults: NetFaults = field(default_factory=NetFaults)
     kills: tuple[Kill, ...] = ()
+    scale_at: int = 0
+    """The number of the message at which the job gets `scale_servers` servers; 0: never."""
+    scale_servers: int = 0
     through_codec: bool = False
     """Every message becomes bytes and back."""
 
     @property
     def leased(self) -> bool:
         return self.sync == "asp"
+
+    @property
+    def final_servers(self) -> int:
+        return self.scale_servers or self.servers
 
     @property
     def num_cells(self) -> int:

@@ -35,9 +35,9 @@ class ChainValues:
     def average(self, pushes: Sequence[Push], *, share: float) -> None:
         self._mix(pushes, share)
 
-    def parts(self) -> Iterable[Sequence[Frame]]:
+    def parts(self, *, whole: bool) -> Iterable[Sequence[Frame]]:
         packed = self.chain.to_bytes(WIDTH, "little")
-        return [(packed[:4],), (packed[4:],)]
+        return [(packed,)] if whole else [(packed[:4],), (packed[4:],)]
 
     def frames(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
         return (self.chain.to_bytes(WIDTH, "little"),), {"cells": list(self.cells), "marked": self._marked}

@@ -102,10 +102,10 @@ def played(text: str, moves: list[int], ranks: int = 3) -> Model:
     return model
 
 
-interleavings = st.lists(st.integers(0, 2), max_size=120)
+interleavings = st.lists(st.integers(0, 2), max_size=90)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(moves=interleavings, bound=st.integers(1, 4))
 def test_ssp_never_lets_the_fastest_run_away(moves, bound):
     model = Model(parse_sync(f"ssp:{bound}"), 3)
@@ -119,7 +119,7 @@ def test_ssp_never_lets_the_fastest_run_away(moves, bound):
         assert not model.may_start(fastest)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(moves=interleavings)
 def test_asp_never_waits(moves):
     model = Model(parse_sync("asp"), 3)
@@ -127,7 +127,7 @@ def test_asp_never_waits(moves):
     assert all(len(update) == 1 for update in model.updates)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(moves=interleavings)
 def test_bsp_is_synchronous_sgd(moves):
     model = played("bsp", moves)
@@ -136,7 +136,7 @@ def test_bsp_is_synchronous_sgd(moves):
     assert played("ssp:0", moves).updates == model.updates
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(moves=interleavings)
 def test_quorum_drops_the_late_and_says_so(moves):
     model = played("quorum:2/3", moves)
@@ -148,7 +148,7 @@ def test_quorum_drops_the_late_and_says_so(moves):
     assert len(applied) + len(model.late) + len(waiting) == len(pushed)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(moves=interleavings, asynchronous=st.integers(1, 3))
 def test_alternate_computes_its_synchronous_steps_at_one_version(moves, asynchronous):
     model = played(f"alternate:{asynchronous}", moves)

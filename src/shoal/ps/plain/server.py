@@ -18,8 +18,8 @@ from shoal.ps.plain.table import MakeOptimizer, ParameterTable
 from shoal.spec.checks import require_count
 
 _LOOK_EVERY_S = 0.1
-# A wire has about a thousand sockets, and needs three for each peer.
-_MOST_CLIENTS = 256
+# Each takes five file descriptors, and many systems give a process 1024.
+_MOST_CLIENTS = 128
 
 
 class Server:
@@ -38,7 +38,7 @@ class Server:
         address: Where to listen: `tcp://ADDRESS:PORT` (`*` for any free port) or `ipc://@NAME`. What leaves this
             host is encrypted.
         key: Whom to serve: those who have it. A new one where none is given.
-        max_clients: How many clients are served at a time, 256 at most; each costs a connection.
+        max_clients: How many clients are served at a time, 128 at most; each costs a connection.
     """
 
     def __init__(

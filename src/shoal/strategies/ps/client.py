@@ -56,7 +56,7 @@ class PsClient:
             consistency=served.consistency,
             now=now,
             address=wire.address,
-            leases=LeaseHolder(now=now) if served.spec.is_asynchronous else None,
+            leases=LeaseHolder(now=now, ahead=served.spec.every) if served.spec.is_asynchronous else None,
         )
         self._node = Node(world.node, self.machine, wire, f"tcp://{world.coordinator}")
         self._own = OwnValues(served.memory, served.moving)
@@ -111,20 +111,19 @@ class PsClient:
             self._framed.unpack_whole(shard, self.machine.pulled(shard) or [])
         return whole_state(self._served.memory, names, [0 for _ in shards])
 
-    def take_cell(self) -> int | None:
-        """The next cell of the data; None when all of it has been trained on."""
-        leases = self.machine.leases
+    def take_cells(self, count: int) -> list[int]:
+        """The next cells of the data; fewer at the end, none when all of it has been trained on."""
+        leases, cells = self.machine.leases, list[int]()
         assert leases is not None
-        cell: int | None = None
 
         def is_decided() -> bool:
-            nonlocal cell
-            cell = leases.take(time.monotonic())
-            return cell is not None or leases.is_over
+            while len(cells) < count and (cell := leases.take(time.monotonic())) is not None:
+                cells.append(cell)
+            return len(cells) == count or leases.is_over or (bool(cells) and leases.is_dry)
 
         self._wait(is_decided)
         self._node.pump(0.0)
-        return cell
+        return cells
 
     def aim(self, slot: int, clock: int) -> int:
         """Let gradients go to a buffer of this slot that no server reads any more; its number."""
@@ -134,6 +133,14 @@ class PsClient:
         if place not in self._views:
             self._views[place] = self._served.memory.views(f"gradients/{place}")
         self.tap.aim(self._views[place], self._served.memory.touched(place).numpy())
+        return place
+
+    def offer_parameters(self, slot: int, clock: int) -> int:
+        """Put this worker's own parameters where a gradient would go; the buffer's number."""
+        place = self.aim(slot, clock)
+        self._served.memory.touched(place).fill_(1)
+        for view, param in zip(self._views[place], self._served.memory.params, strict=True):
+            view.copy_(param.data)
         return place
 
     def push(self, made: Contribution) -> None:
@@ -161,7 +168,20 @@ class PsClient:
 
     def await_all(self, clock: int) -> None:
         """Wait until every rank has come this far on every shard."""
-        self._wait(lambda: all(link.floor >= clock for link in self.machine.links))
+        if self._served.consistency.gathers(clock):
+            self.await_round(clock)
+        else:
+            self._wait(lambda: all(link.floor >= clock for link in self.machine.links))
+
+    @property
+    def is_told_to_stop(self) -> bool:
+        """Whether the worker that evaluates has found that training may end."""
+        return self.machine.view is not None and "stop" in self.machine.view.settings
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Let all workers end, and wait until that is decided."""
+        self.machine.facts["stop"] = reason
+        self._wait(lambda: self.is_told_to_stop)
 
     def report(self, **facts: float) -> None:
         """What the coordinator is told several times a second."""

@@ -56,6 +56,7 @@ class Served:
             slots=slots,
             workers=workers,
             average=spec.push == "parameters",
+            every=spec.every,
             damped=spec.damping == "staleness",
         )
         return cls(

@@ -1,0 +1,92 @@
+"""What a worker makes of its cells and pushes: a gradient, or parameters that it trained on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from shoal.strategies.base import Work
+from shoal.strategies.gradients import backward_part, check_weight
+from shoal.strategies.ps.client import Contribution, PsClient
+from shoal.strategies.ps.served import Served
+
+
+class MakeWork(Protocol):
+    """The work of a step for a process that fills these slots; `apart`: each is a batch of its own."""
+
+    def __call__(self, step: int, slots: range, *, apart: bool) -> Work: ...
+
+
+Contribute = Callable[[int, Sequence[int], int], tuple[float, float]]
+"""Takes a clock, cells, and the slot whose buffers to use; pushes, and returns weighted loss and weight."""
+
+
+class GradientMaker:
+    """One backward pass per cell."""
+
+    def __init__(self, served: Served, client: PsClient, make_work: MakeWork) -> None:
+        self._served = served
+        self._client = client
+        self._make_work = make_work
+
+    def __call__(self, clock: int, cells: Sequence[int], slot: int) -> tuple[float, float]:
+        (cell,) = cells
+        step, part_slot = divmod(cell, self._served.rules.slots)
+        apart = not self._served.consistency.gathers(clock)
+        work = self._make_work(step + 1, range(part_slot, part_slot + 1), apart=apart)
+        place = self._client.aim(slot, clock)
+        loss, weight = backward_part(self._served.replica, work, work.parts[0], self._client.tap.backward)
+        self._client.push(
+            Contribution(
+                clock=clock,
+                cells=cells,
+                place=place,
+                weight=weight,
+                loss=loss,
+                scaled=work.parts[0].total_weight is not None,
+            )
+        )
+        return loss, weight
+
+
+class ParameterMaker:
+    """Steps of the task's own optimizer, on this worker alone; then its parameters are pushed."""
+
+    def __init__(self, served: Served, client: PsClient, make_work: MakeWork) -> None:
+        self._served = served
+        self._client = client
+        self._make_work = make_work
+        client.tap.close()
+        self._params = list(served.replica.trained.values())
+        self._clip_norm = served.replica.task.clip_norm
+
+    def __call__(self, clock: int, cells: Sequence[int], slot: int) -> tuple[float, float]:
+        loss = weight = 0.0
+        for cell in cells:
+            cell_loss, cell_weight = self._train_on(cell)
+            loss, weight = loss + cell_loss, weight + cell_weight
+        place = self._client.offer_parameters(slot, clock)
+        self._client.push(
+            Contribution(clock=clock, cells=cells, place=place, weight=weight, loss=loss, scaled=True)
+        )
+        return loss, weight
+
+    def _train_on(self, cell: int) -> tuple[float, float]:
+        replica = self._served.replica
+        step, slot = divmod(cell, self._served.rules.slots)
+        work = self._make_work(step + 1, range(slot, slot + 1), apart=True)
+        for param in self._params:
+            param.grad = None
+        loss, weight = backward_part(replica, work, work.parts[0])
+        check_weight(work, weight)
+        if work.parts[0].total_weight is None and weight != 1.0:
+            torch._foreach_mul_([p.grad for p in self._params if p.grad is not None], 1 / weight)
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._params, self._clip_norm)
+        replica.optimizer.step()
+        replica.advance(loss / weight)
+        for param in self._params:
+            param.grad = None
+        return loss, weight

@@ -1,0 +1,143 @@
+"""A strategy beside one process: every parameter, buffer and number of the optimizer's state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shoal.spec import Data, Job
+from shoal.verify.bounds import FLOAT64_BOUND, first_step_bound
+from shoal.verify.claims import Claim
+from shoal.verify.jobs import alone, with_overrides
+from shoal.verify.judging import Comparison, compare_trials, movement
+from shoal.verify.report import BITWISE, Report, Row, Verdict
+from shoal.verify.trials import Facts, Laboratory, Trial
+
+if TYPE_CHECKING:
+    from shoal.verify.difference import Tensors
+
+NUM_TRIALS = 6
+"""Where every bit must be equal: inspection, and five runs to compare."""
+_DRIFT = "rounding drifts apart over steps in float32; judged are the first step and all steps in float64"
+_OTHER_NUMBERS = "random numbers (dropout, augmentation) are drawn for each part of a batch, so other ones here"
+_OTHER_FUNCTION = "BatchNorm of a part of the batch is another function than of the whole"
+_SAME_SLOTS = "one process, the same slots"
+
+
+def compare(laboratory: Laboratory, job: Job, facts: Facts, initial: Tensors, claim: Claim) -> Report:
+    """Train a few steps with the strategy and in one process, and compare all they leave behind."""
+    rows, steps = _Verification(laboratory, job, facts, claim).run(initial)
+    return Report(
+        target=job.target,
+        strategy=job.strategy,
+        workers=job.cluster.workers,
+        slots=job.num_slots,
+        steps=steps,
+        rows=tuple(rows),
+    )
+
+
+class _Verification:
+    """The runs that one verification takes, in order, and what is compared with what."""
+
+    def __init__(self, laboratory: Laboratory, job: Job, facts: Facts, claim: Claim) -> None:
+        self.laboratory = laboratory
+        self.facts = facts
+        spec = job.spec
+        self._can_synchronise = isinstance(spec, Data)
+        """Whether BatchNorm can be that of the whole batch."""
+        synchronised = isinstance(spec, Data) and spec.batchnorm == "sync" and facts.has_batchnorm
+        self.job = with_overrides(job, facts.synchronised_batch(job.cluster.workers)) if synchronised else job
+        self.bitwise = claim is Claim.BITS and not synchronised
+        self.reference = _Reference(laboratory, facts, synchronised)
+
+    def run(self, initial: Tensors) -> tuple[list[Row], int]:
+        """All rows, and how many steps were taken."""
+        synchronised = self.reference.synchronised
+        # Two runs more for the first step; one less where the whole batch is what to compare with in any case.
+        self.laboratory.num_trials += 2 * (not self.bitwise) - synchronised
+        rows = _repeatability(self.facts)
+        if not self.bitwise:
+            rows += self._first_step()
+        split = self.laboratory.train(f"{self.job.cluster.workers} workers, {self.job.strategy}", self.job)
+        same = self.reference.train(self.job)
+        comparison = Comparison(
+            title=self.reference.title,
+            bound=lambda what: BITWISE if self.bitwise else None,
+            note=_DRIFT * (not self.bitwise),
+        )
+        rows += compare_trials(comparison, split, same, self.facts)
+        rows += self._in_double()
+        if not synchronised:
+            rows += self._against_whole_batch(split)
+        return rows + movement(initial, split, same, self.facts), split.steps
+
+    def _first_step(self) -> list[Row]:
+        job = with_overrides(self.job, {"max_steps": 1})
+        facts, synchronised = self.facts, self.reference.synchronised
+        split = self.laboratory.train(f"{job.cluster.workers} workers, first step", job)
+        same = self.reference.train(job)
+        title = f"{self.reference.title}, first step"
+        if synchronised and facts.random:
+            return compare_trials(Comparison(title=title, note=_OTHER_NUMBERS), split, same, facts)
+
+        def bound(what: str) -> float:
+            return first_step_bound(what, facts.optimizer, synchronised=synchronised)
+
+        return compare_trials(Comparison(title=title, bound=bound), split, same, facts)
+
+    def _in_double(self) -> list[Row]:
+        """All steps in float64, against the whole batch where parts of it compute the same function."""
+        facts, workers = self.facts, self.job.cluster.workers
+        job, slots = replace(self.job, numerics="float64"), None
+        title = "one process in float64, whole batch"
+        if facts.has_batchnorm and self._can_synchronise:
+            # Only synchronised layers compute the same function on parts as on the whole.
+            strategy = str(replace(job.spec, batchnorm="sync", shares="even"))
+            job = with_overrides(replace(job, strategy=strategy, slots=None), facts.synchronised_batch(workers))
+            title += ", BatchNorm synchronised"
+        elif facts.has_batchnorm:
+            slots, title = job.num_slots, "one process in float64, the same slots"
+        split = self.laboratory.train(f"{workers} workers in float64", job)
+        whole = self.laboratory.train(title, alone(job, facts, slots=slots))
+        other_numbers = facts.random_in_float64 and slots is None
+        comparison = Comparison(
+            title=title,
+            bound=lambda what: None if other_numbers else FLOAT64_BOUND,
+            note=_OTHER_NUMBERS * other_numbers,
+        )
+        return compare_trials(comparison, split, whole, facts)
+
+    def _against_whole_batch(self, split: Trial) -> list[Row]:
+        title = "one process in float32, whole batch"
+        whole = self.laboratory.train(title, alone(self.job, self.facts))
+        note = _OTHER_FUNCTION if self.facts.has_batchnorm else _OTHER_NUMBERS * self.facts.random
+        return compare_trials(Comparison(title=title, note=note), split, whole, self.facts)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """One process that should compute the same in float32: the same slots, or the whole batch where
+    synchronised BatchNorm makes slots compute that."""
+
+    laboratory: Laboratory
+    facts: Facts
+    synchronised: bool
+
+    @property
+    def title(self) -> str:
+        return "one process, BatchNorm over the whole batch" if self.synchronised else _SAME_SLOTS
+
+    def train(self, job: Job) -> Trial:
+        slots = None if self.synchronised else job.num_slots
+        return self.laboratory.train(self.title, alone(job, self.facts, slots=slots))
+
+
+def _repeatability(facts: Facts) -> list[Row]:
+    if facts.repeatable:
+        return []
+    note = (
+        "the same samples and seed gave two different losses in one process: the task draws random numbers "
+        "that no seed decides; use torch's own (torch.rand and the like), which are keyed to step and slot"
+    )
+    return [Row(comparison="the same step twice", what="loss", verdict=Verdict.MISMATCH, note=note)]
