@@ -15,12 +15,12 @@ from shoal.spec import Cluster, Job
 REPOSITORY = Path(__file__).parents[2]
 FLAGS = {
     "train": "workers strategy slots spares threads device port arg batch-size epochs max-steps seed accumulate "
-    "evaluate-every name runs overwrite tensorboard progress plain json help",
+    "evaluate-every name runs overwrite tensorboard explain progress plain json help",
     "evaluate": "data workers threads device progress plain json help",
     "predict": "out data workers threads device progress plain help",
     "run": "workers port threads help",
     "scale": "workers servers runs json help",
-    "verify": "workers strategy slots steps arg seed replay json help",
+    "verify": "workers strategy slots steps arg seed seeds replay json help",
     "bench": "models rounds steps start no-start json help",
     "doctor": "json help",
 }

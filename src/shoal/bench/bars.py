@@ -11,27 +11,32 @@ from shoal.bench.compare import Row
 
 @dataclass(frozen=True)
 class Bar:
-    """On `model`, at least `floor` times the samples per second of `peer`."""
+    """On `model`, `subject` is at least `floor` times as fast as `peer`."""
 
     model: str
+    subject: str
     peer: str
     floor: float
 
 
 BARS = (
-    Bar("mlp", "single", 1.9),
-    Bar("mlp", "data_without_journal", 0.95),
-    Bar("mlp", "ddp", 1.6),
-    Bar("mlp", "ddp_tuned", 1.4),
-    Bar("gpt", "ddp", 1.15),
-    Bar("gpt", "ddp_tuned", 1.05),
-    Bar("conv", "ddp", 1.3),
-    Bar("conv", "ddp_tuned", 1.05),
-    Bar("digits", "ddp", 2.0),
+    Bar("mlp", "data", "single", 1.9),
+    Bar("mlp", "data", "data_without_journal", 0.95),
+    Bar("mlp", "data", "ddp", 1.6),
+    Bar("mlp", "data", "ddp_tuned", 1.4),
+    Bar("gpt", "data", "ddp", 1.15),
+    Bar("gpt", "data", "ddp_tuned", 1.05),
+    Bar("conv", "data", "ddp", 1.3),
+    Bar("conv", "data", "ddp_tuned", 1.05),
+    Bar("digits", "data", "ddp", 2.0),
+    Bar("mlp", "ps_asp", "tensorflow_ps", 2.0),
+    Bar("mlp", "ps_asp", "ddp", 1.4),
+    Bar("mlp", "ps_asp_2", "tensorflow_ps", 1.7),
+    Bar("mlp", "ps_asp_2", "tensorflow_ps_2", 1.7),
 )
-"""For two processes on two cores."""
+"""For two processes (and the servers, where there are any) on two cores."""
 
-TRAINER_BARS = (Bar("mlp", "loop", 0.97), Bar("gpt", "loop", 0.97))
+TRAINER_BARS = (Bar("mlp", "trainer", "loop", 0.97), Bar("gpt", "trainer", "loop", 0.97))
 """For `shoal.Trainer` in one process, beside a loop written by hand."""
 
 
@@ -51,7 +56,6 @@ class Verdict:
     """A bar and what was measured against it."""
 
     bar: Bar
-    subject: str
     ratios: tuple[float, ...]
     """One per round."""
 
@@ -85,15 +89,11 @@ class Finding:
         return self.value <= self.ceiling.most
 
 
-def judge(rows: Iterable[Row], subject: str = "data", bars: Iterable[Bar] = BARS) -> list[Verdict]:
-    """A verdict for each bar whose model and peer were measured beside the subject."""
+def judge(rows: Iterable[Row], bars: Iterable[Bar] = BARS) -> list[Verdict]:
+    """A verdict for each bar whose subject and peer were measured side by side."""
     measured = {(row.model, row.variant): row for row in rows}
     return [
-        Verdict(
-            bar=bar,
-            subject=subject,
-            ratios=tuple(measured[bar.model, subject].ratios_to(measured[bar.model, bar.peer])),
-        )
+        Verdict(bar=bar, ratios=tuple(subject.ratios_to(peer)))
         for bar in bars
-        if (bar.model, subject) in measured and (bar.model, bar.peer) in measured
+        if (subject := measured.get((bar.model, bar.subject))) and (peer := measured.get((bar.model, bar.peer)))
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ class Measurement:
     model: str
     processes: int
     step_s: float
-    """The median time of a step."""
+    """The time of a step of all processes: the median; where they do not go in lockstep, the mean."""
     spread: float
     """How much steps differ: the middle half's width over the median."""
     samples_per_s: float
@@ -41,6 +42,10 @@ class Measurement:
             raise LaunchError(f"bench: a run should end with one line of JSON, found {found!r}.") from None
 
 
+Timeline = Sequence[tuple[float, int]]
+"""A time in seconds, and the samples of all processes that were committed by then."""
+
+
 def summarise(
     *,
     variant: str,
@@ -52,15 +57,51 @@ def summarise(
 ) -> Measurement:
     """The measurement of a run whose measured steps took these times."""
     step_s = statistics.median(step_times_s)
-    lower, _, upper = (
-        statistics.quantiles(step_times_s, n=4, method="inclusive") if len(step_times_s) > 1 else [step_s] * 3
-    )
     return Measurement(
         variant=variant,
         model=model,
         processes=processes,
         step_s=step_s,
-        spread=(upper - lower) / step_s,
+        spread=_width_of_middle_half(step_times_s) / step_s,
         samples_per_s=batch_per_process * processes / step_s,
         loss=loss,
     )
+
+
+def summarise_timeline(
+    timeline: Timeline, *, variant: str, model: str, processes: int, batch: int, window: range, loss: float
+) -> Measurement:
+    """The measurement of a run whose processes do not go in lockstep: samples of all over the seconds they took.
+
+    `batch` counts the samples of one step of all processes. Only what was committed in the `window`, in samples,
+    counts: before it the run warms up, after it some may have run out of work.
+    """
+    inside = [(when, samples) for when, samples in timeline if window.start <= samples <= window.stop]
+    if len(inside) < 2 or inside[0][1] == inside[-1][1]:
+        raise LaunchError(
+            f"bench: {variant} on {model} left {len(inside)} marks between sample {window.start} and "
+            f"{window.stop}, too few to measure; take more steps."
+        )
+    (begin, first), (end, last) = inside[0], inside[-1]
+    step_s = batch * (end - begin) / (last - first)
+    steps_s = [
+        batch * (after - before) / (more - fewer)
+        for (before, fewer), (after, more) in itertools.pairwise(inside)
+        if more > fewer
+    ]
+    return Measurement(
+        variant=variant,
+        model=model,
+        processes=processes,
+        step_s=step_s,
+        spread=_width_of_middle_half(steps_s) / step_s,
+        samples_per_s=batch / step_s,
+        loss=loss,
+    )
+
+
+def _width_of_middle_half(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return upper - lower

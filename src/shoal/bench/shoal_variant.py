@@ -5,46 +5,65 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.bench.measurement import Measurement, summarise
+from shoal.bench.measurement import Measurement, Timeline, summarise, summarise_timeline
 from shoal.bench.models import WORKLOADS, warm_up_steps
+from shoal.bench.straggler import STRAGGLERS
 from shoal.launch import run_job
-from shoal.spec import Cluster, Job
+from shoal.spec import Cluster, Job, ParameterServer
+
+COOL_DOWN_STEPS = 5
+"""While so many steps are left nobody has run out of work: a worker holds two cells at most, or is a few steps ahead,
+and what the first worker knows of the others is a step old."""
 
 
-def measure(name: str, strategy: str, model: str, processes: int, steps: int | None) -> Measurement:
-    """Train a benchmark model under a strategy and read the times of its steps off its timeline."""
-    workload = WORKLOADS[model]()
-    measured = steps or workload.steps
+def measure(arguments: argparse.Namespace) -> Measurement:
+    """Train a benchmark model under a strategy and read its speed off its timeline."""
+    workload = WORKLOADS[arguments.model]()
+    measured = arguments.steps or workload.steps
+    steps = warm_up_steps(measured) + measured
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        timeline = Path(folder) / "timeline.json"
+        path = Path(folder) / "timeline.json"
         job = Job(
             target="shoal.bench.tasks:task",
-            args={"model": model, "processes": processes, "steps": warm_up_steps(measured) + measured},
-            strategy=strategy,
-            cluster=Cluster(workers=processes, threads=1),
-            options={"timeline": str(timeline)},
+            args={"model": workload.name, "processes": arguments.processes, "straggler": arguments.straggler},
+            strategy=arguments.strategy,
+            cluster=Cluster(workers=arguments.processes, threads=1),
+            options={"timeline": str(path)},
         )
-        results = run_job(job, lambda event: None)
-        times = json.loads(timeline.read_text())
-    return summarise(
-        variant=name,
-        model=model,
-        processes=processes,
-        batch_per_process=workload.batch_per_process,
-        step_times_s=[after - before for before, after in itertools.pairwise(times)][-measured:],
-        loss=results["loss"],
-    )
+        lockstep = goes_in_lockstep(job)
+        job.args["steps"] = steps if lockstep else steps + COOL_DOWN_STEPS
+        loss = run_job(job, lambda event: None)["loss"]
+        timeline: Timeline = [(when, samples) for when, samples in json.loads(path.read_text())]
+    about = {"variant": arguments.name, "model": workload.name, "processes": arguments.processes, "loss": loss}
+    if lockstep:
+        times_s = [after - before for (before, _), (after, _) in itertools.pairwise(timeline)][-measured:]
+        return summarise(step_times_s=times_s, batch_per_process=workload.batch_per_process, **about)
+    batch = workload.batch_per_process * arguments.processes
+    window = range(warm_up_steps(measured) * batch, steps * batch)
+    return summarise_timeline(timeline, batch=batch, window=window, **about)
 
 
-if __name__ == "__main__":
+def goes_in_lockstep(job: Job) -> bool:
+    """Whether a step of the first worker is a step of all."""
+    return not isinstance(job.spec, ParameterServer) or job.spec.sync == "bsp"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print one variant's measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("strategy")
     parser.add_argument("model", choices=sorted(WORKLOADS))
     parser.add_argument("--name", default="data")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--steps", type=int)
-    given = parser.parse_args()
-    print(measure(given.name, given.strategy, given.model, given.processes, given.steps).to_json())
+    parser.add_argument("--steps", type=int, help="measured steps; default the model's own number")
+    parser.add_argument("--straggler", choices=STRAGGLERS, help="slow the last worker down, or each in turn")
+    print(measure(parser.parse_args(argv)).to_json())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -55,7 +55,7 @@ def _plain_table(title: str) -> Table:
 def _verdict_cells(verdict: Verdict) -> list[str]:
     return [
         verdict.bar.model,
-        f"speed of {verdict.subject}",
+        f"speed of {verdict.bar.subject}",
         verdict.bar.peer,
         f"≥ {verdict.bar.floor:.2f}",
         f"{verdict.ratio:.2f}",

@@ -30,7 +30,7 @@ def compare_trainer(
     rows = compare(
         model, list(SIDES), rounds=rounds, processes=1, steps=steps, variants=SIDES, on_measured=on_measured
     )
-    verdicts: list[Verdict | Finding] = [*judge(rows, subject="trainer", bars=TRAINER_BARS)]
+    verdicts: list[Verdict | Finding] = [*judge(rows, TRAINER_BARS)]
     if model == DIGITS_CEILING.model:
         trainer, loop = rows
         pairs = zip(trainer.rounds, loop.rounds, strict=True)

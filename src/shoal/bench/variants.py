@@ -49,6 +49,15 @@ def shoal_command(variant: str, strategy: str, model: str, processes: int, steps
     return command if steps is None else [*command, "--steps", str(steps)]
 
 
+STRATEGIES = {
+    "data": "data",
+    "data_without_journal": "data:journal=off",
+    "ps_asp": "ps:servers=1,sync=asp",
+    "ps_asp_2": "ps:servers=2,sync=asp",
+    "ps_bsp": "ps:servers=1",
+}
+"""Shoal's own variants. Two servers keep a copy of each other's part, a single one has nobody to keep its copy."""
+
 TENSORFLOW_MODEL = "mlp"
 TENSORFLOW_OPTIONS = {
     "tensorflow_ps": ["--servers", "1"],
@@ -78,6 +87,5 @@ def tensorflow_command(variant: str, model: str, processes: int, steps: int | No
 VARIANTS: dict[str, CommandBuilder] = {
     **{name: functools.partial(peer_command, name) for name in PEERS},
     **{name: functools.partial(tensorflow_command, name) for name in TENSORFLOW_OPTIONS},
-    "data": functools.partial(shoal_command, "data", "data"),
-    "data_without_journal": functools.partial(shoal_command, "data_without_journal", "data:journal=off"),
+    **{name: functools.partial(shoal_command, name, strategy) for name, strategy in STRATEGIES.items()},
 }

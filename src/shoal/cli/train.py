@@ -12,6 +12,7 @@ import typer
 from shoal.cli.arguments import (
     CLUSTER,
     RECORD,
+    SCREEN,
     TASK,
     AsJson,
     Device,
@@ -76,6 +77,9 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write TensorBoard files, too.", rich_help_panel=RECORD)
     ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Print the plan in place of training.", rich_help_panel=SCREEN)
+    ] = False,
     progress: Progress = None,
     as_json: AsJson = False,
 ) -> None:
@@ -83,12 +87,14 @@ def train(
 
     [dim]shoal train digits.py
     shoal train digits.py --workers 4 --spares 1
-    shoal train digits.py -w 4 --strategy data:via=ring --arg width=512 --epochs 3[/dim]
+    shoal train digits.py -w 4 --strategy data:via=ring --arg width=512 --epochs 3
+    shoal train digits.py -w 4 --strategy ps:servers=2,sync=ssp:3 --explain[/dim]
     """
+    from shoal.launch.runs import locate
     from shoal.launch.runs import train as start
-    from shoal.spec import Cluster
+    from shoal.spec import Cluster, Job
 
-    overrides = {
+    given = {
         "batch_size": batch_size,
         "epochs": epochs,
         "max_steps": max_steps,
@@ -96,12 +102,28 @@ def train(
         "accumulate": accumulate,
         "evaluate_every": evaluate_every,
     }
+    overrides = {key: value for key, value in given.items() if value is not None}
+    cluster = Cluster(workers=workers, spares=spares, threads=threads, device=device, port=port)
+    arguments = parse_arguments(arg or ())
+    if explain:
+        from shoal.cli.explain import explain as show_plan
+
+        job = Job(
+            target=locate(target),
+            args=arguments,
+            strategy=strategy,
+            cluster=cluster,
+            slots=slots,
+            overrides=overrides,
+        )
+        show_plan(job, ctx.obj, as_json=as_json)
+        return
     run = start(
         target,
         strategy=strategy,
-        cluster=Cluster(workers=workers, spares=spares, threads=threads, device=device, port=port),
+        cluster=cluster,
         slots=slots,
-        args=parse_arguments(arg or ()),
+        args=arguments,
         name=name,
         runs=runs,
         overwrite=overwrite,
@@ -109,7 +131,7 @@ def train(
         output=sys.stderr if as_json else None,
         tensorboard=tensorboard,
         zygote=ctx.obj,
-        **{key: value for key, value in overrides.items() if value is not None},
+        **overrides,
     )
     if as_json:
         print(json.dumps({"run": str(run.folder), **run.results}))

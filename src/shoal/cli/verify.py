@@ -6,12 +6,15 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli.arguments import CLUSTER, TASK, AsJson, Workers, parse_arguments
 from shoal.errors import SpecError
+
+if TYPE_CHECKING:
+    from shoal.verify import Report, ResultReport
 
 
 def verify(
@@ -28,12 +31,22 @@ def verify(
         int | None,
         typer.Option(help="Parts of a global batch; default one per worker.", rich_help_panel=CLUSTER),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps to train before comparing.", rich_help_panel=TASK)] = 20,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps to train before comparing; default 20, or the whole task where results are compared.",
+            rich_help_panel=TASK,
+        ),
+    ] = None,
     arg: Annotated[
         list[str] | None,
         typer.Option(help="An argument of the factory, name=value; repeatable.", rich_help_panel=TASK),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Decides every random number.", rich_help_panel=TASK)] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(help="Seeds to compare results over, where timing decides them.", rich_help_panel=TASK),
+    ] = 5,
     replay: Annotated[
         str | None,
         typer.Option(metavar="RUN", help="Repeat this finished run, in place of TARGET."),
@@ -42,16 +55,19 @@ def verify(
 ) -> None:
     """Compare a strategy with one process: every parameter, buffer and number of the optimizer's state.
 
-    The exit status is 1 where they differ by more than is declared.
+    Where timing decides (asynchronous servers), compare its results with those of synchronous training over
+    several seeds. The exit status is 1 where they differ by more than is declared.
 
     [dim]shoal verify digits.py --workers 4
     shoal verify digits_conv.py --strategy data:batchnorm=sync
+    shoal verify digits.py --strategy ps:sync=asp --seeds 5
     shoal verify --replay runs/demo[/dim]
     """
     from shoal.verify import replay_run, verify_strategy
 
     if (target is None) == (replay is None):
         raise SpecError("verify: name either a task (shoal verify digits.py) or a run (--replay RUN).")
+    report: Report | ResultReport
     with _progress_line() as progress:
         if replay is not None:
             report = replay_run(replay, zygote=ctx.obj, progress=progress)
@@ -65,6 +81,7 @@ def verify(
                 steps=steps,
                 args=parse_arguments(arg or ()),
                 seed=seed,
+                seeds=seeds,
                 zygote=ctx.obj,
                 progress=progress,
             )
@@ -89,9 +106,12 @@ def _progress_line() -> Iterator[Callable[[int, int, str], None]]:
         yield lambda number, total, label: status.update(f"{number} of {total}: {label}")
 
 
-def _show(report: Any) -> None:
+def _show(report: Report | ResultReport) -> None:
     from rich.console import Console
 
+    from shoal.verify.report import Report
+    from shoal.verify.result_table import result_table
     from shoal.verify.table import report_table
 
-    Console(highlight=False).print(report_table(report))
+    table = report_table(report) if isinstance(report, Report) else result_table(report)
+    Console(highlight=False).print(table)

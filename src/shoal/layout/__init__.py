@@ -2,7 +2,7 @@
 
 from shoal.layout.lines import ALIGN_BYTES, Parcel, Span
 from shoal.layout.placement import POLICIES, Placement, place, spread_backups
-from shoal.layout.placement_table import ServerRow, explain, render
+from shoal.layout.placement_table import ServerRow, binary_size, explain, render
 from shoal.layout.rebalancing import rebalance
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Placement",
     "ServerRow",
     "Span",
+    "binary_size",
     "explain",
     "place",
     "rebalance",

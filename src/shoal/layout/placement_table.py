@@ -44,7 +44,7 @@ def render(placement: Placement, parcels: Sequence[Parcel]) -> str:
     columns = [
         _column("server", [str(row.server) for row in rows]),
         _column("shards", [_ranges(row.shards) for row in rows]),
-        _column("size", [_size(row.num_bytes) for row in rows]),
+        _column("size", [binary_size(row.num_bytes) for row in rows]),
         _column("share", [f"{row.share:.1%}" for row in rows]),
         _column("parameters", [str(len(row.params)) for row in rows]),
         _column("cut", [str(len(row.cut)) for row in rows]),
@@ -106,7 +106,7 @@ def _ranges(numbers: Sequence[int]) -> str:
     return text if len(text) <= _WIDEST_LIST else f"{text[: _WIDEST_LIST - 1]}…"
 
 
-def _size(num_bytes: int) -> str:
+def binary_size(num_bytes: int) -> str:
     """Bytes in the unit that fits."""
     value, unit = float(num_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):

@@ -72,6 +72,8 @@ class ServerMachine:
         """What to report besides the shards: memory and the like."""
         self.ignored: Counter[str] = Counter()
         """Messages that asked for nothing this node could do, by why."""
+        self._early_fills: dict[int, tuple[int, Fill]] = {}
+        """By shard: what came before the view that explains it."""
         self._address = address
         self._rules = rules
         self._make_values = make_values
@@ -87,7 +89,7 @@ class ServerMachine:
             case Push() | Hello() | Pull():
                 self._on_worker(sender, message, now)
             case Replicate() | Fill():
-                self._on_primary(sender, message)
+                self._on_primary(sender, message, now)
             case Replicated() | Filled():
                 self._on_backup(sender, message, now)
             case Control():
@@ -134,6 +136,8 @@ class ServerMachine:
             else:
                 # Whatever was logged here and not answered, its senders bring to the new primary.
                 self.held.pop(shard, None)
+            if shard in self._early_fills:
+                self._on_primary(*self._early_fills.pop(shard), now)
 
     def _be_primary(self, number: int, holders: ShardView, now: float) -> None:
         assert self.view is not None
@@ -181,9 +185,13 @@ class ServerMachine:
         known = self._generation(push.shard)
         self._send(sender, Refused(shard=push.shard, generation=known, sequence=push.sequence))
 
-    def _on_primary(self, sender: int, message: Replicate | Fill) -> None:
+    def _on_primary(self, sender: int, message: Replicate | Fill, now: float) -> None:
         duty = self.backup(message.shard)
-        if duty is None or (sender, message.generation) != (duty.holders.primary, duty.holders.generation):
+        if isinstance(message, Fill) and message.generation > self._generation(message.shard):
+            # The primary has heard of this node's duty sooner than the node itself.
+            self._early_fills[message.shard] = (sender, message)
+            self._report_due = now
+        elif duty is None or (sender, message.generation) != (duty.holders.primary, duty.holders.generation):
             self.ignored["fenced"] += 1
         elif isinstance(message, Fill):
             duty.on_fill(message)

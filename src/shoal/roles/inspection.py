@@ -3,50 +3,84 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.checkpoint import save_tensors
+from shoal.layout import Parcel
 from shoal.ledger import Cut, Order
 from shoal.observe.disk import write_whole
 from shoal.roles.feed import Feed
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
+from shoal.roles.training import make_schedule
 from shoal.spec import Job, Task, World
 from shoal.strategies.base import Work
 from shoal.strategies.gradients import backward_part
+from shoal.strategies.optimizers import StateSchema, state_schema
+from shoal.strategies.ps.blocks import parcels_of
 from shoal.strategies.replica import Replica
 
 FILE_NAME = "inspection.json"
 
 
 def inspect(job: Job, world: World, reporter: Reporter) -> None:
-    """Leave the initial model and a page of facts in the run folder."""
+    """Leave a page of facts in the run folder; with the option `probe`, which is on, also the initial model."""
     reporter.on_state("starting", 0)
     task = load_task(job)
     train = task.dataset("train")
     probe = Probe(task, train, "task")
-    double = Probe(task, train, "float64")
-    replica, folder = probe.replica, Path(job.run_dir)
+    folder = Path(job.run_dir)
     reporter.on_state("ready", 0)
-    save_tensors(folder / "model.safetensors", replica.module.state_dict())
-    facts = {
-        "trained": list(replica.trained),
-        "untrained": list(replica.untrained),
-        "buffers": [name for name, _ in replica.module.named_buffers()],
-        "optimizer": type(replica.optimizer).__name__,
-        "num_samples": len(train),
-        "batch_size": task.batch_size,
-        "batch_per_worker": task.batch_per_worker,
-        "has_batchnorm": any(isinstance(module, _BatchNorm) for module in replica.module.modules()),
-        "repeatable": probe.is_repeatable(),
-        "random": probe.is_random(),
-        "random_in_float64": double.is_random(),
-    }
+    facts = _facts_of_model(probe.replica) | _facts_of_data(task, len(train), job.options)
+    if job.options.get("probe", True):
+        save_tensors(folder / "model.safetensors", probe.replica.module.state_dict())
+        facts |= {
+            "initial_loss": probe.loss(),
+            "repeatable": probe.is_repeatable(),
+            "random": probe.is_random(),
+            "random_in_float64": Probe(task, train, "float64").is_random(),
+        }
     write_whole(folder / FILE_NAME, json.dumps(facts) + "\n")
     reporter.done({"samples": len(train)})
+
+
+def _facts_of_model(replica: Replica) -> dict[str, Any]:
+    module, schema = replica.module, state_schema(replica.optimizer)
+    parcels = parcels_of(module, replica.trained)
+    return {
+        "trained": list(replica.trained),
+        "untrained": list(replica.untrained),
+        "buffers": [name for name, _ in module.named_buffers()],
+        "optimizer": type(replica.optimizer).__name__,
+        "has_batchnorm": any(isinstance(layer, _BatchNorm) for layer in module.modules()),
+        "parcels": [asdict(parcel) for parcel in parcels],
+        # Not known for optimizers that do not work element by element.
+        "state_bytes": None if schema is None else _state_bytes(schema, parcels),
+        "fixed_bytes": sum(t.numel() * t.element_size() for t in (*replica.untrained.values(), *module.buffers())),
+    }
+
+
+def _state_bytes(schema: StateSchema, parcels: Sequence[Parcel]) -> int:
+    scalars = sum(dtype.itemsize for _, dtype in schema.scalars)
+    return sum(len(schema.mirrored) * parcel.num_bytes + scalars for parcel in parcels)
+
+
+def _facts_of_data(task: Task, num_samples: int, world: Mapping[str, Any]) -> dict[str, Any]:
+    schedule = make_schedule(task, num_samples, world.get("slots", 1), world.get("workers", 1))
+    return {
+        "num_samples": num_samples,
+        "seed": task.seed,
+        "batch_size": task.batch_size,
+        "batch_per_worker": task.batch_per_worker,
+        "global_batch": schedule.batch_size,
+        "total_steps": schedule.total_steps,
+    }
 
 
 class Probe:
@@ -60,6 +94,10 @@ class Probe:
         samples = order.samples(0, 0, min(task.batch_size, length))
         self._cut = Cut(0, samples, len(samples))
         self.replica = Replica(task, numerics=numerics, sample=lambda: self._feed.batch(samples[:1]))
+
+    def loss(self) -> float:
+        """The loss of the initial model."""
+        return self._loss(self._seed)
 
     def is_repeatable(self) -> bool:
         """Whether the same key gives the same loss."""

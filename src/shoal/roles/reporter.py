@@ -30,8 +30,8 @@ class Reporter:
         self._latest: dict[str, Any] = {}
         self.step = 0
         self.total_steps = 0
-        self.step_times: deque[float] = deque(maxlen=_TIMELINE_STEPS)
-        """When the latest steps were committed, in seconds of a clock of this host."""
+        self.timeline: deque[tuple[float, int]] = deque(maxlen=_TIMELINE_STEPS)
+        """At the latest steps: a time of a clock of this host, and how many samples of the whole run were committed."""
 
     def send(self, message: dict[str, Any]) -> None:
         self._channel.send(message)
@@ -42,12 +42,22 @@ class Reporter:
     def on_state(self, state: str, step: int) -> None:
         self.send({"kind": "state", "state": state, "step": step})
 
-    def on_step(self, step: int, result: StepResult, samples: int, learning_rate: float, epoch: int) -> None:
+    def on_step(
+        self,
+        step: int,
+        result: StepResult,
+        samples: int,
+        learning_rate: float,
+        epoch: int,
+        *,
+        committed: int | None = None,
+    ) -> None:
+        """A step is done; `committed`: the samples of all workers, where they do not go in step with this one."""
         self.step = step
         if not self._world.is_first:
             return
         now = self._clock()
-        self.step_times.append(now)
+        self.timeline.append((now, samples if committed is None else committed))
         self._steps.append((step, result.loss))
         self._latest = {"samples": samples, "lr": learning_rate, "epoch": epoch + 1}
         if now - self._told_at > _REPORT_EVERY_S or step == 1:

@@ -120,7 +120,14 @@ class ServedTraining:
         training, schedule = self.training, self.training.schedule
         before, self._step, self._loss = self._step, step, loss
         rate, epoch = training.replica.learning_rate, schedule.epoch_of(step)
-        self._reporter.on_step(step, StepResult(loss, weight, False), schedule.samples_after(step), rate, epoch)
+        self._reporter.on_step(
+            step,
+            StepResult(loss, weight, False),
+            schedule.samples_after(step),
+            rate,
+            epoch,
+            committed=self._committed_samples(),
+        )
         for _ in range(step - before if self._spec.push == "gradients" else 0):
             training.replica.advance(loss)
         interval = training.evaluation_interval
@@ -129,6 +136,17 @@ class ServedTraining:
             self._evaluate(step)
         if self._reporter.wants_stop():
             self._reason = "stopped"
+
+    def _committed_samples(self) -> int | None:
+        """What all workers together have trained on, as far as is known here; None where they go in lockstep."""
+        if self.served.consistency.next_gathered(0) is not None:
+            return None
+        machine, schedule = self.client.machine, self.training.schedule
+        if machine.leases is None:
+            return schedule.samples_after(min(link.floor for link in machine.links) * self._spec.every)
+        steps, rest = divmod(machine.leases.committed, self._slots)
+        before, after = schedule.samples_after(steps), schedule.samples_after(steps + 1)
+        return before + (after - before) * rest // self._slots
 
     def _evaluate(self, step: int) -> None:
         evaluator, stop = self.training.evaluator, self.training.task.stop

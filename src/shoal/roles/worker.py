@@ -127,7 +127,7 @@ def _finish(
             results["digest"] = save_tensors(path, state, steps=str(outcome.step))
             reporter.send({"kind": "saved", "path": str(path), "digest": results["digest"]})
         if job.options.get("timeline"):
-            Path(job.options["timeline"]).write_text(json.dumps(list(reporter.step_times)))
+            Path(job.options["timeline"]).write_text(json.dumps(list(reporter.timeline)))
         if job.options.get("state"):
             results["state_digest"] = save_tensors(Path(job.options["state"]), snapshot())
     reporter.done(results)

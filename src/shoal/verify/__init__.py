@@ -5,6 +5,7 @@ Importing this does not import torch, so that a zygote can be started first.
 
 from shoal.verify.replay import replay_run
 from shoal.verify.report import Report, Row, Verdict
+from shoal.verify.result_report import ResultReport
 from shoal.verify.strategy import verify_strategy
 
-__all__ = ["Report", "Row", "Verdict", "replay_run", "verify_strategy"]
+__all__ = ["Report", "ResultReport", "Row", "Verdict", "replay_run", "verify_strategy"]

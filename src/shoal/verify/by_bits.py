@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from shoal.observe.wording import plural
 from shoal.spec import Data, Job
 from shoal.verify.bounds import FLOAT64_BOUND, first_step_bound
 from shoal.verify.claims import Claim
@@ -44,8 +45,6 @@ class _Verification:
         self.laboratory = laboratory
         self.facts = facts
         spec = job.spec
-        self._can_synchronise = isinstance(spec, Data)
-        """Whether BatchNorm can be that of the whole batch."""
         synchronised = isinstance(spec, Data) and spec.batchnorm == "sync" and facts.has_batchnorm
         self.job = with_overrides(job, facts.synchronised_batch(job.cluster.workers)) if synchronised else job
         self.bitwise = claim is Claim.BITS and not synchronised
@@ -59,7 +58,7 @@ class _Verification:
         rows = _repeatability(self.facts)
         if not self.bitwise:
             rows += self._first_step()
-        split = self.laboratory.train(f"{self.job.cluster.workers} workers, {self.job.strategy}", self.job)
+        split = self.laboratory.train(f"{_workers(self.job)}, {self.job.strategy}", self.job)
         same = self.reference.train(self.job)
         comparison = Comparison(
             title=self.reference.title,
@@ -75,7 +74,7 @@ class _Verification:
     def _first_step(self) -> list[Row]:
         job = with_overrides(self.job, {"max_steps": 1})
         facts, synchronised = self.facts, self.reference.synchronised
-        split = self.laboratory.train(f"{job.cluster.workers} workers, first step", job)
+        split = self.laboratory.train(f"{_workers(job)}, first step", job)
         same = self.reference.train(job)
         title = f"{self.reference.title}, first step"
         if synchronised and facts.random:
@@ -88,17 +87,17 @@ class _Verification:
 
     def _in_double(self) -> list[Row]:
         """All steps in float64, against the whole batch where parts of it compute the same function."""
-        facts, workers = self.facts, self.job.cluster.workers
+        facts, workers, spec = self.facts, self.job.cluster.workers, self.job.spec
         job, slots = replace(self.job, numerics="float64"), None
         title = "one process in float64, whole batch"
-        if facts.has_batchnorm and self._can_synchronise:
+        if facts.has_batchnorm and isinstance(spec, Data):
             # Only synchronised layers compute the same function on parts as on the whole.
-            strategy = str(replace(job.spec, batchnorm="sync", shares="even"))
+            strategy = str(replace(spec, batchnorm="sync", shares="even"))
             job = with_overrides(replace(job, strategy=strategy, slots=None), facts.synchronised_batch(workers))
             title += ", BatchNorm synchronised"
         elif facts.has_batchnorm:
             slots, title = job.num_slots, "one process in float64, the same slots"
-        split = self.laboratory.train(f"{workers} workers in float64", job)
+        split = self.laboratory.train(f"{_workers(job)} in float64", job)
         whole = self.laboratory.train(title, alone(job, facts, slots=slots))
         other_numbers = facts.random_in_float64 and slots is None
         comparison = Comparison(
@@ -131,6 +130,10 @@ class _Reference:
     def train(self, job: Job) -> Trial:
         slots = None if self.synchronised else job.num_slots
         return self.laboratory.train(self.title, alone(job, self.facts, slots=slots))
+
+
+def _workers(job: Job) -> str:
+    return plural(job.cluster.workers, "worker")
 
 
 def _repeatability(facts: Facts) -> list[Row]:

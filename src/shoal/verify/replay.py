@@ -10,8 +10,9 @@ from shoal.errors import SpecError
 from shoal.observe import RunFolder
 from shoal.observe.jsonl import read_events
 from shoal.spec import Data, Job
+from shoal.verify.claims import Claim, claim_of
+from shoal.verify.jobs import alone
 from shoal.verify.report import BITWISE, Report, Row, Verdict
-from shoal.verify.strategy import alone
 from shoal.verify.trials import Facts, Progress, Trial, open_laboratory
 
 if TYPE_CHECKING:
@@ -67,11 +68,15 @@ def _recorded_job(folder: RunFolder, result: dict[str, Any]) -> Job:
 
 def _again(job: Job, facts: Facts) -> tuple[Job, str]:
     """What to run to get the same bits, and what to call it."""
-    spec = job.spec
-    assert isinstance(spec, Data)
-    workers = job.cluster.workers
-    sums_in_slot_order = spec.via in ("auto", "arena") and not (spec.batchnorm == "sync" and facts.has_batchnorm)
-    if workers > 1 and sums_in_slot_order:
+    spec, workers = job.spec, job.cluster.workers
+    claim = claim_of(spec, workers, facts.optimizer)
+    if claim is Claim.RESULT:
+        raise SpecError(
+            f"verify --replay: with {spec} timing decided what came out, so no run comes out twice; compare its "
+            f"results over seeds: shoal verify {job.target} --workers {workers} --strategy {spec}."
+        )
+    synchronised = isinstance(spec, Data) and spec.batchnorm == "sync" and facts.has_batchnorm
+    if workers > 1 and claim is Claim.BITS and not synchronised:
         return alone(job, facts, slots=job.num_slots), "one process, the same slots"
     # Another order of sums would give other bits: these are repeated by as many processes as there were.
     again = replace(job, cluster=replace(job.cluster, spares=0, port=None))

@@ -8,12 +8,13 @@ from rich.text import Text
 
 from shoal.verify.report import BITWISE, Report, Row, Verdict
 
-_STYLES = {
+STYLES = {
     Verdict.EQUAL: "green",
     Verdict.MISMATCH: "bold red",
     Verdict.WARNING: "yellow",
     Verdict.NOT_JUDGED: "dim",
 }
+"""How each verdict looks."""
 
 
 def report_table(report: Report) -> RenderableType:
@@ -31,7 +32,7 @@ def report_table(report: Report) -> RenderableType:
             row.what,
             _measured(row),
             _bound(row),
-            Text(row.verdict.value, style=_STYLES[row.verdict]),
+            Text(row.verdict.value, style=STYLES[row.verdict]),
             end_section=row.comparison != after,
         )
     return Group(table, *_notes(report), verdict_line(report))
@@ -57,7 +58,7 @@ def _notes(report: Report) -> list[Text]:
     for row in report.rows:
         where = f"{row.what}, most in {row.worst}" if row.verdict is Verdict.MISMATCH and row.worst else ""
         for text in filter(None, (where, row.note)):
-            line = Text.assemble((f"{row.comparison}: ", _STYLES[row.verdict]), text)
+            line = Text.assemble((f"{row.comparison}: ", STYLES[row.verdict]), text)
             lines.setdefault((row.comparison, text), line)
     return list(lines.values())
 

@@ -8,13 +8,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
 from shoal.launch.supervisor import run_job
+from shoal.observe import Event
 from shoal.spec import Cluster, Job
 
 if TYPE_CHECKING:
@@ -33,9 +34,12 @@ class Facts:
     buffers: tuple[str, ...]
     optimizer: str
     num_samples: int
+    seed: int
     batch_size: int
     batch_per_worker: bool
     has_batchnorm: bool
+    initial_loss: float
+    """Of the first batch, before any step."""
     repeatable: bool
     """The same samples and random numbers gave the same loss twice."""
     random: bool
@@ -46,7 +50,8 @@ class Facts:
     @classmethod
     def from_json(cls, text: str) -> Facts:
         """The facts that inspection wrote."""
-        values: dict[str, Any] = json.loads(text)
+        found: dict[str, Any] = json.loads(text)
+        values = {field.name: found[field.name] for field in fields(cls)}
         return cls(**values | {name: tuple(values[name]) for name in ("trained", "untrained", "buffers")})
 
     def global_batch(self, workers: int) -> dict[str, int]:
@@ -117,6 +122,10 @@ class Laboratory:
         results = self._run(replace(job, run_dir=str(folder), options=options))
         return Trial(folder, int(results["steps"]), str(results["digest"]))
 
+    def watch(self, label: str, job: Job, on_event: Callable[[Event], None]) -> dict[str, Any]:
+        """Train as the job says, and tell of everything that happens; its results."""
+        return self._run(replace(job, run_dir=str(self._begin(label))), on_event)
+
     def _begin(self, label: str) -> Path:
         self._done += 1
         self._progress(self._done, self.num_trials, label)
@@ -124,8 +133,8 @@ class Laboratory:
         folder.mkdir()
         return folder
 
-    def _run(self, job: Job) -> dict[str, Any]:
-        return run_job(job, lambda event: None, self._zygote)
+    def _run(self, job: Job, on_event: Callable[[Event], None] = lambda event: None) -> dict[str, Any]:
+        return run_job(job, on_event, self._zygote)
 
 
 @contextmanager

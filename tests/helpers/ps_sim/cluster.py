@@ -274,7 +274,7 @@ class Cluster:
             and sorted(self.view.workers.values()) == sorted(self._living(WORKER))
             and len(self.view.workers) == self.scenario.workers
             and self.is_scaled
-            and len(self._living(SERVER)) == self.scenario.final_servers
+            and sum(node in self.view.addresses for node in self._living(SERVER)) == self.scenario.final_servers
             and (self.is_covered or self.scenario.servers == 1)
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -82,7 +83,7 @@ def run_random(seeds: range) -> None:
         assert struck[f"deposed {role}"] > len(seeds) / 40
 
 
-@pytest.mark.parametrize("part", range(11))
+@pytest.mark.parametrize("part", range(10))
 def test_random_faults_and_deaths(part):
     run_random(range(part * SEEDS_PER_TEST, (part + 1) * SEEDS_PER_TEST))
 
@@ -123,6 +124,37 @@ def test_more_of_everything(sync):
     )
     assert check(cluster.run()).killed == {SERVER: 2, WORKER: 1}
     assert all(cluster.network.injected[fault] for fault in ("drop", "duplicate", "delay", "corrupt"))
+
+
+def scaled(seed: int) -> Cluster:
+    """A run whose servers become more or fewer on the way, while workers and coordinators die."""
+    dice = random.Random(seed)
+    scenario = random_scenario(seed)
+    before, after = dice.choice([(2, 3), (3, 2), (2, 4)])
+    # A shard that moves has one copy while it is filled at its new place: servers must not die meanwhile.
+    kills = tuple(kill for kill in scenario.kills if kill.role != SERVER)
+    scenario = replace(scenario, servers=before, shards=dice.choice([2, 4]), kills=kills)
+    scenario = replace(scenario, scale_at=dice.randrange(20, 180), scale_servers=after)
+    return check(Cluster(scenario, seed).run())
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_shards_move_while_training_goes_on(part):
+    clusters = [scaled(seed) for seed in range(part * 60, (part + 1) * 60)]
+    assert all(cluster.is_scaled for cluster in clusters)
+    moved = [
+        cluster
+        for cluster in clusters
+        if cluster.view and {row[1] for row in cluster.view.shards} - set(range(1, cluster.scenario.servers + 1))
+    ]
+    assert len(moved) > 10
+    assert sum(cluster.killed.total() for cluster in clusters) > 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(10))
+def test_shards_move_ten_times_as_often(part):
+    assert all(scaled(seed).is_scaled for seed in range(10_000 + part * 150, 10_000 + (part + 1) * 150))
 
 
 def test_a_single_server_needs_no_backup():

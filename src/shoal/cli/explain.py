@@ -1,0 +1,82 @@
+"""`shoal train --explain`: the plan of a run, in place of the run."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.cli.plan import Plan, make_plan
+from shoal.launch.supervisor import run_job
+from shoal.layout import binary_size
+from shoal.spec import Cluster, Job
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from shoal.launch.owner import ZygoteProcess
+
+
+def explain(job: Job, zygote: ZygoteProcess | None, *, as_json: bool) -> None:
+    """Print what training this job would mean. The model is built once, in a process of its own."""
+    plan = make_plan(job, _inspect(job, zygote))
+    if as_json:
+        print(json.dumps(plan.to_dict()))
+    else:
+        _show(plan)
+
+
+def _inspect(job: Job, zygote: ZygoteProcess | None) -> dict[str, Any]:
+    """What the job's task is made of."""
+    with tempfile.TemporaryDirectory(prefix="shoal-explain-") as folder:
+        inspection = Job(
+            target=job.target,
+            args=job.args,
+            purpose="inspect",
+            cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
+            overrides=job.overrides,
+            run_dir=folder,
+            options={"probe": False, "slots": job.num_slots, "workers": job.cluster.workers},
+        )
+        run_job(inspection, lambda event: None, zygote)
+        facts: dict[str, Any] = json.loads((Path(folder) / "inspection.json").read_text(encoding="utf-8"))
+        return facts
+
+
+def _show(plan: Plan) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    manner = plan.manner
+    page = Table.grid(padding=(0, 2))
+    page.add_column(style="bold", no_wrap=True)
+    page.add_column()
+    page.add_row("task", plan.target)
+    page.add_row("model", f"{sum(p.numel for p in plan.parcels):,} trained parameters, {plan.optimizer}")
+    page.add_row("world", plan.world)
+    page.add_row("strategy", f"{plan.strategy}\n{manner.meaning}")
+    page.add_row("data", plan.data)
+    page.add_row("on failure", manner.on_failure)
+    page.add_row("memory", _memory(plan))
+    console = Console(highlight=False)
+    console.print(page)
+    if plan.placement_table:
+        console.print("\n[bold]placement[/bold]")
+        print(plan.placement_table)
+
+
+def _memory(plan: Plan) -> Table:
+    """Each kind of memory, and the sum."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for holding in plan.manner.memory:
+        if holding.total:
+            times = f"{holding.times} x {binary_size(holding.num_bytes)}"
+            table.add_row(holding.what, times, binary_size(holding.total))
+    table.add_row("about, without activations and data", "", binary_size(plan.memory_bytes))
+    return table

@@ -1,0 +1,54 @@
+"""How the `data` strategy would train a model."""
+
+from __future__ import annotations
+
+from shoal.cli.plan.parts import Holding, Manner, Sizes
+from shoal.observe.wording import plural
+from shoal.spec import Data, Job
+
+
+def data_manner(spec: Data, job: Job, sizes: Sizes) -> Manner:
+    """Meaning, memory and failures of synchronous data parallel training."""
+    return Manner(meaning=_meaning(spec, job), memory=_memory(spec, job, sizes), on_failure=_on_failure(job))
+
+
+def _shares_memory(spec: Data, job: Job) -> bool:
+    return spec.via in ("auto", "arena") and job.cluster.device == "cpu"
+
+
+def _meaning(spec: Data, job: Job) -> str:
+    workers = job.cluster.workers
+    if workers == 1:
+        return "One process trains alone."
+    shares = spec.slots_per_worker(job.num_slots, workers)
+    slots = " + ".join(map(str, shares)) if len(set(shares)) > 1 else f"{shares[0]} each"
+    how = "in shared memory" if _shares_memory(spec, job) else f"via {spec.via}"
+    return (
+        f"{plural(workers, 'worker')} compute the gradients of their slots ({slots}), add them up {how}, and all "
+        "take the same step."
+    )
+
+
+def _memory(spec: Data, job: Job, sizes: Sizes) -> tuple[Holding, ...]:
+    workers = job.cluster.workers
+    shared = _shares_memory(spec, job)
+    return (
+        Holding(
+            what="parameters and optimizer state" + ", shared" * shared,
+            num_bytes=sizes.parameters + sizes.state,
+            times=1 if shared else workers,
+        ),
+        Holding(
+            what="gradients of a slot" if shared else "gradients",
+            num_bytes=sizes.parameters,
+            times=job.num_slots if shared else workers,
+        ),
+        Holding(what="buffers and frozen parameters of a worker", num_bytes=sizes.fixed, times=workers),
+    )
+
+
+def _on_failure(job: Job) -> str:
+    if job.cluster.spares:
+        spares = plural(job.cluster.spares, "spare")
+        return f"A worker that dies is replaced by one of {spares}, which finishes its step; no bit changes."
+    return "A worker that dies ends the run; --spares 1 would keep it going."

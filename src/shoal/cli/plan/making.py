@@ -1,0 +1,48 @@
+"""From a job and what inspection found to its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.cli.plan.data import data_manner
+from shoal.cli.plan.parts import Manner, Plan, Sizes
+from shoal.cli.plan.served import served_manner
+from shoal.launch.places import describe_world
+from shoal.layout import Parcel
+from shoal.observe.wording import plural
+from shoal.spec import Data, Job, ParameterServer
+
+
+def make_plan(job: Job, facts: Mapping[str, Any]) -> Plan:
+    """The plan of a training job; `facts` are what inspection found out about its task."""
+    parcels = tuple(Parcel(**parcel) for parcel in facts["parcels"])
+    sizes = Sizes(
+        parameters=sum(parcel.num_bytes for parcel in parcels),
+        state=facts["state_bytes"] or 0,
+        fixed=facts["fixed_bytes"],
+    )
+    steps, slots = facts["total_steps"], job.num_slots
+    return Plan(
+        target=job.target,
+        world=describe_world(job)["text"],
+        strategy=job.strategy,
+        manner=_manner(job, parcels, sizes),
+        data=(
+            f"{plural(steps, 'step')} of {facts['global_batch']:,} samples ({facts['num_samples']:,} in all), "
+            f"each in {plural(slots, 'slot')}: {steps * slots:,} cells"
+        ),
+        steps=steps,
+        slots=slots,
+        optimizer=facts["optimizer"],
+        sizes=sizes,
+        parcels=parcels,
+    )
+
+
+def _manner(job: Job, parcels: tuple[Parcel, ...], sizes: Sizes) -> Manner:
+    spec = job.spec
+    if isinstance(spec, ParameterServer):
+        return served_manner(spec, job, parcels, sizes)
+    assert isinstance(spec, Data)
+    return data_manner(spec, job, sizes)

@@ -1,0 +1,89 @@
+"""What a plan consists of."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shoal.layout import Parcel, Placement, explain, render
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Bytes of one model."""
+
+    parameters: int
+    """Trained ones."""
+    state: int
+    """What the optimizer keeps for them."""
+    fixed: int
+    """Buffers, and parameters that are not trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """Memory of one kind: so many bytes, so many times."""
+
+    what: str
+    num_bytes: int
+    times: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of all of them."""
+        return self.num_bytes * self.times
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manner:
+    """How a strategy would train this model."""
+
+    meaning: str
+    """In a sentence."""
+    memory: tuple[Holding, ...]
+    on_failure: str
+    placement: Placement | None = None
+    """None where no servers share the model out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What would run, where everything would lie, and what happens when something fails."""
+
+    target: str
+    world: str
+    strategy: str
+    manner: Manner
+    data: str
+    steps: int
+    slots: int
+    optimizer: str
+    sizes: Sizes
+    parcels: tuple[Parcel, ...]
+
+    @property
+    def cells(self) -> int:
+        """Parts of the data in the whole run: a slot of a step each."""
+        return self.steps * self.slots
+
+    @property
+    def memory_bytes(self) -> int:
+        """An estimate: without activations, data and the libraries' own."""
+        return sum(holding.total for holding in self.manner.memory)
+
+    @property
+    def placement_table(self) -> str:
+        """Which server would hold what; empty where the model is not shared out."""
+        return "" if self.manner.placement is None else render(self.manner.placement, self.parcels)
+
+    def to_dict(self) -> dict[str, Any]:
+        """This plan as plain data, for JSON."""
+        names = ("target", "world", "strategy", "data", "steps", "slots", "cells", "optimizer", "memory_bytes")
+        plain = {name: getattr(self, name) for name in names} | asdict(self.sizes)
+        plain |= {"meaning": self.manner.meaning, "on_failure": self.manner.on_failure}
+        plain["memory"] = [asdict(holding) | {"total": holding.total} for holding in self.manner.memory]
+        if self.manner.placement is not None:
+            rows = explain(self.manner.placement, self.parcels)
+            plain["servers"] = [asdict(row) | {"cut": sorted(row.cut)} for row in rows]
+            plain["imbalance"] = self.manner.placement.imbalance
+        return plain

@@ -1,0 +1,153 @@
+"""Servers, workers and the coordinator of a served job are killed while it trains: nothing is lost, nothing twice."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from shoal.checkpoint import load_tensors
+from shoal.launch import Handle, LocalEngine, Supervisor, ZygoteProcess
+from shoal.observe import Event
+from shoal.spec import Cluster, Job, World
+
+TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
+GUARD_S = 90.0
+
+
+class Killer(LocalEngine):
+    """An engine whose members are killed, one after the other; the next when all has been made whole again."""
+
+    def __init__(self, zygote: ZygoteProcess, victims: Sequence[str]) -> None:
+        super().__init__(zygote)
+        self.killed: Counter[str] = Counter()
+        self.seconds_to_serve: list[float] = []
+        """From the kill of a server to the moment its shards were served again."""
+        self._victims = victims
+        self._random = Random(5)
+        self._whole = threading.Condition()
+        self._unfilled = self._missing = 0
+        self._missing_role = ""
+        self._killed_at = 0.0
+        self._has_started = False
+        self._over = False
+
+    def start(self, job: Job, worlds: Sequence[World]) -> Handle:
+        self._handle = super().start(job, worlds)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        return self._handle
+
+    def on_event(self, event: Event) -> None:
+        """Follow what is missing: a process that was killed, backups that are not filled yet."""
+        with self._whole:
+            what = event.values.get("what") if event.kind == "decision" else None
+            if what == "backup":
+                self._unfilled += 1
+            elif what == "filled":
+                self._unfilled -= 1
+            elif what == "joined":
+                self._missing -= event.values["role"] == self._missing_role
+            elif what == "promoted":
+                self.seconds_to_serve.append(time.monotonic() - self._killed_at)
+            elif event.kind == "replaced" and event.values["role"] == "coordinator":
+                self._missing -= 1
+            elif event.kind == "steps":
+                self._has_started = True
+            self._whole.notify_all()
+
+    def finish(self) -> None:
+        with self._whole:
+            self._over = True
+            self._whole.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        for role in self._victims:
+            self._await_wholeness()
+            with self._whole:
+                if self._over:
+                    return
+                self._missing, self._missing_role = 1, role
+            self._kill(role)
+
+    def _await_wholeness(self) -> None:
+        """Until everybody is there and every backup is filled; what follows from a joining is told a moment later."""
+
+        def is_whole() -> bool:
+            return self._over or (self._has_started and self._missing <= 0 >= self._unfilled)
+
+        for _ in range(2):
+            with self._whole:
+                assert self._whole.wait_for(is_whole, GUARD_S)
+            time.sleep(self._random.uniform(0.05, 0.1))
+
+    def _kill(self, role: str) -> None:
+        victims = [member for member in self._handle.members if member.role == role and member.is_alive]
+        self._killed_at = time.monotonic()
+        self._handle.signal(self._random.choice(victims), 9)
+        self.killed[role] += 1
+
+
+def run(
+    folder: Path, engine: LocalEngine, strategy: str, *, steps: int, on_event: Any = lambda event: None
+) -> tuple[dict[str, Any], list[Event]]:
+    folder.mkdir()
+    job = Job(
+        target=f"{TASKS}:mlp",
+        args={"width": 200, "optimizer": "adamw"},
+        strategy=strategy,
+        cluster=Cluster(workers=2, threads=1),
+        overrides={"evaluate_every": 10_000, "max_steps": steps, "epochs": steps},
+        run_dir=str(folder),
+        options={"state": str(folder / "state.safetensors")},
+    )
+    events: list[Event] = []
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        on_event(event)
+
+    return Supervisor(job, listen, engine).run(), events
+
+
+def train_under_fire(
+    folder: Path, zygote: ZygoteProcess, strategy: str, victims: Sequence[str], *, steps: int
+) -> tuple[Killer, dict[str, Any], list[Event]]:
+    killer = Killer(zygote, victims)
+    try:
+        results, events = run(folder, killer, strategy, steps=steps, on_event=killer.on_event)
+    finally:
+        killer.finish()
+    assert killer.killed == Counter(victims), "not every fault fired: the run was over too soon"
+    assert Counter(event.values["role"] for event in events if event.kind == "lost") == Counter(victims)
+    assert results["audit"]["clean"], results["audit"]
+    return killer, results, events
+
+
+VICTIMS = ("server", "coordinator", "server", "worker", "server", "worker", "coordinator", "server")
+
+
+def test_kills_change_no_bit_in_lockstep(tmp_path: Path, zygote: ZygoteProcess) -> None:
+    steps = 600
+    calm, _ = run(tmp_path / "calm", LocalEngine(zygote), "data:via=arena", steps=steps)
+    _, results, _ = train_under_fire(tmp_path / "fire", zygote, "ps:servers=2,shards=4", VICTIMS, steps=steps)
+    assert results["digest"] == calm["digest"]
+    assert results["loss"] == calm["loss"]
+    states = [load_tensors(tmp_path / name / "state.safetensors") for name in ("calm", "fire")]
+    assert states[0].keys() == states[1].keys()
+    assert all(states[0][name].equal(states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("strategy", ["ps:servers=3,sync=asp", "ps:servers=2,sync=ssp:3,wire=tcp"])
+def test_every_update_counts_once(tmp_path: Path, zygote: ZygoteProcess, strategy: str) -> None:
+    steps = 600
+    _, results, _ = train_under_fire(tmp_path / "run", zygote, strategy, VICTIMS, steps=steps)
+    for row in results["audit"]["shards"]:
+        assert row["once"] == 2 * steps and row["never"] == row["more_than_once"] == 0
