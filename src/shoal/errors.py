@@ -2,7 +2,8 @@
 
     ShoalError
     ├── SpecError (ValueError)    what the user asked for cannot be: a wrong name, key, value or path
-    │   └── TaskError             the task's own code misbehaves: a vector loss, a NaN, no parameters
+    │   └── TaskError             the task's own code misbehaves: a vector loss, no parameters
+    │       └── Diverged          the loss is no number any more
     ├── LaunchError               processes could not be started, or the machine refused
     │   └── WorkerFailed          a process of the run failed for good; carries its rank and traceback
     ├── CommError                 bytes did not arrive
@@ -31,6 +32,10 @@ class SpecError(ShoalError, ValueError):
 
 class TaskError(SpecError):
     """The task's own code misbehaves."""
+
+
+class Diverged(TaskError):
+    """The loss is not a number any more, or infinite."""
 
 
 class LaunchError(ShoalError):

@@ -21,7 +21,7 @@ FLAGS = {
     "run": "workers port threads help",
     "scale": "workers servers runs json help",
     "verify": "workers strategy slots steps arg seed seeds replay json help",
-    "bench": "models rounds steps start no-start json help",
+    "bench": "models rounds steps start no-start stragglers no-stragglers json help",
     "doctor": "json help",
 }
 ROOT = typer.main.get_command(app)

@@ -1,4 +1,4 @@
-"""What the benchmark trains: four models, from one bound by memory to one bound by overhead.
+"""What the benchmark trains: models from one bound by memory to one bound by overhead.
 
 Data is made up once and cycled, so that reading it costs nothing and only the step is measured.
 """
@@ -64,8 +64,15 @@ def _momentum(params: list[nn.Parameter], fused: bool | None) -> optim.Optimizer
 
 def mlp() -> Workload:
     """A wide perceptron, 20.9 M parameters: its gradients are many bytes for little computing."""
-    widths = [1024, *[2048] * 5, 1000]
+    return _perceptron("mlp", [1024, *[2048] * 5, 1000], steps=40)
 
+
+def small_mlp() -> Workload:
+    """The same in small, 3.3 M parameters: its steps are short, for comparisons that consist of waiting."""
+    return _perceptron("small_mlp", [256, *[1024] * 4, 100], steps=48)
+
+
+def _perceptron(name: str, widths: list[int], steps: int) -> Workload:
     def model() -> nn.Module:
         layers: list[nn.Module] = []
         for width_in, width_out in itertools.pairwise(widths):
@@ -73,13 +80,13 @@ def mlp() -> Workload:
         return nn.Sequential(*layers[:-1])
 
     return Workload(
-        name="mlp",
+        name=name,
         make_model=model,
         loss=F.cross_entropy,
         make_optimizer=_momentum,
-        make_batch=functools.partial(_classified, (64, 1024), 1000),
+        make_batch=functools.partial(_classified, (64, widths[0]), widths[-1]),
         batch_per_process=64,
-        steps=40,
+        steps=steps,
     )
 
 
@@ -174,7 +181,13 @@ def _adamw(params: list[nn.Parameter], fused: bool | None) -> optim.Optimizer:
     return optim.AdamW(groups, lr=3e-4, fused=fused)
 
 
-WORKLOADS: dict[str, Callable[[], Workload]] = {"mlp": mlp, "gpt": gpt, "conv": conv, "digits": digits}
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "mlp": mlp,
+    "small_mlp": small_mlp,
+    "gpt": gpt,
+    "conv": conv,
+    "digits": digits,
+}
 
 
 def warm_up_steps(steps: int) -> int:

@@ -14,43 +14,48 @@ from shoal.bench.measurement import Measurement, Timeline, summarise, summarise_
 from shoal.bench.models import WORKLOADS, warm_up_steps
 from shoal.bench.straggler import STRAGGLERS
 from shoal.launch import run_job
-from shoal.spec import Cluster, Job, ParameterServer
+from shoal.spec import Cluster, Job, ParameterServer, parse_strategy
+from shoal.spec.strategy import StrategySpec
 
 COOL_DOWN_STEPS = 5
-"""While so many steps are left nobody has run out of work: a worker holds two cells at most, or is a few steps ahead,
-and what the first worker knows of the others is a step old."""
+"""While so many steps are left nobody has run out of work: a worker holds two cells at most, or is three steps
+ahead, and what the first worker knows of the others is a step old."""
 
 
 def measure(arguments: argparse.Namespace) -> Measurement:
     """Train a benchmark model under a strategy and read its speed off its timeline."""
     workload = WORKLOADS[arguments.model]()
     measured = arguments.steps or workload.steps
-    steps = warm_up_steps(measured) + measured
+    warm_up, batch = warm_up_steps(measured), workload.batch_per_process * arguments.processes
+    lockstep = goes_in_lockstep(parse_strategy(arguments.strategy))
+    timeline, loss = train(arguments, warm_up + measured + (0 if lockstep else COOL_DOWN_STEPS))
+    about = {"variant": arguments.name, "model": workload.name, "processes": arguments.processes, "loss": loss}
+    if lockstep:
+        times_s = [after - before for (before, _), (after, _) in itertools.pairwise(timeline)]
+        return summarise(step_times_s=times_s[-measured:], batch_per_process=workload.batch_per_process, **about)
+    window = range(warm_up * batch, (warm_up + measured) * batch)
+    return summarise_timeline(timeline, batch=batch, window=window, **about)
+
+
+def goes_in_lockstep(strategy: StrategySpec) -> bool:
+    """Whether a step of the first worker is a step of all."""
+    return not isinstance(strategy, ParameterServer) or strategy.is_lockstep
+
+
+def train(arguments: argparse.Namespace, steps: int) -> tuple[Timeline, float]:
+    """So many steps in fresh processes: when how many samples were committed, and the last loss."""
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         path = Path(folder) / "timeline.json"
+        args = {"model": arguments.model, "processes": arguments.processes, "steps": steps}
         job = Job(
             target="shoal.bench.tasks:task",
-            args={"model": workload.name, "processes": arguments.processes, "straggler": arguments.straggler},
+            args=args if arguments.straggler is None else {**args, "straggler": arguments.straggler},
             strategy=arguments.strategy,
             cluster=Cluster(workers=arguments.processes, threads=1),
             options={"timeline": str(path)},
         )
-        lockstep = goes_in_lockstep(job)
-        job.args["steps"] = steps if lockstep else steps + COOL_DOWN_STEPS
-        loss = run_job(job, lambda event: None)["loss"]
-        timeline: Timeline = [(when, samples) for when, samples in json.loads(path.read_text())]
-    about = {"variant": arguments.name, "model": workload.name, "processes": arguments.processes, "loss": loss}
-    if lockstep:
-        times_s = [after - before for (before, _), (after, _) in itertools.pairwise(timeline)][-measured:]
-        return summarise(step_times_s=times_s, batch_per_process=workload.batch_per_process, **about)
-    batch = workload.batch_per_process * arguments.processes
-    window = range(warm_up_steps(measured) * batch, steps * batch)
-    return summarise_timeline(timeline, batch=batch, window=window, **about)
-
-
-def goes_in_lockstep(job: Job) -> bool:
-    """Whether a step of the first worker is a step of all."""
-    return not isinstance(job.spec, ParameterServer) or job.spec.sync == "bsp"
+        results = run_job(job, lambda event: None)
+        return [(when, samples) for when, samples in json.loads(path.read_text())], results["loss"]
 
 
 def main(argv: Sequence[str]) -> None:

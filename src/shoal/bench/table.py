@@ -10,9 +10,9 @@ from shoal.bench.bars import Finding, Verdict
 from shoal.bench.compare import Row
 
 
-def rows_table(rows: Sequence[Row], baseline: str = "ddp") -> Table:
+def rows_table(rows: Sequence[Row], baseline: str = "ddp", title: str = "Speed") -> Table:
     """Every variant's speed, and how many times that of the `baseline` on the same model."""
-    table = _plain_table("Speed, medians over rounds")
+    table = _plain_table(f"{title}, medians over rounds")
     for heading in ("model", "variant"):
         table.add_column(heading, no_wrap=True)
     for heading in ("procs", "step", "spread", "samples/s", f"x {baseline}", "loss"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 MODELS = ("mlp", "gpt", "conv", "digits")
 STARTUP_PROCESSES = (2, 4)
+FEWER_ROUNDS = 3
+"""For comparisons whose ratios are large and whose runs are long: TensorFlow's start, waits for stragglers."""
 
 
 def bench(
@@ -27,16 +30,20 @@ def bench(
         int | None, typer.Option(help="Measured steps of a run; default the model's own number.")
     ] = None,
     start: Annotated[bool, typer.Option("--start/--no-start", help="Measure the start-up, too.")] = True,
+    stragglers: Annotated[
+        bool, typer.Option("--stragglers/--no-stragglers", help="Compare who waits for slow workers, too.")
+    ] = True,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print everything as one JSON object and nothing else.")
     ] = False,
 ) -> None:
-    """Measure training beside DDP and a loop written by hand; fresh processes, variants in turn.
+    """Measure training beside DDP, TensorFlow and a loop written by hand; fresh processes, variants in turn.
 
     The exit status is 1 where a promised ratio is missed.
 
     [dim]shoal bench
-    shoal bench --models mlp --rounds 3 --no-start[/dim]
+    shoal bench --models mlp --rounds 3 --no-start --no-stragglers
+    shoal bench --models "" --no-start --stragglers[/dim]
     """
     from rich.console import Console
 
@@ -49,7 +56,11 @@ def bench(
         session.measure_training(name, rounds, steps)
         session.measure_trainer(name, rounds, steps)
     if "mlp" in chosen:
+        session.measure_servers(min(rounds, FEWER_ROUNDS), steps)
         session.measure_memory()
+        session.measure_bandwidth(rounds)
+    if stragglers:
+        session.measure_stragglers(min(rounds, FEWER_ROUNDS), steps)
     if start:
         session.measure_startup(rounds)
     if as_json:
@@ -65,7 +76,8 @@ class _Session:
     """What has been measured so far."""
 
     console: Console
-    rows: list[Row] = field(default_factory=list)
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    """By comparison: only rows of one were measured side by side."""
     verdicts: list[Verdict | Finding] = field(default_factory=list)
     footprint: Footprint | None = None
 
@@ -74,10 +86,26 @@ class _Session:
 
         names = ["ddp", "ddp_tuned", "data"]
         if model == "mlp":
-            names += ["single", "data_without_journal", *self._tensorflow_variants()]
+            names += ["single", "data_without_journal"]
         rows = compare(model, names, rounds=rounds, steps=steps, on_measured=self._tell)
-        self.rows += rows
-        self.verdicts += judge(rows)
+        self._keep("Speed", rows, judge(rows))
+
+    def measure_servers(self, rounds: int, steps: int | None) -> None:
+        from shoal.bench import compare, judge
+
+        names = ["ddp", *self._tensorflow_variants(), "ps_asp", "ps_asp_2", "ps_bsp"]
+        rows = compare("mlp", names, rounds=rounds, steps=steps, on_measured=self._tell)
+        self._keep("Parameter servers", rows, judge(rows))
+
+    def measure_stragglers(self, rounds: int, steps: int | None) -> None:
+        from shoal.bench.contests import compare_stragglers
+
+        rows, verdicts = compare_stragglers(rounds=rounds, steps=steps, on_measured=self._tell)
+        self._keep("With a slow worker", rows, verdicts)
+
+    def _keep(self, comparison: str, rows: list[Row], verdicts: Sequence[Verdict | Finding]) -> None:
+        self.rows.setdefault(comparison, []).extend(rows)
+        self.verdicts += verdicts
 
     def _tensorflow_variants(self) -> list[str]:
         """TensorFlow's rows where it is installed, else one line that says how to get them."""
@@ -95,8 +123,7 @@ class _Session:
         if model == "conv":
             return
         rows, verdicts = compare_trainer(model, rounds=rounds, steps=steps, on_measured=self._tell)
-        self.rows += rows
-        self.verdicts += verdicts
+        self._keep("Speed", rows, verdicts)
 
     def measure_memory(self) -> None:
         from shoal.bench.memory import measure_memory
@@ -110,6 +137,11 @@ class _Session:
             style="dim",
         )
 
+    def measure_bandwidth(self, rounds: int) -> None:
+        from shoal.bench.bandwidth import measure_bandwidth
+
+        self.verdicts += measure_bandwidth(rounds, self._tell_bandwidth)
+
     def measure_startup(self, rounds: int) -> None:
         from shoal.bench.startup import measure_startup
 
@@ -119,12 +151,13 @@ class _Session:
     def show(self) -> None:
         from shoal.bench import rows_table, verdicts_table
 
-        self.console.print(rows_table(self.rows))
+        for comparison, rows in self.rows.items():
+            self.console.print(rows_table(rows, title=comparison))
         self.console.print(verdicts_table(self.verdicts))
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "rows": [asdict(row) for row in self.rows],
+            "rows": {comparison: [asdict(row) for row in rows] for comparison, rows in self.rows.items()},
             "verdicts": [{**asdict(verdict), "met": verdict.met} for verdict in self.verdicts],
             "memory": None if self.footprint is None else asdict(self.footprint),
         }
@@ -134,6 +167,9 @@ class _Session:
             f"{run.model:<7} {run.variant:<21} {run.step_s * 1e3:>9.2f} ms  {run.samples_per_s:>9,.0f} samples/s",
             style="dim",
         )
+
+    def _tell_bandwidth(self, name: str, bytes_per_s: float) -> None:
+        self.console.print(f"bandwidth: {name:<25} {bytes_per_s / 1e9:>6.2f} GB/s", style="dim")
 
     def _tell_start(self, name: str, seconds: float) -> None:
         self.console.print(f"first step: {name:<20} {seconds:>7.2f} s", style="dim")

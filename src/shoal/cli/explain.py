@@ -48,11 +48,13 @@ def _show(plan: Plan) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from shoal.observe.wording import near
+
     manner = plan.manner
     page = Table.grid(padding=(0, 2))
     page.add_column(style="bold", no_wrap=True)
     page.add_column()
-    page.add_row("task", plan.target)
+    page.add_row("task", near(plan.target))
     page.add_row("model", f"{sum(p.numel for p in plan.parcels):,} trained parameters, {plan.optimizer}")
     page.add_row("world", plan.world)
     page.add_row("strategy", f"{plan.strategy}\n{manner.meaning}")

@@ -12,14 +12,13 @@ from shoal.coordinator import policy
 from shoal.coordinator.plan import JobPlan
 from shoal.coordinator.reports import Reports
 
-OBSERVE_S = 1.0
-BAD_OBSERVATIONS = 3
+OBSERVE_S = 0.25
+BAD_OBSERVATIONS = 6
 """A loss must be bad so many times in a row before anything is rolled back."""
-REST_OBSERVATIONS = 5
+REST_OBSERVATIONS = 20
 """After a rollback the loss is not looked at so many times: what is reported was computed before."""
-SLOW_OBSERVATIONS = 10
-MAX_ROLLBACKS = 3
-TREND_OBSERVATIONS = 10
+SLOW_OBSERVATIONS = 40
+TREND_OBSERVATIONS = 40
 """How far back the loss is looked at to see whether it falls or rises, and how often the bound may change."""
 
 
@@ -55,6 +54,8 @@ class Adjuster:
         self._first: float | None = saved.get("first")
         self._best: float | None = saved.get("best")
         self._loss: float | None = None
+        self._began_with = math.inf
+        """The smallest of the workers' first losses: reports come later, and it may have run away by then."""
         self._speeds: dict[int, float] = {}
         self._history: list[float] = []
         self._bad = 0
@@ -94,6 +95,8 @@ class Adjuster:
 
     def _observe(self, reports: Reports, workers: Mapping[int, int]) -> None:
         self._rest -= 1
+        begun = [loss for node in workers.values() if (loss := reports.number(node, "first_loss")) is not None]
+        self._began_with = min([self._began_with, *(loss for loss in begun if math.isfinite(loss))])
         losses = [loss for node in workers.values() if (loss := reports.number(node, "loss")) is not None]
         if losses and self._rest < 0:
             mean = sum(losses) / len(losses)
@@ -112,7 +115,7 @@ class Adjuster:
         if self._loss is None:
             return
         if self._first is None and math.isfinite(self._loss):
-            self._first = self._best = self._loss
+            self._first = self._best = min(self._loss, self._began_with)
         first, best = self._first or 0.0, self._best or 0.0
         if not policy.is_diverging(self._loss, first=first, best=best):
             self._bad = 0
@@ -128,10 +131,9 @@ class Adjuster:
     def _roll_back(self) -> Decision:
         found, self._loss, self._bad = self._loss, None, 0
         why = f"the loss is {found:.4g} and was {self._best or 0.0:.4g} at best"
-        if self._rollbacks >= MAX_ROLLBACKS:
-            sentence = (
-                f"The run diverges: {why}, and {MAX_ROLLBACKS} rollbacks did not help; lower the learning rate."
-            )
+        if self._rollbacks >= self._plan.max_rollbacks:
+            tried = f", and {self._rollbacks} rollbacks did not help" if self._rollbacks else ""
+            sentence = f"The run diverges: {why}{tried}; lower the learning rate, or set clip_norm."
             return Decision(what="stop", why=why, stop=sentence)
         self._rollbacks += 1
         self._rest = REST_OBSERVATIONS

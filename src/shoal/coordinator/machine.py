@@ -156,6 +156,8 @@ class Coordinator(Upkeep):
             self._final_reports.update(reported)
         if member.role == WORKER and isinstance(reason := report.facts.get("stop"), str):
             self._on_stop(reason)
+        if member.role == WORKER and "post" in report.facts:
+            self._publish_posts()
         if member.role == WORKER and report.facts.get("done") is True:
             self._on_done(member)
         if self._view is not None and report.view < self._view.number:
@@ -167,6 +169,15 @@ class Coordinator(Upkeep):
             self._state.settings["stop"] = reason
             self._changed = True
             self._decide("stop", reason)
+
+    def _publish_posts(self) -> None:
+        """Once every worker has posted where the others find it, all are told; from then on they rely on it."""
+        if "posts" in self._state.settings:
+            return
+        posts = {rank: self._reports.post_of(node) for rank, node in self._state.members.seats(WORKER).items()}
+        if len(posts) == self._state.wanted[WORKER] and None not in posts.values():
+            self._state.settings["posts"] = posts
+            self._changed = True
 
     def _on_done(self, worker: Member) -> None:
         """A worker says that it has nothing more to do: all is trained, or it was told to leave."""

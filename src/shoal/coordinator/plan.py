@@ -37,6 +37,8 @@ class JobPlan:
     """Which of `ADJUSTMENTS` are on."""
     mark_every_s: float = 30.0
     """How often the shards remember their values, to go back to if the loss diverges; 0: never."""
+    max_rollbacks: int = 3
+    """How often a diverging run goes back to its last mark before it is stopped."""
     silent_after_s: float = 5.0
     """A member that says nothing for so long is replaced."""
     form_timeout_s: float = 60.0

@@ -6,6 +6,7 @@
 |         | `samples_per_s`   | speed                                                                           |
 |         | `waiting`         | part of the time, 0 to 1, in which consistency made it wait                     |
 |         | `done`            | it has trained on all that is its own (where cells are not leased)              |
+|         | `post`            | where its peers find it; all workers are told all posts, once each has posted   |
 | servers | `shards`          | for each shard by number: `cells` (a `CellSet` as plain data), `tally` (pushes  |
 |         |                   | by outcome), `delay_mean`, `delay_max`, and more that is only shown             |
 
@@ -61,6 +62,11 @@ class Reports:
         """A number that a member reported; None where it did not. It may be infinite or no number at all."""
         value = self.facts.get(node, {}).get(name)
         return float(value) if isinstance(value, int | float) else None
+
+    def post_of(self, node: int) -> dict[str, Any] | None:
+        """What a worker wants the others to know; None where it has posted nothing."""
+        post = self.facts.get(node, {}).get("post")
+        return post if isinstance(post, dict) else None
 
     def everywhere(self, num_shards: int) -> CellSet:
         """The cells that every shard has; none while one has not reported."""

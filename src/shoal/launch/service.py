@@ -178,7 +178,9 @@ class Service:
         if self._bridge.is_stopping and (role, rank) not in self._lost_at:
             return  # Nobody died there: whom the coordinator misses has stopped on request.
         node = 1 + max(hand.member.node for hand in self._crew.hands)
-        hand = self._bridge.start(member_place(self._bridge.first_place, role, rank, node=node))
+        before = sum((one.member.role, one.member.global_rank) == (role, rank) for one in self._crew.hands)
+        place = member_place(self._bridge.first_place, role, rank, node=node, generation=before)
+        hand = self._bridge.start(place)
         hand.follows_loss_at = self._lost_at.pop((role, rank), None)
         if hand.is_worker and self._bridge.is_stopping:
             _tell(hand, {"kind": "stop"})

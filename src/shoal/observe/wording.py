@@ -90,7 +90,7 @@ def line(event: Event) -> str | None:
             successor = " by a spare" if "spare" in values else ""
             return f"{member(values)} was replaced{successor} in {values['seconds']:.2f} s"
         case "decision":
-            return f"coordinator: {values['text']}"
+            return None if values.get("routine") else f"coordinator: {values['text']}"
         case "failed":
             return f"{who or 'run'} failed: {values['message']}"
         case "stopped":

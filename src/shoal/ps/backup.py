@@ -8,7 +8,8 @@ from collections.abc import Callable
 from shoal.comm.codec import Message
 from shoal.errors import ShoalError
 from shoal.ps.contract import ShardValues
-from shoal.ps.messages import Control, Fill, Filled, Push, Replicate, Replicated, ShardView, unpack
+from shoal.ps.messages import Control, Fill, Filled, Push, Replicate, Replicated, ShardView
+from shoal.ps.packing import unpack
 from shoal.ps.primary import Send
 from shoal.ps.shard import Shard, ShardRules
 

@@ -6,18 +6,17 @@ Members are numbered nodes. A node's number is never used again: whoever replace
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar
 
-from shoal.comm.codec import Frame, Message
-from shoal.errors import ProtocolError
+from shoal.comm.codec import Frame
 
 NOBODY = -1
 COORDINATOR = 0
 """The node that whoever coordinates now answers to; terms tell successive coordinators apart."""
 
-_KINDS: dict[str, type[PsMessage]] = {}
+KINDS: dict[str, type[PsMessage]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,7 @@ class PsMessage:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.kind = cls.__name__.lower()
-        _KINDS[cls.kind] = cls
+        KINDS[cls.kind] = cls
 
 
 class Outcome(StrEnum):
@@ -303,51 +302,6 @@ class View(PsMessage):
         return [ShardView(generation=g, primary=p, backup=b, filled=f, copy=c) for g, p, b, f, c in self.shards]
 
 
-def pack(message: PsMessage) -> Message:
-    """The message as the codec carries it."""
-    values = {f.name: getattr(message, f.name) for f in fields(message) if f.name != "frames"}
-    return Message(message.kind, values, message.frames)
-
-
-def unpack(message: Message) -> PsMessage:
-    """The message that `pack` made, every field checked; `ProtocolError` for anything else."""
-    cls = _KINDS.get(message.kind)
-    if cls is None:
-        raise ProtocolError(f"There is no message {message.kind!r} in the parameter server's protocol.")
-    types = _types_of(cls)
-    required = {f.name for f in fields(cls) if f.default is MISSING}
-    if not required <= message.fields.keys() <= types.keys():
-        raise ProtocolError(f"A message {message.kind!r} has the fields {sorted(types)}, found others.")
-    for name, value in message.fields.items():
-        if not _fits(value, types[name]):
-            raise ProtocolError(f"Field {name!r} of a message {message.kind!r} has the wrong type.")
-    return cls(**message.fields, frames=tuple(message.frames))
-
-
 def shard_rows(shards: Sequence[ShardView]) -> list[Any]:
     """Shards' holders as a view carries them."""
     return [[s.generation, s.primary, s.backup, s.filled, s.copy] for s in shards]
-
-
-_TYPES: dict[type[PsMessage], dict[str, Any]] = {}
-
-
-def _types_of(cls: type[PsMessage]) -> dict[str, Any]:
-    if cls not in _TYPES:
-        _TYPES[cls] = {f.name: get_type_hints(cls)[f.name] for f in fields(cls) if f.name != "frames"}
-    return _TYPES[cls]
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return True
-    if origin is list:
-        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(
-            _fits(key, arguments[0]) and _fits(item, arguments[1]) for key, item in value.items()
-        )
-    if kind is float:
-        return type(value) in (int, float)
-    return type(value) is kind

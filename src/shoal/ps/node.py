@@ -9,7 +9,8 @@ from shoal.comm.codec import Buffer, Frame, Message, decode, encode
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import ProtocolError
 from shoal.ps.contract import Machine
-from shoal.ps.messages import COORDINATOR, Join, PsMessage, View, pack, unpack
+from shoal.ps.messages import COORDINATOR, Join, PsMessage, View
+from shoal.ps.packing import pack, unpack
 
 _RECONNECT_S = 0.05
 _MOST_AT_ONCE = 256

@@ -26,8 +26,8 @@ from shoal.ps.messages import (
     Replicate,
     ShardView,
     Values,
-    pack,
 )
+from shoal.ps.packing import pack
 from shoal.ps.shard import Shard, Verdict
 
 Send = Callable[[int, PsMessage], None]

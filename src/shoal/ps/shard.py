@@ -12,7 +12,8 @@ from shoal.comm.codec import Frame, Message
 from shoal.ledger.cells import CellSet
 from shoal.ps.consistency import Consistency
 from shoal.ps.contract import ShardValues
-from shoal.ps.messages import Control, Outcome, Push, pack, unpack
+from shoal.ps.messages import Control, Outcome, Push
+from shoal.ps.packing import pack, unpack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ class Shard:
         furthest = consistency.next_gathered(self.rounds)
         if push.sequence > last + 1 or (furthest is not None and push.clock > furthest):
             return Verdict.EARLY
-        return Verdict.NEW if self.values.fits(push) else Verdict.MALFORMED
+        return Verdict.NEW if not push.cells or self.values.fits(push) else Verdict.MALFORMED
 
     def outcome_of_known(self, push: Push) -> Outcome:
         """What to say to a push that comes again."""
@@ -113,6 +114,10 @@ class Shard:
         if isinstance(entry, Control):
             self._obey(entry)
             return None
+        if not entry.cells:  # A step without data: it only says how far its rank is.
+            self.sequences[entry.origin] = entry.sequence
+            self.clocks[entry.rank] = max(self.clocks.get(entry.rank, 0), entry.clock)
+            return Outcome.APPLIED
         outcome = self._outcome(entry)
         self.tally[outcome.value] += 1
         self.sequences[entry.origin] = entry.sequence

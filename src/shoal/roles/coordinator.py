@@ -23,7 +23,10 @@ from shoal.roles.training import make_schedule
 from shoal.spec import Job, ParameterServer, World
 from shoal.strategies.ps.served import place_model
 
+MAX_ROLLBACKS = 3
 _LOOK_EVERY_S = 0.25
+_ROUTINE = frozenset({"joined", "formed", "filled", "backup", "mark", "start", "lost", "finished"})
+"""Decisions that are kept, but not shown while the run goes on."""
 
 
 def run_coordinator(job: Job, world: World, channel: Channel) -> int:
@@ -58,9 +61,19 @@ def make_plan(job: Job) -> JobPlan:
         replicas=spec.num_replicas,
         workers=job.cluster.workers,
         num_cells=schedule.total_steps * job.num_slots,
-        leased=spec.is_asynchronous,
+        leased=spec.is_leased,
         sync=spec.sync,
+        adjust=_adjustments(spec),
+        max_rollbacks=MAX_ROLLBACKS if spec.diverging == "rollback" else 0,
     )
+
+
+def _adjustments(spec: ParameterServer) -> tuple[str, ...]:
+    """What the coordinator watches over. In lockstep nothing may depend on timing, so nothing is adjusted."""
+    if spec.is_lockstep:
+        return ()
+    watched = () if spec.diverging == "ignore" else ("divergence",)
+    return (*spec.adjustments, *watched, *(("shares",) if spec.shares == "speed" else ()))
 
 
 class _Coordination:
@@ -111,7 +124,14 @@ class _Coordination:
             self._channel.send({"kind": "order", **asdict(machine.orders.popleft())})
         while machine.events:
             event = machine.events.popleft()
-            self._channel.send({**event, "kind": "decision", "text": describe_decision(event)})
+            self._channel.send(
+                {
+                    **event,
+                    "kind": "decision",
+                    "text": describe_decision(event),
+                    "routine": event["what"] in _ROUTINE,
+                }
+            )
         if machine.failed is not None:
             raise LaunchError(machine.failed)
         if machine.finished is not None and not self._told_end:

@@ -21,7 +21,7 @@ from shoal.roles.reporter import Reporter
 from shoal.roles.training import make_schedule
 from shoal.spec import Job, Task, World
 from shoal.strategies.base import Work
-from shoal.strategies.gradients import backward_part
+from shoal.strategies.gradients import backward_part, check_weight
 from shoal.strategies.optimizers import StateSchema, state_schema
 from shoal.strategies.ps.blocks import parcels_of
 from shoal.strategies.replica import Replica
@@ -112,9 +112,11 @@ class Probe:
         initial = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         self.replica.train_mode()
         part = self._feed.part(self._cut, key, 1)
-        loss, _ = backward_part(self.replica, Work(1, (part,), key), part)
+        work = Work(1, (part,), key)
+        loss, weight = backward_part(self.replica, work, part)
+        check_weight(work, weight)
         # Running statistics moved; the next probe, and the saved model, start where this one did.
         with torch.no_grad():
             module.load_state_dict(initial)
         module.zero_grad(set_to_none=True)
-        return loss
+        return loss / weight

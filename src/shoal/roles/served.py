@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shoal.errors import ShoalError
+from shoal.errors import Diverged, ShoalError
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
 from shoal.roles.training import Outcome, Training
@@ -15,8 +15,11 @@ from shoal.spec import Job, ParameterServer, World
 from shoal.strategies.base import StepResult
 from shoal.strategies.data.single import SingleProcess
 from shoal.strategies.ps.client import PsClient
-from shoal.strategies.ps.contributions import Contribute, GradientMaker, ParameterMaker
+from shoal.strategies.ps.making import make_contribute
 from shoal.strategies.ps.served import Served
+
+DIVERGED_PAUSE_S = 0.25
+"""How long a worker whose loss is no number waits before it looks whether the parameters are better."""
 
 
 class StopRequested(ShoalError):
@@ -45,12 +48,12 @@ class ServedTraining:
             job.num_slots * world.global_rank // job.cluster.workers,
             job.num_slots * (world.global_rank + 1) // job.cluster.workers,
         )
-        make = GradientMaker if spec.push == "gradients" else ParameterMaker
-        self._contribute: Contribute = make(self.served, self.client, self.training.work)
+        self._contribute = make_contribute(self.served, self.client, self.training.work, world)
         self._history: list[float] = []
         self._results: dict[str, float] = {}
         self._step = 0
         self._loss = math.nan
+        self._first_loss = math.nan
         self._reason = "finished"
 
     def run(self) -> Outcome:
@@ -58,7 +61,7 @@ class ServedTraining:
         self.training.replica.train_mode()
         total = self.training.schedule.total_steps
         try:
-            for clock, cells in self._leased() if self._spec.is_asynchronous else self._ranked():
+            for clock, cells in self._leased() if self._spec.is_leased else self._ranked():
                 self._take_step(clock, cells)
                 if self._reason != "finished":
                     break
@@ -71,37 +74,64 @@ class ServedTraining:
             self.client.fetch()
             if self._reason == "finished":
                 self._evaluate(total)
+                self._warn_if_diverged()
         return Outcome(self._step, self._loss, self._results, self._reason)
+
+    def close(self) -> None:
+        """Leave the others."""
+        self._contribute.close()
+        self.client.close()
 
     def _ranked(self) -> Iterator[tuple[int, list[int]]]:
         """Every rank has its own slots of every step: clocks, and the cells of each."""
         total, every = self.training.schedule.total_steps, self._spec.every
-        first = self.client.join() + 1
-        for clock in range(first, -(-total // every) + 1):
+        for clock in range(self.client.join(), -(-total // every) + 1):
             steps = range((clock - 1) * every, min(clock * every, total))
             yield clock, [step * self._slots + slot for slot in self._my_slots for step in steps]
 
     def _leased(self) -> Iterator[tuple[int, list[int]]]:
-        """Whoever is free takes the next cells."""
-        clock = 0
-        self.client.join()
-        while cells := self.client.take_cells(self._spec.every):
+        """Whoever is free takes the next cells: as many as its share asks for."""
+        clock = self.client.join() - 1
+        while (cells := self.client.take_cells(max(self._spec.every, self._own_share))) is not None:
             clock += 1
-            yield clock, cells
+            if cells:
+                yield clock, cells
+            else:
+                self.client.tick(clock)
+
+    @property
+    def _own_share(self) -> int:
+        """Cells of each of this worker's steps, by its share of the data."""
+        shares = self.client.settings.get("shares", {})
+        return max(1, round(self._spec.cells_per_worker * shares.get(self.world.global_rank, 1.0)))
 
     def _take_step(self, clock: int, cells: list[int]) -> None:
+        """Take a step; where the loss is no number, wait for the coordinator to roll back, and try again."""
+        while True:
+            try:
+                self._compute_and_push(clock, cells)
+                return
+            except Diverged:
+                if self._spec.is_lockstep or self._spec.diverging == "ignore":
+                    raise
+                self.client.report(loss=math.nan)
+                self.client.pause(DIVERGED_PAUSE_S)
+
+    def _compute_and_push(self, clock: int, cells: list[int]) -> None:
         """Fetch, compute on these cells, push; each slot's cells are one push."""
         self.client.begin(clock)
-        begun, loss, weight = time.monotonic(), 0.0, 0.0
+        begun = time.monotonic()
         by_slot: dict[int, list[int]] = {}
         for cell in cells:
-            slot = self.world.global_rank if self._spec.is_asynchronous else cell % self._slots
-            by_slot.setdefault(slot, []).append(cell)
-        for slot, own in by_slot.items():
-            part_loss, part_weight = self._contribute(clock, own, slot)
-            loss, weight = loss + part_loss, weight + part_weight
-        mean, step = loss / weight if weight else math.nan, max(cells) // self._slots + 1
+            by_slot.setdefault(self._slot_for(cell), []).append(cell)
+        parts = [self._contribute(clock, own, slot) for slot, own in by_slot.items()]
+        loss, weight = sum(part.loss for part in parts), sum(part.weight for part in parts)
+        mean = loss / weight if weight else math.nan
+        step = max(cell for part in parts for cell in part.cells) // self._slots + 1
         seconds = max(time.monotonic() - begun, 1e-9)
+        if math.isnan(self._first_loss):
+            self._first_loss = mean
+            self.client.report(first_loss=mean)
         self.client.report(step=step, loss=mean, samples_per_s=weight / seconds)
         if self.served.consistency.gathers(clock):
             self.client.await_round(clock)
@@ -109,9 +139,15 @@ class ServedTraining:
         if step > self._step:
             self._step_is_done(step, mean, weight)
 
+    def _slot_for(self, cell: int) -> int:
+        """Whose buffers take what is computed on a cell: what goes into the same ones is pushed together."""
+        if self._spec.is_leased:
+            return self.world.global_rank
+        return cell % self._slots if self._spec.via == "direct" else self._my_slots.start
+
     def _await_others(self, total: int) -> None:
         """Others may still train on the last cells."""
-        if not self._spec.is_asynchronous:
+        if not self._spec.is_leased:
             self.client.await_all(-(-total // self._spec.every))
         elif self._step < total:
             self._step_is_done(total, self._loss, 0.0)
@@ -161,6 +197,15 @@ class ServedTraining:
             if stop.reached(self._history):
                 self._reason = "plateau"
                 self.client.ask_to_stop(f"the {stop.metric} no longer gets better")
+
+    def _warn_if_diverged(self) -> None:
+        """A run may be over before the coordinator has seen enough to act."""
+        if not self._spec.is_lockstep and self._loss > 2 * self._first_loss:
+            text = (
+                f"the run diverged: its loss began at {self._first_loss:.4g} and ended at {self._loss:.4g}; lower the "
+                "learning rate, or set clip_norm"
+            )
+            self._reporter.send({"kind": "warning", "text": text})
 
     def _on_idle(self) -> None:
         if self._reporter.wants_stop() or (self.client.is_told_to_stop and self._reason == "finished"):

@@ -73,7 +73,7 @@ def _train_served(job: Job, world: World, reporter: Reporter) -> None:
     reporter.on_state("training", 0)
     outcome = served.run()
     _finish(job, served.training, outcome, reporter, served.client.snapshot)
-    served.client.close()
+    served.close()
 
 
 def choose_device(kind: str, local_rank: int) -> str:

@@ -11,6 +11,7 @@ from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count
 from shoal.spec.cluster import Cluster
 from shoal.spec.strategy import Data, ParameterServer, StrategySpec, parse_strategy
+from shoal.spec.update_path import check_update_path
 
 PURPOSES = ("train", "evaluate", "predict", "inspect", "script")
 OVERRIDES = ("batch_size", "epochs", "max_steps", "seed", "accumulate", "evaluate_every")
@@ -77,6 +78,8 @@ class Job:
         if self.slots is not None:
             return self.slots
         spec = self.spec
+        if isinstance(spec, ParameterServer):
+            return self.cluster.workers * spec.cells_per_worker
         return sum(spec.counts) if isinstance(spec, Data) and spec.counts else self.cluster.workers
 
     @property
@@ -127,7 +130,13 @@ def _check_served(spec: ParameterServer, job: Job) -> None:
         )
     if cluster.device != "cpu":
         raise SpecError(f"Job: strategy={spec} runs on the CPU, but device={cluster.device}; use device=cpu.")
-    if slots != cluster.workers and spec.sync not in ("bsp", "ssp:0"):
+    follows_speed = spec.sync == "asp" or (spec.sync.startswith("ssp:") and not spec.is_lockstep)
+    if spec.shares == "speed" and not follows_speed:
+        raise SpecError(
+            f"Job: shares=speed lets faster workers take more of the data, which sync={spec.sync} cannot; use asp or "
+            "ssp:N."
+        )
+    if slots != cluster.workers * spec.cells_per_worker and not spec.is_lockstep:
         raise SpecError(
             f"Job: slots={slots} for {cluster.workers} workers, but with sync={spec.sync} every worker has one "
             "part of its own; leave slots out, or use sync=bsp."
@@ -137,3 +146,4 @@ def _check_served(spec: ParameterServer, job: Job) -> None:
             f"Job: sync={spec.sync} counts {spec.sync.split('/')[1]} workers, but there are {cluster.workers}; "
             f"write quorum:k/{cluster.workers}."
         )
+    check_update_path(spec, cluster.workers)

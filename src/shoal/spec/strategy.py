@@ -115,12 +115,15 @@ class ParameterServer(StrategySpec):
     agree: str = "allreduce"
     """With servers=host: how the copies are kept in step; `allreduce`, `ring`, or `scatter-sum` (asynchronous)."""
     ahead: int = 0
-    """Steps that a worker may begin before the servers have its last push: 0, so that it sees its own updates, or 1,
-    so that it computes while they work."""
+    """Steps that a worker may begin before the servers have its last push: 0, so that it sees its own updates, or
+    1, so that it computes while they work."""
     shares: str = "even"
-    """Samples of each worker's step: `even`, or `speed`: as its measured speed asks for."""
+    """Samples of each worker's step: `even`, or `speed`: as its measured speed asks for (with asp or ssp:N)."""
     damping: str = "none"
     """`staleness`: a gradient computed d updates ago counts 1/(1 + d/workers)."""
+    adjust: str = "none"
+    """What the coordinator may adjust as it sees fit, joined by +: `bound` (of ssp), `rate` (the learning rate, by
+    how late gradients are), `eviction` (of hopelessly slow workers)."""
     diverging: str = "rollback"
     """When the loss runs away: `rollback` to the last good state with half the learning rate, `stop` or
     `ignore`."""
@@ -154,6 +157,8 @@ class ParameterServer(StrategySpec):
         require_choice("ps", "ahead", str(self.ahead), ("0", "1"))
         require_choice("ps", "shares", self.shares, ("even", "speed"))
         require_choice("ps", "damping", self.damping, ("none", "staleness"))
+        for part in self.adjustments:
+            require_choice("ps", "adjust", part, ("bound", "rate", "eviction"))
         require_choice("ps", "diverging", self.diverging, ("rollback", "stop", "ignore"))
         if self.replicas == "1" and self.num_servers < 2:
             raise SpecError(
@@ -189,9 +194,24 @@ class ParameterServer(StrategySpec):
         return () if self.capacities == "even" else tuple(float(part) for part in self.capacities.split("+"))
 
     @property
-    def is_asynchronous(self) -> bool:
-        """Whether parts of the data go to whoever asks next, and the result depends on timing."""
-        return self.sync == "asp"
+    def adjustments(self) -> tuple[str, ...]:
+        """What the coordinator may adjust by the user's leave."""
+        return () if self.adjust == "none" else tuple(self.adjust.split("+"))
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether the result does not depend on timing."""
+        return self.sync in ("bsp", "ssp:0")
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether parts of the data go to whoever asks next; else every worker has its own."""
+        return self.sync == "asp" or self.shares == "speed"
+
+    @property
+    def cells_per_worker(self) -> int:
+        """Parts of a step's batch for each worker: more than one where shares are to be fine."""
+        return 4 if self.shares == "speed" else 1
 
 
 def _check_sync(sync: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from shoal.errors import TaskError
+from shoal.errors import Diverged, TaskError
 from shoal.ledger.order import mix
 from shoal.strategies.base import Part, Work
 from shoal.strategies.replica import Replica, call_model
@@ -71,7 +71,7 @@ def backward_part(
         loss = task_loss(replica, batch)
         value = loss.item()
         if not math.isfinite(value):
-            raise TaskError(
+            raise Diverged(
                 f"Task: the loss is {value} at step {work.step} (slot {part.slot}); lower the learning rate, "
                 "set clip_norm, or look for bad samples in this batch."
             )

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shoal.observe.wording import plural
-from shoal.spec import Data, Job
+from shoal.spec import Data, Job, ParameterServer
 from shoal.verify.bounds import FLOAT64_BOUND, first_step_bound
 from shoal.verify.claims import Claim
 from shoal.verify.jobs import alone, with_overrides
-from shoal.verify.judging import Comparison, compare_trials, movement
+from shoal.verify.judging import STATE, Comparison, compare_trials, movement
 from shoal.verify.report import BITWISE, Report, Row, Verdict
 from shoal.verify.trials import Facts, Laboratory, Trial
 
@@ -22,10 +22,11 @@ NUM_TRIALS = 6
 _DRIFT = "rounding drifts apart over steps in float32; judged are the first step and all steps in float64"
 _OTHER_NUMBERS = "random numbers (dropout, augmentation) are drawn for each part of a batch, so other ones here"
 _OTHER_FUNCTION = "BatchNorm of a part of the batch is another function than of the whole"
+_OWN_STATES = "with push=parameters each worker has an optimizer of its own, and the servers have none to compare"
 _SAME_SLOTS = "one process, the same slots"
 
 
-def compare(laboratory: Laboratory, job: Job, facts: Facts, initial: Tensors, claim: Claim) -> Report:
+def compare_bits(laboratory: Laboratory, job: Job, facts: Facts, initial: Tensors, claim: Claim) -> Report:
     """Train a few steps with the strategy and in one process, and compare all they leave behind."""
     rows, steps = _Verification(laboratory, job, facts, claim).run(initial)
     return Report(
@@ -49,6 +50,7 @@ class _Verification:
         self.job = with_overrides(job, facts.synchronised_batch(job.cluster.workers)) if synchronised else job
         self.bitwise = claim is Claim.BITS and not synchronised
         self.reference = _Reference(laboratory, facts, synchronised)
+        self._own_states = isinstance(spec, ParameterServer) and spec.push == "parameters"
 
     def run(self, initial: Tensors) -> tuple[list[Row], int]:
         """All rows, and how many steps were taken."""
@@ -65,11 +67,20 @@ class _Verification:
             bound=lambda what: BITWISE if self.bitwise else None,
             note=_DRIFT * (not self.bitwise),
         )
-        rows += compare_trials(comparison, split, same, self.facts)
+        rows += self._compare(comparison, split, same)
         rows += self._in_double()
         if not synchronised:
             rows += self._against_whole_batch(split)
-        return rows + movement(initial, split, same, self.facts), split.steps
+        rows += movement(initial, split, same, self.facts)
+        if self._own_states:
+            rows.append(
+                Row(comparison="kept by each worker", what=STATE, verdict=Verdict.NOT_JUDGED, note=_OWN_STATES)
+            )
+        return rows, split.steps
+
+    def _compare(self, comparison: Comparison, ours: Trial, reference: Trial) -> list[Row]:
+        rows = compare_trials(comparison, ours, reference, self.facts)
+        return [row for row in rows if row.what != STATE] if self._own_states else rows
 
     def _first_step(self) -> list[Row]:
         job = with_overrides(self.job, {"max_steps": 1})
@@ -78,12 +89,12 @@ class _Verification:
         same = self.reference.train(job)
         title = f"{self.reference.title}, first step"
         if synchronised and facts.random:
-            return compare_trials(Comparison(title=title, note=_OTHER_NUMBERS), split, same, facts)
+            return self._compare(Comparison(title=title, note=_OTHER_NUMBERS), split, same)
 
         def bound(what: str) -> float:
             return first_step_bound(what, facts.optimizer, synchronised=synchronised)
 
-        return compare_trials(Comparison(title=title, bound=bound), split, same, facts)
+        return self._compare(Comparison(title=title, bound=bound), split, same)
 
     def _in_double(self) -> list[Row]:
         """All steps in float64, against the whole batch where parts of it compute the same function."""
@@ -105,13 +116,13 @@ class _Verification:
             bound=lambda what: None if other_numbers else FLOAT64_BOUND,
             note=_OTHER_NUMBERS * other_numbers,
         )
-        return compare_trials(comparison, split, whole, facts)
+        return self._compare(comparison, split, whole)
 
     def _against_whole_batch(self, split: Trial) -> list[Row]:
         title = "one process in float32, whole batch"
         whole = self.laboratory.train(title, alone(self.job, self.facts))
         note = _OTHER_FUNCTION if self.facts.has_batchnorm else _OTHER_NUMBERS * self.facts.random
-        return compare_trials(Comparison(title=title, note=note), split, whole, self.facts)
+        return self._compare(Comparison(title=title, note=note), split, whole)
 
 
 @dataclass(frozen=True)

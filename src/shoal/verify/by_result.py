@@ -29,7 +29,7 @@ def num_trials(seeds: int) -> int:
     return 1 + 2 * seeds
 
 
-def compare(laboratory: Laboratory, job: Job, facts: Facts, seeds: int) -> ResultReport:
+def compare_results(laboratory: Laboratory, job: Job, facts: Facts, seeds: int) -> ResultReport:
     """Train with so many seeds, each time with the strategy and synchronously, on the same samples."""
     laboratory.num_trials = num_trials(seeds)
     strategy, ours, references = job.strategy, [], []
@@ -56,7 +56,8 @@ def _train(laboratory: Laboratory, seed: int, job: Job, facts: Facts) -> SeedRun
     try:
         found = laboratory.watch(f"seed {seed}: {job.strategy}", job, watched.take)
     except LaunchError as failure:
-        return SeedRun(seed=seed, rollbacks=watched.rollbacks, diverged=str(failure))
+        run = SeedRun(seed=seed, rollbacks=watched.rollbacks)
+        return replace(run, diverged=str(failure)) if watched.was_stopped else replace(run, failed=str(failure))
     results = {f"test {name}" if name == "loss" else name: value for name, value in found["results"].items()}
     results = results or {"train loss": watched.parts[-1]}
     usable = {name: value for name, value in results.items() if math.isfinite(value)}
@@ -77,12 +78,15 @@ class _Watched:
 
     losses: list[float] = field(default_factory=list)
     rollbacks: int = 0
+    was_stopped: bool = False
+    """By the coordinator, for no rollback helped."""
 
     def take(self, event: Event) -> None:
         if event.kind == "steps":
             self.losses += [loss for _, loss in event.values["steps"]]
         elif event.kind == "decision":
             self.rollbacks += event.values.get("what") == "rollback"
+            self.was_stopped |= event.values.get("what") == "stop"
 
     @property
     def parts(self) -> list[float]:
@@ -98,7 +102,7 @@ class _Watched:
         last = self.parts[-1]
         if not is_diverging(last, first=first, best=min(first, *self.parts)):
             return ""
-        return f"The loss ran away: {last:.4g} at the end, {first:.4g} before the first step."
+        return f"The loss ran away: {last:.4g} at the end, {first:.4g} at the start; lower the learning rate."
 
 
 def count_pushes(audit: Mapping[str, Any]) -> Pushes:

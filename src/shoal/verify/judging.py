@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 REAL_MOVE = 1e-5
 """A relative move that is more than rounding: noise about a gradient of zero moves a parameter, or does not."""
+STATE = "optimizer state"
 _MOST_NAMES = 8
 
 
@@ -38,7 +39,7 @@ def compare_trials(comparison: Comparison, ours: Trial, reference: Trial, facts:
     kinds = [
         ("parameters", *_each(ours, reference, lambda name: name not in facts.buffers), lambda name: ""),
         ("buffers", *_each(ours, reference, lambda name: name in facts.buffers), _last_word),
-        ("optimizer state", ours.state(), reference.state(), _last_word),
+        (STATE, ours.state(), reference.state(), _last_word),
     ]
     return [
         judge(comparison, what, difference(found, expected, kind_of))

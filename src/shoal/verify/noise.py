@@ -15,12 +15,15 @@ LOSS_PART = 0.02
 """A loss may be worse by this part of the reference's."""
 NUM_ERRORS = 2.0
 """A difference within so many of its standard errors is noise."""
+MOST_NOISE = 3.0
+"""Noise excuses a difference up to so many times what is accepted without: more is worse, however unsure."""
 _FALLING = ("loss", "error")
 """A number so named should fall; all others should rise, as `Plateau` has it."""
 
 RULE = (
-    "Judged is the mean over seeds: it may be worse by 1 point (by 2% where a loss is judged, which is where "
-    "there is no metric between 0 and 1), or by two standard errors of the differences seed by seed."
+    "Judged is the mean over seeds: it may be worse by 1 point, or by the noise (two standard errors of the "
+    "differences seed by seed) up to 3 points. Where there is no metric between 0 and 1, the loss is judged, with "
+    "2% and 6%."
 )
 
 
@@ -60,12 +63,17 @@ class Contest:
         """What it means."""
         if self.bound is None:
             return Verdict.NOT_JUDGED
-        # Written so that what is no number fails.
-        return Verdict.EQUAL if self.worse_by <= max(self.bound, self.noise) else Verdict.MISMATCH
+        accepted = max(self.bound, min(self.noise, MOST_NOISE * self.bound))
+        return Verdict.EQUAL if self.worse_by <= accepted else Verdict.MISMATCH
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether it is worse than is accepted, and only noise excuses it."""
+        return self.verdict is Verdict.EQUAL and self.bound is not None and self.worse_by > self.bound
 
     @property
     def words(self) -> str:
-        """The verdict in words: `within 1 point`, `within noise`, `worse by 2.3 points`."""
+        """The verdict in words: `within 1 point`, `worse by 2.3 points`."""
         gap = self.difference(abs(self.worse_by))
         if self.bound is None:
             return f"{'worse' if self.worse_by > 0 else 'better'} by {gap}" if self.worse_by else "the same"
@@ -73,14 +81,14 @@ class Contest:
             return f"within {self.difference(self.bound)}"
         if self.worse_by < 0:
             return f"better by {gap}"
-        return "within noise" if self.verdict is Verdict.EQUAL else f"worse by {gap}"
+        return f"worse by {gap}" + ", within noise" * self.is_noise
 
     def difference(self, value: float) -> str:
-        """A difference in points or per cent."""
+        """A difference in points, or per cent of the reference."""
         if self.is_share:
-            points = f"{100 * value:.2g}"
+            points = _short(100 * value)
             return f"{points} point{'' if points == '1' else 's'}"
-        return f"{100 * value / abs(self.reference.mean):.2g}%" if self.reference.mean else f"{value:.2g}"
+        return f"{_short(100 * value / abs(self.reference.mean))}%" if self.reference.mean else _short(value)
 
 
 def contests(ours: Sequence[Mapping[str, float]], reference: Sequence[Mapping[str, float]]) -> list[Contest]:
@@ -117,3 +125,8 @@ def _rises(name: str) -> bool:
 
 def _deviation(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
+
+
+def _short(value: float) -> str:
+    """Two digits, or all before the point."""
+    return f"{value:.2g}" if value < 100 else f"{value:,.0f}"

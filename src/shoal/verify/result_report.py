@@ -37,9 +37,16 @@ class SeedRun:
     rollbacks: int = 0
     """How often the coordinator went back to an earlier state because the loss ran away."""
     diverged: str = ""
-    """How the run failed to learn, in a sentence; empty where it learned."""
+    """How the loss ran away, in a sentence; empty where it did not."""
+    failed: str = ""
+    """Why the run ended before its time, in a sentence; empty where it did not."""
     pushes: Pushes | None = None
     """None where there are no servers."""
+
+    @property
+    def trouble(self) -> str:
+        """What went wrong; empty where all went well."""
+        return self.failed or self.diverged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +62,14 @@ class ResultReport:
     contests: tuple[Contest, ...]
 
     @property
-    def diverged(self) -> tuple[SeedRun, ...]:
-        """Runs of the strategy that did not learn."""
-        return tuple(run for run in self.ours if run.diverged)
+    def lost_runs(self) -> tuple[SeedRun, ...]:
+        """Runs of the strategy that diverged or failed."""
+        return tuple(run for run in self.ours if run.trouble)
 
     @property
-    def reference_diverged(self) -> tuple[SeedRun, ...]:
-        """Synchronous runs that did not learn: then the task is at fault."""
-        return tuple(run for run in self.references if run.diverged)
+    def lost_references(self) -> tuple[SeedRun, ...]:
+        """Synchronous runs that diverged or failed: then the task is at fault."""
+        return tuple(run for run in self.references if run.trouble)
 
     @property
     def miscounted(self) -> tuple[SeedRun, ...]:
@@ -77,7 +84,7 @@ class ResultReport:
     @property
     def ok(self) -> bool:
         """Whether the strategy trains as well as synchronous training does."""
-        return not (self.diverged or self.reference_diverged or self.miscounted or self.worse)
+        return not (self.lost_runs or self.lost_references or self.miscounted or self.worse)
 
     def to_dict(self) -> dict[str, Any]:
         """This report as plain data, for JSON."""

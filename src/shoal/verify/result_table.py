@@ -21,9 +21,14 @@ _MOST_SENTENCES = 3
 def result_table(report: ResultReport) -> RenderableType:
     """Every seed, the spread, what became of the updates, then the verdict in one line."""
     parts: list[RenderableType] = [_seeds(report)]
-    if report.contests:
+    if _can_be_compared(report):
         parts.append(_spreads(report))
     return Group(*parts, *_notes(report), result_line(report))
+
+
+def _can_be_compared(report: ResultReport) -> bool:
+    """How well it trains is no question where it does not train."""
+    return bool(report.contests) and not (report.lost_runs or report.lost_references)
 
 
 def result_line(report: ResultReport) -> Text:
@@ -35,17 +40,17 @@ def result_line(report: ResultReport) -> Text:
 
 def _finding(report: ResultReport) -> str:
     judged = [contest for contest in report.contests if contest.verdict is not Verdict.NOT_JUDGED]
-    details = ", ".join(f"{contest.what} {contest.words}" for contest in judged)
     runs = wording.plural(len(report.ours), "run")
-    if report.reference_diverged:
-        too = "diverged, and so did" if report.diverged else "cannot be judged: it was"
-        number = len(report.reference_diverged)
-        return f"{too} {report.reference} in {number} of {runs}, so change the task's learning rate first."
-    if report.diverged:
-        return f"DIVERGED in {len(report.diverged)} of {runs}, where {report.reference} did not."
+    if report.lost_references:
+        number = len(report.lost_references)
+        return f"cannot be judged: {report.reference} itself did not train in {number} of {runs}; see to the task."
+    if report.lost_runs:
+        return f"DID NOT TRAIN in {len(report.lost_runs)} of {runs}, where {report.reference} did."
     if report.miscounted:
         return f"LOST or repeated updates in {len(report.miscounted)} of {runs}."
-    ending = "trains WORSE than" if report.worse else "trains as well as"
+    unsure = any(contest.is_noise for contest in judged)
+    ending = "trains WORSE than" if report.worse else "cannot be told from" if unsure else "trains as well as"
+    details = ", ".join(f"{contest.what} {contest.words}" for contest in judged)
     return f"{ending} {report.reference}: {details}."
 
 
@@ -83,12 +88,12 @@ def _notes(report: ResultReport) -> list[Text]:
     if pushes := [run.pushes for run in report.ours if run.pushes is not None]:
         notes.append(Text(_fate(pushes)))
     sentences = [
-        f"seed {run.seed}, {name}: {run.diverged}"
-        for name, runs in ((report.strategy, report.diverged), (report.reference, report.reference_diverged))
+        f"seed {run.seed}, {name}: {run.trouble}"
+        for name, runs in ((report.strategy, report.lost_runs), (report.reference, report.lost_references))
         for run in runs[:_MOST_SENTENCES]
     ]
     notes += [Text(sentence, style=STYLES[Verdict.MISMATCH]) for sentence in sentences]
-    if report.contests:
+    if _can_be_compared(report):
         notes.append(Text(RULE, style="dim"))
     return notes
 
@@ -106,8 +111,8 @@ def _fate(pushes: Sequence[Pushes]) -> str:
 
 
 def _ending(run: SeedRun) -> Text:
-    if run.diverged:
-        return Text("diverged", style=STYLES[Verdict.MISMATCH])
+    if run.trouble:
+        return Text("failed" if run.failed else "diverged", style=STYLES[Verdict.MISMATCH])
     if run.rollbacks:
         return Text(f"rolled back {run.rollbacks}x", style=STYLES[Verdict.WARNING])
     return Text("well")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from shoal.launch.runs import target_of
 from shoal.spec import Cluster, Data, Job, StrategySpec, parse_strategy
 from shoal.spec.checks import require_count
-from shoal.verify import by_bits, by_result
+from shoal.verify.by_bits import NUM_TRIALS, compare_bits
+from shoal.verify.by_result import compare_results, num_trials
 from shoal.verify.claims import Claim, claim_of
 from shoal.verify.jobs import with_overrides
 from shoal.verify.report import Report
@@ -55,13 +56,13 @@ def verify_strategy(
         slots=slots,
         overrides={} if seed is None else {"seed": seed},
     )
-    expected = by_result.num_trials(seeds) if claim_of(spec, workers) is Claim.RESULT else by_bits.NUM_TRIALS
+    expected = num_trials(seeds) if claim_of(spec, workers) is Claim.RESULT else NUM_TRIALS
     with open_laboratory(expected, zygote, progress) as laboratory:
         facts, initial = laboratory.inspect(job)
         claim = claim_of(spec, workers, facts.optimizer)
         if claim is Claim.RESULT:
             limit = {} if steps is None else {"max_steps": steps}
-            return by_result.compare(laboratory, with_overrides(job, limit), facts, seeds)
+            return compare_results(laboratory, with_overrides(job, limit), facts, seeds)
         job = with_overrides(job, {"max_steps": steps or DEFAULT_STEPS})
-        report = by_bits.compare(laboratory, job, facts, initial, claim)
+        report = compare_bits(laboratory, job, facts, initial, claim)
     return replace(report, strategy=str(spec))

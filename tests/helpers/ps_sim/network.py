@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from shoal.comm.codec import decode, encode
 from shoal.errors import ProtocolError
-from shoal.ps.messages import PsMessage, pack, unpack
+from shoal.ps.messages import PsMessage
+from shoal.ps.packing import pack, unpack
 
 FASTEST_S, SLOWEST_S = 0.0005, 0.002
 

@@ -57,7 +57,8 @@ def _pace(sync: str) -> str:
         case Mode.BSP:
             return "Each step waits for all gradients, and computes what one process would."
         case Mode.QUORUM:
-            return f"Each step waits for the first {rule.quorum[0]} of {rule.quorum[1]} gradients; the rest is dropped."
+            k, n = rule.quorum
+            return f"Each step waits for the first {k} of {n} gradients; the rest is dropped."
         case Mode.SSP:
             return (
                 f"Nobody is more than {plural(rule.bound, 'step')} ahead of the slowest; gradients may be stale."

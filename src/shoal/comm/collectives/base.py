@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -51,6 +52,10 @@ class Collective(ABC):
         """Replace the tensor by rank 0's."""
         self._run("broadcast", tensor, self._broadcast)
 
+    def reduce_(self, tensor: torch.Tensor, root: int) -> None:
+        """Replace the tensor of rank `root` by the sum over all ranks, in rank order; the others keep theirs."""
+        self._run(f"sum at rank {root}", tensor, partial(self._reduce, root))
+
     @abstractmethod
     def _allreduce(self, exchange: Exchange) -> None:
         """The algorithm; `exchange` holds the tensor and moves its chunks."""
@@ -62,6 +67,18 @@ class Collective(ABC):
                 exchange.view(chunk).copy_(exchange.take((self.rank - 1) // 2, chunk))
             for child in binary_children(self.rank, self.size):
                 exchange.send(child, chunk)
+
+    def _reduce(self, root: int, exchange: Exchange) -> None:
+        """Straight to the one who wants it."""
+        for chunk in exchange.chunks(0, exchange.numel):
+            if self.rank != root:
+                exchange.send(root, chunk)
+                continue
+            own = exchange.view(chunk).clone()
+            parts = [own if rank == root else exchange.take(rank, chunk) for rank in range(self.size)]
+            total = exchange.view(chunk).copy_(parts[0])
+            for part in parts[1:]:
+                total.add_(part)
 
     def _run(self, operation: str, tensor: torch.Tensor, algorithm: Callable[[Exchange], None]) -> None:
         _check_tensor(operation, tensor)

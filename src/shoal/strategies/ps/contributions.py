@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -19,36 +20,60 @@ class MakeWork(Protocol):
     def __call__(self, step: int, slots: range, *, apart: bool) -> Work: ...
 
 
-Contribute = Callable[[int, Sequence[int], int], tuple[float, float]]
-"""Takes a clock, cells, and the slot whose buffers to use; pushes, and returns weighted loss and weight."""
+@dataclass(frozen=True, kw_only=True)
+class Computed:
+    """What a worker did in one call."""
+
+    cells: Sequence[int]
+    """Those that it was given, and more where it took more."""
+    loss: float
+    """Weighted."""
+    weight: float
+
+
+class Contribute(Protocol):
+    """Computes on cells and pushes."""
+
+    def __call__(self, clock: int, cells: Sequence[int], slot: int) -> Computed:
+        """Do it for this clock; `slot` says whose buffers to use."""
+
+    def close(self) -> None:
+        """There is nothing more to do."""
 
 
 class GradientMaker:
-    """One backward pass per cell."""
+    """One backward pass per cell; those of several cells add up to one gradient."""
 
     def __init__(self, served: Served, client: PsClient, make_work: MakeWork) -> None:
         self._served = served
         self._client = client
         self._make_work = make_work
 
-    def __call__(self, clock: int, cells: Sequence[int], slot: int) -> tuple[float, float]:
-        (cell,) = cells
-        step, part_slot = divmod(cell, self._served.rules.slots)
-        apart = not self._served.consistency.gathers(clock)
-        work = self._make_work(step + 1, range(part_slot, part_slot + 1), apart=apart)
+    def __call__(self, clock: int, cells: Sequence[int], slot: int) -> Computed:
+        if (left := self._client.inherited(clock, cells[0], slot)) is not None:
+            self._client.push(left)
+            return Computed(cells=cells, loss=left.loss, weight=left.weight)
         place = self._client.aim(slot, clock)
-        loss, weight = backward_part(self._served.replica, work, work.parts[0], self._client.tap.backward)
+        loss, weight, scaled = 0.0, 0.0, False
+        for cell in cells:
+            part_loss, part_weight, scaled = self._differentiate(cell, clock, alone=len(cells) == 1)
+            loss, weight = loss + part_loss, weight + part_weight
         self._client.push(
-            Contribution(
-                clock=clock,
-                cells=cells,
-                place=place,
-                weight=weight,
-                loss=loss,
-                scaled=work.parts[0].total_weight is not None,
-            )
+            Contribution(clock=clock, cells=cells, place=place, weight=weight, loss=loss, scaled=scaled)
         )
-        return loss, weight
+        return Computed(cells=cells, loss=loss, weight=weight)
+
+    def close(self) -> None:
+        """It keeps nothing."""
+
+    def _differentiate(self, cell: int, clock: int, *, alone: bool) -> tuple[float, float, bool]:
+        """Add a cell's gradient to the buffer; weighted loss, weight, and whether it is a mean already."""
+        step, slot = divmod(cell, self._served.rules.slots)
+        apart = not self._served.consistency.gathers(clock)
+        work = self._make_work(step + 1, range(slot, slot + 1), apart=apart)
+        part = work.parts[0] if alone else replace(work.parts[0], total_weight=None)
+        loss, weight = backward_part(self._served.replica, work, part, self._client.tap.backward)
+        return loss, weight, part.total_weight is not None
 
 
 class ParameterMaker:
@@ -62,7 +87,7 @@ class ParameterMaker:
         self._params = list(served.replica.trained.values())
         self._clip_norm = served.replica.task.clip_norm
 
-    def __call__(self, clock: int, cells: Sequence[int], slot: int) -> tuple[float, float]:
+    def __call__(self, clock: int, cells: Sequence[int], slot: int) -> Computed:
         loss = weight = 0.0
         for cell in cells:
             cell_loss, cell_weight = self._train_on(cell)
@@ -71,7 +96,10 @@ class ParameterMaker:
         self._client.push(
             Contribution(clock=clock, cells=cells, place=place, weight=weight, loss=loss, scaled=True)
         )
-        return loss, weight
+        return Computed(cells=cells, loss=loss, weight=weight)
+
+    def close(self) -> None:
+        """It keeps nothing."""
 
     def _train_on(self, cell: int) -> tuple[float, float]:
         replica = self._served.replica

@@ -7,6 +7,8 @@ the regions that are its business. Pages that nobody touches cost nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -19,8 +21,23 @@ from shoal.strategies.ps.blocks import make_blocks
 from shoal.strategies.replica import Replica
 
 COPIES = 2
-BUFFERS_PER_SLOT = 2
+BUFFERS_PER_TURN = 2
 """While servers read one, the worker fills the other."""
+TURNS = 3
+"""A worker that replaces another leaves alone what the other pushed last: servers may not be done with it."""
+BUFFERS_PER_SLOT = BUFFERS_PER_TURN * TURNS
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a complete buffer holds, written before anybody hears of it."""
+
+    NBYTES: ClassVar[int] = 5 * 8
+    clock: int
+    cell: int
+    weight: float
+    loss: float
+    scaled: bool
 
 
 class ServedMemory:
@@ -55,6 +72,7 @@ class ServedMemory:
         for number in range(num_buffers):
             self.segment.reserve(f"gradients/{number}", self.grid.nbytes)
             self.segment.reserve(f"touched/{number}", len(self.params))
+            self.segment.reserve(f"label/{number}", Label.NBYTES)
             self.segment.reserve(f"moved/{number}", moving_bytes)
         self.segment.map()
 
@@ -85,6 +103,16 @@ class ServedMemory:
         """By shard: how many updates it has seen."""
         words = self.segment.tensor(f"updates/{copy}", torch.int64).numpy()
         return memoryview(words)  # type: ignore[arg-type]
+
+    def label(self, number: int) -> Label:
+        """What a buffer holds; of clock 0 where it was never filled."""
+        clock, cell, weight, loss, scaled = self.segment.tensor(f"label/{number}", torch.float64).tolist()
+        return Label(int(clock), int(cell), weight, loss, bool(scaled))
+
+    def put_label(self, number: int, label: Label) -> None:
+        """Say what a buffer holds."""
+        values = [label.clock, label.cell, label.weight, label.loss, label.scaled]
+        self.segment.tensor(f"label/{number}", torch.float64).copy_(torch.tensor(values, dtype=torch.float64))
 
     def touched(self, number: int) -> torch.Tensor:
         """By parameter: whether this buffer has a gradient for it."""

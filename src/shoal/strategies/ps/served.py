@@ -129,4 +129,4 @@ def place_model(spec: ParameterServer, replica: Replica) -> Placement:
 
 def room_for(spec: ParameterServer, slots: int, workers: int) -> int:
     """How many slots, or ranks where workers may come and go, have buffers of their own."""
-    return max(2 * workers, workers + 8) if spec.is_asynchronous else slots
+    return max(2 * workers, workers + 8) if spec.is_leased else slots

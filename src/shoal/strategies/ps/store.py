@@ -122,6 +122,8 @@ class ShardStore:
 
     def frames(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
         """Everything for another copy; in shared memory it is read from this one."""
+        # The other copy has no mark to go back to, so neither may this one: they would part.
+        self._marked = None
         facts = {"copy": self._copy, "updates": self._updates[self._shard]}
         advances = torch.tensor(self._schedule.advances, dtype=torch.float64)
         return (advances, *(() if self._shared else self._live(self._copy))), facts

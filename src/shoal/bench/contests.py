@@ -1,0 +1,74 @@
+"""Who waits for a slow worker: strategies side by side, with one worker slow all the time or each in turn.
+
+Under a lasting straggler `ssp` is no faster than `bsp`, by its definition: once the others are as far ahead as
+they may, they wait. It is measured to be seen, not judged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from shoal.bench.bars import Bar, Verdict, judge
+from shoal.bench.compare import Row, compare
+from shoal.bench.measurement import Measurement
+from shoal.bench.variants import CommandBuilder, peer_command, shoal_command
+
+MODEL = "small_mlp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """One kind of straggler, who meets it, and who must win."""
+
+    straggler: str
+    label: str
+    """What the tables call it."""
+    strategies: dict[str, str]
+    """Variants of Shoal beside DDP."""
+    bars: tuple[Bar, ...]
+
+    @property
+    def variants(self) -> dict[str, CommandBuilder]:
+        """The command of each."""
+        commands: dict[str, CommandBuilder] = {"ddp": functools.partial(peer_command, "ddp")}
+        for name, strategy in self.strategies.items():
+            commands[name] = functools.partial(shoal_command, name, strategy)
+        return {name: functools.partial(_slowed, command, self.straggler) for name, command in commands.items()}
+
+
+CONTESTS = (
+    Contest(
+        straggler="lasting",
+        label="lasting 4x",
+        strategies={"ps_asp": "ps:sync=asp", "ps_bsp": "ps:sync=bsp", "ps_ssp_3": "ps:sync=ssp:3"},
+        bars=(Bar("lasting 4x", "ps_asp", "ddp", 1.8),),
+    ),
+    Contest(
+        straggler="alternating",
+        label="alternating 4x",
+        strategies={"ps_bsp": "ps:sync=bsp", "ps_ssp_3": "ps:sync=ssp:3"},
+        bars=(Bar("alternating 4x", "ps_ssp_3", "ps_bsp", 1.3),),
+    ),
+)
+
+
+def compare_stragglers(
+    *, rounds: int, steps: int | None, on_measured: Callable[[Measurement], None] | None = None
+) -> tuple[list[Row], list[Verdict]]:
+    """Every contest; its rows carry its label in place of the model's name."""
+    rows, verdicts = list[Row](), list[Verdict]()
+    for contest in CONTESTS:
+        variants = contest.variants
+        found = compare(
+            MODEL, list(variants), rounds=rounds, steps=steps, variants=variants, on_measured=on_measured
+        )
+        labelled = [replace(row, model=contest.label) for row in found]
+        rows += labelled
+        verdicts += judge(labelled, contest.bars)
+    return rows, verdicts
+
+
+def _slowed(command: CommandBuilder, straggler: str, model: str, processes: int, steps: int | None) -> list[str]:
+    return [*command(model, processes, steps), "--straggler", straggler]

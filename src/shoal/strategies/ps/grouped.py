@@ -1,0 +1,116 @@
+"""Gradients of a group of workers as one push."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shoal.strategies.data.buffers import BufferMean
+from shoal.strategies.gradients import backward_part
+from shoal.strategies.ps.client import Contribution, PsClient
+from shoal.strategies.ps.contributions import Computed, MakeWork
+from shoal.strategies.ps.group import Group
+from shoal.strategies.ps.memory import ServedMemory
+from shoal.strategies.ps.served import Served
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Own:
+    """What this worker brings to its group."""
+
+    loss: float
+    weight: float
+    scaled: bool
+    moved: BufferMean
+
+
+class GroupMaker:
+    """Backward passes over this worker's cells; then the sum over its group, which the leader pushes."""
+
+    def __init__(self, served: Served, client: PsClient, make_work: MakeWork, group: Group) -> None:
+        self._served = served
+        self._client = client
+        self._make_work = make_work
+        self._group = group
+        self._flats: dict[int, list[torch.Tensor]] = {}
+
+    def __call__(self, clock: int, cells: Sequence[int], slot: int) -> Computed:
+        place = self._client.aim(slot, clock)
+        own = self._differentiate(cells, place)
+        loss, weight = self._agree(own, place)
+        if place not in self._flats:
+            self._flats[place] = flat_gradients(self._served.memory, place)
+        for flat in self._flats[place]:
+            self._group.bring_together(flat, clock)
+        if self._group.leads(clock):
+            self._client.push(
+                Contribution(
+                    clock=clock,
+                    cells=self._cells_of_group(cells[0] // self._served.rules.slots),
+                    place=place,
+                    weight=weight,
+                    loss=loss,
+                    scaled=own.scaled,
+                )
+            )
+        return Computed(cells=cells, loss=own.loss, weight=own.weight)
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._group.close()
+
+    def _differentiate(self, cells: Sequence[int], place: int) -> _Own:
+        """The sum of this worker's gradients, in the buffer; zeros where it has none and others may."""
+        moved, loss, weight, scaled = self._served.moving.begin_mean(), 0.0, 0.0, False
+        for cell in cells:
+            step, slot = divmod(cell, self._served.rules.slots)
+            work = self._make_work(step + 1, range(slot, slot + 1), apart=False)
+            moved.start()
+            part_loss, part_weight = backward_part(
+                self._served.replica, work, work.parts[0], self._client.tap.backward
+            )
+            moved.add(part_weight)
+            loss, weight = loss + part_loss, weight + part_weight
+            scaled = work.parts[0].total_weight is not None
+        touched = self._served.memory.touched(place).tolist()
+        for view, has_gradient in zip(self._client.views(place), touched, strict=True):
+            if not has_gradient:
+                view.zero_()
+        return _Own(loss=loss, weight=weight, scaled=scaled, moved=moved)
+
+    def _agree(self, own: _Own, place: int) -> tuple[float, float]:
+        """Everything but the gradients, summed over the group; its weighted loss and its weight.
+
+        It is small, and goes first: when it is through, everybody is there.
+        """
+        ranks, rank, touched = self._group.ranks, self._client.machine.rank, self._served.memory.touched(place)
+        weights = torch.zeros(len(ranks), dtype=torch.float64)
+        weights[rank - ranks.start] = own.weight
+        head = torch.tensor([own.loss, float(own.moved.counted)], dtype=torch.float64)
+        table = torch.cat([head, weights, touched.double()])
+        self._group.add_up(table)
+        (loss, counted), weights = table[:2].tolist(), table[2 : 2 + len(ranks)]
+        touched.copy_(table[2 + len(ranks) :] > 0)
+        if weight := float(weights.sum()):
+            speaker = ranks.start + int(weights.nonzero()[0])
+            own.moved.finish(self._group.add_up, weight, counted=bool(counted), speaks=speaker == rank)
+        return loss, weight
+
+    def _cells_of_group(self, step: int) -> list[int]:
+        slots, workers, ranks = self._served.rules.slots, self._served.rules.workers, self._group.ranks
+        return [step * slots + s for s in range(slots * ranks.start // workers, slots * ranks.stop // workers)]
+
+
+def flat_gradients(memory: ServedMemory, place: int) -> list[torch.Tensor]:
+    """A buffer of gradients as one flat tensor per dtype."""
+    region = memory.segment.tensor(f"gradients/{place}", torch.uint8)
+    flats = []
+    for dtype in dict.fromkeys(p.dtype for p in memory.params):
+        own = [
+            (offset, p) for offset, p in zip(memory.grid.offsets, memory.params, strict=True) if p.dtype == dtype
+        ]
+        end = own[-1][0] + own[-1][1].numel() * dtype.itemsize
+        flats.append(region[own[0][0] : end].view(dtype))
+    return flats

@@ -1,0 +1,44 @@
+"""What each strategy claims to compute."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.spec import parse_strategy
+from shoal.verify.claims import Claim, claim_of
+
+
+@pytest.mark.parametrize(
+    ("strategy", "claim"),
+    [
+        ("data", Claim.BITS),
+        ("data:via=ring", Claim.SUMS),
+        ("ps", Claim.BITS),
+        ("ps:servers=3,sync=ssp:0,wire=tcp,compress=zstd", Claim.BITS),
+        ("ps:sync=quorum:2/2", Claim.BITS),
+        ("ps:sync=quorum:1/2", Claim.RESULT),
+        ("ps:sync=ssp:1", Claim.RESULT),
+        ("ps:sync=asp", Claim.RESULT),
+        ("ps:sync=alternate:2", Claim.RESULT),
+        ("ps:wire=tcp,compress=bf16", Claim.RESULT),
+        ("ps:via=ring", Claim.SUMS),
+        ("ps:via=router:1", Claim.SUMS),
+        ("ps:pool=count:2", Claim.SUMS),
+        ("ps:servers=host", Claim.SUMS),
+        ("ps:servers=host,agree=scatter-sum", Claim.RESULT),
+        ("ps:push=parameters", Claim.SUMS),
+        ("ps:push=parameters,every=2", Claim.RESULT),
+    ],
+)
+def test_two_workers_with_plain_sgd(strategy: str, claim: Claim) -> None:
+    assert claim_of(parse_strategy(strategy), workers=2) is claim
+
+
+def test_one_worker_has_nobody_to_be_late_for() -> None:
+    assert claim_of(parse_strategy("ps:sync=asp"), workers=1) is Claim.BITS
+    # One that begins before its last push is applied is late for itself.
+    assert claim_of(parse_strategy("ps:sync=asp,ahead=1"), workers=1) is Claim.RESULT
+
+
+def test_means_of_parameters_are_means_of_gradients_for_sgd_alone() -> None:
+    assert claim_of(parse_strategy("ps:push=parameters"), workers=2, optimizer="AdamW") is Claim.RESULT
