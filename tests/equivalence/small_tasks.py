@@ -239,3 +239,13 @@ class Remembering(nn.Module):
 
 def remembering() -> shoal.Task:
     return replace(awkward(), model=Remembering)
+
+
+def even(**args: object) -> shoal.Task:
+    """Full batches alone, and nothing that depends on their size but the mean: no dropout, no schedule."""
+    return replace(mlp_quiet(**args), train=_classified(160, (32,), 10), batch_size=32, scheduler=None)
+
+
+def soon_enough(**args: object) -> shoal.Task:
+    """Stops at its second evaluation."""
+    return replace(mlp(**args), stop=shoal.Plateau(patience=1, min_delta=1e9), evaluate_every=2)

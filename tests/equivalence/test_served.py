@@ -33,6 +33,20 @@ def test_asp_with_one_worker_is_one_process(train: Train, model: str) -> None:
     assert served.results["results"] == alone.results["results"]
 
 
+@pytest.mark.parametrize("wire", ["memory", "tcp"])
+def test_a_large_model_is_fetched_part_by_part(train: Train, wire: str) -> None:
+    data = train("mlp", workers=2, width=700, optimizer="adamw")
+    for overlap in ("off", "on"):
+        strategy = f"ps:servers=2,shards=5,wire={wire},overlap={overlap}"
+        served = train("mlp", workers=2, width=700, strategy=strategy, optimizer="adamw")
+        assert served.digests() == data.digests(), overlap
+    alone = train("mlp", workers=1, width=700, optimizer="adamw")
+    pushed = train(
+        "mlp", workers=1, width=700, strategy=f"ps:sync=asp,shards=5,wire={wire},overlap=on", optimizer="adamw"
+    )
+    assert pushed.digests() == alone.digests()
+
+
 def test_tcp_brings_the_same_bits(train: Train) -> None:
     data = train("conv", workers=2, optimizer="adamw")
     served = train("conv", workers=2, strategy="ps:servers=2,wire=tcp", optimizer="adamw")

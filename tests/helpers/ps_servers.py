@@ -14,12 +14,12 @@ from shoal.ps.shard import ShardRules
 PRIMARY, BACKUP, THIRD, WORKER = 1, 2, 3, 10
 
 
-def server(node: int, sync: str = "asp") -> ServerMachine:
+def server(node: int, sync: str = "asp", **rules: Any) -> ServerMachine:
     return ServerMachine(
         node=node,
         number=node - 1,
         address="",
-        rules=ShardRules(consistency=parse_sync(sync), slots=2, workers=2),
+        rules=ShardRules(consistency=parse_sync(sync), slots=2, workers=2, **rules),
         make_values=lambda shard, copy: ChainValues(shard),
         now=0.0,
         timing=Timing(patience_s=1.0, fill_patience_s=2.0, report_every_s=100.0),

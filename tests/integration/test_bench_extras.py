@@ -1,10 +1,16 @@
-"""What the benchmark measures besides speed: the Trainer's cost, memory, the start."""
+"""What the benchmark measures besides speed: the Trainer's cost, memory, bandwidth, the start."""
 
 import pytest
 
+from shoal.bench.bandwidth import open_model, pushes
 from shoal.bench.memory import PARAMETERS, Footprint, measure_memory
+from shoal.bench.receiver import BareSender, ShoalSender
 from shoal.bench.startup import measure_startup
 from shoal.bench.trainer_overhead import compare_trainer
+from shoal.errors import PeerLost
+from shoal.ps.node import encode_bundle
+
+DIGITS_PARAMETERS = 19_210
 
 
 def test_trainer_and_loop_train_the_same_model():
@@ -34,3 +40,15 @@ def test_the_start_of_both_is_measured():
     assert sorted(name for name, _ in told) == ["shoal, 2 workers", "torchrun, 2 workers"]
     seconds = dict(told)
     assert finding.value == seconds["shoal, 2 workers"] / seconds["torchrun, 2 workers"] > 0
+
+
+def test_a_model_is_sent_both_ways_and_a_dead_receiver_is_noticed():
+    framed = pushes(open_model("digits"), with_frames=True)
+    assert sum(frame.numel() for push in framed for frame in push.frames) >= DIGITS_PARAMETERS
+    with BareSender() as bare:
+        bare.send([encode_bundle(1, [push]) for push in framed])
+    with ShoalSender() as shoal:
+        shoal.send(framed)
+        shoal.kill_receiver()
+        with pytest.raises(PeerLost):
+            shoal.send(framed[:1])

@@ -1,6 +1,11 @@
-"""The benchmark's distributed peer, with real processes."""
+"""The benchmark's distributed variants, with real processes."""
+
+import pytest
 
 from shoal.bench import compare
+from shoal.bench.shoal_variant import parse, train
+
+STEPS, BATCH = 24, 64
 
 
 def test_ddp_trains_in_two_processes_and_reports_once():
@@ -9,3 +14,13 @@ def test_ddp_trains_in_two_processes_and_reports_once():
     assert reported == list(row.rounds)
     assert (row.variant, row.processes, len(row.rounds)) == ("ddp", 2, 1)
     assert row.step_s > 0 and 0 < row.loss < 3
+
+
+@pytest.mark.parametrize("strategy", ["ps:sync=asp", "ps:sync=ssp:3", "ps"])
+def test_a_timeline_counts_the_samples_of_all_workers(strategy):
+    timeline, loss = train(parse([strategy, "digits", "--straggler", "lasting"]), STEPS)
+    times, samples = zip(*timeline, strict=True)
+    assert list(times) == sorted(times) and list(samples) == sorted(samples)
+    # What the first worker has heard of is never ahead of the truth, and behind by a few steps at most.
+    assert (STEPS - 5) * BATCH <= samples[-1] <= STEPS * BATCH
+    assert len(timeline) > STEPS / 2 and 0 < loss < 3

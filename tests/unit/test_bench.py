@@ -10,11 +10,12 @@ from rich.console import Console
 from shoal.bench import BARS, Measurement, Row, compare, judge, peers, rows_table, summarise, verdicts_table
 from shoal.bench.bars import Bar
 from shoal.bench.compare import rotated, run_command
+from shoal.bench.measurement import summarise_timeline
 from shoal.bench.models import CYCLE, WORKLOADS
 from shoal.bench.variants import VARIANTS
 from shoal.errors import LaunchError, SpecError
 
-PARAMETERS = {"mlp": 20_933_608, "gpt": 834_304, "conv": 1_004_932, "digits": 19_210}
+PARAMETERS = {"mlp": 20_933_608, "small_mlp": 3_514_468, "gpt": 834_304, "conv": 1_004_932, "digits": 19_210}
 
 
 def measured(variant: str, *speeds: float) -> Row:
@@ -76,6 +77,25 @@ def test_a_measurement_is_the_median_step():
     assert Measurement.from_output(f"a warning\n{result.to_json()}\n") == result
 
 
+TIMELINE = [(when, 100 * when) for when in range(10)] + [(20.0, 1000), (21.0, 1010), (90.0, 1400), (99.0, 1400)]
+"""A hundred samples a second, a slow stretch, and an end that is slower still."""
+
+
+@pytest.mark.parametrize(("window", "speed"), [(range(201, 900), 100), (range(300, 1020), 710 / 18)])
+def test_without_lockstep_a_measurement_is_all_samples_over_the_time_of_the_window(window, speed):
+    result = summarise_timeline(
+        TIMELINE, variant="ps_asp", model="mlp", processes=2, batch=50, window=window, loss=1.5
+    )
+    assert result.samples_per_s == pytest.approx(speed) and result.step_s == pytest.approx(50 / speed)
+    assert (result.spread > 0) is (speed < 100)
+
+
+@pytest.mark.parametrize("window", [range(201, 299), range(201, 399), range(1400, 1500)])
+def test_a_window_in_which_nothing_can_be_seen_is_an_error(window):
+    with pytest.raises(LaunchError, match="too few to measure; take more steps"):
+        summarise_timeline(TIMELINE, variant="ps_asp", model="mlp", processes=2, batch=50, window=window, loss=1.5)
+
+
 @pytest.mark.parametrize("output", ["", "not json", '{"variant": "ddp"}'])
 def test_output_that_is_no_measurement_is_refused(output):
     with pytest.raises(LaunchError, match="one line of JSON"):
@@ -94,9 +114,17 @@ def test_bars_are_judged_by_the_median_and_only_where_measured():
     verdicts = judge(rows)
     assert [(verdict.bar.peer, verdict.met) for verdict in verdicts] == [("ddp", True), ("ddp_tuned", False)]
     assert verdicts[0].ratio == 2.0
-    assert judge(rows, subject="absent") == []
-    assert judge(rows, bars=[Bar("mlp", "ddp", 2.1)])[0].met is False
-    assert all(bar.model in WORKLOADS and bar.peer in VARIANTS for bar in BARS)
+    assert judge(rows, [Bar("mlp", "absent", "ddp", 1.0), Bar("mlp", "data", "absent", 1.0)]) == []
+    assert judge(rows, [Bar("mlp", "data", "ddp", 2.1)])[0].met is False
+
+
+def test_each_bar_has_its_own_subject():
+    rows = [measured("ps_asp", 210), measured("ps_asp_2", 160), measured("tensorflow_ps", 100)]
+    assert [(verdict.bar.subject, verdict.met) for verdict in judge(rows)] == [
+        ("ps_asp", True),
+        ("ps_asp_2", False),
+    ]
+    assert all(bar.model in WORKLOADS and {bar.subject, bar.peer} <= set(VARIANTS) for bar in BARS)
 
 
 def test_tables_show_ratios_and_verdicts():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.bench import straggler
+from shoal.bench import Measurement, Row, contests, straggler
 from shoal.bench.straggler import SLOWDOWN, STEP_PER_FORWARD, STRAGGLERS, slowed
 from shoal.bench.tasks import task
 from shoal.errors import SpecError
@@ -73,3 +73,34 @@ def test_without_a_straggler_the_model_is_untouched_and_a_wrong_one_is_named():
     assert not task("digits").model()._forward_hooks
     with pytest.raises(SpecError, match="Did you mean 'lasting'"):
         task("digits", straggler="lastin").model()
+
+
+def test_every_variant_of_a_contest_meets_the_same_straggler():
+    for contest in contests.CONTESTS:
+        for name, command in contest.variants.items():
+            argv = command(contests.MODEL, 2, 7)
+            assert argv[-2:] == ["--straggler", contest.straggler] and name in argv and "7" in argv
+        assert all({bar.subject, bar.peer} <= set(contest.variants) for bar in contest.bars)
+
+
+def row(variant, speed):
+    run = Measurement(
+        variant=variant,
+        model=contests.MODEL,
+        processes=2,
+        step_s=128 / speed,
+        spread=0.0,
+        samples_per_s=speed,
+        loss=1.0,
+    )
+    return Row(variant=variant, model=contests.MODEL, rounds=(run,))
+
+
+def test_a_contest_has_its_own_winner():
+    rows = [row("ddp", 100.0), row("ps_asp", 190.0), row("ps_bsp", 100.0), row("ps_ssp_3", 120.0)]
+    found = [contest.judge(rows) for contest in contests.CONTESTS]
+    assert [labelled[0].model for labelled, _ in found] == ["lasting 4x", "alternating 4x"]
+    assert [(bar.bar.subject, bar.ratio, bar.met) for _, verdicts in found for bar in verdicts] == [
+        ("ps_asp", 1.9, True),
+        ("ps_ssp_3", 1.2, False),
+    ]

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import shoal
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PARAMETERS = {"digits": 19_210, "digits_conv": 24_058, "gpt": 842_496}
+PARAMETERS = {"classification_servers": 1_002, "digits": 19_210, "digits_conv": 24_058, "gpt": 842_496}
 SCRIPTS = {"parameter_server_objects"}
 GUARD_S = 120.0
 

@@ -67,8 +67,11 @@ class Grid:
         return range(borders[rank], borders[rank + 1])
 
 
-def make_grid(params: Sequence[Flat], chunk_bytes: int | None = None) -> Grid:
-    """Lay parameters out one behind the other, by dtype, and cut them into chunks."""
+def make_grid(params: Sequence[Flat], chunk_bytes: int | None = None, *, cut_bytes: int = ALIGN) -> Grid:
+    """Lay parameters out one behind the other, by dtype, and cut them into chunks.
+
+    A parameter is cut only at multiples of `cut_bytes` from its beginning.
+    """
     order = sorted(range(len(params)), key=lambda index: _first_of_dtype(params, index))
     offsets, position = [0] * len(params), 0
     for index in order:
@@ -87,7 +90,7 @@ def make_grid(params: Sequence[Flat], chunk_bytes: int | None = None) -> Grid:
             open_pieces, open_bytes = [], 0
         start = 0
         while start < flat.numel:
-            room = max(1, (chunk_bytes - open_bytes) // ALIGN) * ALIGN // flat.itemsize
+            room = max(1, -(-(chunk_bytes - open_bytes) // cut_bytes)) * cut_bytes // flat.itemsize
             stop = min(flat.numel, start + room)
             open_pieces.append(Piece(index, start, stop, offsets[index] + start * flat.itemsize))
             open_bytes += _aligned((stop - start) * flat.itemsize)

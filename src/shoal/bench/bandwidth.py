@@ -67,14 +67,14 @@ def speeds_of(ways: dict[str, Way], nbytes: int, rounds: int) -> dict[str, list[
     return speeds
 
 
-def open_model() -> Served:
-    """The benchmark's model as a worker of one host sees it, with the servers' copy in the segment."""
+def open_model(model: str = MODEL) -> Served:
+    """A model of the benchmark as a worker of one host sees it, with the servers' copy in the segment."""
     from shoal.bench.tasks import task
     from shoal.spec import ParameterServer, World
     from shoal.strategies.ps.served import Served
     from shoal.strategies.replica import Replica
 
-    served = Served.open(ParameterServer(), Replica(task(MODEL)), World(), slots=1, workers=1)
+    served = Served.open(ParameterServer(), Replica(task(model)), World(), slots=1, workers=1)
     for shard in range(len(served.memory.blocks)):
         served.make_values(shard, 0)
     return served

@@ -7,7 +7,7 @@ they may, they wait. It is measured to be seen, not judged.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from shoal.bench.bars import Bar, Verdict, judge
@@ -37,6 +37,11 @@ class Contest:
             commands[name] = functools.partial(shoal_command, name, strategy)
         return {name: functools.partial(_slowed, command, self.straggler) for name, command in commands.items()}
 
+    def judge(self, rows: Iterable[Row]) -> tuple[list[Row], list[Verdict]]:
+        """The rows with the contest's label in place of the model's name, and its verdicts."""
+        labelled = [replace(row, model=self.label) for row in rows]
+        return labelled, judge(labelled, self.bars)
+
 
 CONTESTS = (
     Contest(
@@ -57,16 +62,16 @@ CONTESTS = (
 def compare_stragglers(
     *, rounds: int, steps: int | None, on_measured: Callable[[Measurement], None] | None = None
 ) -> tuple[list[Row], list[Verdict]]:
-    """Every contest; its rows carry its label in place of the model's name."""
+    """Every contest, one after the other."""
     rows, verdicts = list[Row](), list[Verdict]()
     for contest in CONTESTS:
         variants = contest.variants
         found = compare(
             MODEL, list(variants), rounds=rounds, steps=steps, variants=variants, on_measured=on_measured
         )
-        labelled = [replace(row, model=contest.label) for row in found]
+        labelled, judged = contest.judge(found)
         rows += labelled
-        verdicts += judge(labelled, contest.bars)
+        verdicts += judged
     return rows, verdicts
 
 

@@ -26,6 +26,7 @@ SENDER, RECEIVER = 1, 2
 ANY_PORT = "tcp://127.0.0.1:*"
 BUFFER_BYTES = 1 << 20
 """As Shoal's own sockets have."""
+LOOK_EVERY_S = 0.5
 PATIENCE_S = 60
 
 
@@ -44,8 +45,12 @@ class ShoalSender:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _stop(self._process)
+        self.kill_receiver()
         self._wire.close()
+
+    def kill_receiver(self) -> None:
+        """End the other process."""
+        _stop(self._process)
 
     def send(self, pushes: Sequence[Push]) -> None:
         """Each as a packet of its own; returns when all are acknowledged."""
@@ -53,12 +58,10 @@ class ShoalSender:
             self._wire.transmit(RECEIVER, encode_bundle(SENDER, [push]))
         missing = len(pushes)
         while missing:
-            if (packet := self._wire.poll(PATIENCE_S)) is None:
-                if RECEIVER in self._wire.gone():
-                    raise PeerLost("bench: the receiver of a bandwidth measurement is gone.")
-                continue
-            _, messages = decode_bundle(packet)
-            missing -= len(messages)
+            if (packet := self._wire.poll(LOOK_EVERY_S)) is not None:
+                missing -= len(decode_bundle(packet)[1])
+            elif RECEIVER in self._wire.gone():
+                raise PeerLost("bench: the receiver of a bandwidth measurement ended; what it said is above.")
 
 
 class BareSender:
@@ -105,7 +108,10 @@ def _start(kind: str, words: str) -> tuple[subprocess.Popen[str], str]:
 
 def _stop(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.communicate()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        pipe.close()
 
 
 def _bare_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
@@ -123,7 +129,7 @@ def receive_shoal(words: str) -> None:
         wire.connect(SENDER, sender)
         print(wire.address, flush=True)
         while SENDER not in wire.gone():
-            if (packet := wire.poll(1.0)) is not None:
+            if (packet := wire.poll(LOOK_EVERY_S)) is not None:
                 _, messages = decode_bundle(packet)
                 wire.transmit(SENDER, encode_bundle(RECEIVER, [_acknowledge(message) for message in messages]))
 

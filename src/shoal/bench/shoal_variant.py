@@ -58,17 +58,17 @@ def train(arguments: argparse.Namespace, steps: int) -> tuple[Timeline, float]:
         return [(when, samples) for when, samples in json.loads(path.read_text())], results["loss"]
 
 
-def main(argv: Sequence[str]) -> None:
-    """Print one variant's measurement."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m shoal.bench.shoal_variant", description=__doc__)
     parser.add_argument("strategy")
     parser.add_argument("model", choices=sorted(WORKLOADS))
     parser.add_argument("--name", default="data")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--steps", type=int, help="measured steps; default the model's own number")
     parser.add_argument("--straggler", choices=STRAGGLERS, help="slow the last worker down, or each in turn")
-    print(measure(parser.parse_args(argv)).to_json())
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(measure(parse(sys.argv[1:])).to_json())

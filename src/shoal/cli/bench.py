@@ -25,7 +25,7 @@ FEWER_ROUNDS = 3
 
 def bench(
     models: Annotated[str, typer.Option(help="Which models, with commas.")] = ",".join(MODELS),
-    rounds: Annotated[int, typer.Option(help="Measure each variant so often, in turn.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Measure each variant so often, in turn.")] = 3,
     steps: Annotated[
         int | None, typer.Option(help="Measured steps of a run; default the model's own number.")
     ] = None,

@@ -202,7 +202,8 @@ class Coordinator(Upkeep):
         wanted = 0 if leaves or self.failed is not None else request.wanted
         cells = self._leases.ask(node, wanted=wanted, done=request.done, held=request.held)
         over, committed = leaves or self._leases.complete, self._leases.committed
-        self.outbox.append((node, Lease(term=self.term, cells=cells, committed=committed, over=over)))
+        dry = len(cells) < wanted
+        self.outbox.append((node, Lease(term=self.term, cells=cells, committed=committed, dry=dry, over=over)))
         if leaves and not cells:
             self._dismiss(node, "the job has fewer workers now")
 

@@ -64,14 +64,14 @@ class Stretch:
     piece_weight: int
 
     @classmethod
-    def by_bytes(cls, param: int, parcel: Parcel) -> Stretch:
+    def by_bytes(cls, param: int, parcel: Parcel, cut_bytes: int = ALIGN_BYTES) -> Stretch:
         """A parameter that weighs its bytes and may be cut."""
         return cls(
             param=param,
             numel=parcel.numel,
             weight=parcel.num_bytes,
-            piece_numel=ALIGN_BYTES // parcel.itemsize,
-            piece_weight=ALIGN_BYTES,
+            piece_numel=cut_bytes // parcel.itemsize,
+            piece_weight=cut_bytes,
         )
 
     @classmethod

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate
 
 from shoal.errors import SpecError
@@ -69,17 +70,18 @@ def place(
     policy: str = "size",
     shards: int | None = None,
     replicas: int = 0,
+    cut_bytes: int = ALIGN_BYTES,
 ) -> Placement:
     """Decide where a model's parameters live; the same arguments give the same answer everywhere.
 
     `size` cuts runs of equal bytes in parameter order; `count` gives each shard as many whole parameters;
     `layer` spreads each layer kind by bytes over all shards; `capacity` is `size` in proportion to the servers'
-    capacities, the largest server first.
+    capacities, the largest server first. Inside a parameter all cut at multiples of `cut_bytes`.
     """
     _check(servers, capacities, policy, replicas)
     capacities = tuple(capacities) or (1.0,) * servers
-    lines = _lines(parcels, policy)
-    num_shards = _num_shards(parcels, lines, policy, servers, shards)
+    lines = _lines(parcels, policy, cut_bytes)
+    num_shards = _num_shards(parcels, lines, policy, servers, shards, cut_bytes)
     owners = _owners(capacities, policy, num_shards)
     spans = _spread(lines, _shares(owners, capacities, policy))
     return Placement(
@@ -125,10 +127,10 @@ def _check(servers: int, capacities: Sequence[float], policy: str, replicas: int
         raise SpecError(f"placement: replicas must be 0 or 1, one backup for each shard, found {replicas}.")
 
 
-def _lines(parcels: Sequence[Parcel], policy: str) -> list[Line]:
+def _lines(parcels: Sequence[Parcel], policy: str, cut_bytes: int) -> list[Line]:
     """The lines to cut. The one with the most pieces comes first: it gives every shard something."""
     groups: dict[str, list[Stretch]] = defaultdict(list)
-    make = Stretch.whole if policy == "count" else Stretch.by_bytes
+    make = Stretch.whole if policy == "count" else partial(Stretch.by_bytes, cut_bytes=cut_bytes)
     for param, parcel in enumerate(parcels):
         if parcel.numel:
             groups[parcel.kind if policy == "layer" else ""].append(make(param, parcel))
@@ -138,7 +140,12 @@ def _lines(parcels: Sequence[Parcel], policy: str) -> list[Line]:
 
 
 def _num_shards(
-    parcels: Sequence[Parcel], lines: Sequence[Line], policy: str, servers: int, asked: int | None
+    parcels: Sequence[Parcel],
+    lines: Sequence[Line],
+    policy: str,
+    servers: int,
+    asked: int | None,
+    cut_bytes: int,
 ) -> int:
     """How many shards there are; a multiple of the servers where nobody asked for a number."""
     if asked is not None:
@@ -149,10 +156,10 @@ def _num_shards(
             )
     most = lines[0].num_pieces
     if most < (asked or servers):
-        what = {"count": "parameters", "layer": f"pieces of {ALIGN_BYTES} bytes in its largest layer kind"}
+        what = {"count": "parameters", "layer": f"pieces of {cut_bytes} bytes in its largest layer kind"}
         raise SpecError(
             f"placement: policy={policy} can make at most {most} shards of this model, which has {most} "
-            f"{what.get(policy, f'pieces of {ALIGN_BYTES} bytes')}, but {asked or servers} are needed; "
+            f"{what.get(policy, f'pieces of {cut_bytes} bytes')}, but {asked or servers} are needed; "
             f"use fewer {'shards' if asked else 'servers'}."
         )
     by_size = min(sum(parcel.num_bytes for parcel in parcels) // LEAST_SHARD_BYTES, MOST_SHARDS, most)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from shoal.comm.codec import Message
 from shoal.errors import ShoalError
 from shoal.ps.contract import ShardValues
-from shoal.ps.messages import Control, Fill, Filled, Push, Replicate, Replicated, ShardView
+from shoal.ps.messages import Control, Fill, Filled, Push, Replicate, Replicated, Settle, ShardView
 from shoal.ps.packing import unpack
 from shoal.ps.primary import Send
 from shoal.ps.shard import Shard, ShardRules
@@ -65,9 +65,9 @@ class Backup:
         )
 
     @staticmethod
-    def _entry(message: Replicate) -> Push | Control | None:
+    def _entry(message: Replicate) -> Push | Control | Settle | None:
         try:
             entry = unpack(Message(message.entry["kind"], message.entry["fields"], message.frames))
         except (ShoalError, LookupError, TypeError, AttributeError):
             return None
-        return entry if isinstance(entry, Push | Control) else None
+        return entry if isinstance(entry, Push | Control | Settle) else None

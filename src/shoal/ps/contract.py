@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from shoal.comm.codec import Frame
@@ -36,6 +36,15 @@ class ShardValues(Protocol):
 
         `last`: it completes a step of the whole batch, so the learning rate's schedule moves on.
         """
+
+    def own_part(self, gradients: Sequence[Push], *, scale: float) -> tuple[Frame, ...]:
+        """This shard's part in closing a round together with all others, from the sum that `step` would take."""
+
+    def fits_part(self, shard: int, frames: Sequence[Frame]) -> bool:
+        """Whether these can be another shard's part."""
+
+    def combine(self, parts: Mapping[int, Sequence[Frame]]) -> float:
+        """What the round's gradient is to be multiplied by, from the parts of all shards."""
 
     def average(self, pushes: Sequence[Push], *, share: float) -> None:
         """Move to the mean of these parameters, weighted by their weights: `1 - share` of the old values stay."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from shoal.ledger.cells import CellSet
 from shoal.ps.messages import Lease, LeaseRequest
@@ -17,6 +17,8 @@ class LeaseHolder:
         """When to ask (again)."""
         self.is_over = False
         """There will be no more cells."""
+        self.is_dry = False
+        """The coordinator was asked for more than it had: others hold the last cells."""
         self.committed = 0
         """Cells of the whole run that are known to be done."""
         self._ahead = ahead
@@ -25,36 +27,44 @@ class LeaseHolder:
         self._ready: deque[int] = deque()
         self._begun: set[int] = set()
         """Taken, and not yet acknowledged by every shard."""
+        self._apart: set[int] = set()
+        """Each of these is to be pushed by itself."""
         self._done = CellSet()
-        self._wanted = 0
-        self._asked_in_vain = False
         self._to_tell: set[int] = set()
         """Done, and the coordinator may not know it."""
-
-    @property
-    def is_dry(self) -> bool:
-        """The coordinator was asked for more and had none: others hold the last cells."""
-        return self._asked_in_vain
 
     @property
     def held(self) -> list[int]:
         """Every cell that was given and is not done."""
         return sorted({*self._begun, *self._ready})
 
+    def is_closed(self, cells: Sequence[int]) -> bool:
+        """Whether nothing may be pushed together with these: one that stays by itself is among them, or next."""
+        return bool(cells) and (cells[0] in self._apart or not self._apart.isdisjoint(self._ready))
+
     def take(self, now: float) -> int | None:
-        """The next cell to train on; None where none is at hand."""
+        """The next cell to train on, those first that stay by themselves; None where none is at hand."""
         if not self._ready:
             return None
-        cell = self._ready.popleft()
+        cell = next((cell for cell in self._ready if cell in self._apart), self._ready[0])
+        self._ready.remove(cell)
         self._begun.add(cell)
         # Asked for while this one is trained on, the next is there in time.
         self.due = min(self.due, now)
         return cell
 
+    def set_apart(self, cells: Iterable[int]) -> None:
+        """A shard that had some of these, which were pushed together, could take none: again, one by one."""
+        for cell in cells:
+            self._begun.discard(cell)
+            self._apart.add(cell)
+            self._ready.append(cell)
+
     def finish(self, cells: Iterable[int], now: float) -> None:
         """Every shard has acknowledged these."""
         for cell in cells:
             self._begun.discard(cell)
+            self._apart.discard(cell)
             self._done.add(cell)
             self._to_tell.add(cell)
         self.due = min(self.due, now)
@@ -67,7 +77,7 @@ class LeaseHolder:
         self.is_over = lease.over
         self.committed = max(self.committed, lease.committed)
         self._to_tell = {cell for cell in lease.cells if cell in self._done}
-        self._asked_in_vain = not self.is_over and len(lease.cells) < self._wanted
+        self.is_dry = lease.dry
         self._ready = deque(c for c in lease.cells if c not in self._done and c not in self._begun)
         if not self._to_tell and (self.is_over or len(self._ready) >= self._ahead):
             self.due = float("inf")
@@ -83,5 +93,5 @@ class LeaseHolder:
     def request(self, node: int, rank: int, now: float) -> LeaseRequest:
         """What to tell the coordinator now; again after a while, unless its answer leaves nothing to ask."""
         self.due = now + self._patience_s
-        self._wanted = wanted = len(self._begun) + self._ahead
+        wanted = len(self._begun) + self._ahead
         return LeaseRequest(node=node, rank=rank, wanted=wanted, done=sorted(self._to_tell), held=self.held)

@@ -72,6 +72,8 @@ class Push(PsMessage):
     scaled: bool = True
     """The gradient is a mean already (of the round where rounds are gathered); else it is to be divided by the
     weights that are gathered with it."""
+    scale: float = 1.0
+    """What the gradient is to be multiplied by: its worker has clipped it, where it is an update of its own."""
     place: int = 0
     """Where the bulk lies, for transports that do not carry it as frames: the buffer's number."""
 
@@ -194,6 +196,43 @@ class Filled(PsMessage):
     index: int
 
 
+# Shards that close their rounds together.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(PsMessage):
+    """What a shard contributes to a round that all shards close together; see `settlement.py`."""
+
+    shard: int
+    """Whom it is told to."""
+    origin: int
+    """The shard whose part it is."""
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartRequest(PsMessage):
+    """A shard whose round is complete asks for a part that has not come."""
+
+    shard: int
+    origin: int
+    """The shard that asks."""
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settle(PsMessage):
+    """An entry of a shard's log: all parts of its complete round are known, and the update may be made.
+
+    The shard's own part is in `frames`: others may have to be told again.
+    """
+
+    shard: int
+    round: int
+    factor: float
+    """What the round's gradient is to be multiplied by."""
+
+
 # Everybody and the coordinator.
 
 
@@ -243,6 +282,8 @@ class Lease(PsMessage):
     cells: list[int]
     committed: int
     """Cells of the whole run that are known to be done."""
+    dry: bool = False
+    """The worker has asked for more than there were: others hold the last ones."""
     over: bool = False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from shoal.comm.codec import Buffer, Frame, Message, decode, encode
 from shoal.comm.zmq_wire import ZmqWire
@@ -60,7 +60,8 @@ class Node:
             outgoing.setdefault(node, []).append(message)
         for node, messages in outgoing.items():
             if self._reach(node):
-                self.wire.transmit(node, encode_bundle(self.number, messages))
+                for bundle in bundles(messages):
+                    self.wire.transmit(node, encode_bundle(self.number, bundle))
 
     def close(self) -> None:
         """Leave."""
@@ -104,6 +105,21 @@ class Node:
         self._connected[node] = address
         self.wire.connect(node, address)
         return True
+
+
+def bundles(messages: Iterable[PsMessage]) -> Iterator[list[PsMessage]]:
+    """Messages for one node, in order, by the packets that they share.
+
+    One with bulk closes its packet, so that the node can check it while the next is still on its way.
+    """
+    bundle: list[PsMessage] = []
+    for message in messages:
+        bundle.append(message)
+        if message.frames:
+            yield bundle
+            bundle = []
+    if bundle:
+        yield bundle
 
 
 def encode_bundle(sender: int, messages: Sequence[PsMessage]) -> list[Buffer]:

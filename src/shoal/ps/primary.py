@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -19,15 +19,19 @@ from shoal.ps.messages import (
     Filled,
     Hello,
     Outcome,
+    Part,
+    PartRequest,
     PsMessage,
     Pull,
     Push,
     Refused,
     Replicate,
+    Settle,
     ShardView,
     Values,
 )
 from shoal.ps.packing import pack
+from shoal.ps.settlement import Settlement
 from shoal.ps.shard import Shard, Verdict
 
 Send = Callable[[int, PsMessage], None]
@@ -76,13 +80,18 @@ class Primary:
         self.backing = Backing.ALONE
         self.holders = ShardView(generation=NOBODY, primary=NOBODY)
         self.workers: Mapping[int, int] = {}
-        self.due = float("inf")
-        """When something unanswered is to be repeated."""
         self.ignored: Counter[str] = Counter()
         self._send = send
         self._timing = timing
         self._log: deque[LogEntry] = deque()
         self._queue: dict[tuple[int, int], tuple[int, Push | Control]] = {}
+        self._due = float("inf")
+        self._settlement = Settlement(number, shard, self._reply, timing.patience_s)
+
+    @property
+    def due(self) -> float:
+        """When something unanswered is to be repeated."""
+        return min(self._due, self._settlement.due)
 
     @property
     def queued(self) -> int:
@@ -98,9 +107,10 @@ class Primary:
             below, above = first, [*range(first, below), *above]
         return CellSet((cell for cell in above if cell not in unsafe), below=below)
 
-    def adopt(self, holders: ShardView, workers: Mapping[int, int], now: float) -> None:
-        """Go on under a newer view, in which this node is (still) the primary."""
+    def adopt(self, holders: ShardView, workers: Mapping[int, int], primaries: Sequence[int], now: float) -> None:
+        """Go on under a newer view, in which this node is (still) the primary; `primaries` are all shards'."""
         self.workers = workers
+        self._settlement.primaries = primaries
         changed = holders.generation != self.holders.generation
         self.holders = holders
         if not changed:
@@ -116,6 +126,8 @@ class Primary:
         self._repeat(now)
         if self.backing is Backing.ALONE:
             self._work_off(now)
+        self._settle(now)
+        self._settlement.repeat(now)
         # News may have been lost with the primary before, or with a message.
         for rank, node in workers.items():
             self._send(node, self._clocks(rank))
@@ -127,6 +139,7 @@ class Primary:
         match self.shard.judge(push):
             case Verdict.NEW:
                 self._log_and_apply(sender, push, now)
+                self._settle(now)
             case Verdict.KNOWN:
                 self._reply(sender, self._ack(push, self.shard.outcome_of_known(push)))
             case Verdict.EARLY:
@@ -142,6 +155,15 @@ class Primary:
             self._log_and_apply(sender, control, now)
         else:
             self._reply(sender, Controlled(shard=self.number, number=control.number))
+
+    def on_part(self, part: Part, now: float) -> None:
+        """Another shard tells its part of a round."""
+        self._settlement.on_part(part)
+        self._settle(now)
+
+    def on_part_request(self, sender: int, request: PartRequest) -> None:
+        """Another shard misses this one's part of a round."""
+        self._settlement.on_request(sender, request)
 
     def on_hello(self, sender: int, hello: Hello) -> None:
         """Say how far the shard is, as far as it is safe."""
@@ -175,11 +197,14 @@ class Primary:
         self.backing = Backing.SYNCED
         self._repeat(now)
         self._work_off(now)
+        self._settle(now)
 
     def on_tick(self, now: float) -> None:
         """Repeat what was not answered."""
-        if now >= self.due:
+        if now >= self._due:
             self._repeat(now)
+        if now >= self._settlement.due:
+            self._settlement.repeat(now)
 
     def _postponed(self, sender: int, message: Push | Control, key: tuple[int, int]) -> bool:
         """Whether the message waits until the backup is filled: so long the shard stands still."""
@@ -199,7 +224,15 @@ class Primary:
             else:
                 self.on_control(sender, message, now)
 
-    def _log_and_apply(self, sender: int, entry: Push | Control, now: float) -> None:
+    def _settle(self, now: float) -> None:
+        """Close the open round, if all shards close theirs together and all that it takes is here."""
+        if not self.shard.rules.together or self.backing is Backing.FILLING:
+            return
+        entry = self._settlement.close(now)
+        if entry is not None:
+            self._log_and_apply(NOBODY, entry, now)
+
+    def _log_and_apply(self, sender: int, entry: Push | Control | Settle, now: float) -> None:
         if self.backing is Backing.SYNCED:
             # Sent before it is applied: both copies work at the same time.
             self._replicate(entry)
@@ -212,14 +245,14 @@ class Primary:
             if self._log and outcome is Outcome.APPLIED:
                 self._log[-1].cells = entry.cells
             self._reply(sender, self._ack(entry, outcome))
-        else:
+        elif isinstance(entry, Control):
             self._reply(sender, Controlled(shard=self.number, number=entry.number))
         if self.shard.rules.consistency.waits and self._progress() != progress:
             for rank, node in self.workers.items():
                 if node != sender:
                     self._reply(node, self._clocks(rank))
 
-    def _replicate(self, entry: Push | Control) -> None:
+    def _replicate(self, entry: Push | Control | Settle) -> None:
         packed = pack(entry)
         message = Replicate(
             shard=self.number,
@@ -264,11 +297,11 @@ class Primary:
 
     def _schedule(self, now: float) -> None:
         if self.backing is Backing.FILLING:
-            self.due = now + self._timing.fill_patience_s
+            self._due = now + self._timing.fill_patience_s
         elif self.backing is Backing.SYNCED and (self._log or not self.holders.filled):
-            self.due = now + self._timing.patience_s
+            self._due = now + self._timing.patience_s
         else:
-            self.due = float("inf")
+            self._due = float("inf")
 
     def _progress(self) -> tuple[int, int]:
         return self.shard.floor, self.shard.rounds

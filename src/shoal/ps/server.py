@@ -34,6 +34,8 @@ from shoal.ps.messages import (
     Filled,
     Hello,
     Join,
+    Part,
+    PartRequest,
     PsMessage,
     Pull,
     Push,
@@ -74,12 +76,14 @@ class ServerMachine:
         """Messages that asked for nothing this node could do, by why."""
         self._early_fills: dict[int, tuple[int, Fill]] = {}
         """By shard: what came before the view that explains it."""
+        self._own_post: deque[Part | PartRequest] = deque()
+        """What one of this node's shards tells another."""
         self._address = address
         self._rules = rules
         self._make_values = make_values
         self._timing = timing or Timing()
         self._report_due = now
-        self._settle()
+        self._settle(now)
 
     def on_message(self, sender: int, message: PsMessage, now: float) -> None:
         """Take in a message."""
@@ -94,9 +98,11 @@ class ServerMachine:
                 self._on_backup(sender, message, now)
             case Control():
                 self._on_control(sender, message, now)
+            case Part() | PartRequest():
+                self._on_other_shard(sender, message, now)
             case _:
                 self.ignored[f"unexpected {message.kind}"] += 1
-        self._settle()
+        self._settle(now)
 
     def on_tick(self, now: float) -> None:
         """Report, and repeat what was not answered."""
@@ -105,7 +111,7 @@ class ServerMachine:
         for duty in self.held.values():
             if isinstance(duty, Primary):
                 duty.on_tick(now)
-        self._settle()
+        self._settle(now)
 
     def primary(self, shard: int) -> Primary | None:
         """This node's duty as primary of a shard, if it has one."""
@@ -117,12 +123,18 @@ class ServerMachine:
         duty = self.held.get(shard)
         return duty if isinstance(duty, Backup) else None
 
-    def _settle(self) -> None:
+    def _settle(self, now: float) -> None:
+        while self._own_post:
+            message = self._own_post.popleft()
+            self._on_other_shard(self.node, message, now)
         dues = [duty.due for duty in self.held.values() if isinstance(duty, Primary)]
         self.wakeup = min([self._report_due, *dues])
 
     def _send(self, node: int, message: PsMessage) -> None:
-        self.outbox.append((node, message))
+        if node == self.node and isinstance(message, Part | PartRequest):
+            self._own_post.append(message)
+        else:
+            self.outbox.append((node, message))
 
     def _on_view(self, view: View, now: float) -> None:
         if self.view is not None and (view.term, view.number) <= (self.view.term, self.view.number):
@@ -151,7 +163,7 @@ class ServerMachine:
                 self.ignored["promoted before it was filled"] += 1
                 return
             duty = self.held[number] = Primary(number, shard, self._send, self._timing)
-        duty.adopt(holders, self.view.workers, now)
+        duty.adopt(holders, self.view.workers, [shard.primary for shard in self.view.shard_views], now)
 
     def _be_backup(self, number: int, holders: ShardView) -> None:
         duty = self.backup(number)
@@ -206,6 +218,16 @@ class ServerMachine:
             duty.on_filled(message.index, now)
         else:
             duty.on_replicated(message.index, now)
+
+    def _on_other_shard(self, sender: int, message: Part | PartRequest, now: float) -> None:
+        # No fence: whoever tells a part, it is the same; and a request changes nothing.
+        duty = self.primary(message.shard)
+        if duty is None:
+            self.ignored["fenced"] += 1
+        elif isinstance(message, Part):
+            duty.on_part(message, now)
+        else:
+            duty.on_part_request(sender, message)
 
     def _on_control(self, sender: int, control: Control, now: float) -> None:
         duty = self.primary(control.shard)

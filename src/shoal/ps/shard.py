@@ -12,7 +12,7 @@ from shoal.comm.codec import Frame, Message
 from shoal.ledger.cells import CellSet
 from shoal.ps.consistency import Consistency
 from shoal.ps.contract import ShardValues
-from shoal.ps.messages import Control, Outcome, Push
+from shoal.ps.messages import Control, Outcome, Push, Settle
 from shoal.ps.packing import pack, unpack
 
 
@@ -33,6 +33,8 @@ class ShardRules:
     """The later a gradient, the less it counts."""
     start: int = 0
     """Steps that were done before this run began."""
+    together: bool = False
+    """Gathered rounds are closed by all shards together; see `settlement.py`."""
 
 
 class Verdict(Enum):
@@ -68,6 +70,8 @@ class Shard:
         self.cells = CellSet(below=rules.start * rules.slots)
         """The cells that are in the values."""
         self.open_round: list[Push] = []
+        self.closed: Settle | None = None
+        """What closed the last round, where all shards close theirs together."""
         self.lr_scale = 1.0
         self.control = 0
         """The number of the last control."""
@@ -89,6 +93,26 @@ class Shard:
         """By how many updates gradients were late."""
         return self.delay_sum / max(1, self.tally[Outcome.APPLIED.value])
 
+    @property
+    def next_round(self) -> int:
+        """The clock that is gathered next; 0 where none ever is."""
+        return self.rules.consistency.next_gathered(self.rounds) or 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether enough of the open round is here to close it."""
+        slots = {cell % self.rules.slots for push in self.open_round for cell in push.cells}
+        return bool(slots) and len(slots) >= self._needed
+
+    def make_part(self) -> tuple[Frame, ...]:
+        """This shard's part in closing its complete round."""
+        pushes = self._in_order()
+        return self.values.own_part(pushes, scale=self._scale(pushes))
+
+    def part_of(self, number: int) -> tuple[Frame, ...] | None:
+        """This shard's part of a round that it has closed, if that was the last."""
+        return self.closed.frames if self.closed is not None and self.closed.round == number else None
+
     def judge(self, push: Push) -> Verdict:
         """Whether the push may be logged now."""
         last = self.sequences.get(push.origin, 0)
@@ -98,8 +122,7 @@ class Shard:
         clocks = {cell // (self.rules.slots * self.rules.every) + 1 for cell in push.cells}
         if (consistency.gathers(push.clock) and clocks != {push.clock}) or any(cell < 0 for cell in push.cells):
             return Verdict.MALFORMED
-        furthest = consistency.next_gathered(self.rounds)
-        if push.sequence > last + 1 or (furthest is not None and push.clock > furthest):
+        if push.sequence > last + 1 or (0 < self.next_round < push.clock):
             return Verdict.EARLY
         return Verdict.NEW if not push.cells or self.values.fits(push) else Verdict.MALFORMED
 
@@ -108,11 +131,15 @@ class Shard:
         fresh = self._outcome(push)
         return Outcome.DUPLICATE if fresh is Outcome.APPLIED else fresh
 
-    def accept(self, entry: Push | Control) -> Outcome | None:
+    def accept(self, entry: Push | Control | Settle) -> Outcome | None:
         """Take the log's next entry; what became of it, where it is a push."""
         self.index += 1
         if isinstance(entry, Control):
             self._obey(entry)
+            return None
+        if isinstance(entry, Settle):
+            self.closed = entry
+            self._close(entry.round, entry.factor)
             return None
         if not entry.cells:  # A step without data: it only says how far its rank is.
             self.sequences[entry.origin] = entry.sequence
@@ -132,7 +159,7 @@ class Shard:
         known = sum(cell in self.cells or cell in gathered for cell in push.cells)
         if known == len(push.cells):
             return Outcome.DUPLICATE
-        if self.rules.consistency.gathers(push.clock) and push.clock <= self.rounds:
+        if self.rules.consistency.gathers(push.clock) and (push.clock <= self.rounds or self.is_complete):
             return Outcome.LATE
         return Outcome.OVERLAP if known else Outcome.APPLIED
 
@@ -144,12 +171,25 @@ class Shard:
             self._update([push], gathered=False)
             return
         self.open_round.append(push)
-        if len({cell % self.rules.slots for other in self.open_round for cell in other.cells}) >= self._needed:
-            pushes, self.open_round = sorted(self.open_round, key=lambda other: min(other.cells)), []
-            self._update(pushes, gathered=True)
-            self.rounds = push.clock
+        if self.is_complete and not self.rules.together:
+            self._close(push.clock)
 
-    def _update(self, pushes: Sequence[Push], *, gathered: bool) -> None:
+    def _close(self, number: int, factor: float = 1.0) -> None:
+        pushes, self.open_round = self._in_order(), []
+        self._update(pushes, gathered=True, factor=factor)
+        self.rounds = number
+
+    def _in_order(self) -> list[Push]:
+        return sorted(self.open_round, key=lambda push: min(push.cells))
+
+    def _scale(self, pushes: Sequence[Push]) -> float:
+        """What the sum of these gradients is to be multiplied by to become a mean."""
+        if all(push.scaled for push in pushes):
+            return 1.0
+        weight = sum(push.weight for push in pushes)
+        return 1.0 / weight if weight else 0.0
+
+    def _update(self, pushes: Sequence[Push], *, gathered: bool, factor: float = 1.0) -> None:
         slots, steps_before = self.rules.slots, len(self.cells) // self.rules.slots
         for push in pushes:
             self.tally["cells"] += len(push.cells)
@@ -162,7 +202,7 @@ class Shard:
             share = 1.0 if gathered else min(1.0, len(pushes[0].cells) / (slots * self.rules.every))
             self.values.average(pushes, share=share)
             return
-        scale = 1.0 if all(push.scaled for push in pushes) else 1.0 / weight if weight else 0.0
+        scale = self._scale(pushes) * (factor if gathered else pushes[0].scale)
         last = gathered or len(self.cells) // slots > steps_before
         rate = self.lr_scale * (1.0 if gathered else self._share_of(pushes[0]))
         self.values.step(pushes, scale=scale, lr_scale=rate, loss=self.loss, last=last)
@@ -195,8 +235,8 @@ class Shard:
     def books(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
         """All of it for a new copy: bulk, and plain data."""
         bulk, facts = self.values.frames()
-        waiting = [pack(push) for push in self.open_round]
-        return (*bulk, *(frame for push in waiting for frame in push.frames)), {
+        kept = [pack(entry) for entry in (*self.open_round, self.closed) if entry is not None]
+        return (*bulk, *(frame for entry in kept for frame in entry.frames)), {
             "facts": facts,
             "bulk": len(bulk),
             "index": self.index,
@@ -206,7 +246,7 @@ class Shard:
             "clocks": dict(self.clocks),
             "sequences": dict(self.sequences),
             "cells": self.cells.to_plain(),
-            "open_round": [[push.fields, len(push.frames)] for push in waiting],
+            "kept": [[entry.kind, entry.fields, len(entry.frames)] for entry in kept],
             "lr_scale": self.lr_scale,
             "control": self.control,
             "loss": self.loss,
@@ -230,9 +270,11 @@ class Shard:
         shard.tally = Counter(books["tally"])
         shard.delay_sum, shard.delay_max = books["delays"]
         at = books["bulk"]
-        for fields, num_frames in books["open_round"]:
-            push = unpack(Message(Push.kind, fields, frames[at : at + num_frames]))
-            assert isinstance(push, Push)
-            shard.open_round.append(push)
+        for kind, fields, num_frames in books["kept"]:
+            entry = unpack(Message(kind, fields, frames[at : at + num_frames]))
+            if isinstance(entry, Settle):
+                shard.closed = entry
+            elif isinstance(entry, Push):
+                shard.open_round.append(entry)
             at += num_frames
         return shard

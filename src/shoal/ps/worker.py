@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from shoal.comm.codec import Frame
@@ -52,8 +53,6 @@ class WorkerMachine:
         self.links = [ShardLink() for _ in range(num_shards)]
         self.outcomes: Counter[str] = Counter()
         """Acknowledgements by outcome."""
-        self.overlaps: deque[tuple[int, Push]] = deque()
-        """Pushes that a shard could not take because it had some of their cells: the driver pushes the others."""
         self.facts: dict[str, Any] = {}
         """What to report."""
         self.ignored: Counter[str] = Counter()
@@ -62,13 +61,19 @@ class WorkerMachine:
         self._sequence = 0
         self._cells: dict[int, list[int]] = {}
         """By sequence: the cells of pushes that not every shard has acknowledged."""
+        self._overlapping: set[int] = set()
+        """Of these, those that a shard could not take because it has some of their cells."""
+        self._drafts: dict[int, Push] = {}
+        self._unsent: dict[int, set[int]] = {}
+        """By sequence, of pushes that are still open: the shards to come."""
         self._report_due = now
         self._settle()
 
     @property
     def is_ready(self) -> bool:
-        """Whether every shard has said how far it is."""
-        return all(link.known for link in self.links)
+        """Whether it is known where every shard is, and how far."""
+        # A server may have heard of this worker, and say how far it is, before the view comes here.
+        return all(link.known and link.holders is not None for link in self.links)
 
     @property
     def is_dismissed(self) -> bool:
@@ -99,12 +104,11 @@ class WorkerMachine:
         """Whether every shard has acknowledged this push: its memory may be used again."""
         return sequence not in self._cells
 
-    def may_start(self, clock: int) -> bool:
-        """Whether consistency lets this worker begin its step `clock`."""
+    def may_start(self, clock: int, shard: int | None = None) -> bool:
+        """Whether consistency lets this worker begin its step `clock`: on all shards, or read one of them."""
+        links = self.links if shard is None else [self.links[shard]]
         return self.is_ready and self.consistency.may_start(
-            clock,
-            floor=min(link.floor for link in self.links),
-            rounds=min(link.rounds for link in self.links),
+            clock, floor=min(link.floor for link in links), rounds=min(link.rounds for link in links)
         )
 
     def push(
@@ -121,30 +125,60 @@ class WorkerMachine:
         place: int = 0,
     ) -> int:
         """Push a gradient: `based_on` and `frames` by shard. Returns the sequence that names it."""
+        sequence = self.open_push(clock=clock, cells=cells, weight=weight, loss=loss, scaled=scaled, place=place)
+        for shard in range(len(self.links)):
+            self.push_shard(sequence, shard, based_on=based_on[shard], frames=frames[shard], now=now)
+        return sequence
+
+    def open_push(
+        self,
+        *,
+        clock: int,
+        cells: Sequence[int],
+        weight: float,
+        loss: float,
+        scaled: bool = True,
+        place: int = 0,
+    ) -> int:
+        """Name a push whose shards follow one by one, as their gradients are complete."""
         self._sequence += 1
+        self._drafts[self._sequence] = Push(
+            shard=0,
+            generation=0,
+            origin=self.node,
+            sequence=self._sequence,
+            rank=self.rank,
+            clock=clock,
+            cells=list(cells),
+            based_on=0,
+            weight=weight,
+            loss=loss,
+            scaled=scaled,
+            place=place,
+        )
         self._cells[self._sequence] = list(cells)
-        for shard, link in enumerate(self.links):
-            push = Push(
-                shard=shard,
-                generation=link.holders.generation if link.holders else 0,
-                origin=self.node,
-                sequence=self._sequence,
-                rank=self.rank,
-                clock=clock,
-                cells=list(cells),
-                based_on=based_on[shard],
-                weight=weight,
-                loss=loss,
-                scaled=scaled,
-                place=place,
-                frames=tuple(frames[shard]),
-            )
-            if not link.unacked:
-                link.due = now + self._timing.patience_s
-            link.unacked[push.sequence] = push
-            self._send_to(link, push)
-        self._settle()
+        self._unsent[self._sequence] = set(range(len(self.links)))
         return self._sequence
+
+    def push_shard(self, sequence: int, shard: int, *, based_on: int, frames: Sequence[Frame], now: float) -> None:
+        """Push one shard's part of an open push."""
+        link = self.links[shard]
+        generation = link.holders.generation if link.holders else 0
+        push = replace(
+            self._drafts[sequence], shard=shard, generation=generation, based_on=based_on, frames=tuple(frames)
+        )
+        self._unsent[sequence].discard(shard)
+        if not self._unsent[sequence]:
+            del self._unsent[sequence], self._drafts[sequence]
+        if not link.unacked:
+            link.due = now + self._timing.patience_s
+        link.unacked[sequence] = push
+        self._send_to(link, push)
+        self._settle()
+
+    def unsent(self, sequence: int) -> list[int]:
+        """The shards that an open push has not gone to yet."""
+        return sorted(self._unsent.get(sequence, ()))
 
     def pull(self, shard: int, now: float, *, whole: bool = False) -> int:
         """Ask for a shard's values, or for all of it; `pulled` gives them when they are there."""
@@ -236,11 +270,14 @@ class WorkerMachine:
         link.due = now + self._timing.patience_s
         self.outcomes[ack.outcome] += 1
         if ack.outcome == Outcome.OVERLAP:
-            self.overlaps.append((ack.shard, push))
-        if any(ack.sequence in other.unacked for other in self.links):
+            self._overlapping.add(ack.sequence)
+        if ack.sequence in self._unsent or any(ack.sequence in other.unacked for other in self.links):
             return
-        cells = self._cells.pop(ack.sequence)
-        if self.leases is not None:
+        cells, overlaps = self._cells.pop(ack.sequence), ack.sequence in self._overlapping
+        self._overlapping.discard(ack.sequence)
+        if self.leases is not None and overlaps:
+            self.leases.set_apart(cells)
+        elif self.leases is not None:
             self.leases.finish(cells, now)
 
     def _ask(self, shard: int, now: float) -> None:

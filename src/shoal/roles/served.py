@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
+
 from shoal.errors import Diverged, ShoalError
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
@@ -14,9 +16,11 @@ from shoal.roles.training import Outcome, Training
 from shoal.spec import Job, ParameterServer, World
 from shoal.strategies.base import StepResult
 from shoal.strategies.data.single import SingleProcess
+from shoal.strategies.gradients import seed_slot, task_loss
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.making import make_contribute
 from shoal.strategies.ps.served import Served
+from shoal.strategies.ps.units import find_units, is_safe
 
 DIVERGED_PAUSE_S = 0.25
 """How long a worker whose loss is no number waits before it looks whether the parameters are better."""
@@ -59,6 +63,7 @@ class ServedTraining:
     def run(self) -> Outcome:
         """Train until the data is used up, or until it is enough, or until asked to stop."""
         self.training.replica.train_mode()
+        self._fetch_by_parts()
         total = self.training.schedule.total_steps
         try:
             for clock, cells in self._leased() if self._spec.is_leased else self._ranked():
@@ -81,6 +86,23 @@ class ServedTraining:
         """Leave the others."""
         self._contribute.close()
         self.client.close()
+
+    def _fetch_by_parts(self) -> None:
+        """Where the model allows it, fetch each part of it just before it computes."""
+        replica, memory = self.training.replica, self.served.memory
+        if self._spec.overlap == "off" or self._spec.push == "parameters" or self._spec.pool != "none":
+            return
+        units = find_units(replica.module, memory)
+        work = self.training.work(1, range(1))
+
+        @torch.no_grad()
+        def compute() -> float:
+            seed_slot(work, 0, replica.device)
+            batch, _ = next(iter(work.parts[0].load()))
+            return float(task_loss(replica, batch))
+
+        if units and is_safe(units, memory.params, compute):
+            self.client.puller.fetch_on_use(units)
 
     def _ranked(self) -> Iterator[tuple[int, list[int]]]:
         """Every rank has its own slots of every step: clocks, and the cells of each."""
@@ -202,8 +224,8 @@ class ServedTraining:
         """A run may be over before the coordinator has seen enough to act."""
         if not self._spec.is_lockstep and self._loss > 2 * self._first_loss:
             text = (
-                f"the run diverged: its loss began at {self._first_loss:.4g} and ended at {self._loss:.4g}; lower the "
-                "learning rate, or set clip_norm"
+                f"the run diverged: its loss began at {self._first_loss:.4g} and ended at {self._loss:.4g}; lower "
+                "the learning rate, or set clip_norm"
             )
             self._reporter.send({"kind": "warning", "text": text})
 

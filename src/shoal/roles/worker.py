@@ -72,7 +72,7 @@ def _train_served(job: Job, world: World, reporter: Reporter) -> None:
     reporter.total_steps = served.training.schedule.total_steps
     reporter.on_state("training", 0)
     outcome = served.run()
-    _finish(job, served.training, outcome, reporter, served.client.snapshot)
+    _finish(job, served.training, outcome, reporter, served.client.puller.snapshot)
     served.close()
 
 

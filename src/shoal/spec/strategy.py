@@ -104,16 +104,20 @@ class ParameterServer(StrategySpec):
     every: int = 1
     """With push=parameters: push after so many steps of one's own."""
     via: str = "direct"
-    """The way of a push: `direct`, `ring` (workers add theirs up, one pushes) or `router:N` (N processes between
-    workers and servers add them up)."""
+    """The way of a push: `direct`, `ring` (workers add theirs up, one pushes) or `router:N` (in each of N groups
+    one worker adds up what the others send it, and pushes); those two with sync=bsp."""
     leader: str = "fixed"
-    """With via=ring: who pushes; `fixed`: worker 0, or `rotate`."""
+    """With via=ring or router:N: who pushes for its group; `fixed`: the first, or `rotate`: each in turn."""
     pool: str = "none"
-    """Gradients gathered on the worker before they are pushed: `threads:2,ms:50,count:8`."""
+    """Gradients gathered on the worker and pushed together, with sync=asp: `threads:2,ms:50,count:8` computes 2 at
+    a time and pushes after 50 ms or when 8 are in; by default 1 thread, no time limit, 8."""
     hosts: int = 2
     """With servers=host: into how many groups the workers of one machine are divided."""
     agree: str = "allreduce"
     """With servers=host: how the copies are kept in step; `allreduce`, `ring`, or `scatter-sum` (asynchronous)."""
+    overlap: str = "auto"
+    """`on`: each part of the model is fetched just before it computes and pushed as soon as its gradient is there;
+    `off`: all at once; `auto`: fetched by parts, and pushed by parts where it has to travel (tcp)."""
     ahead: int = 0
     """Steps that a worker may begin before the servers have its last push: 0, so that it sees its own updates, or
     1, so that it computes while they work."""
@@ -154,6 +158,7 @@ class ParameterServer(StrategySpec):
             raise SpecError(f"ps: pool must be like threads:2,ms:50,count:8, found {self.pool!r}.")
         require_count("ps", "hosts", self.hosts)
         require_choice("ps", "agree", self.agree, ("allreduce", "ring", "scatter-sum"))
+        require_choice("ps", "overlap", self.overlap, ("auto", "on", "off"))
         require_choice("ps", "ahead", str(self.ahead), ("0", "1"))
         require_choice("ps", "shares", self.shares, ("even", "speed"))
         require_choice("ps", "damping", self.damping, ("none", "staleness"))

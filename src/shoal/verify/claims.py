@@ -5,10 +5,10 @@
 | `data`, sums in shared memory                        | bits   |
 | `data`, sums over sockets or by torch                | sums   |
 | `ps` in lockstep, direct pushes of gradients         | bits   |
-| … `via=ring`, `via=router:N`, `pool`, `servers=host` | sums   |
+| … `via=ring`, `via=router:N`, `servers=host`         | sums   |
 | … `push=parameters`, plain SGD, `every=1`            | sums   |
 | … `push=parameters` otherwise                        | result |
-| … `compress` with loss, `shares=speed`               | result |
+| … `compress` with loss, `shares=speed`, `pool`       | result |
 | `ps` where timing decides, with several workers      | result |
 
 Lockstep is `bsp`, `ssp:0`, a quorum of all, or a single worker, who has nobody to be ahead of.
@@ -46,15 +46,14 @@ def claim_of(spec: StrategySpec, workers: int, optimizer: str = "SGD") -> Claim:
 def _claim_of_served(spec: ParameterServer, workers: int, optimizer: str) -> Claim:
     averages_otherwise = spec.push == "parameters" and (spec.every > 1 or optimizer != "SGD")
     copies_drift = spec.servers == "host" and spec.agree == "scatter-sum"
-    by_timing = not _is_lockstep(spec, workers) or spec.shares == "speed"
+    by_timing = not _is_lockstep(spec, workers) or spec.shares == "speed" or spec.pool != "none"
     if by_timing or averages_otherwise or copies_drift or spec.compress not in LOSSLESS:
         return Claim.RESULT
-    plain = (spec.push, spec.via, spec.pool) == ("gradients", "direct", "none") and spec.servers != "host"
+    plain = (spec.push, spec.via) == ("gradients", "direct") and spec.servers != "host"
     return Claim.BITS if plain else Claim.SUMS
 
 
 def _is_lockstep(spec: ParameterServer, workers: int) -> bool:
     rule = parse_sync(spec.sync)
-    if rule.mode is Mode.BSP or (rule.mode is Mode.QUORUM and rule.quorum[0] == rule.quorum[1]):
-        return True
-    return workers == 1 and spec.ahead == 0
+    waits_for_all = rule.mode is Mode.QUORUM and rule.quorum[0] == rule.quorum[1]
+    return spec.is_lockstep or waits_for_all or (workers == 1 and spec.ahead == 0)

@@ -6,8 +6,8 @@ from helpers.ps_sim.cluster import Cluster
 from helpers.ps_sim.processes import rules_of
 from helpers.ps_sim.scenario import WORKER, Scenario
 from helpers.ps_sim.values import ChainValues, gradient
-from shoal.ps.consistency import Mode
-from shoal.ps.messages import NOBODY, Outcome, Push
+from shoal.ps.consistency import Mode, parse_sync
+from shoal.ps.messages import NOBODY, Outcome, Push, Settle
 from shoal.ps.shard import Shard
 
 
@@ -15,6 +15,8 @@ def check(cluster: Cluster) -> Cluster:
     """Every cell once in every shard, every acknowledgement true, every backup equal to its primary."""
     try:
         assert cluster.view is not None
+        alone = in_one_process(cluster.scenario) if cluster.scenario.sync == "bsp" else []
+        factors = set()
         for shard, holders in enumerate(cluster.view.shard_views):
             primary = _copy(cluster, shard, holders.primary)
             _check_cells(cluster, shard, primary)
@@ -23,35 +25,51 @@ def check(cluster: Cluster) -> Cluster:
                 assert primary.values.digest() == backup.values.digest(), f"Shard {shard}: copies differ."
                 assert primary.books() == backup.books(), f"Shard {shard}: books differ."
             if cluster.scenario.sync == "bsp" and not cluster.killed[WORKER] + cluster.deposed[WORKER]:
-                expected = in_one_process(cluster.scenario, shard)
-                assert primary.values.digest() == expected, f"Shard {shard} is not what one process computes."
+                assert primary.values.digest() == alone[shard], f"Shard {shard} is not what one process computes."
+            assert isinstance(primary.values, ChainValues)
+            factors.add(tuple(primary.values.factors))
+        assert len(factors) == 1, f"Shards closed their rounds with different numbers: {factors}"
+        assert bool(*factors) == (cluster.scenario.together and _gathers(cluster.scenario))
     except AssertionError as error:
         raise cluster.failure(str(error)) from error
     return cluster
 
 
-def in_one_process(scenario: Scenario, shard_number: int) -> str:
-    """A shard's digest after synchronous training without a network."""
-    shard = Shard(rules_of(scenario), ChainValues(shard_number))
+def in_one_process(scenario: Scenario) -> list[str]:
+    """The shards' digests after synchronous training without a network."""
+    shards = [Shard(rules_of(scenario), ChainValues(number)) for number in range(scenario.shards)]
     for step in range(1, scenario.steps + 1):
-        version = shard.version
-        for rank in range(scenario.workers):
-            cells = [(step - 1) * scenario.workers + rank]
-            push = Push(
-                shard=shard_number,
-                generation=1,
-                origin=rank,
-                sequence=step,
-                rank=rank,
-                clock=step,
-                cells=cells,
-                based_on=version,
-                weight=1.0,
-                loss=1.0 / step,
-                frames=(gradient(shard_number, cells, version),),
-            )
-            shard.accept(push)
-    return shard.values.digest()
+        for number, shard in enumerate(shards):
+            version = shard.version
+            for rank in range(scenario.workers):
+                shard.accept(_push(scenario, number, step, rank, version))
+        if scenario.together:
+            parts = {number: shard.make_part() for number, shard in enumerate(shards)}
+            for number, shard in enumerate(shards):
+                factor = shard.values.combine(parts)
+                shard.accept(Settle(shard=number, round=step, factor=factor, frames=parts[number]))
+    return [shard.values.digest() for shard in shards]
+
+
+def _push(scenario: Scenario, shard: int, step: int, rank: int, version: int) -> Push:
+    cells = [(step - 1) * scenario.workers + rank]
+    return Push(
+        shard=shard,
+        generation=1,
+        origin=rank,
+        sequence=step,
+        rank=rank,
+        clock=step,
+        cells=cells,
+        based_on=version,
+        weight=1.0,
+        loss=1.0 / step,
+        frames=(gradient(shard, cells, version),),
+    )
+
+
+def _gathers(scenario: Scenario) -> bool:
+    return parse_sync(scenario.sync).next_gathered(0) is not None
 
 
 def _copy(cluster: Cluster, shard: int, node: int) -> Shard:

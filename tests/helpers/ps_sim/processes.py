@@ -22,7 +22,12 @@ STEP_S = (0.001, 0.006)
 
 
 def rules_of(scenario: Scenario) -> ShardRules:
-    return ShardRules(consistency=parse_sync(scenario.sync), slots=scenario.workers, workers=scenario.workers)
+    return ShardRules(
+        consistency=parse_sync(scenario.sync),
+        slots=scenario.workers,
+        workers=scenario.workers,
+        together=scenario.together,
+    )
 
 
 class ServerProcess:
@@ -127,7 +132,7 @@ class WorkerProcess:
             self._based_on = machine.versions
             if self._cell < self._scenario.num_cells - self._scenario.workers or self._may_finish():
                 self._ready_at = now + self._dice.uniform(*STEP_S)
-        elif not machine.outstanding and self._nothing_is_left():
+        elif not machine.outstanding and self._nothing_is_left() and self._last_round_is_closed():
             self.is_done = True
             machine.facts["done"] = True
 
@@ -141,6 +146,10 @@ class WorkerProcess:
     def _nothing_is_left(self) -> bool:
         leases = self.machine.leases
         return self._clock >= self._scenario.steps if leases is None else leases.is_over
+
+    def _last_round_is_closed(self) -> bool:
+        gathers = self.machine.consistency.gathers(self._clock)
+        return not gathers or all(link.rounds >= self._clock for link in self.machine.links)
 
     def _push(self, now: float) -> None:
         assert self._cell is not None

@@ -35,6 +35,8 @@ class Scenario:
     scale_at: int = 0
     """The number of the message at which the job gets `scale_servers` servers; 0: never."""
     scale_servers: int = 0
+    together: bool = False
+    """All shards close their rounds together, as clipping wants it."""
     through_codec: bool = False
     """Every message becomes bytes and back."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shoal.comm.codec import Frame
@@ -24,13 +24,27 @@ class ChainValues:
         self.chain = shard + 1
         self.cells: list[int] = []
         """Every cell that went in, as often as it did."""
+        self.factors: list[float] = []
+        """What the rounds that were closed together with other shards were multiplied by."""
         self._marked: int | None = None
 
     def fits(self, push: Push) -> bool:
         return len(push.frames) == 1 and len(push.frames[0]) == WIDTH
 
+    def own_part(self, gradients: Sequence[Push], *, scale: float) -> tuple[Frame, ...]:
+        return (_number(*_numbers(gradients), scale).to_bytes(WIDTH, "little"),)
+
+    def fits_part(self, shard: int, frames: Sequence[Frame]) -> bool:
+        return [len(frame) for frame in frames] == [WIDTH]
+
+    def combine(self, parts: Mapping[int, Sequence[Frame]]) -> float:
+        numbers = (int.from_bytes(bytes(parts[shard][0]), "little") for shard in sorted(parts))
+        return 0.5 + (_number(*numbers) % 1000) / 4000
+
     def step(self, gradients: Sequence[Push], *, scale: float, lr_scale: float, loss: float, last: bool) -> None:
         self._mix(gradients, scale, lr_scale, loss, last)
+        if scale != 1.0:
+            self.factors.append(scale)
 
     def average(self, pushes: Sequence[Push], *, share: float) -> None:
         self._mix(pushes, share)
@@ -40,11 +54,16 @@ class ChainValues:
         return [(packed,)] if whole else [(packed[:4],), (packed[4:],)]
 
     def frames(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
-        return (self.chain.to_bytes(WIDTH, "little"),), {"cells": list(self.cells), "marked": self._marked}
+        return (self.chain.to_bytes(WIDTH, "little"),), {
+            "cells": list(self.cells),
+            "factors": list(self.factors),
+            "marked": self._marked,
+        }
 
     def load(self, frames: Sequence[Frame], facts: dict[str, Any]) -> None:
         self.chain = int.from_bytes(bytes(frames[0]), "little")
         self.cells = list(facts["cells"])
+        self.factors = list(facts["factors"])
         self._marked = facts["marked"]
 
     def mark(self) -> None:
@@ -60,10 +79,13 @@ class ChainValues:
         return f"{self.chain:016x}"
 
     def _mix(self, pushes: Sequence[Push], *how: float) -> None:
-        numbers = (int.from_bytes(bytes(push.frames[0]), "little") for push in pushes)
-        self.chain = _number(self.chain, *numbers, *how)
+        self.chain = _number(self.chain, *_numbers(pushes), *how)
         for push in pushes:
             self.cells.extend(push.cells)
+
+
+def _numbers(pushes: Sequence[Push]) -> list[int]:
+    return [int.from_bytes(bytes(push.frames[0]), "little") for push in pushes]
 
 
 def _number(*parts: float) -> int:

@@ -58,11 +58,11 @@ def test_servers_keep_a_backup_and_say_who_holds_what() -> None:
 @pytest.mark.parametrize(
     ("strategy", "pace"),
     [
-        ("ps", "computes what one process would"),
+        ("ps", "waits for all workers"),
         ("ps:sync=asp", "Nobody waits"),
         ("ps:sync=ssp:3", "more than 3 steps ahead"),
         ("ps:sync=alternate:4", "4 steps in which nobody waits"),
-        ("ps:sync=quorum:1/2", "the first 1 of 2 gradients"),
+        ("ps:sync=quorum:1/2", "the first 1 of 2 pushes"),
     ],
 )
 def test_who_waits_for_whom(strategy: str, pace: str) -> None:
@@ -76,6 +76,7 @@ def test_who_waits_for_whom(strategy: str, pace: str) -> None:
         ("data", 1, "replaced by one of 1 spare"),
         ("ps:servers=2", 0, "followed by its backups"),
         ("ps:servers=2,replicas=0", 0, "A server that dies ends the run"),
+        ("ps:servers=2,via=ring", 0, "A worker that dies ends the run"),
     ],
 )
 def test_what_happens_on_failure(strategy: str, spares: int, words: str) -> None:

@@ -157,6 +157,20 @@ def test_broadcast(size):
         assert torch.equal(result, contribution(0, 333))
 
 
+@pytest.mark.parametrize("root", [0, 2])
+def test_a_sum_at_one_rank_runs_in_rank_order_whoever_that_is(root):
+    values = [1e8, 1.0, -1e8]
+
+    def work(transport: Transport) -> torch.Tensor:
+        tensor = torch.full((100,), values[transport.rank])
+        small_chunks("central", transport, 3).reduce_(tensor, root)
+        return tensor
+
+    in_order = torch.tensor(values[0]) + values[1] + values[2]
+    expected = [in_order if rank == root else torch.tensor(value) for rank, value in enumerate(values)]
+    assert [result.unique() for result in in_threads(memory(3), work)] == expected
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("odd", [torch.zeros(9), torch.zeros(0), torch.zeros(10, dtype=torch.float64)])
 def test_ranks_that_disagree_all_raise(name, odd):

@@ -131,3 +131,10 @@ def test_any_interleaving_trains_every_cell_once(actions, num_cells):
             trainer.finish_one(applied)
     assert sorted(applied) == list(range(num_cells))
     assert leases.complete
+
+
+def test_a_worker_is_told_when_there_were_fewer_cells_than_it_wanted(job):
+    assert not job.ask(20, wanted=8).dry
+    answer = job.ask(21, wanted=4)
+    assert (answer.cells, answer.dry, answer.over) == ([8, 9], True, False)
+    assert not job.ask(21, wanted=2).dry

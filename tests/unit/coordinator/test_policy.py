@@ -99,7 +99,7 @@ def test_a_diverging_loss_is_rolled_back_at_half_the_rate_and_in_the_end_stopped
     job = make_job(adjust=("divergence",), mark_every_s=0.5).formed()
     run(job, 5.0, loss=2.0)
     job.clear()
-    run(job, 1.5, loss=math.nan)
+    run(job, 1.0, loss=math.nan)
     assert controls(job) == []
     run(job, 2.0, loss=math.nan)
     assert controls(job) == [("rollback", {}), ("scale", {"factor": 0.5})]
@@ -129,7 +129,7 @@ def test_one_bad_batch_is_not_a_divergence(make_job):
 def test_rollbacks_are_remembered_by_the_next_coordinator(make_job):
     job = make_job(adjust=("divergence",)).formed()
     run(job, 5.0, loss=2.0)
-    run(job, 15.0, loss=math.nan)
+    run(job, 10.0, loss=math.nan)
     assert len(job.decisions("rollback")) == 2
     after = job.successor()
     after.coordinator.on_tick(after.now)

@@ -15,6 +15,7 @@ import pytest
 from helpers.ps_sim import Cluster, Kill, NetFaults, Scenario, SimulationFailed, check
 from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER
 from shoal.ps.primary import Primary
+from shoal.ps.settlement import Settlement
 
 MODES = ("bsp", "asp", "ssp:1")
 OTHER_MODES = ("alternate:2", "quorum:1/2", "ssp:2")
@@ -23,13 +24,16 @@ SEEDS_PER_TEST = 175
 ROUGH = NetFaults(drop=0.1, duplicate=0.1, delay=0.1, corrupt=0.05)
 
 
-def kill_at_every_message(sync: str, role: str, rank: int, *, lives_on: bool = False) -> int:
+def kill_at_every_message(
+    sync: str, role: str, rank: int, *, lives_on: bool = False, together: bool = False
+) -> int:
     """One run for each message of an undisturbed one; returns how many there were."""
-    calm = check(Cluster(Scenario(sync=sync), seed=1).run())
+    scenario = Scenario(sync=sync, together=together)
+    calm = check(Cluster(scenario, seed=1).run())
     messages = range(1 if role == COORDINATOR else calm.formed_at, calm.network.sent)
     for at in messages:
         kill = Kill(at=at, role=role, rank=rank, lives_on=lives_on)
-        cluster = check(Cluster(Scenario(sync=sync, kills=(kill,)), seed=1).run())
+        cluster = check(Cluster(replace(scenario, kills=(kill,)), seed=1).run())
         assert (cluster.deposed if lives_on else cluster.killed) == {role: 1}
     return len(messages)
 
@@ -40,12 +44,17 @@ def test_a_death_at_every_message(sync, role, rank):
     assert kill_at_every_message(sync, role, rank) >= 90
 
 
+def test_a_death_at_every_message_of_rounds_that_shards_close_together():
+    assert kill_at_every_message("bsp", SERVER, 0, together=True) >= 150
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("lives_on", [False, True])
 @pytest.mark.parametrize(("role", "rank"), [*VICTIMS, (WORKER, 0), (WORKER, 1)])
 @pytest.mark.parametrize("sync", [*MODES, *OTHER_MODES])
-def test_a_death_at_every_message_of_every_kind(sync, role, rank, lives_on):
-    assert kill_at_every_message(sync, role, rank, lives_on=lives_on) >= 90
+def test_a_death_at_every_message_of_every_kind(sync, role, rank, lives_on, together):
+    assert kill_at_every_message(sync, role, rank, lives_on=lives_on, together=together) >= 90
 
 
 def random_scenario(seed: int) -> Scenario:
@@ -66,6 +75,7 @@ def random_scenario(seed: int) -> Scenario:
             delay=dice.choice([0, 0.05, 0.2]),
             corrupt=dice.choice([0, 0.02]),
         ),
+        together=dice.random() < 0.4,
     )
 
 
@@ -167,6 +177,21 @@ def test_the_simulation_finds_a_server_that_answers_too_early(monkeypatch):
     monkeypatch.setattr(Primary, "_reply", lambda self, node, message: self._send(node, message))
     with pytest.raises(SimulationFailed, match=r"(?s)Repeat: Cluster\(Scenario\(.*seed=\d+\).* -> "):
         run_random(range(SEEDS_PER_TEST))
+
+
+def test_the_simulation_finds_a_part_that_is_told_too_early(monkeypatch):
+    """Told before the backup has the round, it may be of a round that never was."""
+    begin = Settlement.__init__
+    monkeypatch.setattr(
+        Settlement,
+        "__init__",
+        lambda self, number, shard, tell, patience_s: begin(self, number, shard, tell.__self__._send, patience_s),
+    )
+    with pytest.raises(SimulationFailed, match="closed their rounds with different numbers"):
+        for seed in range(300):
+            faults = NetFaults(drop=0.1, delay=0.2)
+            kills = (Kill(at=20 + seed, role=SERVER, rank=seed % 2, lives_on=True),)
+            check(Cluster(Scenario(sync="quorum:1/2", kills=kills, faults=faults, together=True), seed).run())
 
 
 def test_the_simulation_finds_a_shard_that_does_not_stand_still(monkeypatch):

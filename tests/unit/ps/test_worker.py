@@ -82,6 +82,14 @@ def push(machine: WorkerMachine, clock: int = 1, now: float = 0.0) -> int:
     return machine.push(clock=clock, cells=[clock], based_on=[0, 0], weight=1.0, loss=1.0, frames=frames, now=now)
 
 
+def test_it_is_not_ready_before_it_knows_where_the_shards_are():
+    machine = worker("bsp", shards=1)
+    machine.on_message(OLD, clocks(0), 0.0)
+    assert not machine.is_ready, "a server heard of it first"
+    machine.on_message(COORDINATOR, view(1, OLD), 0.0)
+    assert machine.is_ready
+
+
 def test_it_joins_and_asks_every_shard_how_far_it_is():
     machine = worker()
     machine.on_tick(0.0)
@@ -176,12 +184,20 @@ def test_the_coordinator_may_move_the_bound():
     assert (machine.may_start(4), machine.may_start(5)) == (True, False)
 
 
-def test_an_overlap_is_handed_to_the_driver():
-    machine = ready()
-    push(machine)
+def test_cells_of_a_push_that_overlaps_are_done_again_one_by_one():
+    leases = LeaseHolder(now=0.0, ahead=4)
+    machine = ready(leases=leases)
+    machine.on_message(COORDINATOR, Lease(term=1, cells=[3, 4, 5], committed=0, over=False), 0.0)
+    together = [leases.take(0.0), leases.take(0.0)]
+    assert not leases.is_closed(together)
+    machine.push(clock=1, cells=together, based_on=[0, 0], weight=1.0, loss=0.0, frames=[(), ()], now=0.0)
     machine.on_message(OLD, ack(0, 1, "overlap"), 0.0)
-    ((shard, found),) = machine.overlaps
-    assert (shard, found.cells) == (0, [1])
+    machine.on_message(OLD, ack(1, 1), 0.0)
+    for cell in together:
+        assert leases.is_closed([5]), "a cell that stays by itself comes before any other joins"
+        assert leases.take(0.0) == cell and leases.is_closed([cell])
+        leases.finish([cell], 0.0)
+    assert leases.take(0.0) == 5 and not leases.is_closed([5])
 
 
 def test_values_are_put_together_from_their_parts():

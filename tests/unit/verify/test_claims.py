@@ -23,7 +23,7 @@ from shoal.verify.claims import Claim, claim_of
         ("ps:wire=tcp,compress=bf16", Claim.RESULT),
         ("ps:via=ring", Claim.SUMS),
         ("ps:via=router:1", Claim.SUMS),
-        ("ps:pool=count:2", Claim.SUMS),
+        ("ps:sync=asp,pool=count:2", Claim.RESULT),
         ("ps:servers=host", Claim.SUMS),
         ("ps:servers=host,agree=scatter-sum", Claim.RESULT),
         ("ps:push=parameters", Claim.SUMS),

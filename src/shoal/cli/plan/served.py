@@ -47,7 +47,16 @@ def _meaning(spec: ParameterServer, placement: Placement | None) -> str:
     pushed = f"workers push {spec.push}" + f" every {spec.every} steps" * (spec.every > 1)
     wire = "over tcp" if spec.wire == "tcp" else "through shared memory"
     packed = "" if spec.compress == "none" else f" ({spec.compress})"
-    return f"{held}; {pushed} {wire}{packed}. {_pace(spec.sync)}"
+    return f"{held}; {pushed} {wire}{packed}{_way(spec.via)}. {_pace(spec.sync)}"
+
+
+def _way(via: str) -> str:
+    """How gradients come together before they are pushed."""
+    if via == "direct":
+        return ""
+    if via == "ring":
+        return ", added up in a ring"
+    return f", added up in {plural(int(via.removeprefix('router:')), 'group')}"
 
 
 def _pace(sync: str) -> str:
@@ -55,18 +64,16 @@ def _pace(sync: str) -> str:
     rule = parse_sync(sync)
     match rule.mode:
         case Mode.BSP:
-            return "Each step waits for all gradients, and computes what one process would."
+            return "Each step waits for all workers, as in synchronous training."
         case Mode.QUORUM:
             k, n = rule.quorum
-            return f"Each step waits for the first {k} of {n} gradients; the rest is dropped."
+            return f"Each step waits for the first {k} of {n} pushes; the rest is dropped."
         case Mode.SSP:
-            return (
-                f"Nobody is more than {plural(rule.bound, 'step')} ahead of the slowest; gradients may be stale."
-            )
+            return f"Nobody is more than {plural(rule.bound, 'step')} ahead of the slowest; pushes may be stale."
         case Mode.ALTERNATE:
             return f"{plural(rule.bound, 'step')} in which nobody waits, then one in which all do."
         case Mode.ASP:
-            return "Nobody waits: each gradient is applied as it comes, stale or not."
+            return "Nobody waits: each push is applied as it comes, stale or not."
 
 
 def _memory(spec: ParameterServer, job: Job, sizes: Sizes) -> tuple[Holding, ...]:
@@ -90,7 +97,12 @@ def _memory(spec: ParameterServer, job: Job, sizes: Sizes) -> tuple[Holding, ...
 
 
 def _on_failure(spec: ParameterServer) -> str:
-    others = "A worker or coordinator that dies is replaced."
+    if spec.via == "direct":
+        others = "A worker or coordinator that dies is replaced."
+    else:
+        others = (
+            f"A worker that dies ends the run, for via={spec.via} needs all of them; a coordinator is replaced."
+        )
     if spec.num_replicas:
         return f"A server that dies is followed by its backups, which have every acknowledged update. {others}"
-    return f"A server that dies ends the run, for replicas={spec.num_replicas} keeps no second copy. {others}"
+    return f"A server that dies ends the run, for replicas=0 keeps no second copy. {others}"

@@ -15,6 +15,7 @@ import torch
 from shoal.errors import LaunchError, SpecError
 from shoal.spec import Data, World
 from shoal.strategies.base import Fill, Part, Setting, StepResult, Work
+from shoal.strategies.clipping import clip_factor
 from shoal.strategies.data.batchnorm import (
     check_setting,
     check_took_part,
@@ -163,9 +164,8 @@ class ArenaData:
         self._update.measure(scale, touched)
         counters.publish(marks.norms[self._rank], step)
         counters.wait_all(marks.norms, step)
-        norm = float(self._shared.norms.sum()) ** 0.5
         assert self._setting.clip_norm is not None
-        return min(1.0, self._setting.clip_norm / (norm + 1e-6))
+        return clip_factor(self._shared.norms, self._setting.clip_norm)
 
     def _evaluate_again(self, work: Work) -> tuple[float, float, Any]:
         """All slots once more at the current parameters, by this process alone."""

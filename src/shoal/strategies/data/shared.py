@@ -12,6 +12,7 @@ from shoal.arena import Flat, Grid, Segment, counter_bytes, make_grid
 from shoal.arena.grid import ALIGN
 from shoal.strategies.base import Setting
 from shoal.strategies.chunk import SCALAR_BYTES, Home
+from shoal.strategies.clipping import Units, cut_bytes
 from shoal.strategies.optimizers import StateSchema
 from shoal.strategies.replica import Replica
 
@@ -59,7 +60,9 @@ class SharedState:
         self.schema = schema
         self.marks = Marks(setting)
         self.params = list(replica.trained.values())
-        self.grid = make_grid([flat_of(p) for p in self.params])
+        flats = [flat_of(p) for p in self.params]
+        self.grid = make_grid(flats, cut_bytes=cut_bytes(setting.clip_norm))
+        self.units = Units(flats)
         self._frozen = list(replica.untrained.values())
         self._frozen_grid = make_grid([flat_of(p) for p in self._frozen])
         self.num_pieces = sum(len(chunk.pieces) for chunk in self.grid.chunks)
@@ -74,7 +77,7 @@ class SharedState:
             ("counters", counter_bytes(self.marks.count)),
             ("results", 8 * 2 * setting.slots),
             ("touched", len(self.params) * setting.slots),
-            ("norms", 8 * len(grid.chunks)),
+            ("norms", 8 * len(self.units)),
             ("losses", 8 * (extent.total_steps + 1)),
             ("table", 8 * extent.tables * extent.table_rows * extent.table_columns),
             ("buffers", sizes.buffers),

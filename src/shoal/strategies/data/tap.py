@@ -22,6 +22,8 @@ class GradientTap:
         self._views: list[torch.Tensor] = []
         self._touched: Any = None
         self._in_backward = False
+        self.on_taken: Callable[[int], None] | None = None
+        """Told the number of each parameter whose gradient is complete, in the order of the backward pass."""
 
     def aim(self, views: list[torch.Tensor], touched: Any) -> None:
         """Send gradients to these views from now on; `touched` remembers which came."""
@@ -31,17 +33,21 @@ class GradientTap:
     def _taker(self, number: int) -> Callable[[torch.Tensor], None]:
         def take(param: torch.Tensor) -> None:
             gradient, param.grad = param.grad, None
-            if gradient is None:  # it has been taken as a product
-                return
-            if gradient.layout is not torch.strided:
-                gradient = gradient.to_dense()
-            if self._touched[number]:
-                self._views[number].add_(gradient)
-            else:
-                self._views[number].copy_(gradient)
-                self._touched[number] = 1
+            if gradient is not None:  # else it has been taken as a product
+                self._store(number, gradient)
+            if self.on_taken is not None:
+                self.on_taken(number)
 
         return take
+
+    def _store(self, number: int, gradient: torch.Tensor) -> None:
+        if gradient.layout is not torch.strided:
+            gradient = gradient.to_dense()
+        if self._touched[number]:
+            self._views[number].add_(gradient)
+        else:
+            self._views[number].copy_(gradient)
+            self._touched[number] = 1
 
     def backward(self, loss: torch.Tensor, share: torch.Tensor | None) -> None:
         """The strategy's own backward pass: the one whose gradients belong in the views."""

@@ -14,6 +14,7 @@ import torch
 
 from shoal.arena import Chunk
 from shoal.strategies.chunk import ChunkOptimizer
+from shoal.strategies.clipping import ChunkNorms
 from shoal.strategies.data.shared import SharedState, largest_chunk
 from shoal.strategies.optimizers import settings_of
 from shoal.strategies.replica import Replica
@@ -112,7 +113,6 @@ class SlicedUpdate:
         grid = shared.grid
         owned = grid.owned_by(global_rank, shared.setting.world.world_size)
         first_piece = sum(len(chunk.pieces) for chunk in grid.chunks[: owned.start])
-        self._numbers = owned
         self._chunks: list[ChunkUpdate] = []
         workspace = Workspace(
             torch.empty(largest_chunk(grid), dtype=torch.uint8),
@@ -122,14 +122,18 @@ class SlicedUpdate:
         for number in owned:
             self._chunks.append(ChunkUpdate(shared, replica, grid.chunks[number], first_piece, workspace))
             first_piece += len(grid.chunks[number].pieces)
+        self._norms = [
+            ChunkNorms(shared.units, grid.chunks[number])
+            for number in owned
+            if shared.setting.clip_norm is not None
+        ]
         self._progress = shared.marks.progress[global_rank]
         self._settings = [settings_of(group) for group in replica.optimizer.param_groups]
 
     def measure(self, scale: float, touched: Any) -> None:
-        """Write the squared norm of each chunk's gradient where all can read it."""
-        for number, chunk in zip(self._numbers, self._chunks, strict=True):
-            gradient = chunk.reduce(scale, touched)
-            self._shared.norms[number] = float(torch.linalg.vector_norm(gradient)) ** 2
+        """Write the squared norms of each chunk's gradient where all can read them."""
+        for chunk, norms in zip(self._chunks, self._norms, strict=True):
+            self._shared.norms[norms.numbers] = norms.measure(chunk.reduce(scale, touched))
 
     def run(self, scale: float, touched: Any) -> None:
         """Update all chunks that are not yet done in this step."""

@@ -21,13 +21,15 @@ class Block:
     chunk: Chunk
 
 
-def make_blocks(shards: Sequence[Sequence[Span]], flats: Sequence[Flat], grid: Grid) -> list[list[Block]]:
-    """Each shard's spans as chunks of neighbouring memory, at most `CHUNK_BYTES` each."""
+def make_blocks(
+    shards: Sequence[Sequence[Span]], flats: Sequence[Flat], grid: Grid, *, cut_bytes: int = ALIGN
+) -> list[list[Block]]:
+    """Each shard's spans as chunks of neighbouring memory, each cut as soon after `CHUNK_BYTES` as it may be."""
     result: list[list[Block]] = []
     number = first_piece = 0
     for spans in shards:
         blocks = []
-        for pieces in _runs(spans, flats, grid):
+        for pieces in _runs(spans, flats, grid, cut_bytes):
             flat = flats[pieces[0].param]
             last = pieces[-1]
             nbytes = last.offset + (last.stop - last.start) * flat.itemsize - pieces[0].offset
@@ -37,7 +39,7 @@ def make_blocks(shards: Sequence[Sequence[Span]], flats: Sequence[Flat], grid: G
     return result
 
 
-def _runs(spans: Sequence[Span], flats: Sequence[Flat], grid: Grid) -> list[list[Piece]]:
+def _runs(spans: Sequence[Span], flats: Sequence[Flat], grid: Grid, cut_bytes: int) -> list[list[Piece]]:
     runs: list[list[Piece]] = []
     end = size = -1
     for span in spans:
@@ -46,8 +48,8 @@ def _runs(spans: Sequence[Span], flats: Sequence[Flat], grid: Grid) -> list[list
         while start < span.stop:
             offset = grid.offsets[span.param] + start * flat.itemsize
             joins = offset == end and size < CHUNK_BYTES and flats[runs[-1][-1].param].dtype == flat.dtype
-            room = (CHUNK_BYTES - size if joins else CHUNK_BYTES) // flat.itemsize
-            stop = min(span.stop, start + max(room, ALIGN // flat.itemsize))
+            room = CHUNK_BYTES - size if joins else CHUNK_BYTES
+            stop = min(span.stop, start + -(-room // cut_bytes) * cut_bytes // flat.itemsize)
             if not joins:
                 runs.append([])
                 size = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +21,10 @@ from shoal.spec.update_path import cells_ahead
 from shoal.strategies.data.direct import leave, write_directly
 from shoal.strategies.data.tap import GradientTap
 from shoal.strategies.ps.bulk import frames_of
-from shoal.strategies.ps.fetch import FramedFetch, OwnValues, SharedFetch
 from shoal.strategies.ps.memory import BUFFERS_PER_SLOT, BUFFERS_PER_TURN, TURNS, Label
-from shoal.strategies.ps.served import Served, pull_compression
-from shoal.strategies.ps.snapshot import whole_state
+from shoal.strategies.ps.norms import WorkerClip
+from shoal.strategies.ps.puller import Puller
+from shoal.strategies.ps.served import Served
 
 _BIND_ADDRESS = "tcp://127.0.0.1:*"
 _TICK_S = 0.05
@@ -64,16 +63,26 @@ class PsClient:
             leases=LeaseHolder(now=now, ahead=cells_ahead(served.spec)) if served.spec.is_leased else None,
         )
         self._node = Node(world.node, self.machine, wire, f"tcp://{world.coordinator}")
-        self._own = OwnValues(served.memory, served.moving)
-        self._shared = SharedFetch(served.memory, self._own)
-        self._framed = FramedFetch(served.memory, self._own, pull_compression(served.spec))
+        self.puller = Puller(served, self.machine, self._wait, lambda: self.hear(0.001))
         self.compression = make_compression(served.spec.compress)
         self.tap = GradientTap(served.memory.params)
         self._direct = write_directly(served.replica.module, served.memory.params, self.tap)
+        clip_norm = served.replica.task.clip_norm if served.spec.push == "gradients" else None
+        self._clip = None if clip_norm is None else WorkerClip(served.memory, clip_norm)
         self._views: dict[int, list[torch.Tensor]] = {}
         self._in_use: dict[int, int] = {}
         """By buffer: the push whose gradient it holds."""
-        self._based_on = [0] * len(self.machine.links)
+        self._params_of = [
+            {piece.param for block in blocks for piece in block.chunk.pieces} for blocks in served.memory.blocks
+        ]
+        self._shards_of = [
+            [shard for shard, params in enumerate(self._params_of) if number in params]
+            for number in range(len(served.memory.params))
+        ]
+        self._awaited: list[int] = []
+        """By shard: gradients that the open push still waits for."""
+        self._open = (0, 0)
+        """Sequence and buffer of the push under way."""
         self._turn = world.generation % TURNS
         """How often this rank has been replaced decides which of its slots' buffers are its own."""
         self._replaces = world.generation > 0
@@ -111,40 +120,18 @@ class PsClient:
         return None
 
     def begin(self, clock: int) -> None:
-        """Wait until consistency lets this step begin, then bring the replica to the newest parameters."""
+        """Wait until consistency lets this step begin, and let the replica use the newest parameters."""
         ahead = self.served.spec.ahead
-        self._wait(lambda: self.machine.may_start(clock) and self.machine.outstanding <= ahead)
-        self.fetch()
+        self._wait(lambda: self.machine.outstanding <= ahead)
+        self.puller.begin(clock)
 
     def await_round(self, clock: int) -> None:
         """Wait until the round of this clock is closed on every shard."""
         self._wait(lambda: all(link.rounds >= clock for link in self.machine.links))
 
     def fetch(self) -> None:
-        """Bring the replica to the newest parameters, first layers first."""
-        shards = range(len(self.machine.links))
-        if self.served.shares_memory:
-            for shard in shards:
-                self._based_on[shard] = self._shared.fetch(shard, self._copy_of(shard), partial(self._look, shard))
-            return
-        for shard in shards:
-            self.machine.pull(shard, time.monotonic())
-        for shard in shards:
-            self._wait(partial(self._has_come, shard))
-            self._based_on[shard] = self._framed.unpack(shard, self.machine.pulled(shard) or [])
-
-    def snapshot(self) -> dict[str, torch.Tensor]:
-        """The optimizer's state by whole-parameter names, as the servers have it."""
-        shards = range(len(self.machine.links))
-        names = list(self.served.replica.trained)
-        if self.served.shares_memory:
-            return whole_state(self.served.memory, names, [self._copy_of(shard) for shard in shards])
-        for shard in shards:
-            self.machine.pull(shard, time.monotonic(), whole=True)
-        for shard in shards:
-            self._wait(partial(self._has_come, shard))
-            self._framed.unpack_whole(shard, self.machine.pulled(shard) or [])
-        return whole_state(self.served.memory, names, [0 for _ in shards])
+        """Bring the replica to the newest parameters now."""
+        self.puller.fetch()
 
     def take_cells(self, count: int) -> list[int] | None:
         """The next cells of the data, fewer at the end; None when all of it has been trained on.
@@ -155,11 +142,14 @@ class PsClient:
         assert leases is not None
         patient_until = time.monotonic() + _TICK_S
 
+        def is_full() -> bool:
+            return len(cells) == count or leases.is_closed(cells)
+
         def is_decided() -> bool:
-            while len(cells) < count and (cell := leases.take(time.monotonic())) is not None:
+            while not is_full() and (cell := leases.take(time.monotonic())) is not None:
                 cells.append(cell)
             is_awaited = self.machine.consistency.waits and time.monotonic() >= patient_until
-            return len(cells) == count or leases.is_over or (leases.is_dry and (bool(cells) or is_awaited))
+            return is_full() or leases.is_over or (leases.is_dry and (bool(cells) or is_awaited))
 
         self._wait(is_decided)
         self._node.pump(0.0)
@@ -168,16 +158,9 @@ class PsClient:
     def tick(self, clock: int) -> None:
         """Take a step without data."""
         self._wait(lambda: self.machine.may_start(clock))
-        shards = len(self.machine.links)
-        self.machine.push(
-            clock=clock,
-            cells=[],
-            based_on=[0] * shards,
-            weight=0.0,
-            loss=0.0,
-            frames=[()] * shards,
-            now=time.monotonic(),
-        )
+        sequence = self.machine.open_push(clock=clock, cells=[], weight=0.0, loss=0.0)
+        for shard in self.machine.unsent(sequence):
+            self.machine.push_shard(sequence, shard, based_on=0, frames=(), now=time.monotonic())
 
     def aim(self, slot: int, clock: int) -> int:
         """Let gradients go to a buffer of this slot that no server reads any more; its number."""
@@ -203,25 +186,51 @@ class PsClient:
 
     def push(self, made: Contribution) -> None:
         """Push what was computed; it is kept until every shard has acknowledged it."""
+        self.open_push(made)
+        self.complete_push()
+
+    def open_push(self, made: Contribution) -> None:
+        """Name a push. From now on a shard's part goes out when the gradients of all its parameters are there."""
+        memory = self.served.memory
         if not made.is_inherited:
             moved = self.served.moving.gather()
             if self.served.moving.nbytes:
-                self.served.memory.moved(made.place).copy_(moved)
-            label = Label(made.clock, made.cells[0], made.weight, made.loss, made.scaled)
-            self.served.memory.put_label(made.place, label)
-        sequence = self.machine.push(
+                memory.moved(made.place).copy_(moved)
+            memory.put_label(made.place, Label(made.clock, made.cells[0], made.weight, made.loss, made.scaled))
+        sequence = self.machine.open_push(
             clock=made.clock,
             cells=made.cells,
-            based_on=self._based_on,
             weight=made.weight,
             loss=made.loss,
             scaled=made.scaled,
             place=made.place,
-            frames=self._frames(made.place),
-            now=time.monotonic(),
         )
         self._in_use[made.place] = sequence
+        self._open = (sequence, made.place)
+        self._awaited = [len(params) for params in self._params_of]
+
+    def on_gradient(self, param: int) -> None:
+        """A parameter's gradient is complete."""
+        for shard in self._shards_of[param]:
+            self._awaited[shard] -= 1
+            if self._awaited[shard] == 0:
+                self._push_shard(shard)
+                self._node.flush()
+
+    def complete_push(self) -> None:
+        """Push what has not gone out yet."""
+        for shard in self.machine.unsent(self._open[0]):
+            self._push_shard(shard)
         self._node.pump(0.0)
+
+    def _push_shard(self, shard: int) -> None:
+        sequence, place = self._open
+        frames: Sequence[Frame] = ()
+        if not self.served.shares_memory:
+            frames = frames_of(self.served.memory, shard, place, self.compression)
+        self.machine.push_shard(
+            sequence, shard, based_on=self.puller.based_on[shard], frames=frames, now=time.monotonic()
+        )
 
     def finish(self) -> None:
         """Wait until everything pushed is safe."""
@@ -266,30 +275,11 @@ class PsClient:
     def close(self) -> None:
         """Leave; the replica keeps its last values."""
         self.tap.close()
+        self.puller.close()
         leave(self._direct)
         self.machine.say_done(time.monotonic())
         self._node.flush()
         self._node.close()
 
-    def _frames(self, place: int) -> list[tuple[Frame, ...]]:
-        """By shard: what a push carries; nothing where the servers read it from memory."""
-        shards = range(len(self.machine.links))
-        if self.served.shares_memory:
-            return [() for _ in shards]
-        return [frames_of(self.served.memory, shard, place, self.compression) for shard in shards]
-
     def _wait(self, is_done: Callable[[], bool]) -> None:
         self._node.wait(is_done, self._on_idle)
-
-    def _has_come(self, shard: int) -> bool:
-        return self.machine.pulled(shard) is not None
-
-    def _copy_of(self, shard: int) -> int:
-        holders = self.machine.links[shard].holders
-        assert holders is not None
-        return holders.copy
-
-    def _look(self, shard: int) -> int:
-        """Hear the news; which copy of a shard counts now."""
-        self.hear(0.001)
-        return self._copy_of(shard)

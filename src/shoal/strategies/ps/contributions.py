@@ -54,6 +54,8 @@ class GradientMaker:
             self._client.push(left)
             return Computed(cells=cells, loss=left.loss, weight=left.weight)
         place = self._client.aim(slot, clock)
+        if self._pushes_by_parts and len(cells) == 1:
+            return self._push_by_parts(clock, cells, place)
         loss, weight, scaled = 0.0, 0.0, False
         for cell in cells:
             part_loss, part_weight, scaled = self._differentiate(cell, clock, alone=len(cells) == 1)
@@ -65,6 +67,47 @@ class GradientMaker:
 
     def close(self) -> None:
         """It keeps nothing."""
+
+    @property
+    def _pushes_by_parts(self) -> bool:
+        """Not in lockstep: the gradient of a worker that dies in between would be torn, and the result another."""
+        spec, task = self._served.spec, self._served.replica.task
+        wanted = spec.overlap == "on" or (spec.overlap == "auto" and not self._served.shares_memory)
+        return wanted and not spec.is_lockstep and task.accumulate == 1 and task.clip_norm is None
+
+    def _push_by_parts(self, clock: int, cells: Sequence[int], place: int) -> Computed:
+        """Each shard's gradient goes out while the backward pass goes on to the layers before."""
+        step, slot = divmod(cells[0], self._served.rules.slots)
+        apart = not self._served.consistency.gathers(clock)
+        work = self._make_work(step + 1, range(slot, slot + 1), apart=apart)
+        part, tap = work.parts[0], self._client.tap
+
+        def backward(loss: torch.Tensor, share: torch.Tensor | None) -> None:
+            factor = 1.0 if share is None else float(share)
+            weight = factor if part.total_weight is None else factor * part.total_weight
+            self._client.open_push(
+                Contribution(
+                    clock=clock,
+                    cells=cells,
+                    place=place,
+                    weight=weight,
+                    loss=loss.item() * weight,
+                    scaled=part.total_weight is not None,
+                )
+            )
+            tap.on_taken = self._client.on_gradient
+            try:
+                tap.backward(loss, share)
+            finally:
+                tap.on_taken = None
+            self._client.complete_push()
+
+        loss, weight = backward_part(self._served.replica, work, part, backward)
+        if not weight:  # padding alone: there was no pass
+            self._client.push(
+                Contribution(clock=clock, cells=cells, place=place, weight=0.0, loss=0.0, scaled=True)
+            )
+        return Computed(cells=cells, loss=loss, weight=weight)
 
     def _differentiate(self, cell: int, clock: int, *, alone: bool) -> tuple[float, float, bool]:
         """Add a cell's gradient to the buffer; weighted loss, weight, and whether it is a mean already."""

@@ -54,29 +54,28 @@ class SharedFetch:
         self._updates = [memory.updates(copy) for copy in range(2)]
         self._sources: dict[tuple[int, int], list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
 
-    def fetch(self, shard: int, copy: int, look: Callable[[], int]) -> int:
-        """All of a shard from one of its copies; `look` hears the news and says which copy counts now.
-
-        Returns how many updates the values have seen at least.
-        """
-        position, tries = 0, 0
-        blocks = self._blocks(shard, copy)
-        updates = self._updates[copy][shard]
-        while position < len(blocks):
-            number, source, target = blocks[position]
+    def fetch_block(self, shard: int, position: int, copy_of: Callable[[], int], hear: Callable[[], None]) -> None:
+        """One block of a shard, from the copy that counts; `hear` takes in the news that another does now."""
+        tries = 0
+        while True:
+            copy = copy_of()
+            number, source, target = self._blocks(shard, copy)[position]
             version = self._versions[copy][number]
             if not version & 1:
                 target.copy_(source)
                 if self._versions[copy][number] == version:
-                    position, tries = position + 1, 0
-                    continue
+                    return
             tries += 1
-            if tries % _TRIES_BEFORE_LOOKING == 0 and (now := look()) != copy:
-                copy, position = now, 0
-                blocks, updates = self._blocks(shard, copy), self._updates[copy][shard]
-        if shard == KEEPER:
-            self._own.take_moving(self._memory.moving(copy))
-        return updates
+            if tries % _TRIES_BEFORE_LOOKING == 0:
+                hear()
+
+    def updates(self, shard: int, copy: int) -> int:
+        """How many updates a shard's values have seen."""
+        return int(self._updates[copy][shard])
+
+    def take_moving(self, copy: int) -> None:
+        """Adopt the committed moving buffers."""
+        self._own.take_moving(self._memory.moving(copy))
 
     def _blocks(self, shard: int, copy: int) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
         """Number, source and target of each block."""

@@ -15,6 +15,7 @@ import torch
 from shoal.arena import Segment, make_grid
 from shoal.layout import Placement
 from shoal.strategies.chunk import Home
+from shoal.strategies.clipping import Units, cut_bytes
 from shoal.strategies.data.shared import dense_stride, flat_of
 from shoal.strategies.optimizers import StateSchema
 from shoal.strategies.ps.blocks import make_blocks
@@ -57,7 +58,9 @@ class ServedMemory:
         self.params = list(replica.trained.values())
         flats = [flat_of(p) for p in self.params]
         self.grid = make_grid(flats)
-        self.blocks = make_blocks(placement.shards, flats, self.grid)
+        self.units = Units(flats)
+        cut = cut_bytes(replica.task.clip_norm)
+        self.blocks = make_blocks(placement.shards, flats, self.grid, cut_bytes=cut)
         """By shard: its chunks, in parameter order."""
         self.segment = Segment(fd)
         self.num_buffers = num_buffers

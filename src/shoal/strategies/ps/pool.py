@@ -49,7 +49,7 @@ class PoolMaker:
 
     def __call__(self, clock: int, cells: Sequence[int], slot: int) -> Computed:
         place = self._client.aim(slot, clock)
-        total = _Sum(self._client.views(place), self._served.memory.touched(place).numpy())
+        total = GradientSum(self._client.views(place), self._served.memory.touched(place).numpy())
         first = deque(dict.fromkeys([*cells, *self._unpushed]))
         self._unpushed = []
         self._gather(first, total)
@@ -63,14 +63,14 @@ class PoolMaker:
         """End the threads."""
         self._threads.shutdown()
 
-    def _gather(self, first: deque[int], total: _Sum) -> None:
+    def _gather(self, first: deque[int], total: GradientSum) -> None:
         """Keep the threads busy until enough gradients are in, or it is time."""
         pooling, running = self._pooling, set[Future[None]]()
         ends_at = time.monotonic() + pooling.ms / 1000 if pooling.ms else float("inf")
         try:
             while True:
-                taken = len(self._unpushed)
-                wants_more = bool(first) or (taken < pooling.count and time.monotonic() < ends_at)
+                is_full = len(self._unpushed) >= pooling.count or self._leases.is_closed(self._unpushed)
+                wants_more = bool(first) or (not is_full and time.monotonic() < ends_at)
                 if wants_more and len(running) < pooling.threads:
                     cell = first.popleft() if first else self._leases.take(time.monotonic())
                     if cell is not None:
@@ -92,7 +92,7 @@ class PoolMaker:
         self._client.hear(0.0 if done or running else _LOOK_S)
         return running
 
-    def _differentiate(self, cell: int, total: _Sum) -> None:
+    def _differentiate(self, cell: int, total: GradientSum) -> None:
         """In a thread: one cell's gradient, weighted by its samples. The tap's hooks have no part in it."""
         step, slot = divmod(cell, self._served.rules.slots)
         work: Work = self._make_work(step + 1, range(slot, slot + 1), apart=True)
@@ -114,7 +114,7 @@ class PoolMaker:
             yield batch
 
 
-class _Sum:
+class GradientSum:
     """What the threads of a round have added up; `views` and `touched` are a buffer's."""
 
     def __init__(self, views: Sequence[torch.Tensor], touched: Any) -> None:

@@ -11,6 +11,7 @@ from shoal.layout import Placement, place
 from shoal.ps.consistency import Consistency, parse_sync
 from shoal.ps.shard import ShardRules
 from shoal.spec import ParameterServer, World
+from shoal.strategies.clipping import cut_bytes
 from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.optimizers import StateSchema, state_schema
 from shoal.strategies.ps.blocks import parcels_of
@@ -58,6 +59,7 @@ class Served:
             average=spec.push == "parameters",
             every=spec.every,
             damped=spec.damping == "staleness",
+            together=replica.task.clip_norm is not None and spec.push == "gradients",
         )
         return cls(
             spec=spec,
@@ -124,6 +126,7 @@ def place_model(spec: ParameterServer, replica: Replica) -> Placement:
         policy=spec.placement,
         shards=spec.num_shards,
         replicas=spec.num_replicas,
+        cut_bytes=cut_bytes(replica.task.clip_norm),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeGuard
 
@@ -18,6 +18,7 @@ from shoal.strategies.chunk import ChunkOptimizer
 from shoal.strategies.ps.bulk import Bulk
 from shoal.strategies.ps.memory import ServedMemory
 from shoal.strategies.ps.moving import KEEPER, MovingMean
+from shoal.strategies.ps.norms import ShardNorms
 from shoal.strategies.ps.parcelling import wrap
 from shoal.strategies.ps.schedule import ShardSchedule
 from shoal.strategies.replica import Replica
@@ -54,7 +55,13 @@ class ShardStore:
             ChunkOptimizer(home, block.chunk, block.first_piece, replica.optimizer, memory.params)
             for block in memory.blocks[shard]
         ]
+        self._params = np.array(
+            sorted({param for one in self._optimizers for param in one.params}), dtype=np.int64
+        )
+        """The parameters that this shard has a part of; of others a push may not say anything yet."""
         largest = max((one.values.numel() * one.values.element_size() for one in self._optimizers), default=0)
+        clip_norm = replica.task.clip_norm
+        self._norms = None if clip_norm is None else ShardNorms(memory, shard, clip_norm)
         self._workspace = torch.empty(largest, dtype=torch.uint8)
         self._replica = replica
         self._schedule = ShardSchedule(replica)
@@ -89,16 +96,14 @@ class ShardStore:
         """One update with the sum of these gradients."""
         self.before_update()
         self._adopt(lr_scale)
-        bulks = [self._bulk.gradients(push) for push in gradients]
-        touched = np.stack([self._bulk.touched(push) for push in gradients])
-        complete = bool(touched.all())
-        for number, optimizer in enumerate(self._optimizers):
-            parts = [bulk[number] for bulk in bulks]
-            if complete:
-                total = parts[0] if len(parts) == 1 and scale == 1.0 else self._sum(parts, scale)
-                optimizer.aim([total[span] for span in optimizer.spans])
-            else:
-                optimizer.aim(self._present(optimizer, parts, touched, scale))
+        for number, (total, has_gradient) in enumerate(self._totals(gradients, scale)):
+            optimizer = self._optimizers[number]
+            optimizer.aim(
+                [
+                    total[span] if has_gradient is None or has_gradient[param] else None
+                    for span, param in zip(optimizer.spans, optimizer.params, strict=True)
+                ]
+            )
             with self._changing(number):
                 optimizer.step()
         if self._moving is not None:
@@ -106,6 +111,23 @@ class ShardStore:
         self._updates[self._shard] += 1
         if last:
             self._schedule.advance(loss)
+
+    def own_part(self, gradients: Sequence[Push], *, scale: float) -> tuple[Frame, ...]:
+        """The squared norms of what `step` would take."""
+        assert self._norms is not None
+        self.before_update()
+        totals = enumerate(self._totals(gradients, scale))
+        squares = [self._norms.measure(number, total) for number, (total, _) in totals]
+        return (torch.from_numpy(np.concatenate(squares)),)
+
+    def fits_part(self, shard: int, frames: Sequence[Frame]) -> bool:
+        """Whether these can be another shard's norms."""
+        return self._norms is not None and self._norms.fits(shard, frames)
+
+    def combine(self, parts: Mapping[int, Sequence[Frame]]) -> float:
+        """The factor by which the gradient is clipped."""
+        assert self._norms is not None
+        return self._norms.factor(parts)
 
     def average(self, pushes: Sequence[Push], *, share: float) -> None:
         """Move towards the weighted mean of pushed parameters."""
@@ -178,6 +200,23 @@ class ShardStore:
             for optimizer in self._optimizers:
                 optimizer.adopt_settings(settings)
 
+    def _totals(self, pushes: Sequence[Push], scale: float) -> Iterator[tuple[torch.Tensor, Any]]:
+        """By block: the sum of its gradients, and by parameter whether there is any (None: all have some).
+
+        A sum is good until the next is asked for.
+        """
+        bulks = [self._bulk.gradients(push) for push in pushes]
+        touched = np.stack([self._bulk.touched(push) for push in pushes])
+        complete = bool(touched[:, self._params].all())
+        for number, optimizer in enumerate(self._optimizers):
+            parts = [bulk[number] for bulk in bulks]
+            if not complete:
+                yield self._sum_of_present(optimizer, parts, touched, scale), touched.any(axis=0)
+            elif len(parts) == 1 and scale == 1.0:
+                yield parts[0], None
+            else:
+                yield self._sum(parts, scale), None
+
     def _sum(self, parts: Sequence[torch.Tensor], scale: float) -> torch.Tensor:
         total = self._workspace.view(parts[0].dtype)[: parts[0].numel()]
         if len(parts) == 1:
@@ -188,20 +227,16 @@ class ShardStore:
                 total.add_(part)
         return total if scale == 1.0 else total.mul_(scale)
 
-    def _present(
+    def _sum_of_present(
         self, optimizer: ChunkOptimizer, parts: Sequence[torch.Tensor], touched: Any, scale: float
-    ) -> list[torch.Tensor | None]:
-        """By piece: the sum over those pushes that have a gradient for it; None where none has."""
+    ) -> torch.Tensor:
+        """By piece: the sum over those pushes that have a gradient for it; zero where none has."""
         total = self._workspace.view(parts[0].dtype)[: parts[0].numel()].zero_()
-        gradients: list[torch.Tensor | None] = []
         for span, param in zip(optimizer.spans, optimizer.params, strict=True):
-            having = [part[span] for part, has in zip(parts, touched[:, param], strict=True) if has]
-            for part in having:
-                total[span].add_(part)
-            if scale != 1.0:
-                total[span].mul_(scale)
-            gradients.append(total[span] if having else None)
-        return gradients
+            for part, has in zip(parts, touched[:, param], strict=True):
+                if has:
+                    total[span].add_(part[span])
+        return total if scale == 1.0 else total.mul_(scale)
 
     def _live(self, copy: int) -> list[torch.Tensor]:
         """All that an update changes, of this copy or of the other."""

@@ -1,0 +1,93 @@
+"""Clipping by the norm of the whole gradient, with the same bits however the model is cut.
+
+Every parameter consists of units of 16 KiB from its beginning, the last one shorter. Whoever holds some of them
+writes their squared norms down; everybody sums all of them in the same order. Where a task clips, the model is
+cut only between units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from shoal.arena import Chunk, Flat, Piece
+from shoal.arena.grid import ALIGN
+
+UNIT_BYTES = 16 * 1024
+
+
+def cut_bytes(clip_norm: float | None) -> int:
+    """Inside a parameter, cuts fall at multiples of so many bytes."""
+    return ALIGN if clip_norm is None else UNIT_BYTES
+
+
+def clip_factor(squares: np.ndarray, clip_norm: float) -> float:
+    """What a gradient is to be multiplied by, from the squared norms of all its units."""
+    norm = float(squares.sum()) ** 0.5
+    return min(1.0, clip_norm / (norm + 1e-6))
+
+
+class Units:
+    """The units of a model, numbered through all its parameters."""
+
+    def __init__(self, flats: Sequence[Flat]) -> None:
+        self._sizes = [UNIT_BYTES // flat.itemsize for flat in flats]
+        counts = (-(-flat.numel // size) for flat, size in zip(flats, self._sizes, strict=True))
+        self._firsts = [0, *accumulate(counts)]
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    def size(self, piece: Piece) -> int:
+        """Elements of a unit of this piece's parameter."""
+        return self._sizes[piece.param]
+
+    def numbers(self, pieces: Iterable[Piece]) -> np.ndarray:
+        """The units that these pieces consist of, in the pieces' order."""
+        ranges = []
+        for piece in pieces:
+            size, first = self._sizes[piece.param], self._firsts[piece.param]
+            ranges.append(np.arange(first + piece.start // size, first - (-piece.stop // size)))
+        return np.concatenate(ranges) if ranges else np.arange(0)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Units of one length in one piece."""
+
+    param: int
+    span: slice
+    """Of the chunk's elements."""
+    width: int
+    units: slice
+    """Of the chunk's units."""
+
+
+class ChunkNorms:
+    """Squared norms of the units of one chunk's gradient."""
+
+    def __init__(self, units: Units, chunk: Chunk) -> None:
+        self.numbers = units.numbers(chunk.pieces)
+        """Of the units, in the order in which their norms are given."""
+        self._runs: list[_Run] = []
+        place = 0
+        for piece in chunk.pieces:
+            size, numel = units.size(piece), piece.stop - piece.start
+            start = (piece.offset - chunk.offset) * size // UNIT_BYTES
+            for count, width in ((numel // size, size), (1, numel % size)):
+                if count and width:
+                    stop = start + count * width
+                    self._runs.append(_Run(piece.param, slice(start, stop), width, slice(place, place + count)))
+                    start, place = stop, place + count
+
+    def measure(self, gradient: torch.Tensor, has_gradient: Sequence[bool] | None = None) -> np.ndarray:
+        """The squared norms of this chunk's flat gradient; 0 where `has_gradient` denies the parameter one."""
+        norms = torch.zeros(len(self.numbers), dtype=gradient.dtype.to_real())
+        for run in self._runs:
+            if has_gradient is None or has_gradient[run.param]:
+                torch.linalg.vector_norm(gradient[run.span].view(-1, run.width), dim=1, out=norms[run.units])
+        return np.square(norms.double().numpy())
