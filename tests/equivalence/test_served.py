@@ -58,3 +58,23 @@ def test_awkward_models_and_more_slots_than_workers(train: Train) -> None:
     served = train("awkward", workers=2, slots=4, strategy="ps:servers=2", optimizer="adamw")
     assert served.digests() == data.digests()
     assert largest_difference(served.model, data.model) == 0.0
+
+
+def test_an_optimizer_of_whole_matrices_keeps_its_bits(train: Train) -> None:
+    data = train("mlp", workers=2, optimizer="muon_like")
+    served = train("mlp", workers=2, strategy="ps:servers=2", optimizer="muon_like")
+    assert served.model.keys() == data.model.keys()
+    assert all(served.model[name].equal(data.model[name]) for name in data.model)
+
+
+@pytest.mark.parametrize(
+    ("compress", "ratio"), [("zstd", 1.0), ("bf16", 0.5), ("int8", 0.26), ("topk:0.1", 0.21), ("powersgd:4", 0.2)]
+)
+def test_compression_states_its_ratio(train: Train, compress: str, ratio: float) -> None:
+    plain = train("mlp", workers=2, strategy="ps:wire=tcp")
+    packed = train("mlp", workers=2, strategy=f"ps:wire=tcp,compress={compress}")
+    assert packed.results["wire"]["ratio"] <= ratio * 1.05
+    if compress == "zstd":
+        assert packed.digests() == plain.digests()
+    else:
+        assert packed.results["results"]["loss"] == pytest.approx(plain.results["results"]["loss"], rel=0.1)

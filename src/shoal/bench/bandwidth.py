@@ -85,11 +85,11 @@ def pull_way(served: Served) -> Way:
     from shoal.strategies.ps.fetch import OwnValues, SharedFetch
 
     fetch = SharedFetch(served.memory, OwnValues(served.memory, served.moving))
-    shards = range(len(served.memory.blocks))
+    places = [(shard, place) for shard, blocks in enumerate(served.memory.blocks) for place in range(len(blocks))]
 
     def pull() -> None:
-        for shard in shards:
-            fetch.fetch(shard, 0, lambda: 0)
+        for shard, place in places:
+            fetch.fetch_block(shard, place, copy_of=lambda: 0, hear=lambda: None)
 
     return pull
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -86,6 +87,16 @@ class ServedTraining:
         """Leave the others."""
         self._contribute.close()
         self.client.close()
+
+    def facts(self) -> dict[str, Any]:
+        """What the run's results say besides: how this worker's pushes travelled."""
+        codec = self.client.compression
+        if self.served.shares_memory:
+            return {"wire": {"kind": "memory"}}
+        if self.world.is_first and codec.raw_bytes:
+            self._reporter.line(f"compress={codec.text}: pushes took {codec.ratio:.3g} of their bytes on the wire")
+        sizes = {"raw_bytes": codec.raw_bytes, "wire_bytes": codec.wire_bytes, "ratio": codec.ratio}
+        return {"wire": {"kind": "tcp", "compress": codec.text, **sizes}}
 
     def _fetch_by_parts(self) -> None:
         """Where the model allows it, fetch each part of it just before it computes."""

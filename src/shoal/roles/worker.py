@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def _train_served(job: Job, world: World, reporter: Reporter) -> None:
     reporter.total_steps = served.training.schedule.total_steps
     reporter.on_state("training", 0)
     outcome = served.run()
-    _finish(job, served.training, outcome, reporter, served.client.puller.snapshot)
+    _finish(job, served.training, outcome, reporter, served.client.puller.snapshot, served.facts())
     served.close()
 
 
@@ -108,6 +108,7 @@ def _finish(
     outcome: Outcome,
     reporter: Reporter,
     snapshot: Callable[[], dict[str, torch.Tensor]],
+    facts: Mapping[str, Any] | None = None,
 ) -> None:
     """Save the model (the first worker) and tell how it went."""
     reporter.flush()
@@ -117,6 +118,7 @@ def _finish(
         "loss": outcome.loss,
         "reason": outcome.reason,
         "results": outcome.results,
+        **(facts or {}),
     }
     if training.world.is_first:
         training.strategy.settle()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from shoal.comm.compression import Compression, make_compression
 from shoal.errors import SpecError
@@ -13,12 +15,13 @@ from shoal.ps.shard import ShardRules
 from shoal.spec import ParameterServer, World
 from shoal.strategies.clipping import cut_bytes
 from shoal.strategies.data.buffers import MovingBuffers
-from shoal.strategies.optimizers import StateSchema, state_schema
+from shoal.strategies.optimizers import ELEMENTWISE, StateSchema, state_schema
 from shoal.strategies.ps.blocks import parcels_of
 from shoal.strategies.ps.bulk import FramedBulk, SharedBulk
 from shoal.strategies.ps.memory import BUFFERS_PER_SLOT, ServedMemory
 from shoal.strategies.ps.moving import KEEPER, MovingMean
 from shoal.strategies.ps.store import ShardStore
+from shoal.strategies.ps.whole_store import WholeStore
 from shoal.strategies.replica import Replica
 
 
@@ -39,7 +42,7 @@ class Served:
     @classmethod
     def open(cls, spec: ParameterServer, replica: Replica, world: World, *, slots: int, workers: int) -> Served:
         """Cut the model and map its memory."""
-        schema = schema_of(replica)
+        schema = schema_of(spec, replica)
         placement = place_model(spec, replica)
         moving = MovingBuffers(replica.module)
         shared = spec.wire != "tcp"
@@ -84,7 +87,8 @@ class Served:
             if self.shares_memory
             else FramedBulk(self.memory, shard, make_compression(self.spec.compress))
         )
-        store = ShardStore(
+        kind = WholeStore if works_on_the_whole(self.spec, self.replica) else ShardStore
+        store = kind(
             self.memory,
             self.replica,
             shard,
@@ -106,21 +110,31 @@ def pull_compression(spec: ParameterServer) -> Compression:
     )
 
 
-def schema_of(replica: Replica) -> StateSchema:
-    """What the optimizer keeps, for optimizers that work element by element."""
-    schema = state_schema(replica.optimizer)
-    if schema is None:
+def schema_of(spec: ParameterServer, replica: Replica) -> StateSchema:
+    """What servers keep for each element; nothing where the optimizer works on the whole, or on the workers."""
+    if spec.push == "parameters":
+        return StateSchema((), ())
+    if isinstance(replica.optimizer, torch.optim.LBFGS):
         raise SpecError(
-            f"ps: {type(replica.optimizer).__name__} does not work element by element, so servers cannot share it "
-            "out; use data, or an optimizer such as AdamW."
+            "ps: LBFGS evaluates the loss several times per step, which servers cannot; use data, or another "
+            "optimizer."
         )
-    return schema
+    return state_schema(replica.optimizer) or StateSchema((), ())
+
+
+def works_on_the_whole(spec: ParameterServer, replica: Replica) -> bool:
+    """Whether one server must update the model as a whole."""
+    return spec.push == "gradients" and type(replica.optimizer) not in ELEMENTWISE
 
 
 def place_model(spec: ParameterServer, replica: Replica) -> Placement:
     """Which server holds what."""
+    parcels = parcels_of(replica.module, replica.trained)
+    if works_on_the_whole(spec, replica):
+        whole = place(parcels, servers=1, shards=1)
+        return replace(whole, backups=(1 if spec.num_replicas else None,))
     return place(
-        parcels_of(replica.module, replica.trained),
+        parcels,
         servers=spec.num_servers,
         capacities=spec.server_capacities,
         policy=spec.placement,

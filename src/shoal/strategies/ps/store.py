@@ -15,6 +15,7 @@ from shoal.comm.compression import Compression
 from shoal.errors import ProtocolError
 from shoal.ps.messages import Push
 from shoal.strategies.chunk import ChunkOptimizer
+from shoal.strategies.optimizers import ELEMENTWISE
 from shoal.strategies.ps.bulk import Bulk
 from shoal.strategies.ps.memory import ServedMemory
 from shoal.strategies.ps.moving import KEEPER, MovingMean
@@ -22,6 +23,14 @@ from shoal.strategies.ps.norms import ShardNorms
 from shoal.strategies.ps.parcelling import wrap
 from shoal.strategies.ps.schedule import ShardSchedule
 from shoal.strategies.replica import Replica
+
+
+def by_element(replica: Replica) -> torch.optim.Optimizer:
+    """An optimizer that can be cut into pieces: the user's own, or one that stands in and is never stepped."""
+    optimizer = replica.optimizer
+    if type(optimizer) in ELEMENTWISE:
+        return optimizer
+    return torch.optim.SGD([{"params": group["params"]} for group in optimizer.param_groups], lr=0.0)
 
 
 class ShardStore:
@@ -52,7 +61,7 @@ class ShardStore:
         home = memory.home(copy)
         self._numbers = [block.number for block in memory.blocks[shard]]
         self._optimizers = [
-            ChunkOptimizer(home, block.chunk, block.first_piece, replica.optimizer, memory.params)
+            ChunkOptimizer(home, block.chunk, block.first_piece, by_element(replica), memory.params)
             for block in memory.blocks[shard]
         ]
         self._params = np.array(
@@ -106,6 +115,10 @@ class ShardStore:
             )
             with self._changing(number):
                 optimizer.step()
+        self._commit(gradients, loss, last=last)
+
+    def _commit(self, gradients: Sequence[Push], loss: float, *, last: bool) -> None:
+        """The values have changed: what goes with them follows."""
         if self._moving is not None:
             self._moving.commit(self._copy, [(self._bulk.moved(p), p.weight) for p in gradients])
         self._updates[self._shard] += 1
@@ -138,9 +151,7 @@ class ShardStore:
                 optimizer.values.mul_(1.0 - share)
                 for push, bulk in zip(pushes, bulks, strict=True):
                     optimizer.values.add_(bulk[number], alpha=share * push.weight / total)
-        if self._moving is not None:
-            self._moving.commit(self._copy, [(self._bulk.moved(p), p.weight) for p in pushes])
-        self._updates[self._shard] += 1
+        self._commit(pushes, 0.0, last=False)
 
     def frames(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
         """Everything for another copy; in shared memory it is read from this one."""
