@@ -1,4 +1,4 @@
-"""Servers, workers and the coordinator of a served job are killed while it trains: nothing is lost, nothing twice."""
+"""Servers, workers and the coordinator of a served job are killed as it trains: nothing is lost, nothing twice."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Killer(LocalEngine):
             self._kill(role)
 
     def _await_wholeness(self) -> None:
-        """Until everybody is there and every backup is filled; what follows from a joining is told a moment later."""
+        """Until everybody is there and every backup is filled; what a joining entails is told a moment later."""
 
         def is_whole() -> bool:
             return self._over or (self._has_started and self._missing <= 0 >= self._unfilled)

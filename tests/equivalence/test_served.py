@@ -1,4 +1,4 @@
-"""A served model in lockstep is trained as by the `data` strategy, bit for bit; the pieces of the way stay close."""
+"""A served model in lockstep is trained as by the `data` strategy, bit for bit."""
 
 from __future__ import annotations
 

@@ -113,10 +113,11 @@ class Coordinator(Upkeep):
     def _scale_workers(self, workers: int) -> None:
         if not self.plan.leased:
             self._decide(
-                "refused", f"{self.plan.sync} has fixed slots, one rank each; only asp scales its workers"
+                "refused",
+                f"{self.plan.sync} has fixed slots, one rank each; only asp and shares=speed scale their workers",
             )
-        elif workers < 1:
-            self._decide("refused", f"a job needs at least one worker, asked for {workers}")
+        elif not 1 <= workers <= self.plan.most_workers:
+            self._decide("refused", f"this job has room for 1 to {self.plan.most_workers} workers, not {workers}")
         elif workers != self._state.wanted[WORKER]:
             self._decide("scale", "asked for", workers=workers, before=self._state.wanted[WORKER])
             self._state.wanted[WORKER] = workers

@@ -26,6 +26,8 @@ class JobPlan:
     replicas: int = 1
     """Copies of each shard besides its primary: 0 or 1."""
     workers: int
+    most_workers: int = 1 << 16
+    """How many there is room for, where a run may be given more."""
     num_cells: int
     """Parts of the data in the whole run; each is to be applied once."""
     first_cell: int = 0

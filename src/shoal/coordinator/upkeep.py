@@ -178,7 +178,7 @@ class Upkeep:
         if loss.orphaned:
             self._fail(
                 f"Server {member.rank} is lost and nobody else has all of shard {loss.orphaned[0]}; start the run "
-                "again from its last checkpoint, with replicas=1 and two servers or more."
+                "again, with replicas=1 and two servers or more."
             )
 
     def _release(self, member: Member) -> None:

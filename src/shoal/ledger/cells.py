@@ -49,6 +49,6 @@ class CellSet:
     def from_plain(cls, plain: Any) -> CellSet:
         """The set that `to_plain` wrote; `ProtocolError` for anything else."""
         match plain:
-            case [int(below), list(above)] if below >= 0 and all(type(cell) is int and cell >= 0 for cell in above):
+            case [int(below), list(above)] if below >= 0 and all(type(c) is int and c >= 0 for c in above):
                 return cls(above, below=below)
         raise ProtocolError("What should be a set of cells is not [below, [above, …]].")

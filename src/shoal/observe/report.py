@@ -129,9 +129,9 @@ def _memory(summary: RunSummary) -> list[str]:
 def _story(events: Iterable[Event], kinds: Collection[str]) -> list[str]:
     """What these kinds of events tell, one line each."""
     lines = [
-        f"- {datetime.fromtimestamp(event.time):%H:%M:%S} {wording.line(event)}"
+        f"- {datetime.fromtimestamp(event.time):%H:%M:%S} {text}"
         for event in events
-        if event.kind in kinds
+        if event.kind in kinds and (text := wording.line(event)) is not None
     ]
     if len(lines) > _MOST_LINES:
         more = len(lines) - _MOST_LINES

@@ -64,6 +64,8 @@ class RunSummary:
         self.speed = Speed()
         self.evaluations: list[tuple[int, dict[str, float]]] = []
         self.saved: dict[str, Any] = {}
+        self.audit: dict[str, Any] = {}
+        """What the coordinator counted, where there was one."""
         self.outcome: Event | None = None
         """The `finished` or `stopped` event that ended the run."""
 
@@ -96,6 +98,9 @@ class RunSummary:
         self.spares = event.values.get("spares", 0)
         for rank in range(event.values.get("workers", 0)):
             self.worker(rank)
+
+    def _on_audit(self, event: Event) -> None:
+        self.audit = event.values
 
     def _on_state(self, event: Event) -> None:
         state = event.values["state"]

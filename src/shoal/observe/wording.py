@@ -61,6 +61,17 @@ def member(values: Mapping[str, Any]) -> str:
     return "the coordinator" if role == "coordinator" else f"{role} {values['rank']}"
 
 
+def audit(values: Mapping[str, Any]) -> str:
+    """What became of the parts of the data, in one line."""
+    cells, shards = values["cells"], values["shards"]
+    if values["clean"]:
+        return f"{cells:,} parts of the data, each applied once on each of {plural(len(shards), 'shard')}"
+    late = sum(row["late_pushes"] for row in shards)
+    never, twice = max(row["never"] for row in shards), max(row["more_than_once"] for row in shards)
+    dropped = f", {late:,} dropped as late" if late else ""
+    return f"{cells:,} parts of the data: {never:,} never applied, {twice:,} more than once{dropped}"
+
+
 def near(path: str) -> str:
     """A path as one would type it here: relative where it is below the current folder."""
     full, here = Path(path), Path.cwd()
@@ -120,6 +131,8 @@ def final_rows(summary: RunSummary) -> list[tuple[str, str]]:
         rows.append(("world", world(summary.world)))
     if summary.replaced:
         rows.append(("replaced", ", ".join(plural(num, role) for role, num in sorted(summary.replaced.items()))))
+    if summary.audit:
+        rows.append(("audit", audit(summary.audit)))
     if summary.saved:
         rows.append(("model", near(summary.saved["path"])))
         rows.append(("digest", str(summary.saved["digest"])))

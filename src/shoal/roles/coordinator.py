@@ -21,7 +21,7 @@ from shoal.roles.reporter import Reporter
 from shoal.roles.server import make_replica
 from shoal.roles.training import make_schedule
 from shoal.spec import Job, ParameterServer, World
-from shoal.strategies.ps.served import place_model
+from shoal.strategies.ps.served import place_model, room_for
 
 MAX_ROLLBACKS = 3
 _LOOK_EVERY_S = 0.25
@@ -60,6 +60,7 @@ def make_plan(job: Job) -> JobPlan:
         servers=spec.num_servers,
         replicas=spec.num_replicas,
         workers=job.cluster.workers,
+        most_workers=room_for(spec, job.num_slots, job.cluster.workers),
         num_cells=schedule.total_steps * job.num_slots,
         leased=spec.is_leased,
         sync=spec.sync,
@@ -140,10 +141,25 @@ class _Coordination:
 
 
 def describe_decision(event: dict[str, Any]) -> str:
-    """A decision in words: `promoted shard 3, primary 4: its server was lost`."""
+    """A decision in words: `promoted backups of node 3's shards: their primary is lost`."""
+    what, why = event["what"], event["why"]
+    match event:
+        case {"what": "scale", "workers": after, "before": before}:
+            return f"from {before} to {after} workers, as asked for"
+        case {"what": "scale", "servers": after, "before": before}:
+            return f"from {before} to {after} servers, as asked for"
+        case {"what": "promoted", "node": node}:
+            return f"the backups of node {node}'s shards serve now: {why}"
+        case {"what": "rollback", "factor": factor}:
+            return f"back to the last good state, the learning rate times {factor:g}: {why}"
+        case {"what": "shares", "shares": shares}:
+            parts = ", ".join(f"worker {rank} {share:.2f}" for rank, share in sorted(shares.items()))
+            return f"shares of the data: {parts}, because {why}"
+        case {"what": "reissued", "rank": rank}:
+            return f"what worker {rank} held goes to others: {why}"
     numbers = ", ".join(
         f"{name.replace('_', ' ')} {value}"
         for name, value in event.items()
         if name not in ("kind", "what", "why") and not isinstance(value, (dict, list))
     )
-    return f"{event['what']} {numbers}".strip() + f": {event['why']}"
+    return f"{what} {numbers}".strip() + f": {why}"

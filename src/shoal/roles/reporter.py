@@ -31,7 +31,7 @@ class Reporter:
         self.step = 0
         self.total_steps = 0
         self.timeline: deque[tuple[float, int]] = deque(maxlen=_TIMELINE_STEPS)
-        """At the latest steps: a time of a clock of this host, and how many samples of the whole run were committed."""
+        """At the latest steps: a time of this host's clock, and the samples of the whole run committed by then."""
 
     def send(self, message: dict[str, Any]) -> None:
         self._channel.send(message)

@@ -36,7 +36,11 @@ class Trainer:
     ) -> None:
         keep_freed_memory()
         spec = parse_strategy(strategy)
-        assert isinstance(spec, Data)
+        if not isinstance(spec, Data):
+            raise SpecError(
+                f"Trainer: strategy={spec} needs processes besides those that train, which only `shoal train` and "
+                "shoal.train(...) start; use data here."
+            )
         if world is None or (world.arena_fd is None and world.world_size > 1):
             world, self._kept = share_segment(World.from_environment() if world is None else world)
         self.world = world

@@ -133,8 +133,8 @@ def _check_served(spec: ParameterServer, job: Job) -> None:
     follows_speed = spec.sync == "asp" or (spec.sync.startswith("ssp:") and not spec.is_lockstep)
     if spec.shares == "speed" and not follows_speed:
         raise SpecError(
-            f"Job: shares=speed lets faster workers take more of the data, which sync={spec.sync} cannot; use asp or "
-            "ssp:N."
+            f"Job: shares=speed lets faster workers take more of the data, which sync={spec.sync} cannot; "
+            "use asp or ssp:N."
         )
     if slots != cluster.workers * spec.cells_per_worker and not spec.is_lockstep:
         raise SpecError(

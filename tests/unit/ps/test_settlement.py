@@ -91,7 +91,7 @@ def test_what_does_not_come_is_asked_for_and_told_again():
     machine = joined(PRIMARY, holders(PRIMARY), holders(THIRD))
     fill_round(machine)
     machine.on_tick(1.0)
-    assert sent(machine) == [(THIRD, PartRequest(shard=1, origin=0, round=1))]
+    assert sent(machine, PartRequest) == [(THIRD, PartRequest(shard=1, origin=0, round=1))]
     machine.on_message(THIRD, Part(shard=0, origin=1, round=1, frames=(PART,)), 1.0)
     sent(machine)
     machine.on_message(THIRD, PartRequest(shard=0, origin=1, round=1), 1.1)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from shoal.ps.consistency import Mode
 from shoal.strategies.base import Work
 from shoal.strategies.gradients import backward_part, check_weight
 from shoal.strategies.ps.client import Contribution, PsClient
@@ -73,7 +74,8 @@ class GradientMaker:
         """Not in lockstep: the gradient of a worker that dies in between would be torn, and the result another."""
         spec, task = self._served.spec, self._served.replica.task
         wanted = spec.overlap == "on" or (spec.overlap == "auto" and not self._served.shares_memory)
-        return wanted and not spec.is_lockstep and task.accumulate == 1 and task.clip_norm is None
+        gathers = self._served.consistency.mode in (Mode.BSP, Mode.QUORUM)
+        return wanted and not gathers and task.accumulate == 1 and task.clip_norm is None
 
     def _push_by_parts(self, clock: int, cells: Sequence[int], place: int) -> Computed:
         """Each shard's gradient goes out while the backward pass goes on to the layers before."""
@@ -114,7 +116,9 @@ class GradientMaker:
         step, slot = divmod(cell, self._served.rules.slots)
         apart = not self._served.consistency.gathers(clock)
         work = self._make_work(step + 1, range(slot, slot + 1), apart=apart)
-        part = work.parts[0] if alone else replace(work.parts[0], total_weight=None)
+        # A quorum's mean is over those that came, and who they are is known only then.
+        is_mean = alone and self._served.consistency.mode is not Mode.QUORUM
+        part = work.parts[0] if is_mean else replace(work.parts[0], total_weight=None)
         loss, weight = backward_part(self._served.replica, work, part, self._client.tap.backward)
         return loss, weight, part.total_weight is not None
 
