@@ -101,7 +101,7 @@ def run(
     folder.mkdir()
     job = Job(
         target=f"{TASKS}:mlp",
-        args={"width": 200, "optimizer": "adamw"},
+        args={"width": 200, "optimizer": "adamw", "clip": 0.5},
         strategy=strategy,
         cluster=Cluster(workers=2, threads=1),
         overrides={"evaluate_every": 10_000, "max_steps": steps, "epochs": steps},

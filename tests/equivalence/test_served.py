@@ -53,6 +53,20 @@ def test_tcp_brings_the_same_bits(train: Train) -> None:
     assert served.digests() == data.digests()
 
 
+@pytest.mark.parametrize("wire", ["memory", "tcp"])
+def test_clipping_goes_by_the_norm_of_the_whole_gradient(train: Train, wire: str) -> None:
+    data = train("mlp", workers=2, optimizer="adamw", clip=0.1)
+    served = train("mlp", workers=2, strategy=f"ps:servers=2,shards=3,wire={wire}", optimizer="adamw", clip=0.1)
+    assert served.digests() == data.digests()
+
+
+def test_a_lone_asynchronous_worker_clips_as_one_process(train: Train) -> None:
+    alone = train("mlp", workers=1, strategy="data:via=arena", clip=0.1)
+    served = train("mlp", workers=1, strategy="ps:servers=2,sync=asp", clip=0.1)
+    assert served.digests() == alone.digests()
+    assert served.digests() != train("mlp", workers=1, strategy="data:via=arena").digests()
+
+
 def test_awkward_models_and_more_slots_than_workers(train: Train) -> None:
     data = train("awkward", workers=2, slots=4, optimizer="adamw")
     served = train("awkward", workers=2, slots=4, strategy="ps:servers=2", optimizer="adamw")

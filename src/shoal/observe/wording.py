@@ -64,12 +64,12 @@ def member(values: Mapping[str, Any]) -> str:
 def audit(values: Mapping[str, Any]) -> str:
     """What became of the parts of the data, in one line."""
     cells, shards = values["cells"], values["shards"]
+    never, twice = max(row["never"] for row in shards), max(row["more_than_once"] for row in shards)
+    if values["clean"] and never:
+        return f"{cells:,} parts of the data, {never:,} of them left out by the quorum, the others applied once"
     if values["clean"]:
         return f"{cells:,} parts of the data, each applied once on each of {plural(len(shards), 'shard')}"
-    late = sum(row["late_pushes"] for row in shards)
-    never, twice = max(row["never"] for row in shards), max(row["more_than_once"] for row in shards)
-    dropped = f", {late:,} dropped as late" if late else ""
-    return f"{cells:,} parts of the data: {never:,} never applied, {twice:,} more than once{dropped}"
+    return f"{cells:,} parts of the data: {never:,} never applied, {twice:,} more than once"
 
 
 def near(path: str) -> str:

@@ -17,6 +17,8 @@
 7. News. Clocks and acknowledgements say only what the backup has too: no worker acts on what may be undone.
 8. Progress. Whoever waits repeats: pushes, entries, `Fill`, `Filled`, each until it is answered. Repeating is
    harmless by 6, by the log's indices, and because a backup is filled once in a generation.
+9. Together. Where shards close their rounds together, what each has learnt of the others is an entry of its log
+   before it is used, so 5 holds; and what it tells them is, as in 7, what its backup has too.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A shard whose round is complete tells its part (the squared norms of its gradients) to all others, asks again for
 those that do not come, and has what closes the round when all are here. A part follows from the round's pushes
 alone, and is told only when they are safe: so it is the same whoever tells it, before a fail-over or after it.
-Nobody is more than one round ahead, for no worker begins the next before every shard has closed this one; so the
-part of the last closed round is all that others may still ask for.
+No shard closes a round without every other's part of it, so none is more than one round ahead, and its part of
+the last closed round is all that others may still ask for.
 """
 
 from __future__ import annotations

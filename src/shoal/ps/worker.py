@@ -138,6 +138,7 @@ class WorkerMachine:
         weight: float,
         loss: float,
         scaled: bool = True,
+        scale: float = 1.0,
         place: int = 0,
     ) -> int:
         """Name a push whose shards follow one by one, as their gradients are complete."""
@@ -154,6 +155,7 @@ class WorkerMachine:
             weight=weight,
             loss=loss,
             scaled=scaled,
+            scale=scale,
             place=place,
         )
         self._cells[self._sequence] = list(cells)

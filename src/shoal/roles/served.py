@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from shoal.errors import Diverged, ShoalError
+from shoal.ps.consistency import Mode
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
 from shoal.roles.training import Outcome, Training
@@ -118,9 +119,16 @@ class ServedTraining:
     def _ranked(self) -> Iterator[tuple[int, list[int]]]:
         """Every rank has its own slots of every step: clocks, and the cells of each."""
         total, every = self.training.schedule.total_steps, self._spec.every
-        for clock in range(self.client.join(), -(-total // every) + 1):
+        clock = self.client.join()
+        while clock <= -(-total // every):
             steps = range((clock - 1) * every, min(clock * every, total))
             yield clock, [step * self._slots + slot for slot in self._my_slots for step in steps]
+            # A quorum may have closed several rounds meanwhile: what is over is left out.
+            clock = max(clock + 1, self.client.next_open_round if self._leaves_out_the_late else 0)
+
+    @property
+    def _leaves_out_the_late(self) -> bool:
+        return self.served.consistency.mode is Mode.QUORUM
 
     def _leased(self) -> Iterator[tuple[int, list[int]]]:
         """Whoever is free takes the next cells: as many as its share asks for."""

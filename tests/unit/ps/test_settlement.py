@@ -106,7 +106,7 @@ def test_a_part_is_told_when_the_backup_has_the_round():
     told = fill_round(machine)
     assert {type(message) for _, message in told} == {Replicate}
     machine.on_message(BACKUP, Replicated(shard=0, generation=1, index=2), 0.1)
-    assert [type(message) for _, message in sent(machine)] == [Ack, Ack, Part]
+    assert [type(message) for _, message in sent(machine)] == [Ack, Ack, Clocks, Part]
 
 
 def test_the_backup_closes_the_round_with_the_same_numbers():

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from shoal.strategies.data.shared import SharedState
+from shoal.arena import Chunk, Piece
+from shoal.strategies.clipping import ChunkNorms
+from shoal.strategies.data.shared import SharedState, flat_of
 from shoal.strategies.replica import Replica
 
 Evaluate = Callable[[], tuple[float, float, Any]]
@@ -24,13 +26,20 @@ class WholeUpdate:
         self._wants_closure = isinstance(replica.optimizer, torch.optim.LBFGS)
         slots = range(shared.setting.slots)
         self._slots = [shared.gradient_views(slot) for slot in slots] if self._mine else []
+        flats = [flat_of(param) for param in shared.params]
+        self._norms = [
+            ChunkNorms(shared.units, Chunk(f.dtype, 0, f.numel * f.itemsize, (Piece(number, 0, f.numel, 0),)))
+            for number, f in enumerate(flats)
+        ]
 
     def measure(self, scale: float, touched: Any) -> None:
-        """Write the squared norm of the whole gradient."""
+        """Write the squared norms of the whole gradient."""
         if self._mine:
-            gradients = [g for g in self._reduce(scale, touched) if g is not None]
             self._shared.norms[:] = 0.0
-            self._shared.norms[0] = sum(float(torch.linalg.vector_norm(g)) ** 2 for g in gradients)
+            for norms, gradient in zip(self._norms, self._reduce(scale, touched), strict=True):
+                if gradient is not None and gradient.numel():
+                    flat = torch.as_strided(gradient, (gradient.numel(),), (1,))
+                    self._shared.norms[norms.numbers] = norms.measure(flat)
 
     def run(self, scale: float, touched: Any, loss: float, evaluate: Evaluate | None) -> None:
         """Take the optimizer's step, evaluating the loss again as often as it asks."""

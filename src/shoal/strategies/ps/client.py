@@ -125,6 +125,11 @@ class PsClient:
         self._wait(lambda: self.machine.outstanding <= ahead)
         self.puller.begin(clock)
 
+    @property
+    def next_open_round(self) -> int:
+        """The first clock that is not closed on every shard."""
+        return 1 + min(link.rounds for link in self.machine.links)
+
     def await_round(self, clock: int) -> None:
         """Wait until the round of this clock is closed on every shard."""
         self._wait(lambda: all(link.rounds >= clock for link in self.machine.links))
@@ -186,10 +191,10 @@ class PsClient:
 
     def push(self, made: Contribution) -> None:
         """Push what was computed; it is kept until every shard has acknowledged it."""
-        self.open_push(made)
+        self.open_push(made, scale=self._clip_factor(made))
         self.complete_push()
 
-    def open_push(self, made: Contribution) -> None:
+    def open_push(self, made: Contribution, *, scale: float = 1.0) -> None:
         """Name a push. From now on a shard's part goes out when the gradients of all its parameters are there."""
         memory = self.served.memory
         if not made.is_inherited:
@@ -203,6 +208,7 @@ class PsClient:
             weight=made.weight,
             loss=made.loss,
             scaled=made.scaled,
+            scale=scale,
             place=made.place,
         )
         self._in_use[made.place] = sequence
@@ -231,6 +237,13 @@ class PsClient:
         self.machine.push_shard(
             sequence, shard, based_on=self.puller.based_on[shard], frames=frames, now=time.monotonic()
         )
+
+    def _clip_factor(self, made: Contribution) -> float:
+        """Servers clip what they gather; what is an update of its own is clipped here."""
+        if self._clip is None or self.served.consistency.gathers(made.clock):
+            return 1.0
+        mean = 1.0 if made.scaled else 1.0 / made.weight if made.weight else 0.0
+        return self._clip.factor(made.place, mean)
 
     def finish(self) -> None:
         """Wait until everything pushed is safe."""
