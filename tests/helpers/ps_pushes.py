@@ -7,7 +7,8 @@ from typing import Any
 from helpers.ps_sim.values import ChainValues, gradient
 from shoal.ps.consistency import parse_sync
 from shoal.ps.messages import Push
-from shoal.ps.shard import Shard, ShardRules
+from shoal.ps.rules import ShardRules
+from shoal.ps.shard import Shard
 
 
 def make_push(cell: int, *more_cells: int, slots: int = 2, **changed: Any) -> Push:

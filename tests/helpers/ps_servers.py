@@ -8,8 +8,8 @@ from helpers.ps_sim.values import ChainValues
 from shoal.ps.consistency import parse_sync
 from shoal.ps.messages import COORDINATOR, NOBODY, PsMessage, ShardView, View, shard_rows
 from shoal.ps.primary import Timing
+from shoal.ps.rules import ShardRules
 from shoal.ps.server import ServerMachine
-from shoal.ps.shard import ShardRules
 
 PRIMARY, BACKUP, THIRD, WORKER = 1, 2, 3, 10
 

@@ -104,6 +104,9 @@ class Coordinator(Upkeep):
         if table is None or self._is_trained or self.failed is not None:
             self._decide("refused", "only a running job can be scaled")
             return
+        if self.plan.has_copies:
+            self._decide("refused", "with servers=host every server has its own group of workers")
+            return
         if workers is not None:
             self._scale_workers(workers)
         if servers is not None:

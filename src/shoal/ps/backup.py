@@ -11,7 +11,8 @@ from shoal.ps.contract import ShardValues
 from shoal.ps.messages import Control, Fill, Filled, Push, Replicate, Replicated, Settle, ShardView
 from shoal.ps.packing import unpack
 from shoal.ps.primary import Send
-from shoal.ps.shard import Shard, ShardRules
+from shoal.ps.rules import ShardRules
+from shoal.ps.shard import Shard
 
 
 class Backup:

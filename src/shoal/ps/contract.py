@@ -38,13 +38,22 @@ class ShardValues(Protocol):
         """
 
     def own_part(self, gradients: Sequence[Push], *, scale: float) -> tuple[Frame, ...]:
-        """This shard's part in closing a round together with all others, from the sum that `step` would take."""
+        """This shard's part in closing a round together with all others, from the sum that `step` would take.
+
+        Without gradients: what has changed since this was last asked, other than by `add`.
+        """
 
     def fits_part(self, shard: int, frames: Sequence[Frame]) -> bool:
         """Whether these can be another shard's part."""
 
-    def combine(self, parts: Mapping[int, Sequence[Frame]]) -> float:
-        """What the round's gradient is to be multiplied by, from the parts of all shards."""
+    def factor(self, parts: Mapping[int, Sequence[Frame]], *, scale: float) -> float:
+        """What to multiply the round's gradient by, from the parts of all shards; times `scale` they are means."""
+
+    def add_parts(self, parts: Sequence[Sequence[Frame]]) -> tuple[Frame, ...]:
+        """Where each shard is a whole copy: the sum of several's parts, which is both a part and a push's bulk."""
+
+    def add(self, frames: Sequence[Frame], *, loss: float, steps: int) -> None:
+        """Add what another copy changed; with it, so many steps of the whole batch are complete."""
 
     def average(self, pushes: Sequence[Push], *, share: float) -> None:
         """Move to the mean of these parameters, weighted by their weights: `1 - share` of the old values stay."""

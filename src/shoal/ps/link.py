@@ -20,6 +20,8 @@ class ShardLink:
     rounds: int = 0
     yours: int = 0
     """The clock that it has of this worker's rank, as far as it has told."""
+    seen: int = 0
+    """How many cells its values have seen, as far as it has told."""
     loss: float = 0.0
     unacked: dict[int, Push] = field(default_factory=dict)
     """By sequence, in order."""

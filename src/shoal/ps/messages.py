@@ -116,6 +116,8 @@ class Clocks(PsMessage):
     rounds: int
     yours: int = 0
     """The clock of the rank it is sent to."""
+    seen: int = 0
+    """How many cells are in the values."""
     loss: float = 0.0
 
 
@@ -208,6 +210,8 @@ class Part(PsMessage):
     origin: int
     """The shard whose part it is."""
     round: int
+    facts: dict[str, Any]
+    """What the pushes in it count, where shards are whole copies: cells, weight, loss, scaled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,13 +228,18 @@ class PartRequest(PsMessage):
 class Settle(PsMessage):
     """An entry of a shard's log: all parts of its complete round are known, and the update may be made.
 
-    The shard's own part is in `frames`: others may have to be told again.
+    What others may have to be told again comes first in `frames`.
     """
 
     shard: int
     round: int
     factor: float
     """What the round's gradient is to be multiplied by."""
+    facts: dict[str, Any]
+    kept_frames: int
+    """How many of the frames, with `facts`, others may have to be told again."""
+    total: dict[str, Any]
+    """Where shards add up: what the pushes of all count. The other frames are their sum."""
 
 
 # Everybody and the coordinator.

@@ -11,11 +11,8 @@ from shoal.ledger.cells import CellSet
 from shoal.ps.messages import (
     COORDINATOR,
     NOBODY,
-    Ack,
-    Clocks,
     Control,
     Controlled,
-    Fill,
     Filled,
     Hello,
     Outcome,
@@ -28,10 +25,13 @@ from shoal.ps.messages import (
     Replicate,
     Settle,
     ShardView,
-    Values,
 )
+from shoal.ps.news import News
 from shoal.ps.packing import pack
-from shoal.ps.settlement import Settlement
+from shoal.ps.ring import Ring
+from shoal.ps.rules import Together
+from shoal.ps.scatter import Scatter
+from shoal.ps.settlement import AllToAll, Settling
 from shoal.ps.shard import Shard, Verdict
 
 Send = Callable[[int, PsMessage], None]
@@ -68,6 +68,9 @@ class LogEntry:
     replies: list[tuple[int, PsMessage]] = field(default_factory=list)
 
 
+_SETTLING: dict[Together | None, Callable[..., Settling]] = {Together.RING: Ring, Together.CHANGES: Scatter}
+
+
 class Primary:
     """One shard at its primary, through all generations in which it stays there."""
 
@@ -86,7 +89,9 @@ class Primary:
         self._log: deque[LogEntry] = deque()
         self._queue: dict[tuple[int, int], tuple[int, Push | Control]] = {}
         self._due = float("inf")
-        self._settlement = Settlement(number, shard, self._reply, timing.patience_s)
+        self._news = News(number, shard)
+        kind = _SETTLING.get(shard.rules.together, AllToAll)
+        self._settlement: Settling = kind(number, shard, self._reply, timing.patience_s)
 
     @property
     def due(self) -> float:
@@ -130,7 +135,7 @@ class Primary:
         self._settlement.repeat(now)
         # News may have been lost with the primary before, or with a message.
         for rank, node in workers.items():
-            self._send(node, self._clocks(rank))
+            self._send(node, self._news.clocks(self.holders.generation, rank))
 
     def on_push(self, sender: int, push: Push, now: float) -> None:
         """Log and apply a push, once; it is answered when it is safe."""
@@ -141,7 +146,9 @@ class Primary:
                 self._log_and_apply(sender, push, now)
                 self._settle(now)
             case Verdict.KNOWN:
-                self._reply(sender, self._ack(push, self.shard.outcome_of_known(push)))
+                self._reply(
+                    sender, self._news.ack(self.holders.generation, push, self.shard.outcome_of_known(push))
+                )
             case Verdict.EARLY:
                 self._send(sender, Refused(shard=self.number, generation=push.generation, sequence=push.sequence))
             case Verdict.MALFORMED:
@@ -161,27 +168,18 @@ class Primary:
         self._settlement.on_part(part)
         self._settle(now)
 
-    def on_part_request(self, sender: int, request: PartRequest) -> None:
+    def on_part_request(self, sender: int, request: PartRequest, now: float) -> None:
         """Another shard misses this one's part of a round."""
         self._settlement.on_request(sender, request)
+        self._settle(now)
 
     def on_hello(self, sender: int, hello: Hello) -> None:
         """Say how far the shard is, as far as it is safe."""
-        self._reply(sender, self._clocks(hello.rank))
+        self._reply(sender, self._news.clocks(self.holders.generation, hello.rank))
 
     def on_pull(self, sender: int, pull: Pull) -> None:
         """Send the values as they are; what is not safe yet and gets lost only makes the reader a little ahead."""
-        parts = list(self.shard.values.parts(whole=pull.whole))
-        for part, frames in enumerate(parts):
-            values = Values(
-                shard=self.number,
-                generation=self.holders.generation,
-                ticket=pull.ticket,
-                version=self.shard.version,
-                part=part,
-                parts=len(parts),
-                frames=tuple(frames),
-            )
+        for values in self._news.values(self.holders.generation, pull):
             self._send(sender, values)
 
     def on_replicated(self, index: int, now: float) -> None:
@@ -203,6 +201,8 @@ class Primary:
         """Repeat what was not answered."""
         if now >= self._due:
             self._repeat(now)
+        if now >= self._settlement.due:
+            self._settle(now)
         if now >= self._settlement.due:
             self._settlement.repeat(now)
 
@@ -244,13 +244,13 @@ class Primary:
             assert outcome is not None
             if self._log and outcome is Outcome.APPLIED:
                 self._log[-1].cells = entry.cells
-            self._reply(sender, self._ack(entry, outcome))
+            self._reply(sender, self._news.ack(self.holders.generation, entry, outcome))
         elif isinstance(entry, Control):
             self._reply(sender, Controlled(shard=self.number, number=entry.number))
         if self.shard.rules.consistency.waits and self._progress() != progress:
             for rank, node in self.workers.items():
                 if node != sender:
-                    self._reply(node, self._clocks(rank))
+                    self._reply(node, self._news.clocks(self.holders.generation, rank))
 
     def _replicate(self, entry: Push | Control | Settle) -> None:
         packed = pack(entry)
@@ -278,15 +278,7 @@ class Primary:
 
     def _repeat(self, now: float) -> None:
         if self.backing is Backing.FILLING:
-            frames, books = self.shard.books()
-            fill = Fill(
-                shard=self.number,
-                generation=self.holders.generation,
-                index=self.shard.index,
-                books=books,
-                frames=frames,
-            )
-            self._send(self.holders.backup, fill)
+            self._send(self.holders.backup, self._news.fill(self.holders.generation))
         elif self.backing is Backing.SYNCED:
             for entry in self._log:
                 self._send(self.holders.backup, entry.message)
@@ -305,26 +297,3 @@ class Primary:
 
     def _progress(self) -> tuple[int, int]:
         return self.shard.floor, self.shard.rounds
-
-    def _ack(self, push: Push, outcome: Outcome) -> Ack:
-        return Ack(
-            shard=self.number,
-            generation=self.holders.generation,
-            sequence=push.sequence,
-            outcome=outcome.value,
-            version=self.shard.version,
-            floor=self.shard.floor,
-            rounds=self.shard.rounds,
-            loss=self.shard.loss,
-        )
-
-    def _clocks(self, rank: int) -> Clocks:
-        return Clocks(
-            shard=self.number,
-            generation=self.holders.generation,
-            version=self.shard.version,
-            floor=self.shard.floor,
-            rounds=self.shard.rounds,
-            yours=self.shard.clocks.get(rank, 0),
-            loss=self.shard.loss,
-        )

@@ -49,7 +49,8 @@ from shoal.ps.messages import (
     View,
 )
 from shoal.ps.primary import Primary, Timing
-from shoal.ps.shard import Shard, ShardRules
+from shoal.ps.rules import ShardRules
+from shoal.ps.shard import Shard
 
 
 class ServerMachine:
@@ -229,7 +230,7 @@ class ServerMachine:
         elif isinstance(message, Part):
             duty.on_part(message, now)
         else:
-            duty.on_part_request(sender, message)
+            duty.on_part_request(sender, message, now)
 
     def _on_control(self, sender: int, control: Control, now: float) -> None:
         duty = self.primary(control.shard)

@@ -4,37 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
 from shoal.comm.codec import Frame, Message
 from shoal.ledger.cells import CellSet
-from shoal.ps.consistency import Consistency
 from shoal.ps.contract import ShardValues
 from shoal.ps.messages import Control, Outcome, Push, Settle
 from shoal.ps.packing import pack, unpack
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardRules:
-    """What all shards of a job, and all copies of each, agree on."""
-
-    consistency: Consistency
-    slots: int
-    """Parts of a global batch: cell `c` is slot `c % slots` of step `c // slots + 1`."""
-    workers: int
-    """Ranks that count from the start."""
-    average: bool = False
-    """Pushes are parameters to be averaged, not gradients."""
-    every: int = 1
-    """Steps of its own that a worker takes before it pushes."""
-    damped: bool = False
-    """The later a gradient, the less it counts."""
-    start: int = 0
-    """Steps that were done before this run began."""
-    together: bool = False
-    """Gathered rounds are closed by all shards together; see `settlement.py`."""
+from shoal.ps.rules import ShardRules, Together
 
 
 class Verdict(Enum):
@@ -62,8 +41,8 @@ class Shard:
         """Updates of the values."""
         self.rounds = rules.start
         """The last clock that was gathered and applied."""
-        self.members = set(range(rules.workers))
-        self.clocks = dict.fromkeys(range(rules.workers), rules.start)
+        self.members = set(range(rules.first_rank, rules.first_rank + rules.workers))
+        self.clocks = dict.fromkeys(self.members, rules.start)
         """How far each rank has come."""
         self.sequences: dict[int, int] = {}
         """The last push of each node; its pushes are taken in their order, without gaps."""
@@ -81,7 +60,7 @@ class Shard:
         """Pushes by outcome, and the `cells` that went into the values."""
         self.delay_sum = 0
         self.delay_max = 0
-        self._needed = rules.consistency.needed(rules.slots)
+        self._needed = rules.consistency.needed(len(rules.own_slots or range(rules.slots)))
 
     @property
     def floor(self) -> int:
@@ -103,15 +82,6 @@ class Shard:
         """Whether enough of the open round is here to close it."""
         slots = {cell % self.rules.slots for push in self.open_round for cell in push.cells}
         return bool(slots) and len(slots) >= self._needed
-
-    def make_part(self) -> tuple[Frame, ...]:
-        """This shard's part in closing its complete round."""
-        pushes = self._in_order()
-        return self.values.own_part(pushes, scale=self._scale(pushes))
-
-    def part_of(self, number: int) -> tuple[Frame, ...] | None:
-        """This shard's part of a round that it has closed, if that was the last."""
-        return self.closed.frames if self.closed is not None and self.closed.round == number else None
 
     def judge(self, push: Push) -> Verdict:
         """Whether the push may be logged now."""
@@ -138,8 +108,7 @@ class Shard:
             self._obey(entry)
             return None
         if isinstance(entry, Settle):
-            self.closed = entry
-            self._close(entry.round, entry.factor)
+            self._settle(entry)
             return None
         if not entry.cells:  # A step without data: it only says how far its rank is.
             self.sequences[entry.origin] = entry.sequence
@@ -172,17 +141,38 @@ class Shard:
             return
         self.open_round.append(push)
         if self.is_complete and not self.rules.together:
-            self._close(push.clock)
+            self._close(push.clock, self.in_order())
 
-    def _close(self, number: int, factor: float = 1.0) -> None:
-        pushes, self.open_round = self._in_order(), []
+    def _settle(self, entry: Settle) -> None:
+        if self.rules.together is Together.CHANGES:
+            self._take_change(entry)
+            return
+        kept, summed = entry.frames[: entry.kept_frames], entry.frames[entry.kept_frames :]
+        self.closed = replace(entry, total={}, frames=kept)
+        pushes = self.in_order()
+        if entry.total:
+            pushes = [replace(pushes[0], frames=summed, **entry.total)]
+        self._close(entry.round, pushes, entry.factor)
+
+    def _take_change(self, entry: Settle) -> None:
+        cells, steps_before = entry.total["cells"], len(self.cells) // self.rules.slots
+        self.tally["cells"] += len(cells)
+        for cell in cells:
+            self.cells.add(cell)
+        self.version += 1
+        steps = len(self.cells) // self.rules.slots - steps_before
+        self.values.add(entry.frames, loss=self.loss, steps=steps)
+
+    def _close(self, number: int, pushes: Sequence[Push], factor: float = 1.0) -> None:
+        self.open_round = []
         self._update(pushes, gathered=True, factor=factor)
         self.rounds = number
 
-    def _in_order(self) -> list[Push]:
+    def in_order(self) -> list[Push]:
+        """The pushes of the open round, in the order of their slots."""
         return sorted(self.open_round, key=lambda push: min(push.cells))
 
-    def _scale(self, pushes: Sequence[Push]) -> float:
+    def scale_of(self, pushes: Sequence[Push]) -> float:
         """What the sum of these gradients is to be multiplied by to become a mean."""
         if all(push.scaled for push in pushes):
             return 1.0
@@ -202,14 +192,14 @@ class Shard:
             share = 1.0 if gathered else min(1.0, len(pushes[0].cells) / (slots * self.rules.every))
             self.values.average(pushes, share=share)
             return
-        scale = self._scale(pushes) * (factor if gathered else pushes[0].scale)
+        scale = self.scale_of(pushes) * (factor if gathered else pushes[0].scale)
         last = gathered or len(self.cells) // slots > steps_before
         rate = self.lr_scale * (1.0 if gathered else self._share_of(pushes[0]))
         self.values.step(pushes, scale=scale, lr_scale=rate, loss=self.loss, last=last)
 
     def _share_of(self, push: Push) -> float:
         """What a gradient of part of the batch counts: together the parts move the model as the whole would."""
-        share = min(1.0, len(push.cells) / self.rules.slots)
+        share = min(1.0, len(push.cells) / self.rules.slots) ** self.rules.rate_power
         if not self.rules.damped:
             return share
         delay = max(0, self.version - 1 - push.based_on)

@@ -42,6 +42,7 @@ class WorkerMachine:
         address: str = "",
         leases: LeaseHolder | None = None,
         timing: Timing | None = None,
+        first_shard: int = 0,
     ) -> None:
         self.outbox: deque[tuple[int, PsMessage]] = deque()
         self.node = node
@@ -51,6 +52,8 @@ class WorkerMachine:
         """The cells it is given, where they are leased."""
         self.view: View | None = None
         self.links = [ShardLink() for _ in range(num_shards)]
+        """Its own shards, `first_shard` of the job and those that follow; numbers here count from there."""
+        self._first_shard = first_shard
         self.outcomes: Counter[str] = Counter()
         """Acknowledgements by outcome."""
         self.facts: dict[str, Any] = {}
@@ -167,7 +170,11 @@ class WorkerMachine:
         link = self.links[shard]
         generation = link.holders.generation if link.holders else 0
         push = replace(
-            self._drafts[sequence], shard=shard, generation=generation, based_on=based_on, frames=tuple(frames)
+            self._drafts[sequence],
+            shard=self._first_shard + shard,
+            generation=generation,
+            based_on=based_on,
+            frames=tuple(frames),
         )
         self._unsent[sequence].discard(shard)
         if not self._unsent[sequence]:
@@ -209,7 +216,7 @@ class WorkerMachine:
             case Lease():
                 if self.leases is not None:
                     self.leases.on_lease(message, now)
-            case Ack() | Clocks() | Refused() | Values() if 0 <= message.shard < len(self.links):
+            case Ack() | Clocks() | Refused() | Values() if self._is_own(message.shard):
                 self._on_shard(message, now)
             case _:
                 self.ignored[f"unexpected {message.kind}"] += 1
@@ -226,6 +233,9 @@ class WorkerMachine:
             self.outbox.append((COORDINATOR, self.leases.request(self.node, self.rank, now)))
         self._settle()
 
+    def _is_own(self, shard: int) -> bool:
+        return 0 <= shard - self._first_shard < len(self.links)
+
     def _settle(self) -> None:
         dues = [link.due for link in self.links if link.holders is not None]
         if self.leases is not None and self.view is not None:
@@ -241,20 +251,22 @@ class WorkerMachine:
         self.view = view
         if isinstance(bound := view.settings.get("bound"), int):
             self.consistency = self.consistency.with_bound(bound)
-        for shard, (link, holders) in enumerate(zip(self.links, view.shard_views, strict=False)):
+        own = view.shard_views[self._first_shard :]
+        for shard, (link, holders) in enumerate(zip(self.links, own, strict=False)):
             changed = link.holders is None or link.holders.generation != holders.generation
             link.holders = holders
             if changed:
                 self._ask(shard, now)
 
     def _on_shard(self, message: Ack | Clocks | Refused | Values, now: float) -> None:
-        link = self.links[message.shard]
+        link = self.links[message.shard - self._first_shard]
         match message:
             case Ack():
                 self._on_ack(link, message, now)
             case Clocks():
                 link.known = True
                 link.yours = max(link.yours, message.yours)
+                link.seen = max(link.seen, message.seen)
                 link.advance(message)
             case Values(ticket=ticket) if ticket == link.ticket:
                 link.take_part(message)
@@ -286,7 +298,7 @@ class WorkerMachine:
         """Say again to the shard's primary whatever it has not answered; else ask it how far it is."""
         link = self.links[shard]
         link.due = now + self._timing.patience_s
-        for message in link.unanswered(shard, self.rank):
+        for message in link.unanswered(self._first_shard + shard, self.rank):
             self._send_to(link, message)
 
     def _send_to(self, link: ShardLink, message: PsMessage) -> None:

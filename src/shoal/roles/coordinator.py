@@ -21,6 +21,7 @@ from shoal.roles.reporter import Reporter
 from shoal.roles.server import make_replica
 from shoal.roles.training import make_schedule
 from shoal.spec import Job, ParameterServer, World
+from shoal.strategies.ps.hosts import one_copy_each
 from shoal.strategies.ps.served import place_model, room_for
 
 MAX_ROLLBACKS = 3
@@ -51,6 +52,8 @@ def make_plan(job: Job) -> JobPlan:
     task = load_task(job)
     # Only sizes are wanted: the model goes again as soon as they are known.
     placement = place_model(spec, make_replica(task, job.numerics))
+    if spec.servers == "host":
+        placement = one_copy_each(placement, spec.hosts)
     schedule = make_schedule(task, len(task.dataset("train")), job.num_slots, job.cluster.workers)
     return JobPlan(
         num_shards=len(placement.shards),
@@ -59,13 +62,15 @@ def make_plan(job: Job) -> JobPlan:
         backups=placement.backups,
         servers=spec.num_servers,
         replicas=spec.num_replicas,
+        has_copies=spec.servers == "host",
         workers=job.cluster.workers,
         most_workers=room_for(spec, job.num_slots, job.cluster.workers),
         num_cells=schedule.total_steps * job.num_slots,
         leased=spec.is_leased,
         sync=spec.sync,
         adjust=_adjustments(spec),
-        max_rollbacks=MAX_ROLLBACKS if spec.diverging == "rollback" else 0,
+        # Copies that change on their own cannot go back to the same state.
+        max_rollbacks=MAX_ROLLBACKS if spec.diverging == "rollback" and spec.servers != "host" else 0,
     )
 
 

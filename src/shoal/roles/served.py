@@ -188,6 +188,8 @@ class ServedTraining:
 
     def _await_others(self, total: int) -> None:
         """Others may still train on the last cells."""
+        if self.served.host is not None and self._spec.is_leased:
+            self.client.await_cells(total * self._slots)
         if not self._spec.is_leased:
             self.client.await_all(-(-total // self._spec.every))
         elif self._step < total:

@@ -123,6 +123,9 @@ class ParameterServer(StrategySpec):
     1, so that it computes while they work."""
     shares: str = "even"
     """Samples of each worker's step: `even`, or `speed`: as its measured speed asks for (with asp or ssp:N)."""
+    rate: str = "auto"
+    """The learning rate of an update with part of the batch: `share` (lr/workers), `root` (lr/√workers), `full`;
+    `auto`: root for optimizers that adapt it to each parameter, such as Adam, share for the others."""
     damping: str = "none"
     """`staleness`: a gradient computed d updates ago counts 1/(1 + d/workers)."""
     adjust: str = "none"
@@ -161,6 +164,7 @@ class ParameterServer(StrategySpec):
         require_choice("ps", "overlap", self.overlap, ("auto", "on", "off"))
         require_choice("ps", "ahead", str(self.ahead), ("0", "1"))
         require_choice("ps", "shares", self.shares, ("even", "speed"))
+        require_choice("ps", "rate", self.rate, ("auto", "share", "root", "full"))
         require_choice("ps", "damping", self.damping, ("none", "staleness"))
         for part in self.adjustments:
             require_choice("ps", "adjust", part, ("bound", "rate", "eviction"))

@@ -52,6 +52,8 @@ def num_groups(spec: ParameterServer) -> int | None:
 def check_update_path(spec: ParameterServer, workers: int) -> None:
     """Refuse what contradicts itself."""
     groups, pooling = num_groups(spec), pooling_of(spec)
+    if spec.servers == "host":
+        _check_hosts(spec, workers)
     if groups is not None:
         _check_groups(spec, groups, workers)
     elif spec.leader != "fixed":
@@ -64,6 +66,27 @@ def check_update_path(spec: ParameterServer, workers: int) -> None:
             f"Job: pool={spec.pool} gathers gradients at the worker's own pace, which needs sync=asp and "
             f"push=gradients, found sync={spec.sync} and push={spec.push}."
         )
+
+
+def _check_hosts(spec: ParameterServer, workers: int) -> None:
+    """What whole copies, one for each group of workers, can do."""
+    wanted = "asp" if spec.agree == "scatter-sum" else "bsp"
+    if spec.sync != wanted and not (wanted == "bsp" and spec.is_lockstep):
+        raise SpecError(
+            f"Job: agree={spec.agree} keeps the copies of servers=host in step with sync={wanted} only, found "
+            f"sync={spec.sync}."
+        )
+    if spec.hosts > workers:
+        raise SpecError(
+            f"Job: servers=host divides {workers} workers into hosts={spec.hosts} groups; use {workers} at most."
+        )
+    needs = {"replicas": ("auto", "0"), "wire": ("auto", "memory"), "push": ("gradients",), "via": ("direct",)}
+    needs |= {"shares": ("even",), "pool": ("none",), "shards": ("auto",)}
+    for name, allowed in needs.items():
+        if (found := getattr(spec, name)) not in allowed:
+            raise SpecError(
+                f"Job: servers=host keeps whole copies, which needs {name}={allowed[-1]}, found {found}."
+            )
 
 
 def _check_groups(spec: ParameterServer, groups: int, workers: int) -> None:

@@ -7,7 +7,8 @@ from helpers.ps_sim.processes import rules_of
 from helpers.ps_sim.scenario import WORKER, Scenario
 from helpers.ps_sim.values import ChainValues, gradient
 from shoal.ps.consistency import Mode, parse_sync
-from shoal.ps.messages import NOBODY, Outcome, Push, Settle
+from shoal.ps.messages import NOBODY, Outcome, Push
+from shoal.ps.parts import own_part, settle_with_factor
 from shoal.ps.shard import Shard
 
 
@@ -44,10 +45,9 @@ def in_one_process(scenario: Scenario) -> list[str]:
             for rank in range(scenario.workers):
                 shard.accept(_push(scenario, number, step, rank, version))
         if scenario.together:
-            parts = {number: shard.make_part() for number, shard in enumerate(shards)}
+            parts = {number: own_part(shard, number) for number, shard in enumerate(shards)}
             for number, shard in enumerate(shards):
-                factor = shard.values.combine(parts)
-                shard.accept(Settle(shard=number, round=step, factor=factor, frames=parts[number]))
+                shard.accept(settle_with_factor(shard, number, parts))
     return [shard.values.digest() for shard in shards]
 
 

@@ -12,8 +12,8 @@ from shoal.ps.consistency import parse_sync
 from shoal.ps.leasing import LeaseHolder
 from shoal.ps.messages import Ack, Outcome, PsMessage
 from shoal.ps.primary import Timing
+from shoal.ps.rules import ShardRules, Together
 from shoal.ps.server import ServerMachine
-from shoal.ps.shard import ShardRules
 from shoal.ps.worker import WorkerMachine
 
 TIMING = Timing(patience_s=0.04, fill_patience_s=0.06, report_every_s=0.1)
@@ -26,7 +26,7 @@ def rules_of(scenario: Scenario) -> ShardRules:
         consistency=parse_sync(scenario.sync),
         slots=scenario.workers,
         workers=scenario.workers,
-        together=scenario.together,
+        together=Together.NORMS if scenario.together else None,
     )
 
 

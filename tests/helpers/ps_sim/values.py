@@ -37,9 +37,15 @@ class ChainValues:
     def fits_part(self, shard: int, frames: Sequence[Frame]) -> bool:
         return [len(frame) for frame in frames] == [WIDTH]
 
-    def combine(self, parts: Mapping[int, Sequence[Frame]]) -> float:
+    def factor(self, parts: Mapping[int, Sequence[Frame]], *, scale: float) -> float:
         numbers = (int.from_bytes(bytes(parts[shard][0]), "little") for shard in sorted(parts))
         return 0.5 + (_number(*numbers) % 1000) / 4000
+
+    def add(self, frames: Sequence[Frame], *, loss: float, steps: int) -> None:
+        raise AssertionError("only whole copies add what others changed")
+
+    def add_parts(self, parts: Sequence[Sequence[Frame]]) -> tuple[Frame, ...]:
+        raise AssertionError("only whole copies add up")
 
     def step(self, gradients: Sequence[Push], *, scale: float, lr_scale: float, loss: float, last: bool) -> None:
         self._mix(gradients, scale, lr_scale, loss, last)

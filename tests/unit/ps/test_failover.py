@@ -15,7 +15,7 @@ import pytest
 from helpers.ps_sim import Cluster, Kill, NetFaults, Scenario, SimulationFailed, check
 from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER
 from shoal.ps.primary import Primary
-from shoal.ps.settlement import Settlement
+from shoal.ps.settlement import AllToAll
 
 MODES = ("bsp", "asp", "ssp:1")
 OTHER_MODES = ("alternate:2", "quorum:1/2", "ssp:2")
@@ -181,9 +181,9 @@ def test_the_simulation_finds_a_server_that_answers_too_early(monkeypatch):
 
 def test_the_simulation_finds_a_part_that_is_told_too_early(monkeypatch):
     """Told before the backup has the round, it may be of a round that never was."""
-    begin = Settlement.__init__
+    begin = AllToAll.__init__
     monkeypatch.setattr(
-        Settlement,
+        AllToAll,
         "__init__",
         lambda self, number, shard, tell, patience_s: begin(self, number, shard, tell.__self__._send, patience_s),
     )

@@ -21,6 +21,7 @@ from shoal.ps.messages import (
     View,
     shard_rows,
 )
+from shoal.ps.rules import Together
 from shoal.ps.server import ServerMachine
 
 PART = b"12345678"
@@ -28,7 +29,7 @@ PART = b"12345678"
 
 def joined(node: int, *shards: ShardView) -> ServerMachine:
     """A server that knows who holds these shards."""
-    machine = server(node, "bsp", together=True)
+    machine = server(node, "bsp", together=Together.NORMS)
     view = View(
         term=1,
         number=1,
@@ -64,17 +65,17 @@ def test_a_complete_round_waits_for_the_parts_of_others():
     told = fill_round(machine)
     assert [node for node, message in told if isinstance(message, Ack)] == [WORKER, WORKER + 1]
     (part,) = [(node, message) for node, message in told if isinstance(message, Part)]
-    assert part == (THIRD, Part(shard=1, origin=0, round=1, frames=part[1].frames))
+    assert part == (THIRD, Part(shard=1, origin=0, round=1, facts={}, frames=part[1].frames))
     assert rounds(machine) == 0
 
-    machine.on_message(THIRD, Part(shard=0, origin=1, round=1, frames=(PART,)), 0.1)
+    machine.on_message(THIRD, Part(shard=0, origin=1, round=1, facts={}, frames=(PART,)), 0.1)
     assert rounds(machine) == 1
     assert [node for node, _ in sent(machine, Clocks)] == [WORKER, WORKER + 1]
 
 
 def test_a_part_may_come_before_the_round_is_complete():
     machine = joined(PRIMARY, holders(PRIMARY), holders(THIRD))
-    machine.on_message(THIRD, Part(shard=0, origin=1, round=1, frames=(PART,)), 0.0)
+    machine.on_message(THIRD, Part(shard=0, origin=1, round=1, facts={}, frames=(PART,)), 0.0)
     assert rounds(machine) == 0
     fill_round(machine)
     assert rounds(machine) == 1
@@ -92,7 +93,7 @@ def test_what_does_not_come_is_asked_for_and_told_again():
     fill_round(machine)
     machine.on_tick(1.0)
     assert sent(machine, PartRequest) == [(THIRD, PartRequest(shard=1, origin=0, round=1))]
-    machine.on_message(THIRD, Part(shard=0, origin=1, round=1, frames=(PART,)), 1.0)
+    machine.on_message(THIRD, Part(shard=0, origin=1, round=1, facts={}, frames=(PART,)), 1.0)
     sent(machine)
     machine.on_message(THIRD, PartRequest(shard=0, origin=1, round=1), 1.1)
     ((node, again),) = sent(machine, Part)
@@ -113,7 +114,7 @@ def test_the_backup_closes_the_round_with_the_same_numbers():
     primary = joined(PRIMARY, holders(PRIMARY, BACKUP), holders(THIRD))
     backup = joined(BACKUP, holders(PRIMARY, BACKUP), holders(THIRD))
     entries = fill_round(primary)
-    primary.on_message(THIRD, Part(shard=0, origin=1, round=1, frames=(PART,)), 0.0)
+    primary.on_message(THIRD, Part(shard=0, origin=1, round=1, facts={}, frames=(PART,)), 0.0)
     for _, message in [*entries, *sent(primary, Replicate)]:
         backup.on_message(PRIMARY, message, 0.1)
     copies = [machine.held[0].shard for machine in (primary, backup)]
@@ -132,10 +133,10 @@ def test_shards_of_one_server_settle_among_themselves():
 @pytest.mark.parametrize(
     "part",
     [
-        Part(shard=0, origin=1, round=1, frames=()),
-        Part(shard=0, origin=1, round=2, frames=(PART,)),
-        Part(shard=0, origin=0, round=1, frames=(PART,)),
-        Part(shard=7, origin=1, round=1, frames=(PART,)),
+        Part(shard=0, origin=1, round=1, facts={}, frames=()),
+        Part(shard=0, origin=1, round=2, facts={}, frames=(PART,)),
+        Part(shard=0, origin=0, round=1, facts={}, frames=(PART,)),
+        Part(shard=7, origin=1, round=1, facts={}, frames=(PART,)),
     ],
     ids=["no bulk", "another round", "its own", "no such shard"],
 )
@@ -147,7 +148,7 @@ def test_parts_that_cannot_be_are_ignored(part: Part):
 
 
 def test_what_a_worker_clipped_itself_is_scaled():
-    machine = server(PRIMARY, "asp", together=True)
+    machine = server(PRIMARY, "asp", together=Together.NORMS)
     view = View(term=1, number=1, shards=shard_rows([holders(PRIMARY)]), addresses={}, workers={}, settings={})
     machine.on_message(COORDINATOR, view, 0.0)
     push: Push = make_push(0, scale=0.25)

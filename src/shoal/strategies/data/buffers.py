@@ -93,12 +93,14 @@ class MovingBuffers:
 
     def commit(self, weights: Any) -> None:
         """Merge what the slots left. Reads only slots' blocks, so doing it twice does no harm."""
+        if not self.nbytes:
+            return
         used = [slot for slot in range(len(self._slots)) if weights[slot] > 0]
         self.merge(self._committed, [(self._slots[slot], float(weights[slot])) for slot in used])
 
     def merge(self, committed: torch.Tensor, left: Sequence[tuple[torch.Tensor, float]]) -> None:
         """The weighted mean of blocks, in their order; whole numbers are the first block's."""
-        if not self.nbytes or not left:
+        if not left:
             return
         total = sum(weight for _, weight in left)
         first, first_weight = left[0]

@@ -13,8 +13,10 @@ from shoal.comm.codec import Frame
 from shoal.comm.compression import make_compression
 from shoal.comm.security import RunKey
 from shoal.comm.zmq_wire import ZmqWire
+from shoal.errors import LaunchError
 from shoal.ps.leasing import LeaseHolder
 from shoal.ps.node import Node
+from shoal.ps.rules import Together
 from shoal.ps.worker import WorkerMachine
 from shoal.spec import World
 from shoal.spec.update_path import cells_ahead
@@ -57,6 +59,7 @@ class PsClient:
             node=world.node,
             rank=world.global_rank,
             num_shards=len(served.placement.shards),
+            first_shard=served.host or 0,
             consistency=served.consistency,
             now=now,
             address=wire.address,
@@ -90,6 +93,11 @@ class PsClient:
 
     def join(self) -> int:
         """Become a member; returns the first clock that is this worker's to do."""
+        if self._replaces and self.served.rules.together is Together.CHANGES:
+            raise LaunchError(
+                "A worker died, and agree=scatter-sum cannot replace it, for not every copy knows what it pushed; "
+                "use agree=allreduce, or servers=N, which can."
+            )
         self._wait(lambda: self.machine.is_ready)
         links = self.machine.links
         if self.served.consistency.gathers(rounds := min(link.rounds for link in links) + 1):
@@ -133,6 +141,10 @@ class PsClient:
     def await_round(self, clock: int) -> None:
         """Wait until the round of this clock is closed on every shard."""
         self._wait(lambda: all(link.rounds >= clock for link in self.machine.links))
+
+    def await_cells(self, cells: int) -> None:
+        """Wait until this worker's shards have seen so many cells; a copy, also what others were pushed."""
+        self._wait(lambda: all(link.seen >= cells for link in self.machine.links))
 
     def fetch(self) -> None:
         """Bring the replica to the newest parameters now."""

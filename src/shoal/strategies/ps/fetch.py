@@ -50,8 +50,8 @@ class SharedFetch:
     def __init__(self, memory: ServedMemory, own: OwnValues) -> None:
         self._memory = memory
         self._own = own
-        self._versions = [memory.versions(copy) for copy in range(2)]
-        self._updates = [memory.updates(copy) for copy in range(2)]
+        self._versions = [memory.versions(copy) for copy in range(memory.copies)]
+        self._updates = [memory.updates(copy) for copy in range(memory.copies)]
         self._sources: dict[tuple[int, int], list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
 
     def fetch_block(self, shard: int, position: int, copy_of: Callable[[], int], hear: Callable[[], None]) -> None:

@@ -21,7 +21,6 @@ from shoal.strategies.optimizers import StateSchema
 from shoal.strategies.ps.blocks import make_blocks
 from shoal.strategies.replica import Replica
 
-COPIES = 2
 BUFFERS_PER_TURN = 2
 """While servers read one, the worker fills the other."""
 TURNS = 3
@@ -53,8 +52,10 @@ class ServedMemory:
         fd: int | None,
         num_buffers: int,
         moving_bytes: int,
+        copies: int = 2,
     ) -> None:
         self.schema = schema
+        self.copies = copies
         self.params = list(replica.trained.values())
         flats = [flat_of(p) for p in self.params]
         self.grid = make_grid(flats)
@@ -66,7 +67,7 @@ class ServedMemory:
         self.num_buffers = num_buffers
         self.num_blocks = sum(map(len, self.blocks))
         num_pieces = sum(len(block.chunk.pieces) for blocks in self.blocks for block in blocks)
-        for copy in range(COPIES):
+        for copy in range(copies):
             for name, nbytes in Home.regions(schema, self.grid.nbytes, num_pieces, f"/{copy}"):
                 self.segment.reserve(name, nbytes)
             self.segment.reserve(f"versions/{copy}", 4 * self.num_blocks)

@@ -26,4 +26,8 @@ class MovingMean:
 
     def commit(self, copy: int, left: Sequence[tuple[torch.Tensor, float]]) -> None:
         """Merge what the workers of one update left."""
-        self._buffers.merge(self._memory.moving(copy), [(block, weight) for block, weight in left if weight > 0])
+        self.merge(self._memory.moving(copy), left)
+
+    def merge(self, target: torch.Tensor, left: Sequence[tuple[torch.Tensor, float]]) -> None:
+        """Put the weighted mean of what was left there."""
+        self._buffers.merge(target, [(block, weight) for block, weight in left if weight > 0])

@@ -83,6 +83,7 @@ class PoolMaker:
                 running = self._await_some(running)
         finally:
             wait(running)
+            self._unpushed.extend(first)
 
     def _await_some(self, running: set[Future[None]]) -> set[Future[None]]:
         """Those that still work; what went wrong in one of the others is raised."""

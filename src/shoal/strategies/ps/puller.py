@@ -122,4 +122,4 @@ class Puller:
     def _copy_of(self, shard: int) -> int:
         holders = self._machine.links[shard].holders
         assert holders is not None
-        return holders.copy
+        return holders.copy if self._served.host is None else self._served.host

@@ -10,14 +10,16 @@ import torch
 from shoal.comm.compression import Compression, make_compression
 from shoal.errors import SpecError
 from shoal.layout import Placement, place
+from shoal.optim import SAG
 from shoal.ps.consistency import Consistency, parse_sync
-from shoal.ps.shard import ShardRules
+from shoal.ps.rules import ShardRules, Together
 from shoal.spec import ParameterServer, World
 from shoal.strategies.clipping import cut_bytes
 from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.optimizers import ELEMENTWISE, StateSchema, state_schema
 from shoal.strategies.ps.blocks import parcels_of
-from shoal.strategies.ps.bulk import FramedBulk, SharedBulk
+from shoal.strategies.ps.bulk import Bulk, FramedBulk, SharedBulk
+from shoal.strategies.ps.hosts import HostBulk, HostStore, ScatterStore, host_of, rules_of_host
 from shoal.strategies.ps.memory import BUFFERS_PER_SLOT, ServedMemory
 from shoal.strategies.ps.moving import KEEPER, MovingMean
 from shoal.strategies.ps.store import ShardStore
@@ -36,6 +38,8 @@ class Served:
     moving: MovingBuffers
     consistency: Consistency
     rules: ShardRules
+    host: int | None = None
+    """With a whole copy on each host: which of them is this process's."""
     before_update: Callable[[], None] = lambda: None
     """Called before the long work of an update: what others wait for can be sent."""
 
@@ -45,7 +49,7 @@ class Served:
         schema = schema_of(spec, replica)
         placement = place_model(spec, replica)
         moving = MovingBuffers(replica.module)
-        shared = spec.wire != "tcp"
+        shared, by_host = spec.wire != "tcp", spec.servers == "host"
         memory = ServedMemory(
             replica,
             schema,
@@ -53,17 +57,24 @@ class Served:
             fd=world.arena_fd if shared else None,
             num_buffers=BUFFERS_PER_SLOT * room_for(spec, slots, workers),
             moving_bytes=moving.nbytes,
+            copies=spec.hosts if by_host else 2,
         )
         consistency = parse_sync(spec.sync)
+        clips = replica.task.clip_norm is not None and spec.push == "gradients"
         rules = ShardRules(
             consistency=consistency,
             slots=slots,
             workers=workers,
             average=spec.push == "parameters",
             every=spec.every,
+            rate_power=rate_power(spec, replica),
             damped=spec.damping == "staleness",
-            together=replica.task.clip_norm is not None and spec.push == "gradients",
+            together=Together.NORMS if clips else None,
         )
+        host = None
+        if by_host:
+            host = world.global_rank if world.role == "server" else host_of(world.global_rank, spec.hosts, workers)
+            rules = rules_of_host(rules, host, spec)
         return cls(
             spec=spec,
             replica=replica,
@@ -72,6 +83,7 @@ class Served:
             moving=moving,
             consistency=consistency,
             rules=rules,
+            host=host,
         )
 
     @property
@@ -81,13 +93,17 @@ class Served:
 
     def make_values(self, shard: int, copy: int) -> ShardStore:
         """The values of a shard in one of its places, as the model begins."""
+        if self.host is not None:
+            shard, copy = 0, shard  # Each is all of the model, and lies in its host's place.
         moving = MovingMean(self.memory, self.moving) if shard == KEEPER and self.moving.nbytes else None
-        bulk = (
-            SharedBulk(self.memory, shard)
+        bulk: Bulk = (
+            (SharedBulk if self.host is None else HostBulk)(self.memory, shard)
             if self.shares_memory
             else FramedBulk(self.memory, shard, make_compression(self.spec.compress))
         )
-        kind = WholeStore if works_on_the_whole(self.spec, self.replica) else ShardStore
+        kind: type[ShardStore] = ScatterStore if self.rules.together is Together.CHANGES else HostStore
+        if self.host is None:
+            kind = WholeStore if works_on_the_whole(self.spec, self.replica) else ShardStore
         store = kind(
             self.memory,
             self.replica,
@@ -122,6 +138,13 @@ def schema_of(spec: ParameterServer, replica: Replica) -> StateSchema:
     return state_schema(replica.optimizer) or StateSchema((), ())
 
 
+def rate_power(spec: ParameterServer, replica: Replica) -> float:
+    """How the learning rate follows the share of the batch: smaller batches mean noisier gradients."""
+    adapts = not isinstance(replica.optimizer, (torch.optim.SGD, torch.optim.ASGD, SAG))
+    rate = spec.rate if spec.rate != "auto" else "root" if adapts else "share"
+    return {"share": 1.0, "root": 0.5, "full": 0.0}[rate]
+
+
 def works_on_the_whole(spec: ParameterServer, replica: Replica) -> bool:
     """Whether one server must update the model as a whole."""
     return spec.push == "gradients" and type(replica.optimizer) not in ELEMENTWISE
@@ -130,6 +153,13 @@ def works_on_the_whole(spec: ParameterServer, replica: Replica) -> bool:
 def place_model(spec: ParameterServer, replica: Replica) -> Placement:
     """Which server holds what."""
     parcels = parcels_of(replica.module, replica.trained)
+    if spec.servers == "host":
+        if works_on_the_whole(spec, replica):
+            raise SpecError(
+                f"ps: servers=host needs an optimizer that works element by element, found "
+                f"{type(replica.optimizer).__name__}; use another, or servers=N."
+            )
+        return place(parcels, servers=1, shards=1)
     if works_on_the_whole(spec, replica):
         whole = place(parcels, servers=1, shards=1)
         return replace(whole, backups=(1 if spec.num_replicas else None,))

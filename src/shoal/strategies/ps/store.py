@@ -137,10 +137,24 @@ class ShardStore:
         """Whether these can be another shard's norms."""
         return self._norms is not None and self._norms.fits(shard, frames)
 
-    def combine(self, parts: Mapping[int, Sequence[Frame]]) -> float:
+    def factor(self, parts: Mapping[int, Sequence[Frame]], *, scale: float) -> float:
         """The factor by which the gradient is clipped."""
         assert self._norms is not None
         return self._norms.factor(parts)
+
+    def add_parts(self, parts: Sequence[Sequence[Frame]]) -> tuple[Frame, ...]:
+        """Shards with a part of the model have nothing to add up."""
+        raise AssertionError("only whole copies add up")
+
+    def add(self, frames: Sequence[Frame], *, loss: float, steps: int) -> None:
+        """Add what another copy changed, block by block."""
+        for number, frame in enumerate(frames):
+            assert isinstance(frame, torch.Tensor)
+            with self._changing(number):
+                self._optimizers[number].values.add_(frame)
+        self._updates[self._shard] += 1
+        for _ in range(steps):
+            self._schedule.advance(loss)
 
     def average(self, pushes: Sequence[Push], *, share: float) -> None:
         """Move towards the weighted mean of pushed parameters."""

@@ -1,0 +1,113 @@
+"""A running job is given more and fewer servers and workers: shards move, nothing is lost, nothing stops."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch.control import request_scale
+from shoal.observe import Event
+from shoal.spec import Cluster, Job
+
+TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
+GUARD_S = 60.0
+
+
+class Scaler:
+    """Asks for one size after the other: the next when the one before has been reached."""
+
+    def __init__(self, folder: Path, sizes: list[dict[str, int]]) -> None:
+        self.reached: list[dict[str, int]] = []
+        self._folder = folder
+        self._sizes = sizes
+        self._living: Counter[str] = Counter()
+        self._moved = 0
+        self._news = threading.Condition()
+        self._has_started = False
+        self._over = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def on_event(self, event: Event) -> None:
+        with self._news:
+            if event.kind == "decision" and event.values["what"] == "joined":
+                self._living[event.values["role"]] += 1
+            elif event.kind == "decision" and event.values["what"] in ("end", "lost"):
+                self._living[event.values["role"]] -= 1
+            elif event.kind == "decision" and event.values["what"] == "moved":
+                self._moved += 1
+            elif event.kind == "steps":
+                self._has_started = True
+            self._news.notify_all()
+
+    def finish(self) -> None:
+        with self._news:
+            self._over = True
+            self._news.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._await(lambda: self._has_started)
+        for size in self._sizes:
+            if self._over:
+                return
+            request_scale(self._folder, workers=size.get("workers"), servers=size.get("servers"))
+            wanted = {role: size[f"{role}s"] for role in ("worker", "server") if f"{role}s" in size}
+            before, grows = self._moved, wanted.get("server", 0) > self._living["server"]
+            self._await(lambda wanted=wanted: all(self._living[role] == count for role, count in wanted.items()))
+            self._await(lambda before=before, grows=grows: self._moved > before or not grows)
+            if not self._over:
+                self.reached.append(size)
+
+    def _await(self, is_true: Any) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: self._over or is_true(), GUARD_S)
+
+
+def train(
+    folder: Path, zygote: ZygoteProcess, strategy: str, sizes: list[dict[str, int]], *, steps: int, workers: int
+) -> tuple[dict[str, Any], Scaler, list[Event]]:
+    folder.mkdir()
+    job = Job(
+        target=f"{TASKS}:mlp",
+        args={"optimizer": "adamw"},
+        strategy=strategy,
+        cluster=Cluster(workers=workers, threads=1),
+        overrides={"max_steps": steps, "epochs": steps, "evaluate_every": 10_000},
+        run_dir=str(folder),
+    )
+    events: list[Event] = []
+    scaler = Scaler(folder, sizes)
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        scaler.on_event(event)
+
+    try:
+        return Supervisor(job, listen, LocalEngine(zygote)).run(), scaler, events
+    finally:
+        scaler.finish()
+
+
+def test_servers_come_and_go_and_not_one_bit_changes(tmp_path: Path, zygote: ZygoteProcess) -> None:
+    steps, sizes = 400, [{"servers": 3}, {"servers": 2}]
+    calm, _, _ = train(tmp_path / "calm", zygote, "data:via=arena", [], steps=steps, workers=2)
+    results, scaler, events = train(
+        tmp_path / "scaled", zygote, "ps:servers=2,shards=6", sizes, steps=steps, workers=2
+    )
+    assert scaler.reached == sizes, "the run was over before it had been scaled"
+    moved = [event for event in events if event.kind == "decision" and event.values["what"] == "moved"]
+    assert moved, [event.values["text"] for event in events if event.kind == "decision"]
+    assert results["digest"] == calm["digest"]
+    assert results["audit"]["clean"]
+
+
+def test_workers_come_and_go(tmp_path: Path, zygote: ZygoteProcess) -> None:
+    steps, sizes = 600, [{"workers": 4}, {"workers": 1}, {"workers": 2, "servers": 1}]
+    results, scaler, _ = train(tmp_path / "scaled", zygote, "ps:servers=2,sync=asp", sizes, steps=steps, workers=2)
+    assert scaler.reached == sizes, "the run was over before it had been scaled"
+    assert results["audit"]["clean"]
+    assert all(row["once"] == 2 * steps for row in results["audit"]["shards"])
