@@ -25,6 +25,9 @@ from shoal.strategies.ps.hosts import one_copy_each
 from shoal.strategies.ps.served import place_model, room_for
 
 MAX_ROLLBACKS = 3
+PATIENCE_S = 600.0
+"""How long a member may be silent: it may be in the middle of a long step or evaluation. On one host the supervisor
+tells of every death and every process that gives no sign of life, much sooner."""
 _LOOK_EVERY_S = 0.25
 _ROUTINE = frozenset({"joined", "formed", "filled", "backup", "mark", "start", "lost", "finished"})
 """Decisions that are kept, but not shown while the run goes on."""
@@ -69,6 +72,9 @@ def make_plan(job: Job) -> JobPlan:
         leased=spec.is_leased,
         sync=spec.sync,
         adjust=_adjustments(spec),
+        silent_after_s=PATIENCE_S,
+        form_timeout_s=PATIENCE_S,
+        start_timeout_s=PATIENCE_S,
         # Copies that change on their own cannot go back to the same state.
         max_rollbacks=MAX_ROLLBACKS if spec.diverging == "rollback" and spec.servers != "host" else 0,
     )

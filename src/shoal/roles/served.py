@@ -102,7 +102,8 @@ class ServedTraining:
     def _fetch_by_parts(self) -> None:
         """Where the model allows it, fetch each part of it just before it computes."""
         replica, memory = self.training.replica, self.served.memory
-        if self._spec.overlap == "off" or self._spec.push == "parameters" or self._spec.pool != "none":
+        wanted = self._spec.overlap == "on" or (self._spec.overlap == "auto" and not self.served.shares_memory)
+        if not wanted or self._spec.push == "parameters" or self._spec.pool != "none":
             return
         units = find_units(replica.module, memory)
         work = self.training.work(1, range(1))

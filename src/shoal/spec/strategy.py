@@ -117,7 +117,7 @@ class ParameterServer(StrategySpec):
     """With servers=host: how the copies are kept in step; `allreduce`, `ring`, or `scatter-sum` (asynchronous)."""
     overlap: str = "auto"
     """`on`: each part of the model is fetched just before it computes and pushed as soon as its gradient is there;
-    `off`: all at once; `auto`: fetched by parts, and pushed by parts where it has to travel (tcp)."""
+    `off`: all at once; `auto`: by parts where they have to travel (tcp)."""
     ahead: int = 0
     """Steps that a worker may begin before the servers have its last push: 0, so that it sees its own updates, or
     1, so that it computes while they work."""
