@@ -26,8 +26,8 @@ from shoal.strategies.ps.served import place_model, room_for
 
 MAX_ROLLBACKS = 3
 PATIENCE_S = 600.0
-"""How long a member may be silent: it may be in the middle of a long step or evaluation. On one host the supervisor
-tells of every death and every process that gives no sign of life, much sooner."""
+"""How long a member may be silent: it may be in the middle of a long step or evaluation. On one host the
+supervisor tells of every death, and of every process that gives no sign of life, much sooner."""
 _LOOK_EVERY_S = 0.25
 _ROUTINE = frozenset({"joined", "formed", "filled", "backup", "mark", "start", "lost", "finished"})
 """Decisions that are kept, but not shown while the run goes on."""
