@@ -93,7 +93,7 @@ def train(
 
 
 def test_servers_come_and_go_and_not_one_bit_changes(tmp_path: Path, zygote: ZygoteProcess) -> None:
-    steps, sizes = 400, [{"servers": 3}, {"servers": 2}]
+    steps, sizes = 700, [{"servers": 3}, {"servers": 2}]
     calm, _, _ = train(tmp_path / "calm", zygote, "data:via=arena", [], steps=steps, workers=2)
     results, scaler, events = train(
         tmp_path / "scaled", zygote, "ps:servers=2,shards=6", sizes, steps=steps, workers=2
@@ -106,7 +106,7 @@ def test_servers_come_and_go_and_not_one_bit_changes(tmp_path: Path, zygote: Zyg
 
 
 def test_workers_come_and_go(tmp_path: Path, zygote: ZygoteProcess) -> None:
-    steps, sizes = 600, [{"workers": 4}, {"workers": 1}, {"workers": 2, "servers": 1}]
+    steps, sizes = 1000, [{"workers": 4}, {"workers": 1}, {"workers": 2, "servers": 1}]
     results, scaler, _ = train(tmp_path / "scaled", zygote, "ps:servers=2,sync=asp", sizes, steps=steps, workers=2)
     assert scaler.reached == sizes, "the run was over before it had been scaled"
     assert results["audit"]["clean"]

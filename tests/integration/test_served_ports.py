@@ -22,7 +22,7 @@ from shoal.spec import Cluster, Job
 
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 FLAT_BYTES = 48 * 2**20
-STEPS = 400
+STEPS = 800
 
 
 def valid_bundles() -> list[list[bytes]]:
