@@ -324,7 +324,7 @@ def test_damaged_packets_and_garbage_do_nothing():
     with shoal.ps.Server({"w": torch.zeros(3)}) as server, client_of(server) as client:
         for seed, frames in enumerate((500, 4_000)):  # the first round warms up
             refused = server.refused
-            with flat_memory():
+            with flat_memory(limit_mib=32.0):
                 fuzz_port(server.address, server.key, frames, seed, valid=packets())
                 deadline = time.monotonic() + GUARD_S
                 while server.refused < refused + frames and time.monotonic() < deadline:

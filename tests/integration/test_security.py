@@ -119,7 +119,7 @@ def test_a_stubborn_stranger_takes_no_memory(wire, stranger):
                 poll_until(lambda expected=expected: wire.strangers == expected, wire)
 
     knock_until(10)
-    with flat_memory(4.0):
+    with flat_memory(limit_mib=32.0):
         knock_until(110)
 
 
