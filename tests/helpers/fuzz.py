@@ -27,7 +27,8 @@ def valid_packets(sender: int = 1) -> list[Packet]:
     """A few genuine messages, as `sender` would put them on the wire."""
     messages = [
         Message("step", {"step": 7, "loss": 0.25, "who": [1, 2, None]}),
-        Message("push", {"block": "layer.0"}, [torch.arange(24.0).view(4, 6), b"plain"]),
+        # Large enough that memory would tell if damaged packets were kept.
+        Message("push", {"block": "layer.0"}, [torch.arange(2048.0).view(32, 64), b"plain"]),
         Message("pull", {"blocks": list(range(40))}, [torch.zeros(3, 0), torch.ones(5, dtype=torch.int8)]),
     ]
     return [
@@ -54,20 +55,23 @@ def fuzz_port(
     valid: Sequence[Packet] = (),
     connections: int = 100,
     encrypt: bool = False,
-) -> None:
+) -> int:
     """Send so many damaged packets with the right key, then garbage on so many bare connections.
 
-    The listener must be polled meanwhile by somebody else, or nobody is let in.
+    The listener must be polled meanwhile by somebody else, or nobody is let in. Returns the packets' bytes.
     """
+    sent_bytes = 0
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         unlock(dealer, key, address, encrypted=encrypt or leaves_host(address))
         dealer.set(zmq.LINGER, LINGER_MS)
         dealer.connect(address)
         for packet in damaged_packets(frames, seed, valid):
             dealer.send_multipart(packet)
+            sent_bytes += sum(map(len, packet))
     dice = random.Random(seed)
     for _ in range(connections):
         send_garbage(address, dice.choice(_GARBAGE)(dice))
+    return sent_bytes
 
 
 def send_garbage(address: str, garbage: bytes) -> None:

@@ -1,23 +1,27 @@
-"""Whether memory stays flat."""
+"""Whether memory stays flat, and whether a leak would have been seen."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import psutil
 
 MIB = 1 << 20
+# A leak of all that was sent must stand out from what an allocator keeps.
+_LEAK_TO_LIMIT = 2
 
 
-@contextmanager
-def flat_memory(limit_mib: float = 8.0) -> Iterator[None]:
-    """Fails when this process holds more memory afterwards than a few MiB over what it held before."""
-    before = held_bytes()
-    yield
-    grown_mib = (held_bytes() - before) / MIB
+def require_flat_under(sent_bytes: int, grown_bytes: int, limit_mib: float) -> None:
+    """Fails when a receiver has grown, or was sent too little to tell whether it keeps what it gets."""
+    sent_mib = sent_bytes / MIB
+    assert sent_mib >= _LEAK_TO_LIMIT * limit_mib, f"a leak of {sent_mib:.1f} MiB can hide below {limit_mib} MiB"
+    require_flat(grown_bytes, limit_mib)
+
+
+def require_flat(grown_bytes: int, limit_mib: float) -> None:
+    """Fails when memory has grown by more than an allocator may keep."""
+    grown_mib = grown_bytes / MIB
     assert grown_mib < limit_mib, f"memory grew by {grown_mib:.1f} MiB"
 
 

@@ -12,7 +12,9 @@ import psutil
 import pytest
 import zmq
 
-from helpers.memory import flat_memory
+from helpers.fuzz import bare_connection, greeting
+from helpers.memory import require_flat
+from helpers.under_fire import Target, Volley, shot_at
 from shoal.comm import Message, RunKey, ZmqTransport, ZmqWire, encode
 from shoal.comm.gate import unlock
 from shoal.errors import CommTimeout, PeerLost
@@ -24,6 +26,15 @@ KINDS = {
     "ipc": ("ipc://@shoal-gate", False),
     "curve": ("tcp://127.0.0.1:*", True),
 }
+LIMIT_MIB = 1.0
+KNOCKS = (50, 250)
+"""To warm up, and while memory is measured."""
+TURNED_AWAY = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_DISCONNECTED
+)
 PLAINTEXT = b"a sentence that anybody would recognise on the wire"
 
 Dealer = zmq.Socket
@@ -110,17 +121,52 @@ def test_a_stranger_gets_nothing_and_is_counted(kind, wire, stranger):
     assert wire.strangers == 1
 
 
-@pytest.mark.parametrize("stranger", [no_key, wrong_password, wrong_caller_pair])
-def test_a_stubborn_stranger_takes_no_memory(wire, stranger):
-    def knock_until(count: int) -> None:
-        while wire.strangers < count:
-            expected = wire.strangers + 1
-            with calling(wire.address, stranger):
-                poll_until(lambda expected=expected: wire.strangers == expected, wire)
+@contextmanager
+def open_wire(kind: str) -> Iterator[Target]:
+    address, encrypt = KINDS[kind]
+    with ZmqWire(address, key=KEY, encrypt=encrypt) as wire:
 
-    knock_until(10)
-    with flat_memory(limit_mib=32.0):
-        knock_until(110)
+        def look() -> None:
+            assert wire.poll(0.01) is None
+
+        yield Target(address=wire.address, refused=lambda: wire.strangers, look=look)
+
+
+def knock(address: str, stranger: Callable[[Dealer, str], None], times: int) -> Volley:
+    """Call so many times, and each time wait to be turned away."""
+    with zmq.Context() as context:
+        for _ in range(times):
+            with context.socket(zmq.DEALER) as dealer, dealer.get_monitor_socket(TURNED_AWAY) as monitor:
+                dealer.set(zmq.LINGER, 0)
+                dealer.set(zmq.RECONNECT_IVL, -1)
+                stranger(dealer, address)
+                dealer.connect(address)
+                assert monitor.poll(GUARD_S * 1000), "nobody turns a stranger away"
+                dealer.disable_monitor()
+    return Volley(shots=times, sent_bytes=0)
+
+
+@pytest.mark.parametrize("stranger", [no_key, wrong_password, wrong_caller_pair])
+def test_a_stubborn_stranger_takes_no_memory(kind, stranger):
+    damage = shot_at(lambda: open_wire(kind), lambda address, number: knock(address, stranger, KNOCKS[number]))
+    require_flat(damage.grown_bytes, LIMIT_MIB)
+
+
+def test_strangers_that_are_kept_are_noticed(kind):
+    """As many connections as above, none of which ends: what each of them holds is seen."""
+    mechanism = b"CURVE" if kind == "curve" else b"PLAIN"
+    kept: list[socket.socket] = []
+
+    def stay(address: str, number: int) -> Volley:
+        for _ in range(KNOCKS[number]):
+            kept.append(bare_connection(address))
+            kept[-1].sendall(greeting(mechanism))
+            assert kept[-1].recv(1)  # somebody is there for it
+        return Volley(shots=0, sent_bytes=0)
+
+    damage = shot_at(lambda: open_wire(kind), stay)
+    with pytest.raises(AssertionError, match="memory grew"):
+        require_flat(damage.grown_bytes, 2 * LIMIT_MIB)
 
 
 def test_a_stranger_is_counted_by_the_transport_and_lost_to_itself():
