@@ -82,14 +82,15 @@ def open_model(model: str = MODEL) -> Served:
 
 def pull_way(served: Served) -> Way:
     """Copies all shards out of the segment, guarded by versions."""
-    from shoal.strategies.ps.fetch import OwnValues, SharedFetch
+    from shoal.strategies.ps.fetch import OwnValues, SharedFetch, Whereabouts
 
-    fetch = SharedFetch(served.memory, OwnValues(served.memory, served.moving))
+    first_copies = Whereabouts(copy_of=lambda shard: 0, updates_of=lambda shard: 0, hear=lambda: None)
+    fetch = SharedFetch(served.memory, OwnValues(served.memory, served.moving), first_copies)
     places = [(shard, place) for shard, blocks in enumerate(served.memory.blocks) for place in range(len(blocks))]
 
     def pull() -> None:
         for shard, place in places:
-            fetch.fetch_block(shard, place, copy_of=lambda: 0, hear=lambda: None)
+            fetch.fetch_block(shard, place)
 
     return pull
 
@@ -123,10 +124,12 @@ def memcpy_way(nbytes: int) -> Way:
 
 
 def pushes(served: Served, *, with_frames: bool) -> list[Push]:
-    """One push per shard, with the gradient's blocks as frames or with none."""
+    """One push per shard, with the gradient in the frames that carry it over tcp, or with none."""
+    from shoal.comm.compression import make_compression
     from shoal.ps.messages import Push
-    from shoal.strategies.ps.parcelling import units
+    from shoal.strategies.ps.parcelling import parcels
 
+    compression = make_compression(served.spec.compress)
     return [
         Push(
             shard=shard,
@@ -139,7 +142,7 @@ def pushes(served: Served, *, with_frames: bool) -> list[Push]:
             based_on=0,
             weight=1.0,
             loss=1.0,
-            frames=tuple(units(served.memory, shard, "gradients/0", by_rows=False)) if with_frames else (),
+            frames=tuple(parcels(served.memory, shard, "gradients/0", compression)) if with_frames else (),
         )
         for shard in range(len(served.memory.blocks))
     ]

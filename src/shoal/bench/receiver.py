@@ -129,9 +129,14 @@ def receive_shoal(words: str) -> None:
         wire.connect(SENDER, sender)
         print(wire.address, flush=True)
         while SENDER not in wire.gone():
-            if (packet := wire.poll(LOOK_EVERY_S)) is not None:
-                _, messages = decode_bundle(packet)
-                wire.transmit(SENDER, encode_bundle(RECEIVER, [_acknowledge(message) for message in messages]))
+            _answer_next(wire)
+
+
+def _answer_next(wire: ZmqWire) -> None:
+    """Acknowledge one packet. As on a server nothing of it is left afterwards: its memory serves the next one."""
+    if (packet := wire.poll(LOOK_EVERY_S)) is not None:
+        _, messages = decode_bundle(packet)
+        wire.transmit(SENDER, encode_bundle(RECEIVER, [_acknowledge(message) for message in messages]))
 
 
 def _acknowledge(message: PsMessage) -> Ack:

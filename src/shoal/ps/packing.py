@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, get_args, get_origin, get_type_hints
 
 from shoal.comm.codec import Message
@@ -12,7 +12,7 @@ from shoal.ps.messages import KINDS, PsMessage
 
 def pack(message: PsMessage) -> Message:
     """The message as the codec carries it."""
-    values = {f.name: getattr(message, f.name) for f in fields(message) if f.name != "frames"}
+    values = {name: getattr(message, name) for name in _FORMS[message.kind].types}
     return Message(message.kind, values, message.frames)
 
 
@@ -21,23 +21,33 @@ def unpack(message: Message) -> PsMessage:
     cls = KINDS.get(message.kind)
     if cls is None:
         raise ProtocolError(f"There is no message {message.kind!r} in the parameter server's protocol.")
-    types = _types_of(cls)
-    required = {f.name for f in fields(cls) if f.default is MISSING}
-    if not required <= message.fields.keys() <= types.keys():
-        raise ProtocolError(f"A message {message.kind!r} has the fields {sorted(types)}, found others.")
+    form = _FORMS[message.kind]
+    if not form.required <= message.fields.keys() <= form.types.keys():
+        raise ProtocolError(f"A message {message.kind!r} has the fields {sorted(form.types)}, found others.")
     for name, value in message.fields.items():
-        if not _fits(value, types[name]):
+        kind = form.types[name]
+        if type(value) is not kind and not _fits(value, kind):
             raise ProtocolError(f"Field {name!r} of a message {message.kind!r} has the wrong type.")
     return cls(**message.fields, frames=tuple(message.frames))
 
 
-_TYPES: dict[type[PsMessage], dict[str, Any]] = {}
+@dataclass(frozen=True, kw_only=True)
+class _Form:
+    """What the fields of one kind of message have to be, but for the frames."""
+
+    types: dict[str, Any]
+    required: frozenset[str]
 
 
-def _types_of(cls: type[PsMessage]) -> dict[str, Any]:
-    if cls not in _TYPES:
-        _TYPES[cls] = {f.name: get_type_hints(cls)[f.name] for f in fields(cls) if f.name != "frames"}
-    return _TYPES[cls]
+def _form_of(cls: type[PsMessage]) -> _Form:
+    hints, small = get_type_hints(cls), [f for f in fields(cls) if f.name != "frames"]
+    return _Form(
+        types={f.name: hints[f.name] for f in small},
+        required=frozenset(f.name for f in small if f.default is MISSING),
+    )
+
+
+_FORMS = {kind: _form_of(cls) for kind, cls in KINDS.items()}
 
 
 def _fits(value: Any, kind: Any) -> bool:

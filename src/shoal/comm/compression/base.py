@@ -41,6 +41,9 @@ class Compression(ABC):
     """Whether each element arrives every time, rounded at most. Without this a compression suits sums of
     gradients, where feedback brings the rest later, but not parameters."""
 
+    cuts_matter: ClassVar[bool] = True
+    """Whether what arrives depends on how tensors are cut; where not, neighbours in memory travel as one."""
+
     def __init__(self, text: str) -> None:
         self.text = text
         """How the user writes this compression."""

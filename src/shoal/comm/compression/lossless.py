@@ -23,6 +23,7 @@ class Raw(Compression):
     """No compression. The frame is the tensor's own memory, which must stay as it is until it was sent."""
 
     lossy: ClassVar[bool] = False
+    cuts_matter: ClassVar[bool] = False
 
     def _encode(self, key: Hashable, values: torch.Tensor) -> Packed:
         return Packed({}, (values.detach(),))

@@ -12,7 +12,7 @@ from shoal.comm.compression import Compression
 from shoal.errors import ProtocolError
 from shoal.ps.messages import Push
 from shoal.strategies.ps.memory import BUFFERS_PER_SLOT, ServedMemory
-from shoal.strategies.ps.parcelling import units, unwrap, wrap
+from shoal.strategies.ps.parcelling import blocks, parcels, unwrap, wrap
 
 
 class Bulk(Protocol):
@@ -44,7 +44,7 @@ class SharedBulk:
 
     def gradients(self, push: Push) -> Sequence[torch.Tensor]:
         if push.place not in self._views:
-            self._views[push.place] = units(self._memory, self._shard, f"gradients/{push.place}", by_rows=False)
+            self._views[push.place] = blocks(self._memory, self._shard, f"gradients/{push.place}")
         return self._views[push.place]
 
     def touched(self, push: Push) -> Any:
@@ -86,9 +86,7 @@ class FramedBulk(SharedBulk):
             if not isinstance(frame, torch.Tensor) or (frame.dtype, frame.shape) != (target.dtype, target.shape):
                 raise ProtocolError("A push's flags or buffers do not fit the model.")
         self._unpacked.pop(push.place, None)
-        targets = units(
-            self._memory, self._shard, f"gradients/{push.place}", by_rows=not self._compression.keeps_all_elements
-        )
+        targets = parcels(self._memory, self._shard, f"gradients/{push.place}", self._compression)
         unwrap(self._compression, gradients, targets)
         for frame, target in flags:
             assert isinstance(frame, torch.Tensor)
@@ -98,7 +96,7 @@ class FramedBulk(SharedBulk):
 
 def frames_of(memory: ServedMemory, shard: int, place: int, compression: Compression) -> tuple[Frame, ...]:
     """What a push of this buffer carries for one shard."""
-    tensors = units(memory, shard, f"gradients/{place}", by_rows=not compression.keeps_all_elements)
+    tensors = parcels(memory, shard, f"gradients/{place}", compression)
     # Feedback is kept by slot, whichever of its buffers is in turn.
     key = (shard, place // BUFFERS_PER_SLOT)
     return (*wrap(compression, key, tensors), memory.touched(place), memory.moved(place))

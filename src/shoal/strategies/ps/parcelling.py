@@ -11,9 +11,12 @@ import torch
 from shoal.comm.codec import Frame
 from shoal.comm.compression import Compression, Packed
 from shoal.errors import ProtocolError
+from shoal.strategies.ps.blocks import Block
 from shoal.strategies.ps.memory import ServedMemory
 
 _HEADER_LIMIT = 1 << 20
+_RUN_BYTES = 4 << 20
+"""As much travels in one frame: with less, each costs too much; with more, a frame drops out of the caches."""
 
 
 def wrap(compression: Compression, key: Any, tensors: Sequence[torch.Tensor]) -> list[Frame]:
@@ -45,26 +48,53 @@ def unwrap(compression: Compression, frames: Sequence[Frame], targets: Sequence[
         raise ProtocolError("The bulk of a message has frames that belong to no tensor.")
 
 
-def units(memory: ServedMemory, shard: int, region: str, *, by_rows: bool) -> list[torch.Tensor]:
+def parcels(memory: ServedMemory, shard: int, region: str, compression: Compression) -> list[torch.Tensor]:
     """A shard's part of a region in the pieces that are compressed one by one.
 
-    Whole blocks; or, `by_rows`, each parameter's own part as a matrix, where it consists of whole rows.
+    Each parameter's own part as a matrix, for a compression that looks at rows; else blocks, or runs of them.
     """
+    if not compression.keeps_all_elements:
+        return _rows(memory, shard, region)
+    return blocks(memory, shard, region) if compression.cuts_matter else _runs(memory, shard, region)
+
+
+def blocks(memory: ServedMemory, shard: int, region: str) -> list[torch.Tensor]:
+    """A shard's part of a region, block by block, as servers update it."""
+    return [_flat(memory, block, region, block.chunk.offset, block.chunk.nbytes) for block in memory.blocks[shard]]
+
+
+def _runs(memory: ServedMemory, shard: int, region: str) -> list[torch.Tensor]:
+    """Blocks that lie side by side, as one."""
+    runs: list[tuple[Block, int]] = []
+    for block in memory.blocks[shard]:
+        if runs:
+            first, nbytes = runs[-1]
+            joins = first.chunk.dtype == block.chunk.dtype and first.chunk.offset + nbytes == block.chunk.offset
+            if joins and nbytes + block.chunk.nbytes <= _RUN_BYTES:
+                runs[-1] = first, nbytes + block.chunk.nbytes
+                continue
+        runs.append((block, block.chunk.nbytes))
+    return [_flat(memory, first, region, first.chunk.offset, nbytes) for first, nbytes in runs]
+
+
+def _rows(memory: ServedMemory, shard: int, region: str) -> list[torch.Tensor]:
+    """Each parameter's part as a matrix, where it consists of whole rows."""
     tensors = []
     for block in memory.blocks[shard]:
-        dtype = memory.params[block.chunk.pieces[0].param].dtype
-        count = block.chunk.nbytes // dtype.itemsize
-        flat = memory.segment.tensor(region, dtype, offset=block.chunk.offset, count=count)
-        if not by_rows:
-            tensors.append(flat)
-            continue
         for piece in block.chunk.pieces:
-            start = (piece.offset - block.chunk.offset) // dtype.itemsize
-            values = flat[start : start + piece.stop - piece.start]
-            width = _row_length(memory.params[piece.param])
+            param = memory.params[piece.param]
+            nbytes = (piece.stop - piece.start) * param.dtype.itemsize
+            values = _flat(memory, block, region, piece.offset, nbytes)
+            width = _row_length(param)
             whole = piece.start % width == 0 == values.numel() % width
             tensors.append(values.view(-1, width) if whole and values.numel() > width else values)
     return tensors
+
+
+def _flat(memory: ServedMemory, block: Block, region: str, offset: int, nbytes: int) -> torch.Tensor:
+    """Memory of a region in the type that the block has."""
+    dtype = memory.params[block.chunk.pieces[0].param].dtype
+    return memory.segment.tensor(region, dtype, offset=offset, count=nbytes // dtype.itemsize)
 
 
 def _row_length(param: torch.Tensor) -> int:
