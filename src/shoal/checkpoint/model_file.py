@@ -10,7 +10,6 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
 
 from shoal.errors import CheckpointError
 from shoal.observe.disk import writing
@@ -76,13 +75,3 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     if expected is not None and digest(tensors) != expected:
         raise CheckpointError(f"{path} was changed since it was written: its digest is not {expected}.")
     return tensors
-
-
-def load_model(path: Path, module: nn.Module) -> None:
-    """Put a saved model's values into a module of the same shape."""
-    try:
-        module.load_state_dict(load_tensors(path))
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"{path} does not fit the task's model; use the arguments it was trained with. ({error})"
-        ) from None

@@ -58,6 +58,16 @@ def test_strategies_are_kept_in_one_spelling() -> None:
         ({"slots": 0}, "slots must be a whole number of at least 1"),
         ({"slots": 5, "cluster": Cluster(workers=2), "strategy": "data:shares=1+3"}, "2 workers and 5 slots"),
         ({"strategy": "dat"}, "Did you mean 'data'"),
+        ({"strategy": "data:shares=speed", "cluster": Cluster(device="cuda")}, "use device=cpu, or shares=even"),
+        ({"on_failure": "pray"}, "on_failure 'pray' is not known.*replace, shrink, stop"),
+        ({"max_failures": -1}, "max_failures must be a whole number of at least 0"),
+        ({"on_failure": "shrink", "strategy": "data:via=ring"}, "on_failure=shrink .* use data:via=arena"),
+        ({"on_failure": "shrink", "strategy": "data:batchnorm=sync"}, "a process of its own for every slot"),
+        ({"on_failure": "shrink", "strategy": "ps"}, "use replace or stop"),
+        ({"cluster": Cluster(workers="1:4"), "strategy": "ps"}, "workers=1:4 is for strategy data"),
+        ({"cluster": Cluster(workers="1:4"), "strategy": "data:journal=off"}, "workers=1:4 .* its journal"),
+        ({"cluster": Cluster(workers="1:4"), "purpose": "evaluate"}, "workers=1:4 is for training"),
+        ({"cluster": Cluster(workers="1:4"), "slots": 3}, "slots=3 is fewer than workers=4"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(fields: dict, message: str) -> None:
@@ -81,6 +91,12 @@ def test_fields_of_a_later_version_are_left_out() -> None:
     [
         ({"workers": 0}, "workers must be a whole number of at least 1, found 0"),
         ({"workers": True}, "found True"),
+        ({"workers": "few"}, "a number, or limits as in 1:4, found 'few'"),
+        ({"workers": "1:"}, "found '1:'"),
+        ({"workers": "0:2"}, "workers must be a whole number of at least 1, found 0"),
+        ({"workers": "4:1"}, "lower limit above the upper; write 1:4"),
+        ({"workers": 5, "min_workers": 1, "max_workers": 4}, "workers=5 is not between"),
+        ({"min_workers": 1}, "max_workers must be a whole number"),
         ({"workers": 2.0}, "found 2.0"),
         ({"spares": -1}, "spares must be a whole number of at least 0"),
         ({"threads": 0}, "threads must be"),
@@ -91,6 +107,16 @@ def test_fields_of_a_later_version_are_left_out() -> None:
 def test_clusters_that_cannot_be(fields: dict, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         Cluster(**fields)
+
+
+def test_workers_within_limits() -> None:
+    cluster = Cluster(workers="1:4")
+    assert (cluster.workers, cluster.min_workers, cluster.max_workers, cluster.places) == (1, 1, 4, 4)
+    assert cluster.is_elastic and cluster.written_workers == "1:4"
+    job = Job(target="a.py", cluster=cluster)
+    assert job.num_slots == 4 and Job.from_json(job.to_json()) == job
+    assert Cluster(workers="3") == Cluster(workers=3) and not Cluster(workers=3).is_elastic
+    assert Cluster(workers=3).places == 3 and Cluster(workers=3).written_workers == "3"
 
 
 def test_threads_are_given_or_from_the_environment_or_a_share(monkeypatch: pytest.MonkeyPatch) -> None:

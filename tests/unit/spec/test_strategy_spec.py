@@ -46,12 +46,15 @@ def test_switches_take_the_usual_words(word: str) -> None:
     ("text", "found"),
     [
         ("dta", ["'dta'", "Did you mean 'data'?", "Choose one of: data"]),
-        ("data:vai=ring", ["key 'vai'", "Did you mean 'via'?", "batchnorm, journal, shares, via"]),
+        ("data:vai=ring", ["key 'vai'", "Did you mean 'via'?", "batchnorm, journal, partition, shares, via"]),
         ("data:via=rings", ["via 'rings'", "Did you mean 'ring'?", "allgather, arena, auto"]),
         ("data:via", ["write via=value, found 'via'"]),
         ("data:journal=perhaps", ["journal must be on or off, found 'perhaps'"]),
         ("data:shares=0+4", ["as in 1+3, found '0+4'"]),
         ("data:shares=", ["found ''"]),
+        ("data:shares=speed,via=ring", ["which via=ring does not use; use via=arena"]),
+        ("data:shares=speed,partition=relay", ["which partition=relay does not use"]),
+        ("data:shares=speed,batchnorm=sync", ["all wait for one another", "batchnorm=local"]),
         ("data:batchnorm=frozen", ["local, sync"]),
     ],
 )
@@ -88,6 +91,11 @@ def test_even_shares_add_up_and_differ_by_one_at_most(sizes: tuple[int, int]) ->
     counts = Data().slots_per_worker(slots, workers)
     assert len(counts) == workers and sum(counts) == slots
     assert max(counts) - min(counts) <= 1 and min(counts) >= 1
+
+
+def test_shares_by_speed_begin_even() -> None:
+    assert Data(shares="speed").slots_per_worker(5, 2) == Data().slots_per_worker(5, 2) == [2, 3]
+    assert not Data(shares="speed").counts and str(Data(shares="speed")) == "data:shares=speed"
 
 
 def test_named_shares_must_fit_the_job() -> None:

@@ -42,3 +42,11 @@ def test_a_rank_outside_its_world() -> None:
 
 def test_a_spare_is_never_first() -> None:
     assert not World(role="spare", global_rank=5, world_size=2).is_first
+
+
+def test_a_worker_hosts_its_own_place_or_several() -> None:
+    world = World(global_rank=1, world_size=4)
+    assert world.places == (1,) and not world.is_first
+    more = world.hosting((3, 1, 0), generation=2)
+    assert (more.global_rank, more.places, more.generation) == (0, (0, 1, 3), 2) and more.is_first
+    assert World(role="spare", world_size=4).places == ()

@@ -1,0 +1,84 @@
+"""Tensors side by side in one piece of memory, laid out as they lie in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shoal.checkpoint.manifest import ALIGNMENT, ITEM_BYTES, PAGE_BYTES, Place
+from shoal.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Block:
+    """Bytes, and which tensor lies where in them."""
+
+    memory: torch.Tensor
+    """uint8, as long as the file."""
+    places: Sequence[Place]
+
+    @classmethod
+    def empty(cls) -> Block:
+        """No tensors."""
+        return cls(torch.empty(0, dtype=torch.uint8), ())
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors by name, as views of the memory."""
+        return {place.name: self._view(place) for place in self.places}
+
+    def _view(self, place: Place) -> torch.Tensor:
+        dtype = getattr(torch, place.dtype)
+        if not place.nbytes:
+            return torch.empty(place.shape, dtype=dtype)
+        return self.memory[place.offset : place.offset + place.nbytes].view(dtype).view(place.shape)
+
+
+def lay_out(tensors: Mapping[str, torch.Tensor]) -> tuple[Place, ...]:
+    """Where each tensor comes to lie; two names of one memory get one place."""
+    places, offsets = [], {}
+    end = 0
+    for name, tensor in tensors.items():
+        dtype = _dtype_name(name, tensor)
+        key = memory_key(tensor)
+        if key not in offsets:
+            offsets[key] = end
+            end = _round_up(end + tensor.nbytes, ALIGNMENT)
+        places.append(
+            Place(
+                name=name,
+                dtype=dtype,
+                shape=tuple(tensor.shape),
+                offset=offsets[key],
+                nbytes=tensor.nbytes,
+            )
+        )
+    return tuple(places)
+
+
+def file_bytes(places: Sequence[Place]) -> int:
+    """The length of a file for these: whole pages, so that it can be written past the page cache."""
+    return _round_up(max((place.offset + place.nbytes for place in places), default=0), PAGE_BYTES)
+
+
+def memory_key(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for two names of the same values in the same memory; an empty tensor has none to share."""
+    if tensor.numel() == 0:
+        return (object(),)
+    return (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _dtype_name(name: str, tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout != torch.strided or dtype not in ITEM_BYTES:
+        raise CheckpointError(
+            f"Snapshot: {name!r} has dtype {dtype} and layout {tensor.layout}, which no checkpoint can hold; "
+            "keep a dense tensor of an ordinary dtype instead."
+        )
+    return dtype
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
