@@ -1,4 +1,4 @@
-"""A process's sign of life: a thread that says every half second where it stands."""
+"""A process's sign of life: a thread that says five times a second where it stands."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 
 from shoal.comm.channel import Channel
 from shoal.errors import PeerLost
+from shoal.roles.pulse import Pulse
+from shoal.roles.stacks import offer_stacks
 
-INTERVAL_S = 0.5
+INTERVAL_S = 0.2
 
 
 class Beat:
@@ -21,18 +23,16 @@ class Beat:
     """
 
     def __init__(
-        self,
-        channel: Channel,
-        read_step: Callable[[], int] = lambda: 0,
-        on_message: Callable[[dict[str, Any]], None] | None = None,
+        self, channel: Channel, pulse: Pulse, on_message: Callable[[dict[str, Any]], None] | None = None
     ) -> None:
         self._channel = channel
-        self._read_step = read_step
+        self._pulse = pulse
         self._on_message = on_message
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shoal-beat", daemon=True)
 
     def __enter__(self) -> Beat:
+        offer_stacks(self._channel)
         self._thread.start()
         return self
 
@@ -40,15 +40,23 @@ class Beat:
         self._over.set()
         if self._on_message is None:
             self._thread.join()
+        self._pulse.enter("ending")  # It may take its time over that, and says nothing more.
+        try:
+            self._send()
+        except PeerLost:
+            pass
 
     def _run(self) -> None:
         try:
             while not self._over.is_set():
-                self._channel.send({"kind": "beat", "step": self._read_step(), "rss": rss_bytes()})
+                self._send()
                 self._pause()
         except PeerLost:
             if not self._over.is_set():
                 os.kill(os.getpid(), signal.SIGKILL)
+
+    def _send(self) -> None:
+        self._channel.send({"kind": "beat", "rss": rss_bytes(), **self._pulse.read(INTERVAL_S)})
 
     def _pause(self) -> None:
         if self._on_message is None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.launch.places import describe_world, member_place, plan_places
+import pytest
+
+from shoal.launch import elastic
+from shoal.launch.places import can_move, can_replace, describe_world, member_place, plan_places
 from shoal.spec import Cluster, Job
 
 
@@ -47,3 +50,30 @@ def test_the_world_in_words() -> None:
     spared = describe_world(job(1, spares=1))
     assert spared["text"] == "1 worker and 1 spare on 1 host, 1 thread each, loopback only"
     assert "servers" not in spared
+
+
+def test_fewer_workers_than_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "starting_workers", lambda cluster: 3)
+    elastic_job = Job(target="toy.py", cluster=Cluster(workers="1:4", threads=1))  # type: ignore[arg-type]
+    places = plan_places(elastic_job)
+    assert [place.places for place in places] == [(0,), (1,), (2, 3)]
+    assert [place.global_rank for place in places] == [0, 1, 2] and {place.world_size for place in places} == {4}
+    told = describe_world(elastic_job, 3)
+    assert told["text"].startswith("3 workers (1 to 4) on 1 host") and (told["workers"], told["places"]) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("workers", "strategy", "spares", "moves", "replaces"),
+    [
+        (2, "data", 0, True, True),
+        (1, "data", 0, True, False),
+        (1, "data", 1, True, True),
+        (2, "data:batchnorm=sync", 0, False, True),
+        (2, "data:journal=off", 0, True, False),
+        (2, "data:via=ring", 0, False, False),
+        (2, "ps", 0, False, False),
+    ],
+)
+def test_who_can_follow_whom(workers: int, strategy: str, spares: int, moves: bool, replaces: bool) -> None:
+    asked = job(workers, strategy, spares=spares)
+    assert (can_move(asked), can_replace(asked)) == (moves, replaces)

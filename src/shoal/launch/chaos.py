@@ -1,0 +1,189 @@
+"""The supervisor's part in the faults that a user asked for: when each is due, and doing it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from random import Random
+from typing import Any
+
+from shoal.errors import PeerLost
+from shoal.launch.crew import Crew, Hand
+from shoal.launch.engine import Member
+from shoal.launch.places import servers_of
+from shoal.observe.wording import plural
+from shoal.spec import Job
+from shoal.spec.chaos import COOPERATIVE, RANDOM_FACTOR, RANDOM_SLOW_S, Chaos, Fault, RandomFaults, parse_chaos
+
+_TRAINS = ("training", "evaluating")
+_SERVES = ("ready",)
+
+
+class Timetable:
+    """When the faults of a run are due. Fed with steps and times; no clock, no processes."""
+
+    def __init__(self, chaos: Chaos, sizes: dict[str, int]) -> None:
+        self._waiting = list(chaos.faults)
+        self._due: list[tuple[float, Fault]] = []
+        self._stream = RandomStream(chaos.random, sizes) if chaos.random is not None else None
+        self._jitter = Random(0)
+        self._began: tuple[float, int] | None = None
+        self._top_step = 0
+        self._draw_at: float | None = None
+        self._drawn: Fault | None = None
+
+    def note(self, rank: int, step: int, now: float) -> None:
+        """A worker has done this step, so it is in the next."""
+        self._top_step = max(self._top_step, step)
+        if self._began is None:
+            self._began = now, step
+            self._await_random(now)
+        for fault in list(self._waiting):
+            if fault.role == "worker" and fault.rank != rank:
+                continue
+            if step + 1 >= fault.step:
+                self._waiting.remove(fault)
+                self._due.append((self._moment(fault, now), replace(fault, step=step + 1)))
+
+    def ready(self, now: float) -> list[Fault]:
+        """The faults whose time has come; each until it is `struck`, for its target may not be there yet."""
+        if self._stream is not None and self._draw_at is not None and self._draw_at <= now:
+            self._drawn, self._draw_at = replace(self._stream.draw(), step=self._top_step + 1), None
+            self._due.append((now, self._drawn))
+        return [fault for at, fault in self._due if at <= now]
+
+    def strike(self, fault: Fault, now: float) -> None:
+        """It has come to pass."""
+        self._due.remove(next(entry for entry in self._due if entry[1] is fault))
+        if fault is self._drawn:
+            self._await_random(now)
+
+    def next_time(self, now: float) -> float | None:
+        """When the next fault is due that is not due yet."""
+        times = [at for at, _ in self._due]
+        times += [] if self._draw_at is None else [self._draw_at]
+        return min((at for at in times if at > now), default=None)
+
+    @property
+    def open(self) -> list[Fault]:
+        """What has not come to pass."""
+        return [*(fault for _, fault in self._due), *self._waiting]
+
+    def _await_random(self, now: float) -> None:
+        """The next one comes some time after the last has struck, so that they do not pile up."""
+        if self._stream is not None:
+            self._draw_at = now + self._stream.gap_s()
+
+    def _moment(self, fault: Fault, now: float) -> float:
+        """A process may die anywhere in a step, not only at its beginning."""
+        assert self._began is not None
+        begun, first = self._began
+        steps = self._top_step - first
+        if fault.kind in COOPERATIVE or not steps:
+            return now
+        return now + self._jitter.random() * (now - begun) / steps
+
+
+class RandomStream:
+    """An endless list of faults and of the times between them; the seed decides all of it."""
+
+    def __init__(self, wish: RandomFaults, sizes: dict[str, int]) -> None:
+        self._wish = wish
+        self._sizes = sizes
+        self._random = Random(wish.seed)
+        self._choices = [
+            (role, kind)
+            for role in wish.targets
+            for kind in wish.kinds
+            if role == "worker" or kind not in COOPERATIVE
+        ]
+
+    def gap_s(self) -> float:
+        """From one fault to the next."""
+        return self._wish.mean_s if self._wish.fixed else self._random.expovariate(1 / self._wish.mean_s)
+
+    def draw(self) -> Fault:
+        """The next fault."""
+        role, kind = self._random.choice(self._choices)
+        rank = self._random.randrange(self._sizes[role])
+        if kind == "slow":
+            return Fault(kind=kind, role=role, rank=rank, factor=RANDOM_FACTOR, seconds=RANDOM_SLOW_S)
+        return Fault(kind=kind, role=role, rank=rank)
+
+
+class Mischief:
+    """Lets a job's faults happen, and tells of each. Called from the supervisor's one loop."""
+
+    def __init__(
+        self,
+        job: Job,
+        crew: Crew,
+        emit: Callable[[str, int | None, dict[str, Any]], None],
+        send_signal: Callable[[Member, int], None],
+    ) -> None:
+        servers = servers_of(job)
+        sizes = {"worker": job.cluster.places, "server": servers, "coordinator": min(servers, 1)}
+        self._timetable = Timetable(parse_chaos(job.chaos), sizes)
+        self._crew = crew
+        self._emit = emit
+        self._send_signal = send_signal
+        self._struck = 0
+        self._frozen: list[tuple[float, Hand]] = []
+        """Processes that hang for a time, and when they may go on."""
+
+    def note(self, hand: Hand, message: dict[str, Any], now: float) -> None:
+        """A process has said something: perhaps how far it is."""
+        if hand.is_worker and "step" in message and hand.state in _TRAINS:
+            for place in hand.member.places:
+                self._timetable.note(place, message["step"], now)
+
+    def act(self, now: float) -> None:
+        """Do what is due to those that are there."""
+        for fault in self._timetable.ready(now):
+            target = self._target_of(fault)
+            if target is not None or fault.always:
+                self._timetable.strike(fault, now)
+                self._strike(fault, target, now)
+        for entry in [entry for entry in self._frozen if entry[0] <= now]:
+            self._frozen.remove(entry)
+            self._send_signal(entry[1].member, signal.SIGCONT)
+
+    def next_deadline(self, now: float) -> float | None:
+        """When `act` must be called at the latest."""
+        times = [self._timetable.next_time(now), *(at for at, _ in self._frozen)]
+        return min((at for at in times if at is not None), default=None)
+
+    def tell_open(self) -> None:
+        """At the end: which faults never came to pass. A test that thinks they did would prove nothing."""
+        if missed := self._timetable.open:
+            total = plural(len(missed) + self._struck, "fault")
+            text = f"{len(missed)} of {total} never fired: {'; '.join(str(fault) for fault in missed)}"
+            self._emit("warning", None, {"text": text})
+
+    def _target_of(self, fault: Fault) -> Hand | None:
+        """The process that this is about, where it is at work."""
+        for hand in self._crew.living(fault.role):
+            is_at_work = hand.state in (_TRAINS if hand.is_worker else _SERVES)
+            ranks = hand.member.places if hand.is_worker else (hand.member.global_rank,)
+            if fault.rank in ranks and is_at_work and not hand.is_done:
+                return hand
+        return None
+
+    def _strike(self, fault: Fault, target: Hand | None, now: float) -> None:
+        self._struck += 1
+        self._emit("fault", fault.rank if fault.role == "worker" else None, asdict(fault))
+        if fault.always or target is None:
+            return  # Whoever computes this part knows it from the job.
+        if fault.kind == "kill":
+            self._send_signal(target.member, signal.SIGKILL)
+        elif fault.kind == "hang":
+            self._send_signal(target.member, signal.SIGSTOP)
+            if fault.seconds is not None:
+                self._frozen.append((now + fault.seconds, target))
+        else:
+            wish = {"kind": "chaos", "fault": fault.kind, "factor": fault.factor, "seconds": fault.seconds}
+            try:
+                target.member.channel.send(wish)
+            except PeerLost:
+                pass  # It is ending already, of something worse.

@@ -1,0 +1,34 @@
+"""When a run has had enough of failures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shoal.launch.failure_log import Evidence, FailureLog
+
+SEEN = Evidence(step=12, slot=1, sample=57, error="ValueError: bad", final=False)
+
+
+def test_failures_count_within_a_minute() -> None:
+    log = FailureLog(2)
+    assert not log.is_too_much(0.0) and not log.is_too_much(30.0)
+    assert (
+        log.is_too_much(59.0) and log.complaint == "It was failure number 3 within a minute, and max_failures=2."
+    )
+    assert not log.is_too_much(120.0)
+
+
+def test_the_same_part_twice_is_poisoned() -> None:
+    log = FailureLog(10)
+    assert not log.is_poisoned(SEEN)
+    assert not log.is_poisoned(replace(SEEN, slot=0))
+    assert not log.is_poisoned(replace(SEEN, step=13))
+    assert log.is_poisoned(SEEN)
+
+
+def test_the_verdict_names_what_is_known() -> None:
+    assert SEEN.verdict == (
+        "Two processes failed at slot 1 of step 12, so a third would, too: ValueError: bad. The sample that "
+        "raises it is number 57. Repair that sample, or leave it out of the data."
+    )
+    assert "at step 12, so" in replace(SEEN, slot=None, sample=None).verdict
