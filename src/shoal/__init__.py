@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import ShoalError
-from shoal.spec import Cluster, Data, Job, ParameterServer, Plateau, Task, World
+from shoal.spec import Cluster, Data, Job, ParameterServer, Plateau, Stratified, Task, Weighted, World
 
 if TYPE_CHECKING:
     from shoal import datasets, metrics, optim, ps
@@ -25,8 +25,10 @@ __all__ = [
     "Plateau",
     "Run",
     "ShoalError",
+    "Stratified",
     "Task",
     "Trainer",
+    "Weighted",
     "World",
     "__version__",
     "datasets",

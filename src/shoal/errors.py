@@ -11,6 +11,7 @@
     │   ├── CommTimeout           the other side did not answer in time
     │   └── ProtocolError         what arrived is not a valid message
     ├── CheckpointError           a saved model is missing, torn or not this model's
+    ├── InjectedFault             a worker raises because the user asked for it (chaos)
     └── Interrupted               the user pressed Ctrl-C; the message says what was saved
 
 Messages are one sentence in three parts: what was set, what was found, what to do.
@@ -78,6 +79,10 @@ class ProtocolError(CommError):
 
 class CheckpointError(ShoalError):
     """A saved model is missing, torn or not this model's."""
+
+
+class InjectedFault(ShoalError):
+    """A worker raises because the user asked for it."""
 
 
 class Interrupted(ShoalError):

@@ -16,7 +16,7 @@ from helpers.forked import in_processes
 from shoal.errors import SpecError, TaskError
 from shoal.spec import Data, Task, World, parse_strategy
 from shoal.strategies import Strategy, make_strategy
-from shoal.strategies.base import Extent, Part, Setting, StepResult, Work
+from shoal.strategies.base import Extent, Part, Piece, Setting, StepResult, Work
 from shoal.strategies.replica import Replica
 
 CASES = [
@@ -106,11 +106,12 @@ class Seat:
         return self.strategy.step(Work(number, parts(mine), 0, stop, lambda: parts(range(slots))))
 
 
-def rows_of(slot: int, slots: int, weighted: bool) -> Callable[[], Iterator[tuple[Any, float]]]:
+def rows_of(slot: int, slots: int, weighted: bool) -> Callable[[], Iterator[Piece]]:
     first, last = BATCH * slot // slots, BATCH * (slot + 1) // slots
 
-    def load() -> Iterator[tuple[Any, float]]:
-        yield (INPUTS[first:last], TARGETS[first:last]), float(last - first) * (10.0 if weighted else 1.0)
+    def load() -> Iterator[Piece]:
+        weight = float(last - first) * (10.0 if weighted else 1.0)
+        yield (INPUTS[first:last], TARGETS[first:last]), weight, last - first
 
     return load
 
@@ -132,6 +133,7 @@ def test_steps_train_the_same_model_everywhere(case: tuple[str, int]) -> None:
                 "losses": [result.loss for result in results],
                 "kept": seat.strategy.losses(STEPS),
                 "weights": [result.weight for result in results],
+                "counts": [list(result.counts) for result in results],
                 "model": {name: value.tolist() for name, value in seat.replica.module.state_dict().items()},
                 "state": {name: value.tolist() for name, value in seat.strategy.snapshot().items()},
             }
@@ -146,6 +148,7 @@ def test_steps_train_the_same_model_everywhere(case: tuple[str, int]) -> None:
     for answer in answers:
         assert answer["losses"] == answers[0]["losses"] == answer["kept"]
         assert answer["weights"] == [float(BATCH)] * STEPS
+        assert answer["counts"] == [[BATCH // size] * size] * STEPS
         assert answer["model"] == answers[0]["model"]
         assert answer["losses"] == pytest.approx(expected["losses"], rel=1e-6)
         assert _close(answer["model"], expected["model"])
@@ -189,7 +192,7 @@ def test_a_step_in_which_nothing_counts_is_refused(case: tuple[str, int]) -> Non
     def train(world: World) -> str:
         seat = Seat.take(world, written)
         slot = seat.setting.slots_of(world.global_rank)[0]
-        part = Part(slot, lambda: iter([((INPUTS, TARGETS), 0.0)]), None)
+        part = Part(slot, lambda: iter([((INPUTS, TARGETS), 0.0, BATCH)]), None)
         with pytest.raises(TaskError) as refused:
             seat.strategy.step(Work(1, (part,), 0))
         return str(refused.value)
@@ -201,7 +204,7 @@ def test_a_step_in_which_nothing_counts_is_refused(case: tuple[str, int]) -> Non
 @pytest.mark.parametrize("via", ["arena", "ring"])
 def test_synchronised_batchnorm_needs_samples_that_count(via: str) -> None:
     seat = Seat.take(World(), f"data:batchnorm=sync,via={via}")
-    part = Part(0, lambda: iter([((INPUTS, TARGETS), 0.0)]), None)
+    part = Part(0, lambda: iter([((INPUTS, TARGETS), 0.0, BATCH)]), None)
     with pytest.raises(TaskError, match="samples of one counted nothing at step 1"):
         seat.strategy.step(Work(1, (part,), 0))
     seat.strategy.close()
@@ -225,8 +228,8 @@ def test_everybody_gets_all_rows_of_every_table(case: tuple[str, int]) -> None:
         tables = []
         for serial in range(1, 6):
 
-            def fill(table: Tensor, serial: int = serial) -> None:
-                table[world.global_rank] = torch.tensor([serial, world.global_rank, 0.1], dtype=torch.float64)
+            def fill(table: Tensor, place: int, serial: int = serial) -> None:
+                table[place] = torch.tensor([serial, place, 0.1], dtype=torch.float64)
 
             tables.append(seat.strategy.exchange(serial, (world.world_size, 3), fill).tolist())
         seat.strategy.close()

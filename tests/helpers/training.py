@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from shoal.checkpoint import load_tensors
+from shoal.checkpoint.listing import read_manifest
 from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch.resuming import resumed_job
 from shoal.observe import Event
+from shoal.observe.checkpoint_names import find_checkpoint
 from shoal.spec import Cluster, Job
 
 
@@ -23,6 +26,7 @@ class Trained:
     state: dict[str, torch.Tensor]
     results: dict[str, Any]
     events: list[Event]
+    job: Job
 
     def digests(self) -> tuple[str, str]:
         return self.results["digest"], self.results["state_digest"]
@@ -30,6 +34,10 @@ class Trained:
     def told(self, kind: str) -> list[dict[str, Any]]:
         """What the events of a kind said."""
         return [dict(event.values) for event in self.events if event.kind == kind]
+
+    def losses(self) -> dict[int, float]:
+        """By step, as they were told."""
+        return dict(pair for told in self.told("steps") for pair in told["steps"])
 
 
 @dataclass
@@ -50,13 +58,12 @@ class Train:
         strategy: str = "data:via=arena",
         spares: int = 0,
         numerics: str = "task",
+        checkpoint: str = "none",
+        chaos: str = "",
         overrides: dict[str, Any] | None = None,
         on_event: Callable[[Event], None] = lambda event: None,
         **args: Any,
     ) -> Trained:
-        folder = self.folder / f"run-{len(self.runs) + 1}"
-        folder.mkdir()
-        self.runs.append(folder)
         job = Job(
             target=f"{self.tasks}:{factory}",
             args=args,
@@ -65,9 +72,24 @@ class Train:
             slots=slots,
             numerics=numerics,
             overrides=overrides or {},
-            run_dir=str(folder),
-            options={"state": str(folder / "state.safetensors")},
+            checkpoint=checkpoint,
+            chaos=chaos,
         )
+        return self.run(job, on_event)
+
+    def resume(self, saved: Trained, step: int, **changes: Any) -> Trained:
+        """Go on after a step that a run has saved, in another folder; what is not changed stays as it was."""
+        path = find_checkpoint(f"{saved.job.run_dir}@{step}")
+        return self.run(resumed_job(saved.job, path, read_manifest(path), changes))
+
+    def run(self, job: Job, on_event: Callable[[Event], None] = lambda event: None) -> Trained:
+        """Run a job in a folder of its own."""
+        folder = self.folder / f"run-{len(self.runs) + 1}"
+        folder.mkdir()
+        self.runs.append(folder)
+        options = {**job.options, "state": str(folder / "state.safetensors")}
+        job = replace(job, run_dir=str(folder), options=options)
+        (folder / "job.json").write_text(job.to_json())
         events: list[Event] = []
 
         def listen(event: Event) -> None:
@@ -76,7 +98,7 @@ class Train:
 
         results = Supervisor(job, listen, LocalEngine(self.zygote)).run()
         model = load_tensors(folder / "model.safetensors")
-        return Trained(model, load_tensors(folder / "state.safetensors"), results, events)
+        return Trained(model, load_tensors(folder / "state.safetensors"), results, events, job)
 
 
 def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:

@@ -243,6 +243,12 @@ def test_replay_of_other_ways_to_train(
     assert report.ok and report.rows[0].comparison == how
 
 
+def test_shares_that_follow_speed_are_compared_with_the_same_cuts(tasks: str, zygote: ZygoteProcess) -> None:
+    report = verify_strategy(f"{tasks}:dropout", strategy="data:shares=speed", slots=3, steps=30, zygote=zygote)
+    assert report.ok, report.rows
+    assert all(row.measured == 0.0 for row in rows(report, "one process, the same slots").values())
+
+
 def test_verify_wants_a_task_or_a_run(tasks: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["verify"]) == 2
     assert "either a task" in capfd.readouterr().err

@@ -14,26 +14,42 @@ from shoal.spec import Cluster, Job
 
 REPOSITORY = Path(__file__).parents[2]
 FLAGS = {
-    "train": "workers strategy slots spares threads device port arg batch-size epochs max-steps seed accumulate "
-    "evaluate-every name runs overwrite tensorboard explain progress plain json help",
+    "train": "workers strategy slots spares on-failure max-failures chaos threads device port arg batch-size "
+    "epochs max-steps seed accumulate evaluate-every fold skip-loss-below from skip-seen checkpoint resume name "
+    "runs overwrite tensorboard explain progress plain json help",
     "evaluate": "data workers threads device progress plain json help",
     "predict": "out data workers threads device progress plain help",
     "run": "workers port threads help",
     "scale": "workers servers runs json help",
     "verify": "workers strategy slots steps arg seed seeds replay json help",
-    "bench": "models rounds steps start no-start stragglers no-stragglers json help",
+    "bench": "models rounds steps start no-start stragglers no-stragglers chaos no-chaos chaos-seconds json help",
     "doctor": "json help",
+    "checkpoint": "help",
+    "checkpoint ls": "runs json help",
+    "checkpoint show": "tensors runs json help",
+    "checkpoint verify": "runs json help",
+    "checkpoint export": "optimizer runs json help",
+    "checkpoint diff": "runs json help",
 }
 ROOT = typer.main.get_command(app)
 
 
+def command_of(verb):
+    """A verb's command, or that of a verb of a verb."""
+    found = ROOT
+    for word in verb.split():
+        found = found.commands[word]
+    return found
+
+
 def options(verb):
-    command = ROOT.commands[verb]
+    command = command_of(verb)
     return command.get_params(command.make_context(verb, [], resilient_parsing=True))
 
 
 def test_verbs():
-    assert set(ROOT.commands) == set(FLAGS)
+    assert set(ROOT.commands) == {verb.split()[0] for verb in FLAGS}
+    assert {f"checkpoint {verb}" for verb in ROOT.commands["checkpoint"].commands} < set(FLAGS)
     assert set(VERBS_WITH_WORKERS) <= set(FLAGS)
 
 
@@ -44,7 +60,7 @@ def test_flags_and_their_help(verb):
     assert flags == {f"--{name}" for name in FLAGS[verb].split()}
     for param in given:
         assert getattr(param, "help", None), f"{verb}: {param.name} has no help"
-    assert "shoal " in (ROOT.commands[verb].help or ""), f"{verb}: its help shows no example"
+    assert "shoal " in (command_of(verb).help or ""), f"{verb}: its help shows no example"
 
 
 def documented_commands():
@@ -59,8 +75,10 @@ def documented_commands():
 @pytest.mark.parametrize(("page", "words"), list(documented_commands()), ids=str)
 def test_documented_commands_parse(page, words):
     verb, *rest = words
+    if verb == "checkpoint":
+        verb, rest = " ".join(words[:2]), words[2:]
     assert verb in FLAGS, f"{page} shows `shoal {verb}`"
-    context = ROOT.commands[verb].make_context(verb, rest)
+    context = command_of(verb).make_context(verb, rest)
     assert context.params
 
 
@@ -71,7 +89,15 @@ def test_the_report_repeats_a_run_with_real_flags():
         strategy="data:batchnorm=sync",
         cluster=Cluster(workers=3, spares=1, threads=2, port=4000),
         slots=6,
-        overrides={"batch_size": 8, "epochs": 2, "max_steps": 3, "seed": 4, "accumulate": 2, "evaluate_every": 9},
+        overrides={
+            "batch_size": 8,
+            "epochs": 2,
+            "max_steps": 3,
+            "seed": 4,
+            "accumulate": 2,
+            "evaluate_every": 9,
+            "fold": "2/5",
+        },
     )
     program, verb, *rest = shlex.split(command(job))
     assert (program, verb) == ("shoal", "train")

@@ -120,9 +120,12 @@ def test_bars_are_judged_by_the_median_and_only_where_measured():
 
 def test_each_bar_has_its_own_subject():
     rows = [measured("ps_asp", 210), measured("ps_asp_2", 160), measured("tensorflow_ps", 100)]
-    assert [(verdict.bar.subject, verdict.met) for verdict in judge(rows)] == [
-        ("ps_asp", True),
-        ("ps_asp_2", False),
+    rows.append(measured("tensorflow_ps_tuned", 200))
+    assert [(verdict.bar.subject, verdict.bar.peer, verdict.met) for verdict in judge(rows)] == [
+        ("ps_asp", "tensorflow_ps", True),
+        ("ps_asp", "tensorflow_ps_tuned", True),
+        ("ps_asp_2", "tensorflow_ps", False),
+        ("ps_asp_2", "tensorflow_ps_tuned", True),
     ]
     assert all(bar.model in WORKLOADS and {bar.subject, bar.peer} <= set(VARIANTS) for bar in BARS)
 
@@ -133,6 +136,14 @@ def test_tables_show_ratios_and_verdicts():
     console.print(rows_table(rows), verdicts_table(judge(rows)))
     text = console.export_text()
     assert "1.80" in text and "2.00" in text and "met" in text
+
+
+def test_a_ratio_without_a_promise_is_shown_and_not_judged():
+    rows = [measured("ps_asp", 150), measured("tensorflow_ps_tuned", 100)]
+    console = Console(width=120, file=io.StringIO(), record=True)
+    console.print(verdicts_table(judge(rows)))
+    text = console.export_text()
+    assert "1.50" in text and "none" in text and "met" not in text
 
 
 def test_every_round_starts_with_another_variant():

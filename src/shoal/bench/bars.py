@@ -16,7 +16,8 @@ class Bar:
     model: str
     subject: str
     peer: str
-    floor: float
+    floor: float | None = None
+    """None: the ratio is shown, and nothing is promised."""
 
 
 BARS = (
@@ -31,10 +32,13 @@ BARS = (
     Bar("digits", "data", "ddp", 2.0),
     Bar("mlp", "ps_asp", "tensorflow_ps", 2.0),
     Bar("mlp", "ps_asp", "ddp", 1.4),
+    Bar("mlp", "ps_asp", "tensorflow_ps_tuned"),
     Bar("mlp", "ps_asp_2", "tensorflow_ps", 1.7),
     Bar("mlp", "ps_asp_2", "tensorflow_ps_2", 1.7),
+    Bar("mlp", "ps_asp_2", "tensorflow_ps_tuned"),
 )
-"""For two processes (and the servers, where there are any) on two cores."""
+"""For two processes (and the servers, where there are any) on two cores. What is promised beside TensorFlow holds
+for the way that it documents; the ratio to one tuned by hand is shown with it."""
 
 TRAINER_BARS = (Bar("mlp", "trainer", "loop", 0.97), Bar("gpt", "trainer", "loop", 0.97))
 """For `shoal.Trainer` in one process, beside a loop written by hand."""
@@ -47,7 +51,8 @@ class Ceiling:
     model: str
     subject: str
     peer: str
-    most: float
+    most: float | None = None
+    """None: the value is shown, and nothing is promised."""
     unit: str
 
 
@@ -67,7 +72,7 @@ class Verdict:
     @property
     def met(self) -> bool:
         """Whether the promise was kept."""
-        return self.ratio >= self.bar.floor
+        return self.bar.floor is None or self.ratio >= self.bar.floor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +91,16 @@ class Finding:
     @property
     def met(self) -> bool:
         """Whether the promise was kept."""
-        return self.value <= self.ceiling.most
+        return self.ceiling.most is None or self.value <= self.ceiling.most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """Something that is so or is not, as that nothing was lost."""
+
+    model: str
+    subject: str
+    met: bool
 
 
 def judge(rows: Iterable[Row], bars: Iterable[Bar] = BARS) -> list[Verdict]:

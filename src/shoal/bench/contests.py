@@ -1,7 +1,8 @@
 """Who waits for a slow worker: strategies side by side, with one worker slow all the time or each in turn.
 
 Under a lasting straggler `ssp` is no faster than `bsp`, by its definition: once the others are as far ahead as
-they may, they wait. It is measured to be seen, not judged.
+they may, they wait. With `shares=speed` the slow one gets less of the data, and they need not. Both are measured
+to be seen, not judged.
 """
 
 from __future__ import annotations
@@ -47,8 +48,17 @@ CONTESTS = (
     Contest(
         straggler="lasting",
         label="lasting 4x",
-        strategies={"ps_asp": "ps:sync=asp", "ps_bsp": "ps:sync=bsp", "ps_ssp_3": "ps:sync=ssp:3"},
-        bars=(Bar("lasting 4x", "ps_asp", "ddp", 1.8),),
+        strategies={
+            "ps_asp": "ps:sync=asp",
+            "ps_bsp": "ps:sync=bsp",
+            "ps_ssp_3": "ps:sync=ssp:3",
+            "ps_ssp_3_speed": "ps:sync=ssp:3,shares=speed",
+        },
+        bars=(
+            Bar("lasting 4x", "ps_asp", "ddp", 1.8),
+            Bar("lasting 4x", "ps_ssp_3", "ps_bsp"),
+            Bar("lasting 4x", "ps_ssp_3_speed", "ps_ssp_3"),
+        ),
     ),
     Contest(
         straggler="alternating",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from shoal.bench.measurement import Measurement, Timeline, summarise, summarise_
 from shoal.bench.models import WORKLOADS, warm_up_steps
 from shoal.bench.straggler import STRAGGLERS
 from shoal.launch import run_job
+from shoal.roles.timeline import read_timeline
 from shoal.spec import Cluster, Job, ParameterServer, parse_strategy
 from shoal.spec.strategy import StrategySpec
 
@@ -45,7 +45,7 @@ def goes_in_lockstep(strategy: StrategySpec) -> bool:
 def train(arguments: argparse.Namespace, steps: int) -> tuple[Timeline, float]:
     """So many steps in fresh processes: when how many samples were committed, and the last loss."""
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        path = Path(folder) / "timeline.json"
+        path = Path(folder) / "timeline"
         args = {"model": arguments.model, "processes": arguments.processes, "steps": steps}
         job = Job(
             target="shoal.bench.tasks:task",
@@ -55,7 +55,7 @@ def train(arguments: argparse.Namespace, steps: int) -> tuple[Timeline, float]:
             options={"timeline": str(path)},
         )
         results = run_job(job, lambda event: None)
-        return [(when, samples) for when, samples in json.loads(path.read_text())], results["loss"]
+        return read_timeline(path), results["loss"]
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

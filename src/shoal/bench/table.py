@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from shoal.bench.bars import Finding, Verdict
+from shoal.bench.bars import Claim, Finding, Verdict
 from shoal.bench.compare import Row
+from shoal.bench.ordeal import Ordeal
 
 
 def rows_table(rows: Sequence[Row], baseline: str = "ddp", title: str = "Speed") -> Table:
@@ -34,7 +35,33 @@ def rows_table(rows: Sequence[Row], baseline: str = "ddp", title: str = "Speed")
     return table
 
 
-def verdicts_table(verdicts: Sequence[Verdict | Finding]) -> Table:
+def ordeals_table(ordeals: Sequence[Ordeal]) -> Table:
+    """Every run under faults, beside the same one without."""
+    table = _plain_table("Under faults")
+    for heading in ("run", "faults"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("samples/s without", "with", "kept", "lost each", "next step", "worst"):
+        table.add_column(heading, justify="right")
+    for heading in ("audit", "same bits", "hangs named"):
+        table.add_column(heading)
+    for one in ordeals:
+        table.add_row(
+            one.name,
+            ", ".join(f"{count} {kind}" for kind, count in sorted(one.faults.items())) or "none",
+            f"{one.calm_samples_per_s:,.0f}",
+            f"{one.samples_per_s:,.0f}",
+            f"{one.kept:.1%}",
+            f"{one.lost_s:.2f} s",
+            f"{one.to_next_step_s:.2f} s",
+            f"{one.longest_to_next_step_s:.2f} s",
+            _yes_or_no(one.is_audit_clean, "clean", "NOT CLEAN"),
+            _yes_or_no(one.has_same_bits, "yes", "NO"),
+            _yes_or_no(one.all_hung_named, "all", "NOT ALL"),
+        )
+    return table
+
+
+def verdicts_table(verdicts: Sequence[Verdict | Finding | Claim]) -> Table:
     """Every bar: what was promised, what was measured, met or missed."""
     table = _plain_table("Bars: at least (≥) or at most (≤) so many times the peer")
     for heading in ("model", "what", "beside"):
@@ -43,8 +70,7 @@ def verdicts_table(verdicts: Sequence[Verdict | Finding]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for verdict in verdicts:
-        cells = _finding_cells(verdict) if isinstance(verdict, Finding) else _verdict_cells(verdict)
-        table.add_row(*cells, "[green]met[/green]" if verdict.met else "[red]missed[/red]")
+        table.add_row(*_cells(verdict), _outcome(verdict))
     return table
 
 
@@ -52,12 +78,32 @@ def _plain_table(title: str) -> Table:
     return Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
 
 
+def _outcome(verdict: Verdict | Finding | Claim) -> str:
+    if isinstance(verdict, Verdict) and verdict.bar.floor is None:
+        return ""
+    if isinstance(verdict, Finding) and verdict.ceiling.most is None:
+        return ""
+    return "[green]met[/green]" if verdict.met else "[red]missed[/red]"
+
+
+def _cells(verdict: Verdict | Finding | Claim) -> list[str]:
+    if isinstance(verdict, Verdict):
+        return _verdict_cells(verdict)
+    if isinstance(verdict, Finding):
+        return _finding_cells(verdict)
+    return [verdict.model, verdict.subject, "", "yes", "yes" if verdict.met else "no", ""]
+
+
+def _yes_or_no(answer: bool | None, yes: str, no: str) -> str:
+    return "–" if answer is None else yes if answer else no
+
+
 def _verdict_cells(verdict: Verdict) -> list[str]:
     return [
         verdict.bar.model,
         f"speed of {verdict.bar.subject}",
         verdict.bar.peer,
-        f"≥ {verdict.bar.floor:.2f}",
+        "none" if verdict.bar.floor is None else f"≥ {verdict.bar.floor:.2f}",
         f"{verdict.ratio:.2f}",
         _range(verdict.ratios, 2),
     ]
@@ -65,12 +111,12 @@ def _verdict_cells(verdict: Verdict) -> list[str]:
 
 def _finding_cells(finding: Finding) -> list[str]:
     ceiling = finding.ceiling
-    digits = 2 if ceiling.most < 10 else 0
+    digits = 0 if ceiling.most is not None and ceiling.most >= 10 else 2
     return [
         ceiling.model,
         ceiling.subject,
         ceiling.peer,
-        f"≤ {ceiling.most:.{digits}f} {ceiling.unit}".rstrip(),
+        "none" if ceiling.most is None else f"≤ {ceiling.most:.{digits}f} {ceiling.unit}".rstrip(),
         f"{finding.value:.{digits}f} {ceiling.unit}".rstrip(),
         _range(finding.values, digits),
     ]

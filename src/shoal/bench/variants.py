@@ -64,7 +64,8 @@ TENSORFLOW_OPTIONS = {
     "tensorflow_ps_tuned": ["--servers", "1", "--tuned"],
     "tensorflow_ps_2": ["--servers", "2"],
 }
-"""TensorFlow's asynchronous parameter server; tuned means Shoal's allocator settings, as with the other peers."""
+"""TensorFlow's asynchronous parameter server, as its guide documents it; tuned by hand it has a fused update and
+Shoal's allocator settings."""
 
 
 def tensorflow_command(variant: str, model: str, processes: int, steps: int | None) -> list[str]:

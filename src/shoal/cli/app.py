@@ -11,6 +11,7 @@ import typer
 
 import shoal
 from shoal.cli.bench import bench
+from shoal.cli.checkpoint import checkpoint
 from shoal.cli.doctor import doctor
 from shoal.cli.evaluate import evaluate
 from shoal.cli.failures import show_failure
@@ -41,6 +42,7 @@ app.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
 )(run_verb)
 app.command(rich_help_panel=TRAINING)(scale)
+app.add_typer(checkpoint, name="checkpoint", rich_help_panel=TRAINING)
 app.command(rich_help_panel=CHECKING)(verify)
 app.command(rich_help_panel=CHECKING)(bench)
 app.command(rich_help_panel=CHECKING)(doctor)

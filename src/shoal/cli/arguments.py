@@ -12,6 +12,17 @@ from shoal.errors import SpecError
 CLUSTER, TASK, RECORD, SCREEN = "Where it runs", "Changes to the task", "What is kept", "What is shown"
 
 Workers = Annotated[int, typer.Option("--workers", "-w", help="Processes.", rich_help_panel=CLUSTER)]
+WorkersOrLimits = Annotated[
+    Any,
+    typer.Option(
+        "--workers",
+        "-w",
+        help="Processes; 1:4 for 1 to 4, as the load of the machine allows. Default 1.",
+        metavar="N|LEAST:MOST",
+        parser=lambda text: int(text) if str(text).isdecimal() else text,
+        rich_help_panel=CLUSTER,
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -21,6 +32,12 @@ Threads = Annotated[
 ]
 Device = Annotated[
     str, typer.Option(help="cpu, or cuda: a GPU for each worker.", metavar="cpu|cuda", rich_help_panel=CLUSTER)
+]
+DeviceOrSaved = Annotated[
+    str | None,
+    typer.Option(
+        help="cpu (default), or cuda: a GPU for each worker.", metavar="cpu|cuda", rich_help_panel=CLUSTER
+    ),
 ]
 Port = Annotated[
     int | None,
@@ -41,6 +58,12 @@ Progress = Annotated[
 ]
 SavedRun = Annotated[
     str, typer.Argument(metavar="RUN", help="A run's folder, or its name under runs/.", show_default=False)
+]
+SavedModel = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run's folder, its name under runs/, or a checkpoint: RUN@STEP.", show_default=False
+    ),
 ]
 DataPart = Annotated[str, typer.Option(help="Which of the task's sets: test or train.", metavar="test|train")]
 

@@ -14,8 +14,9 @@ from shoal.errors import unknown
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shoal.bench import Finding, Measurement, Row, Verdict
+    from shoal.bench import Claim, Finding, Measurement, Row, Verdict
     from shoal.bench.memory import Footprint
+    from shoal.bench.ordeal import Ordeal
 
 MODELS = ("mlp", "gpt", "conv", "digits")
 STARTUP_PROCESSES = (2, 4)
@@ -33,6 +34,12 @@ def bench(
     stragglers: Annotated[
         bool, typer.Option("--stragglers/--no-stragglers", help="Compare who waits for slow workers, too.")
     ] = True,
+    chaos: Annotated[
+        bool, typer.Option("--chaos/--no-chaos", help="Train while workers and servers are killed, too.")
+    ] = True,
+    chaos_seconds: Annotated[
+        float, typer.Option(help="How long each run under faults takes, and each one beside it.", min=1.0)
+    ] = 180.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print everything as one JSON object and nothing else.")
     ] = False,
@@ -43,7 +50,8 @@ def bench(
 
     [dim]shoal bench
     shoal bench --models mlp --rounds 3 --no-start --no-stragglers
-    shoal bench --models "" --no-start --stragglers[/dim]
+    shoal bench --models "" --no-start --no-chaos
+    shoal bench --models "" --no-start --no-stragglers --chaos-seconds 40[/dim]
     """
     from rich.console import Console
 
@@ -59,8 +67,11 @@ def bench(
         session.measure_servers(min(rounds, FEWER_ROUNDS), steps)
         session.measure_memory()
         session.measure_bandwidth(rounds)
+        session.measure_checkpoints(min(rounds, FEWER_ROUNDS))
     if stragglers:
         session.measure_stragglers(min(rounds, FEWER_ROUNDS), steps)
+    if chaos:
+        session.measure_chaos(chaos_seconds)
     if start:
         session.measure_startup(rounds)
     if as_json:
@@ -78,7 +89,8 @@ class _Session:
     console: Console
     rows: dict[str, list[Row]] = field(default_factory=dict)
     """By comparison: only rows of one were measured side by side."""
-    verdicts: list[Verdict | Finding] = field(default_factory=list)
+    verdicts: list[Verdict | Finding | Claim] = field(default_factory=list)
+    ordeals: list[Ordeal] = field(default_factory=list)
     footprint: Footprint | None = None
 
     def measure_training(self, model: str, rounds: int, steps: int | None) -> None:
@@ -142,6 +154,18 @@ class _Session:
 
         self.verdicts += measure_bandwidth(rounds, self._tell_bandwidth)
 
+    def measure_checkpoints(self, rounds: int) -> None:
+        from shoal.bench.overheads import measure_checkpoints
+
+        self.verdicts += measure_checkpoints(rounds, on_measured=self._tell_speed)
+
+    def measure_chaos(self, seconds: float) -> None:
+        from shoal.bench.chaos import compare_under_faults
+
+        ordeals, verdicts = compare_under_faults(seconds, on_measured=self._tell_ordeal)
+        self.ordeals += ordeals
+        self.verdicts += verdicts
+
     def measure_startup(self, rounds: int) -> None:
         from shoal.bench.startup import measure_startup
 
@@ -149,16 +173,19 @@ class _Session:
             self.verdicts.append(measure_startup(processes, rounds, self._tell_start))
 
     def show(self) -> None:
-        from shoal.bench import rows_table, verdicts_table
+        from shoal.bench import ordeals_table, rows_table, verdicts_table
 
         for comparison, rows in self.rows.items():
             self.console.print(rows_table(rows, title=comparison))
+        if self.ordeals:
+            self.console.print(ordeals_table(self.ordeals))
         self.console.print(verdicts_table(self.verdicts))
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "rows": {comparison: [asdict(row) for row in rows] for comparison, rows in self.rows.items()},
             "verdicts": [{**asdict(verdict), "met": verdict.met} for verdict in self.verdicts],
+            "chaos": [asdict(ordeal) for ordeal in self.ordeals],
             "memory": None if self.footprint is None else asdict(self.footprint),
         }
 
@@ -167,6 +194,16 @@ class _Session:
             f"{run.model:<7} {run.variant:<21} {run.step_s * 1e3:>9.2f} ms  {run.samples_per_s:>9,.0f} samples/s",
             style="dim",
         )
+
+    def _tell_ordeal(self, ordeal: Ordeal) -> None:
+        self.console.print(
+            f"{ordeal.name:<31}{sum(ordeal.faults.values()):>3} faults  {ordeal.kept:>6.1%} kept  "
+            f"next step {ordeal.to_next_step_s:>5.2f} s",
+            style="dim",
+        )
+
+    def _tell_speed(self, name: str, samples_per_s: float) -> None:
+        self.console.print(f"{name:<38} {samples_per_s:>9,.0f} samples/s in all", style="dim")
 
     def _tell_bandwidth(self, name: str, bytes_per_s: float) -> None:
         self.console.print(f"bandwidth: {name:<25} {bytes_per_s / 1e9:>6.2f} GB/s", style="dim")

@@ -7,12 +7,12 @@ import sys
 
 import typer
 
-from shoal.cli.arguments import AsJson, DataPart, Device, Progress, SavedRun, Threads, Workers
+from shoal.cli.arguments import AsJson, DataPart, Device, Progress, SavedModel, Threads, Workers
 
 
 def evaluate(
     ctx: typer.Context,
-    run: SavedRun,
+    run: SavedModel,
     data: DataPart = "test",
     workers: Workers = 1,
     threads: Threads = None,

@@ -37,7 +37,7 @@ def _inspect(job: Job, zygote: ZygoteProcess | None) -> dict[str, Any]:
             cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
             overrides=job.overrides,
             run_dir=folder,
-            options={"probe": False, "slots": job.num_slots, "workers": job.cluster.workers},
+            options={"probe": False, "slots": job.num_slots, "workers": job.cluster.places},
         )
         run_job(inspection, lambda event: None, zygote)
         facts: dict[str, Any] = json.loads((Path(folder) / "inspection.json").read_text(encoding="utf-8"))

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.arguments import DataPart, Device, Progress, SavedRun, Threads, Workers
+from shoal.cli.arguments import DataPart, Device, Progress, SavedModel, Threads, Workers
 
 
 def predict(
     ctx: typer.Context,
-    run: SavedRun,
+    run: SavedModel,
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="The file to write: .jsonl, .csv or .npy.", show_default=False),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,29 +15,33 @@ from shoal.cli.arguments import (
     SCREEN,
     TASK,
     AsJson,
-    Device,
+    DeviceOrSaved,
     Port,
     Progress,
     Threads,
-    Workers,
+    WorkersOrLimits,
     parse_arguments,
 )
+
+if TYPE_CHECKING:
+    from shoal.spec import Job
 
 
 def train(
     ctx: typer.Context,
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="TARGET",
-            help="path.py:factory or package.module:factory; the factory defaults to task.",
+            help="path.py:factory or package.module:factory; the factory defaults to task. None with --resume.",
             show_default=False,
         ),
-    ],
-    workers: Workers = 1,
+    ] = None,
+    workers: WorkersOrLimits = None,
     strategy: Annotated[
-        str, typer.Option("--strategy", "-s", help="How: name:key=value,…", rich_help_panel=CLUSTER)
-    ] = "data",
+        str | None,
+        typer.Option("--strategy", "-s", help="How: name:key=value,…; default data.", rich_help_panel=CLUSTER),
+    ] = None,
     slots: Annotated[
         int | None,
         typer.Option(
@@ -46,11 +50,32 @@ def train(
         ),
     ] = None,
     spares: Annotated[
-        int, typer.Option(help="Processes that wait to replace one that dies.", rich_help_panel=CLUSTER)
-    ] = 0,
+        int | None, typer.Option(help="Processes that wait to replace one that dies.", rich_help_panel=CLUSTER)
+    ] = None,
+    on_failure: Annotated[
+        str | None,
+        typer.Option(
+            help="When a worker dies or raises: replace it (default), let others do its work (shrink), or stop.",
+            metavar="replace|shrink|stop",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None,
+    max_failures: Annotated[
+        int | None,
+        typer.Option(help="So many failures a run survives within a minute; default 10.", rich_help_panel=CLUSTER),
+    ] = None,
     threads: Threads = None,
-    device: Device = "cpu",
+    device: DeviceOrSaved = None,
     port: Port = None,
+    chaos: Annotated[
+        str,
+        typer.Option(
+            help="Faults to inject: 'kill worker:1 at step 50; hang worker:0 at step 80 for 3s; slow worker:1 x4; "
+            "raise worker:0 at step 30', or random:mtbf=10s,kinds=kill+hang,seed=0.",
+            rich_help_panel=CLUSTER,
+            show_default=False,
+        ),
+    ] = "",
     arg: Annotated[
         list[str] | None,
         typer.Option(help="An argument of the factory, name=value; repeatable.", rich_help_panel=TASK),
@@ -66,6 +91,50 @@ def train(
     ] = None,
     evaluate_every: Annotated[
         int | None, typer.Option(help="Evaluate after so many steps.", rich_help_panel=TASK)
+    ] = None,
+    fold: Annotated[
+        str | None,
+        typer.Option(
+            help="Test on one part of the train set, train on the others: 2/5 is the second of five.",
+            rich_help_panel=TASK,
+        ),
+    ] = None,
+    skip_loss_below: Annotated[
+        float | None,
+        typer.Option(help="Do not learn from parts of a batch whose loss is below this.", rich_help_panel=TASK),
+    ] = None,
+    weights_from: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Begin from the weights of a run, RUN@STEP or FILE.safetensors.",
+            metavar="RUN|RUN@STEP|FILE",
+            rich_help_panel=TASK,
+        ),
+    ] = None,
+    skip_seen: Annotated[
+        bool,
+        typer.Option(
+            "--skip-seen",
+            help="With --from: leave out the samples that the checkpoint has seen.",
+            rich_help_panel=TASK,
+        ),
+    ] = False,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Save the training state: every=200 (steps), every=5m, auto or none; ,keep=3 behind it.",
+            metavar="RULE",
+            rich_help_panel=RECORD,
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            help="Go on with a run after its newest checkpoint, or that of a step; what is not given stays.",
+            metavar="RUN[@STEP]",
+            rich_help_panel=RECORD,
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="The run's name; default target and time.", rich_help_panel=RECORD)
@@ -87,43 +156,46 @@ def train(
 
     [dim]shoal train digits.py
     shoal train digits.py --workers 4 --spares 1
+    shoal train digits.py --workers 1:4 --on-failure shrink
     shoal train digits.py -w 4 --strategy data:via=ring --arg width=512 --epochs 3
-    shoal train digits.py -w 4 --strategy ps:servers=2,sync=ssp:3 --explain[/dim]
+    shoal train digits.py -w 4 --strategy ps:servers=2,sync=ssp:3 --explain
+    shoal train digits.py --checkpoint every=200 --name mine
+    shoal train --resume mine --workers 2[/dim]
     """
-    from shoal.launch.runs import locate
-    from shoal.launch.runs import train as start
-    from shoal.spec import Cluster, Job
-
-    given = {
-        "batch_size": batch_size,
-        "epochs": epochs,
-        "max_steps": max_steps,
-        "seed": seed,
-        "accumulate": accumulate,
-        "evaluate_every": evaluate_every,
+    cluster = _given(workers=workers, spares=spares, threads=threads, device=device, port=port)
+    overrides = _given(
+        batch_size=batch_size,
+        epochs=epochs,
+        max_steps=max_steps,
+        seed=seed,
+        accumulate=accumulate,
+        evaluate_every=evaluate_every,
+        fold=fold,
+        skip_loss_below=skip_loss_below,
+    )
+    said: dict[str, Any] = {
+        "strategy": strategy,
+        "cluster": cluster,
+        "slots": slots,
+        "chaos": chaos,
+        "checkpoint": checkpoint,
     }
-    overrides = {key: value for key, value in given.items() if value is not None}
-    cluster = Cluster(workers=workers, spares=spares, threads=threads, device=device, port=port)
+    said |= {"on_failure": on_failure, "max_failures": max_failures}
     arguments = parse_arguments(arg or ())
     if explain:
         from shoal.cli.explain import explain as show_plan
 
-        job = Job(
-            target=locate(target),
-            args=arguments,
-            strategy=strategy,
-            cluster=cluster,
-            slots=slots,
-            overrides=overrides,
-        )
+        job = _planned_job(target, arguments, resume, runs, {**said, "overrides": overrides})
         show_plan(job, ctx.obj, as_json=as_json)
         return
+    from shoal.launch.runs import train as start
+
     run = start(
         target,
-        strategy=strategy,
-        cluster=cluster,
-        slots=slots,
         args=arguments,
+        resume=resume,
+        weights_from=weights_from,
+        skip_seen=skip_seen,
         name=name,
         runs=runs,
         overwrite=overwrite,
@@ -131,7 +203,27 @@ def train(
         output=sys.stderr if as_json else None,
         tensorboard=tensorboard,
         zygote=ctx.obj,
+        **said,
         **overrides,
     )
     if as_json:
         print(json.dumps({"run": str(run.folder), **run.results}))
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """What was said on the command line."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _planned_job(
+    target: str | None, arguments: dict[str, Any], resume: str | None, runs: Path, said: dict[str, Any]
+) -> Job:
+    """The job that would be run."""
+    from shoal.launch.resuming import find_whole, resumed_job
+    from shoal.launch.runs import new_job
+    from shoal.observe import RunFolder
+
+    if resume is None:
+        return new_job(target, arguments, {}, said)
+    path, manifest = find_whole(resume, runs, lambda text: print(text, file=sys.stderr))
+    return resumed_job(RunFolder.open(path.parent.parent).read_job(), path, manifest, said)

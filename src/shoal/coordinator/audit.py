@@ -23,6 +23,7 @@ def audit(plan: JobPlan, shards: dict[int, ShardReport]) -> dict[str, Any]:
     may_drop = parse_sync(plan.sync).mode is Mode.QUORUM
     return {
         "cells": plan.num_cells - plan.first_cell,
+        "samples": plan.num_samples,
         "clean": all(row["more_than_once"] == 0 and (row["never"] == 0 or may_drop) for row in rows),
         "shards": rows,
     }

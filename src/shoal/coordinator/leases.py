@@ -28,6 +28,8 @@ class Leases:
         """A heap of cells that came back; those that turned out to be done are skipped when they come up."""
         self._next = first
         self._settled = settled
+        self.limit: int | None = None
+        """Cells from here on are held back for now."""
 
     @property
     def committed(self) -> int:
@@ -48,6 +50,10 @@ class Leases:
     def wants_confirmation(self) -> bool:
         """Whether knowing what the shards have could save work: cells have come back, or all are given."""
         return not self.complete and (not self._settled or bool(self._returned) or self._next >= self._num_cells)
+
+    def border(self, slots: int) -> int:
+        """The end of the last step of which a cell was handed out, as a number of cells."""
+        return min(-(-self._next // slots) * slots, self._num_cells)
 
     def held_by(self, node: int) -> list[int]:
         """The cells that a worker holds."""
@@ -95,7 +101,7 @@ class Leases:
             cell = heapq.heappop(self._returned)
             if self._is_free(cell):
                 return cell
-        while self._next < self._num_cells:
+        while self._next < (self._num_cells if self.limit is None else min(self.limit, self._num_cells)):
             self._next += 1
             if self._is_free(self._next - 1):
                 return self._next - 1

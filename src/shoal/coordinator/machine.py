@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+from shoal.coordinator.holding import next_hold
 from shoal.coordinator.members import SERVER, WORKER, Member
 from shoal.coordinator.plan import JobPlan
 from shoal.coordinator.shards import ShardTable
@@ -162,6 +163,8 @@ class Coordinator(Upkeep):
             self._on_stop(reason)
         if member.role == WORKER and "post" in report.facts:
             self._publish_posts()
+        if member.role == WORKER:
+            self._hold_back()
         if member.role == WORKER and report.facts.get("done") is True:
             self._on_done(member)
         if self._view is not None and report.view < self._view.number:
@@ -182,6 +185,22 @@ class Coordinator(Upkeep):
         if len(posts) == self._state.wanted[WORKER] and None not in posts.values():
             self._state.settings["posts"] = posts
             self._changed = True
+
+    def _hold_back(self) -> None:
+        """The first worker may want all at one border, to save what is there."""
+        workers, settings = self._state.members.seats(WORKER), self._state.settings
+        facts = {rank: self._reports.facts.get(node, {}) for rank, node in workers.items()}
+        others = [facts.get(rank, {}) for rank in range(1, self._state.wanted[WORKER])]
+        at_work = [told for told in others if told.get("done") is not True]
+        border = self._leases.border(self.plan.slots) if self.plan.leased else None
+        hold = next_hold(settings.get("hold"), facts.get(0, {}), at_work, border)
+        if hold == settings.get("hold"):
+            return
+        settings.pop("hold", None)
+        if hold is not None:
+            settings["hold"] = hold
+        self._limit_leases()
+        self._changed = True
 
     def _on_done(self, worker: Member) -> None:
         """A worker says that it has nothing more to do: all is trained, or it was told to leave."""

@@ -32,6 +32,10 @@ class JobPlan:
     """Each server has a whole copy for its own group of workers, so that neither can become more or fewer."""
     num_cells: int
     """Parts of the data in the whole run; each is to be applied once."""
+    num_samples: int = 0
+    """Samples of all these parts together."""
+    slots: int = 1
+    """Parts of each step's batch."""
     first_cell: int = 0
     """Cells below this were done before this run began."""
     leased: bool

@@ -7,6 +7,8 @@
 |         | `waiting`         | part of the time, 0 to 1, in which consistency made it wait                     |
 |         | `done`            | it has trained on all that is its own (where cells are not leased)              |
 |         | `post`            | where its peers find it; all workers are told all posts, once each has posted   |
+|         | `hold`, `held`,   | the first worker wants all at one border, a worker is at its clock, the first   |
+|         | `released`        | worker is done with it: see `holding.py`                                        |
 | servers | `shards`          | for each shard by number: `cells` (a `CellSet` as plain data), `tally` (pushes  |
 |         |                   | by outcome), `delay_mean`, `delay_max`, and more that is only shown             |
 

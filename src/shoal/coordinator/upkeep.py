@@ -53,6 +53,7 @@ class Upkeep:
         self._ordered: dict[Seat, float] = dict.fromkeys(self._state.seats(), now + grace_s)
         """When somebody was last told to fill a seat that is free. The first ones start without an order."""
         self._leases = Leases(plan.num_cells, first=plan.first_cell, settled=saved is None)
+        self._limit_leases()
         self._recovery: Recovery | None = None
         if saved is not None and plan.leased:
             workers = self._state.members.seats(WORKER).values()
@@ -187,6 +188,11 @@ class Upkeep:
             self._recovery.on_lost(member.node)
         if cells := self._leases.release(member.node):
             self._decide("reissued", "the worker that held them is gone", cells=cells, rank=member.rank)
+
+    def _limit_leases(self) -> None:
+        """While the workers are held, nothing beyond the border is handed out."""
+        hold = self._state.settings.get("hold")
+        self._leases.limit = hold[1] if hold is not None and self.plan.leased else None
 
     def _count_failure(self) -> None:
         self._failures += 1

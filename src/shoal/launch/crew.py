@@ -7,23 +7,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.launch.engine import Member
-from shoal.launch.verdict import Failure
+from shoal.launch.hangs import Life
+from shoal.launch.stacks import StackSource
 
 
-@dataclass
+@dataclass(eq=False)
 class Hand:
     """One process as the supervisor sees it."""
 
     member: Member
-    heard_at: float
-    """When it last gave a sign of life."""
+    life: Life
     state: str = "starting"
     is_done: bool = False
     has_reported_failure: bool = False
-    silent_for_s: float | None = None
-    """Set when it was ended because it had said nothing for so long."""
-    succeeds: Vacancy | None = None
-    """The worker's place that a spare has been given and not yet spoken from."""
+    stacks: StackSource | None = None
+    """How to ask it where it is; None until it has said so."""
+    hang: str = ""
+    """Set when it was ended because it hung: how that showed, and where it was."""
+    succeeds: list[Vacancy] = field(default_factory=list)
+    """What it has been given in place of others, and not yet spoken from."""
+    unconfirmed: set[int] = field(default_factory=set)
+    """Places that it has been given and perhaps does not know of yet."""
     follows_loss_at: float | None = None
     """When the process was lost whose place it was started for; None once it is ready."""
     dismissed_at: float | None = None
@@ -41,14 +45,14 @@ class Hand:
 
 @dataclass(frozen=True)
 class Vacancy:
-    """A worker's place that waits for a spare."""
+    """Places whose host is gone."""
 
-    global_rank: int
+    places: tuple[int, ...]
     lost_at: float
-    failure: Failure
-    """What to tell if no spare can be had."""
-    spare: int = -1
-    """The number of the spare that took the place."""
+    spare: int | None = None
+    """The number of the waiting spare that took them, where one did."""
+    adopter: int | None = None
+    """The rank of the worker that took them besides its own, where one did."""
 
 
 @dataclass
@@ -80,23 +84,17 @@ class Crew:
 
     def note_life(self, hand: Hand, message: dict[str, Any], now: float) -> None:
         """It has said something: it lives, and perhaps the run has come further."""
-        hand.heard_at = now
+        hand.life.hear(message, now)
         if message.get("kind") == "state":
             hand.state = message["state"]
-        if (step := message.get("step", 0)) > self.top_step:
+        if (step := _furthest_step(message)) > self.top_step:
             self.top_step, self.fruitless_losses = step, 0
 
-    def silent(self, now: float, timeout_s: float) -> list[Hand]:
-        """Started processes that have said nothing for too long and have not been dealt with."""
-        return [one for one in self._watched() if now - one.heard_at >= timeout_s]
+    def watched(self) -> list[Hand]:
+        """Started processes that are not known to hang."""
+        return [one for one in self.living() if one.member.pid is not None and not one.hang]
 
-    def next_silence(self, timeout_s: float) -> float | None:
-        """When the next one will have been silent for too long, if none of them speaks."""
-        return min((one.heard_at + timeout_s for one in self._watched()), default=None)
 
-    def _watched(self) -> Iterator[Hand]:
-        return (
-            one
-            for one in self.hands
-            if one.member.is_alive and one.member.pid is not None and one.silent_for_s is None
-        )
+def _furthest_step(message: dict[str, Any]) -> int:
+    """The last step that a message speaks of; 0 where it speaks of none."""
+    return int(message["steps"][-1][0] if message.get("kind") == "steps" else message.get("step", 0))

@@ -26,6 +26,12 @@ class Member:
     """None while it lives; negative for the signal that ended it."""
     node: int = 0
     """Its own number among all processes that a job with servers ever had."""
+    places: tuple[int, ...] = ()
+    """The ranks whose work a worker does; its own is the lowest of them."""
+
+    def __post_init__(self) -> None:
+        if self.role == "worker" and not self.places:
+            self.places = (self.global_rank,)
 
     @property
     def name(self) -> str:

@@ -76,7 +76,7 @@ class LocalHandle:
         log_fd, log_name = self._open_log(stem, world.global_rank)
         self._logs.append(log_fd)
         ours, theirs = Channel.pair()
-        member = Member(world.role, world.global_rank, ours, log_name, node=world.node)
+        member = Member(world.role, world.global_rank, ours, log_name, node=world.node, places=world.places)
         self.members.append(member)
         try:
             self._zygote.send(self._request(world), [log_fd, theirs.fileno(), self._arena_fd])

@@ -7,8 +7,11 @@ import socket
 from dataclasses import replace
 from typing import Any
 
+from shoal.arena import supported
 from shoal.errors import LaunchError, SpecError
-from shoal.spec import Job, ParameterServer, World
+from shoal.launch import elastic
+from shoal.launch.seats import spread
+from shoal.spec import Data, Job, ParameterServer, World
 from shoal.spec.world import LOOPBACK
 
 _SECRET_BYTES = 32
@@ -21,13 +24,16 @@ def servers_of(job: Job) -> int:
 
 
 def plan_places(job: Job) -> list[World]:
-    """One world for each process: coordinator and servers where there are any, workers, spares."""
+    """One world for each process: coordinator and servers where there are any, workers, spares.
+
+    Without servers `world_size` counts places, of which a worker may host several.
+    """
     if job.purpose == "script" and job.cluster.spares:
         raise SpecError(
             f"Cluster: spares={job.cluster.spares} was set for a script, but only Shoal's own training can "
             "hand a worker's place to another process; leave spares at 0."
         )
-    workers, spares, servers = job.cluster.workers, job.cluster.spares, servers_of(job)
+    workers, spares, servers = job.cluster.places, job.cluster.spares, servers_of(job)
     is_alone = workers + spares + servers == 1
     ground = World(
         world_size=workers,
@@ -36,7 +42,8 @@ def plan_places(job: Job) -> list[World]:
         secret="" if is_alone else secrets.token_hex(_SECRET_BYTES),
     )
     if not servers:
-        ranks = [member_place(ground, "worker", rank) for rank in range(workers)]
+        hosted = spread(workers, elastic.starting_workers(job.cluster))
+        ranks = [ground.hosting(places, generation=0) for places in hosted]
         return ranks + [member_place(ground, "spare", number) for number in range(spares)]
     roles = [("coordinator", 0)]
     roles += [("server", number) for number in range(servers)] + [("worker", rank) for rank in range(workers)]
@@ -57,20 +64,46 @@ def member_place(other: World, role: str, number: int, *, node: int = 0, generat
         local_size=size,
         node=node,
         generation=generation,
+        places=(),
     )
 
 
-def describe_world(job: Job) -> dict[str, Any]:
+def can_move(job: Job) -> bool:
+    """Whether one process can do the work of several: all is in shared memory, and nobody waits in a pass."""
+    spec = job.spec
+    return _shares_memory(job) and isinstance(spec, Data) and spec.batchnorm != "sync"
+
+
+def can_replace(job: Job) -> bool:
+    """Whether another process can go on where one died in the middle of a step."""
+    spec, cluster = job.spec, job.cluster
+    has_journal = isinstance(spec, Data) and spec.journal
+    # A process that is alone without need trains in memory of its own.
+    return _shares_memory(job) and has_journal and cluster.places + cluster.spares > 1
+
+
+def _shares_memory(job: Job) -> bool:
+    spec = job.spec
+    if job.purpose != "train" or not isinstance(spec, Data) or job.cluster.device != "cpu":
+        return False
+    return spec.shares_memory and supported()
+
+
+def describe_world(job: Job, workers: int | None = None) -> dict[str, Any]:
     """What the `world` event says: nobody should have to guess which world was formed."""
     cluster, servers = job.cluster, servers_of(job)
-    members = _count(cluster.workers, "worker")
+    workers = cluster.workers if workers is None else workers
+    members = _count(workers, "worker")
+    if cluster.is_elastic:
+        members += f" ({cluster.min_workers} to {cluster.max_workers})"
     if servers:
         members += f", {_count(servers, 'server')} and a coordinator"
     elif cluster.spares:
         members += f" and {_count(cluster.spares, 'spare')}"
     threads = _count(cluster.threads_per_worker, "thread")
     return {
-        "workers": cluster.workers,
+        "workers": workers,
+        **({"places": cluster.places} if cluster.is_elastic else {}),
         "spares": cluster.spares,
         **({"servers": servers} if servers else {}),
         "hosts": 1,

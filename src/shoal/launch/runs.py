@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from shoal.errors import Interrupted, ShoalError, SpecError
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
+from shoal.launch.resuming import find_whole, first_options, resumed_job
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import (
     Bus,
@@ -25,6 +26,8 @@ from shoal.observe import (
     TensorBoardSink,
     write_report,
 )
+from shoal.observe.checkpoint_names import is_checkpoint, step_folders, step_of
+from shoal.observe.run_folder import DEFAULT_ROOT
 from shoal.observe.wording import near
 from shoal.spec import Cluster, Job, StrategySpec
 
@@ -43,13 +46,20 @@ class Run:
 
 
 def train(
-    target: str | Callable[..., Any],
+    target: str | Callable[..., Any] | None = None,
     *,
-    workers: int = 1,
-    strategy: str | StrategySpec = "data",
-    cluster: Cluster | None = None,
+    workers: int | str | None = None,
+    strategy: str | StrategySpec | None = None,
+    cluster: Cluster | Mapping[str, Any] | None = None,
     slots: int | None = None,
     args: Mapping[str, Any] | None = None,
+    chaos: str = "",
+    on_failure: str | None = None,
+    max_failures: int | None = None,
+    checkpoint: str | None = None,
+    resume: str | None = None,
+    weights_from: str | None = None,
+    skip_seen: bool = False,
     name: str | None = None,
     runs: str | Path = "runs",
     overwrite: bool = False,
@@ -62,21 +72,74 @@ def train(
     """Train a task with many processes of this machine.
 
     `target` is `path.py:factory` or an importable factory function. `progress` shows a bar (True), plain lines
-    (False), or what fits the output (None), which is standard output by default. Further keywords change
-    fields of the task: `epochs=3`.
+    (False), or what fits the output (None), which is standard output by default. `chaos` injects faults:
+    `kill worker:1 at step 50`. `workers` may be limits, `1:4`; `on_failure` says what follows a death: `replace`,
+    `shrink` or `stop`. Further keywords change fields of the task: `epochs=3`.
+
+    `checkpoint` says when to save the training state: `every=200`. `resume` goes on with an earlier run, `RUN` or
+    `RUN@STEP`, in its folder, with its task and settings but for those given here; of a `cluster` also single
+    fields. `weights_from` begins a new run from the weights of another, a checkpoint or a file; with `skip_seen`
+    it leaves out the samples that the checkpoint has seen.
     """
-    job = Job(
-        target=locate(target if isinstance(target, str) else target_of(target)),
-        args=dict(args or {}),
-        strategy=str(strategy),
-        cluster=cluster or Cluster(workers=workers),
-        slots=slots,
-        overrides=overrides,
-    )
-    folder = RunFolder.create(runs, name, overwrite, target=job.target)
+    shown = screen(progress, output)
+    if workers is not None and cluster is None:
+        cluster = {"workers": workers}
+    said: dict[str, Any] = {"strategy": None if strategy is None else str(strategy), "cluster": cluster}
+    said |= {"slots": slots, "checkpoint": checkpoint, "chaos": chaos, "overrides": overrides}
+    said |= {"on_failure": on_failure, "max_failures": max_failures}
+    if resume is not None:
+        if target is not None or args or name is not None or weights_from is not None or skip_seen:
+            raise SpecError(
+                f"resume={resume!r} goes on with that run's own task, in its own folder; leave target, args, "
+                "name, weights_from and skip_seen out."
+            )
+        job, folder = _resumed(resume, runs, shown, said)
+    else:
+        if skip_seen and weights_from is None:
+            raise SpecError("--skip-seen leaves out what a checkpoint has seen; name it with --from.")
+        options = {}
+        if weights_from is not None:
+            options = first_options(weights_from, runs, _warning_to(shown), skip_seen=skip_seen)
+        job = new_job(target, args, options, said)
+        folder = RunFolder.create(runs, name, overwrite, target=job.target)
     extra = [TensorBoardSink(folder.tensorboard)] if tensorboard else []
     job = replace(job, run_dir=str(folder.path))
-    return execute(job, folder, screen(progress, output), extra=extra, zygote=zygote)
+    return execute(job, folder, shown, extra=extra, zygote=zygote)
+
+
+def new_job(
+    target: str | Callable[..., Any] | None,
+    args: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+    said: Mapping[str, Any],
+) -> Job:
+    """The job of a run that begins; what is not said is as usual."""
+    if target is None:
+        raise SpecError("There is nothing to train: name a task, path.py:factory, or a run to resume.")
+    given = {key: value for key, value in said.items() if value is not None}
+    if not isinstance(given.get("cluster", Cluster()), Cluster):
+        given["cluster"] = Cluster(**given["cluster"])
+    return Job(
+        target=locate(target if isinstance(target, str) else target_of(target)),
+        args=dict(args or {}),
+        options=dict(options),
+        **given,
+    )
+
+
+def _resumed(resume: str, runs: str | Path, shown: Sink, said: dict[str, Any]) -> tuple[Job, RunFolder]:
+    path, manifest = find_whole(resume, runs, _warning_to(shown))
+    folder = RunFolder.open(path.parent.parent)
+    job = resumed_job(folder.read_job(), path, manifest, said)
+    # What a coordinator remembers is about the attempt that ended.
+    folder.decisions.unlink(missing_ok=True)
+    folder.result.unlink(missing_ok=True)
+    shown.handle(Event("line", values={"text": f"resuming {folder.name} after step {manifest.step:,}"}))
+    return job, folder
+
+
+def _warning_to(shown: Sink) -> Callable[[str], None]:
+    return lambda text: shown.handle(Event("warning", values={"text": text}))
 
 
 def screen(progress: bool | None = None, output: TextIO | None = None) -> Sink:
@@ -111,6 +174,8 @@ def execute(
     except ShoalError as error:
         if not record.has_failed:
             bus.emit(Event("failed", values={"message": str(error), "traceback": ""}))
+        if how := _how_to_go_on(folder):
+            error.args = (f"{error} {how}",)
         raise
     finally:
         if record.results:
@@ -153,9 +218,19 @@ class _Record:
 
 
 def _whereabouts(folder: RunFolder) -> str:
+    how = _how_to_go_on(folder)
     if folder.model.is_file():
-        return f"The model so far is saved in {near(str(folder.model))}, the report beside it."
-    return f"No model was saved; what happened is in {near(str(folder.path))}."
+        return f"The model so far is saved in {near(str(folder.model))}, the report beside it. {how}".strip()
+    return f"No model was saved; what happened is in {near(str(folder.path))}. {how}".strip()
+
+
+def _how_to_go_on(folder: RunFolder) -> str:
+    """Nothing where there is no checkpoint."""
+    steps = [step_of(path) for path in step_folders(folder.checkpoints) if is_checkpoint(path)]
+    if not steps:
+        return ""
+    run = folder.name if folder.path.parent == Path(DEFAULT_ROOT).absolute() else near(str(folder.path))
+    return f"Go on after step {steps[-1]:,} with: shoal train --resume {run}"
 
 
 def target_of(factory: Callable[..., Any]) -> str:

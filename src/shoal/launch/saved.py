@@ -13,6 +13,7 @@ from shoal.launch.owner import ZygoteProcess
 from shoal.launch.runs import screen
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Bus, RunFolder
+from shoal.observe.checkpoint_names import find_checkpoint, names_checkpoint
 from shoal.spec import Cluster, Job
 
 
@@ -35,7 +36,10 @@ def evaluate(
     output: TextIO | None = None,
     zygote: ZygoteProcess | None = None,
 ) -> Evaluation:
-    """Loss and metrics of a run's model over its task's `test` or `train` set; equal for any `workers`."""
+    """Loss and metrics of a run's model over its task's `test` or `train` set; equal for any `workers`.
+
+    `run` is a run's folder or name, or one of its checkpoints: `demo@200`, or the checkpoint's folder.
+    """
     job = _saved_job("evaluate", run, cluster or Cluster(workers=workers), {"data": data})
     found = _execute(job, progress, output, zygote)
     return Evaluation(found["results"], found["samples"])
@@ -63,11 +67,7 @@ def predict(
 
 
 def _saved_job(purpose: str, run: str | Path, cluster: Cluster, options: dict[str, Any]) -> Job:
-    folder = RunFolder.open(run)
-    if not folder.model.is_file():
-        raise CheckpointError(
-            f"Run {folder.name!r} has left no model in {folder.path}; it failed before it could save one."
-        )
+    folder, model = _find(str(run))
     trained = folder.read_job()
     return Job(
         purpose=purpose,
@@ -77,8 +77,21 @@ def _saved_job(purpose: str, run: str | Path, cluster: Cluster, options: dict[st
         strategy="data",
         cluster=cluster,
         overrides=trained.overrides,
-        options={"model": str(folder.model), **options},
+        options={"model": str(model), **options},
     )
+
+
+def _find(run: str) -> tuple[RunFolder, Path]:
+    """A run and its final model, or that of the checkpoint which `run` names."""
+    if names_checkpoint(run):
+        model = find_checkpoint(run)
+        return RunFolder.open(model.parent.parent), model
+    folder = RunFolder.open(run)
+    if not folder.model.is_file():
+        raise CheckpointError(
+            f"Run {folder.name!r} has left no model in {folder.path}; it failed before it could save one."
+        )
+    return folder, folder.model
 
 
 def _execute(

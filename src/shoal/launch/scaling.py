@@ -10,6 +10,7 @@ from shoal.launch.crew import Crew
 from shoal.observe.wording import plural
 
 SCALED_ROLES = ("worker", "server")
+BEGUN = "Scaling has begun; the run goes on meanwhile."
 ENDING = "The run is ending; there is nothing left to scale."
 
 

@@ -16,9 +16,10 @@ from typing import Any
 from shoal.errors import PeerLost, ProtocolError
 from shoal.launch.control import ScaleRequest
 from shoal.launch.crew import Hand
+from shoal.launch.failure_log import Evidence, FailureLog
+from shoal.launch.membership import STOP_SIGNALS
 from shoal.launch.places import member_place
 from shoal.launch.scaling import ENDING, SCALED_ROLES, Waiting, tell_numbers
-from shoal.launch.spares import STOP_SIGNALS
 from shoal.launch.succession import Bridge
 from shoal.launch.verdict import Failure
 
@@ -55,6 +56,9 @@ class Service:
         self._lost_worker: Failure | None = None
         """What to tell if nobody finishes a lost worker's work."""
         self._waiting = Waiting()
+        self._log = FailureLog(bridge.job.max_failures)
+        self._evidence: dict[Hand, Evidence] = {}
+        """What workers said about the errors that ended them."""
 
     # How the run proceeds.
 
@@ -136,6 +140,8 @@ class Service:
             seconds = time.monotonic() - hand.follows_loss_at
             hand.follows_loss_at = None
             self._emit_about(hand, "replaced", {"seconds": seconds})
+        if kind == "raised":
+            self._evidence[hand] = Evidence.from_message(values)
         if member.role == "coordinator":
             self._hear_coordinator(hand, kind, values)
         if not hand.is_worker and kind in ("line", "warning"):
@@ -154,15 +160,21 @@ class Service:
             self._waiting.answer(kind, values)
 
     def hear_failure(self, hand: Hand, failure: Failure) -> None:
-        """Whoever lost a peer is itself lost; every other failure is the run's."""
+        """Who lost a peer, or raised at what another may manage, is itself lost; other failures are the run's."""
         if self._phase is Phase.CLOSING:
             self._bridge.emit(
                 "warning", None, {"text": f"at its end, {hand.member.name} failed: {failure.message}"}
             )
         elif failure.consequence:
             hand.complaint = failure.message
-        else:
+        elif (evidence := self._evidence.get(hand)) is None or evidence.final:
             self._bridge.fail(failure)
+        elif self._log.is_poisoned(evidence):
+            self._bridge.fail(replace(failure, message=evidence.verdict))
+        elif self._bridge.job.on_failure == "stop":
+            self._bridge.fail(failure)
+        else:
+            hand.complaint = failure.message
 
     def _obey(self, order: dict[str, Any]) -> None:
         if self._phase is Phase.CLOSING or self._bridge.has_failed:
@@ -204,6 +216,12 @@ class Service:
             self._bridge.emit("warning", None, {"text": text})
             return
         failure = self._bridge.failure_of(hand, reason)
+        if self._bridge.job.on_failure == "stop":
+            self._bridge.fail(failure)
+            return
+        if self._log.is_too_much(time.monotonic()):
+            self._bridge.fail(replace(failure, message=f"{reason} {self._log.complaint}"))
+            return
         self._lost_at[hand.member.role, hand.member.global_rank] = time.monotonic()
         self._emit_about(hand, "lost", {"reason": reason})
         if hand.member.role == "coordinator":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import selectors
 import signal
 import time
@@ -12,22 +13,24 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from shoal.errors import Interrupted, LaunchError, PeerLost, WorkerFailed
+from shoal.launch.chaos import Mischief
 from shoal.launch.control import ControlSocket
 from shoal.launch.crew import Crew, Hand
 from shoal.launch.deaths import MemoryWatch, explain_death
 from shoal.launch.engine import Engine, Handle, Member
+from shoal.launch.hangs import Life
 from shoal.launch.interrupts import Interrupts
 from shoal.launch.local import LocalEngine
+from shoal.launch.membership import Membership
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.places import describe_world, plan_places, servers_of
 from shoal.launch.service import Service
-from shoal.launch.spares import Spares
 from shoal.launch.succession import Succession
 from shoal.launch.verdict import Failure, first_cause
+from shoal.launch.vigil import Vigil
 from shoal.observe.events import Event
 from shoal.spec import Job, World
 
-HANG_TIMEOUT_S = 30.0
 _SETTLE_S = 0.3
 """How long to wait after a failure for others, so that the cause is shown and not what it caused."""
 _GRACE_S = 2.0
@@ -50,7 +53,7 @@ class Supervisor:
         on_event: Callable[[Event], None],
         engine: Engine | None = None,
         *,
-        hang_timeout_s: float = HANG_TIMEOUT_S,
+        hang_timeout_s: float | None = None,
     ) -> None:
         self.job = job
         self.crew = Crew()
@@ -58,7 +61,8 @@ class Supervisor:
         self.results: dict[str, Any] = {}
         self._on_event = on_event
         self._engine = engine or LocalEngine()
-        self._hang_timeout_s = hang_timeout_s
+        # Who was asked to be quiet does not hang because of that.
+        self._hang_timeout_s = math.inf if job.options.get("quiet") else hang_timeout_s
         self._memory = MemoryWatch()
         self._selector = selectors.DefaultSelector()
         self._failures: list[Failure] = []
@@ -66,12 +70,13 @@ class Supervisor:
         self._world_told = False
         self._stop_by: float | None = None
         self._control: ControlSocket | None = None
-        self._succession: Succession = Service(self) if servers_of(job) else Spares(self)
+        self._succession: Succession = Service(self) if servers_of(job) else Membership(self)
 
     def run(self) -> dict[str, Any]:
         """Run the job to its end; the results of its first worker, and what the coordinator counted."""
         places = plan_places(self.job)
         self.first_place: World = places[0]
+        self._num_workers = sum(place.role == "worker" for place in places)
         with self._selector, Interrupts() as interrupts, ExitStack() as at_end:
             if servers_of(self.job) and not self.job.run_dir:
                 # A coordinator's memory outlives it, so that its successor can go on.
@@ -79,6 +84,9 @@ class Supervisor:
                 self.job = replace(self.job, options={**self.job.options, "scratch": scratch})
             self._handle: Handle = self._engine.start(self.job, places)
             at_end.callback(self._handle.close)
+            self._vigil = Vigil(self, self._handle.signal, unmeasured_s=self._hang_timeout_s)
+            self._mischief = Mischief(self.job, self.crew, self.emit, self._handle.signal)
+            at_end.callback(self._mischief.tell_open)
             self._selector.register(interrupts, selectors.EVENT_READ)
             self._selector.register(self._handle, selectors.EVENT_READ)
             if self.job.run_dir:
@@ -103,8 +111,9 @@ class Supervisor:
                 self._notice(self.crew.hand_of(member))
             for request in self._control.collect() if self._control is not None else ():
                 self._succession.scale(request)
-            self._end_the_silent()
+            self._vigil.act()
             self._heed(interrupts)
+            self._mischief.act(time.monotonic())
             self._succession.act()
             self._judge()
         self._judge()
@@ -113,8 +122,9 @@ class Supervisor:
         deadlines = [
             self._judge_at,
             self._stop_by,
-            self.crew.next_silence(self._hang_timeout_s),
+            self._vigil.next_deadline(),
             self._succession.next_deadline(),
+            self._mischief.next_deadline(time.monotonic()),
         ]
         known = [deadline for deadline in deadlines if deadline is not None]
         return max(0.0, min(known) - time.monotonic()) if known else None
@@ -122,7 +132,7 @@ class Supervisor:
     # What processes say.
 
     def _welcome(self, member: Member) -> Hand:
-        hand = Hand(member, heard_at=time.monotonic())
+        hand = Hand(member, Life(time.monotonic()))
         self.crew.hands.append(hand)
         self._selector.register(member.channel, selectors.EVENT_READ, hand)
         return hand
@@ -133,6 +143,7 @@ class Supervisor:
         try:
             while (message := hand.member.channel.poll()) is not None:
                 self.crew.note_life(hand, message, time.monotonic())
+                self._mischief.note(hand, message, time.monotonic())
                 self._take(hand, message)
         except PeerLost:
             # Its end is told by the engine; the socket would only keep waking us.
@@ -142,6 +153,9 @@ class Supervisor:
         kind = message.pop("kind")
         if kind == "failed":
             self._take_failure(hand, message)
+            return
+        if kind == "stacks":
+            self._vigil.note_stacks(hand, message)
             return
         self._succession.hear(hand, kind, message)
         if hand.is_worker:
@@ -156,7 +170,7 @@ class Supervisor:
         self.emit(kind, global_rank, values)
         if not self._world_told and self.crew.all_ready():
             self._world_told = True
-            self.emit("world", None, describe_world(self.job))
+            self.emit("world", None, describe_world(self.job, self._num_workers))
 
     def _take_failure(self, hand: Hand, message: dict[str, Any]) -> None:
         hand.has_reported_failure = True
@@ -173,16 +187,10 @@ class Supervisor:
     def _notice(self, hand: Hand) -> None:
         """It has been started, or has ended."""
         if hand.member.is_alive:
-            hand.heard_at = time.monotonic()
+            hand.life.heard_at = time.monotonic()
             return
         self._hear(hand)
         self._succession.notice_end(hand)
-
-    def _end_the_silent(self) -> None:
-        now = time.monotonic()
-        for hand in self.crew.silent(now, self._hang_timeout_s):
-            hand.silent_for_s = now - hand.heard_at
-            self.kill(hand)
 
     # What a succession asks for.
 
@@ -205,11 +213,8 @@ class Supervisor:
 
     def explain(self, hand: Hand) -> str:
         """One sentence about a process that has ended without a word of its own. Ask once."""
-        if hand.silent_for_s is not None:
-            return (
-                f"{hand.member.name.capitalize()} gave no sign of life for {hand.silent_for_s:.0f} s (it "
-                "hangs, or was suspended) and was ended."
-            )
+        if hand.hang:
+            return f"{hand.member.name.capitalize()} hung and was ended: {hand.hang}."
         return explain_death(hand.member, ran_out_of_memory=self._memory.ran_out())
 
     def failure_of(self, hand: Hand, message: str) -> Failure:

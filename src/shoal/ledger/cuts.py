@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
-from shoal.ledger.order import Order
+from shoal.errors import SpecError
+from shoal.ledger.order import EpochOrder
+from shoal.ledger.shares import Sizes, even_sizes, scaled_sizes
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,12 @@ class Schedule:
     """All steps of a run. Steps count from 1; the last batch of an epoch may be smaller."""
 
     length: int
+    """Positions of an epoch: how many samples it draws, which may be more or fewer than there are."""
     batch_size: int
     slots: int
     epochs: int
     max_steps: int | None
-    order: Order
+    order: EpochOrder
 
     @property
     def steps_per_epoch(self) -> int:
@@ -60,11 +64,31 @@ class Schedule:
         epochs, rest = divmod(step, self.steps_per_epoch)
         return epochs * self.length + min(rest * self.batch_size, self.length)
 
-    def cuts(self, step: int, slots: range) -> Iterator[Cut]:
-        """The parts of this step's batch that these slots hold."""
-        start = (step - 1) % self.steps_per_epoch * self.batch_size
-        count = min(self.batch_size, self.length - start)
+    def count(self, step: int) -> int:
+        """Samples of this step's batch."""
+        return min(self.batch_size, self.length - self._start(step))
+
+    def sizes(self, step: int, sizes: Sequence[int] | None = None) -> Sizes:
+        """Samples of each slot in this step: even, or as given; a smaller batch is cut in the same proportions."""
+        return cut_sizes(self.count(step), self.slots, sizes)
+
+    def cuts(self, step: int, slots: Iterable[int], sizes: Sequence[int] | None = None) -> Iterator[Cut]:
+        """The parts of this step's batch that these slots hold, cut evenly or to these sizes."""
+        start, count = self._start(step), self.count(step)
         samples = self.order.samples(self.epoch_of(step), start, start + count)
+        ends = [0, *accumulate(self.sizes(step, sizes))]
         for slot in slots:
-            first, last = count * slot // self.slots, count * (slot + 1) // self.slots
-            yield Cut(slot, samples[first:last], count)
+            yield Cut(slot, samples[ends[slot] : ends[slot + 1]], count)
+
+    def _start(self, step: int) -> int:
+        """The position in its epoch where a step begins."""
+        return (step - 1) % self.steps_per_epoch * self.batch_size
+
+
+def cut_sizes(count: int, slots: int, sizes: Sequence[int] | None) -> Sizes:
+    """So many samples in slots: even, or as given; where these add up to another number, in their proportions."""
+    if sizes is None:
+        return even_sizes(count, slots)
+    if len(sizes) != slots or min(sizes) < 0 or sum(sizes) == 0:
+        raise SpecError(f"A batch has {slots} slots, but the sizes of its parts are {list(sizes)}.")
+    return tuple(sizes) if sum(sizes) == count else scaled_sizes(count, sizes)

@@ -6,6 +6,8 @@ sent through it again until they land inside (cycle walking), which leaves a per
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 _ROUNDS = 6
@@ -23,11 +25,22 @@ def mix(*numbers: int) -> int:
     return state
 
 
+class EpochOrder(Protocol):
+    """Which sample comes at which position of an epoch: a function of the seed and the epoch alone."""
+
+    length: int
+    """Positions of every epoch."""
+
+    def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        """The samples at positions `start` to `stop` of an epoch."""
+        ...
+
+
 class Order:
-    """Which sample comes at which position of an epoch."""
+    """Every sample once in an epoch, shuffled or as they lie."""
 
     def __init__(self, length: int, seed: int, *, shuffle: bool = True) -> None:
-        self._length = length
+        self.length = length
         self._seed = seed
         self._shuffle = shuffle
         self._half_bits = max(1, (max(1, length - 1).bit_length() + 1) // 2)
@@ -47,15 +60,17 @@ class Order:
 
     def _permuted_block(self, epoch: int, first: int) -> np.ndarray:
         # Consecutive batches come from one block: permuting it at once costs far less than batch by batch.
-        if self._block is None or self._block[:2] != (epoch, first):
-            positions = np.arange(first, min(first + _BLOCK, self._length), dtype=np.uint64)
-            self._block = (epoch, first, self._permute(epoch, positions))
-        return self._block[2]
+        # Threads may ask at the same time: what was found is used, not read again.
+        block = self._block
+        if block is None or block[:2] != (epoch, first):
+            positions = np.arange(first, min(first + _BLOCK, self.length), dtype=np.uint64)
+            block = self._block = (epoch, first, self._permute(epoch, positions))
+        return block[2]
 
     def _permute(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         keys = [np.uint64(mix(self._seed, epoch, number)) for number in range(_ROUNDS)]
         result = self._feistel(positions, keys)
-        while (outside := result >= self._length).any():
+        while (outside := result >= self.length).any():
             result[outside] = self._feistel(result[outside], keys)
         return result.astype(np.int64)
 

@@ -2,19 +2,28 @@
 
 | kind         | values                                                                                      |
 |--------------|---------------------------------------------------------------------------------------------|
-| `world`      | workers, spares, slots, strategy, threads, text                                             |
+| `world`      | workers, spares, slots, strategy, threads, text; where it varies places                     |
 | `state`      | state (starting, ready, training, evaluating, saving, done), step                           |
-| `beat`       | step, rss: a sign of life; shown, never kept                                                |
+| `beat`       | step, rss, phase, still, p99, gap: a sign of life; shown, never kept                        |
 | `memory`     | peak_rss [[rank, bytes], …]: what is kept of the beats                                      |
-| `steps`      | steps [[step, loss], …], samples (trained so far), lr, total_steps, epoch                   |
+| `steps`      | steps [[step, loss], …], samples (trained so far), lr, total_steps, epoch; where there were |
+|              | any skipped [parts, weight]: of these steps, learnt already                                 |
 | `progress`   | step, total_steps, samples: work without a loss, as prediction                              |
 | `evaluation` | step, results {loss, …}                                                                     |
 | `line`       | text, level: what a process printed or logged                                               |
 | `warning`    | text                                                                                        |
-| `lost`       | rank, reason; of a job with servers also role and node                                      |
-| `replaced`   | rank, seconds, and spare; of a job with servers role and node                               |
+| `fault`      | kind (kill, hang, slow, raise), role, rank, step, seconds, factor, always: one asked for    |
+| `hung`       | role, rank, step, seconds, reason, where, stacks (a path): it is ended next                 |
+| `lost`       | rank, reason, places; of a job with servers role and node                                   |
+| `replaced`   | rank, seconds; places, hosts, and spare or by; of a job with servers role and node          |
+| `adopted`    | places, generation: a worker goes on with them                                              |
+| `released`   | places, generation: a worker has let go of them                                             |
+| `raised`     | step, slot, sample, error, final: why a worker of a job without servers failed              |
+| `scaled`     | workers, before, hosts [[place, …], …], reason: the number of workers has changed           |
 | `decision`   | text, and what the coordinator decided it by                                                |
-| `audit`      | what the coordinator counted, at the end                                                    |
+| `cuts`       | from_step, sizes: samples of each slot from this step on, or null: even                     |
+| `audit`      | samples, once, more_than_once, never, clean: the end; of a job with servers cells, shards   |
+| `checkpoint` | step, path, digest, nbytes, seconds (to write), stall (seconds that training stood still)   |
 | `saved`      | path, digest                                                                                |
 | `failed`     | message, traceback                                                                          |
 | `done`       | results: one process is done                                                                |

@@ -31,9 +31,11 @@ _LOOKS = {
 _LINE_STYLES = {
     "world": "bold",
     "warning": "yellow",
+    "fault": "bold magenta",
     "lost": "red",
     "replaced": "yellow",
     "decision": "magenta",
+    "checkpoint": "dim",
     "failed": "bold red",
     "stopped": "yellow",
     "evaluation": "cyan",

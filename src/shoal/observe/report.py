@@ -35,7 +35,9 @@ def write_report(run_dir: Path | str) -> Path:
         _section("Loss", [_picture(folder, events, summary)]),
         _section("Evaluations", _evaluations(summary)),
         _section("Memory", _memory(summary)),
-        _section("What went wrong", _story(events, ("warning", "lost", "replaced", "failed"))),
+        _section("Faults that were asked for", _story(events, ("fault",))),
+        _section("What went wrong", _story(events, ("warning", "hung", "lost", "replaced", "failed"))),
+        _section("Workers that came and went", _story(events, ("scaled",))),
         _section("What the coordinator decided", _story(events, ("decision",))),
         _section("Repeat it", ["```", command(job), "```"]),
     ]
@@ -47,7 +49,7 @@ def command(job: Job) -> str:
     """The command line that asks for this job again."""
     cluster = job.cluster
     words = ["shoal", "run" if job.purpose == "script" else job.purpose, job.target]
-    words += ["--workers", str(cluster.workers)]
+    words += ["--workers", cluster.written_workers]
     if job.purpose == "train":
         words += ["--strategy", job.strategy]
     flags = {
@@ -56,11 +58,18 @@ def command(job: Job) -> str:
         "threads": cluster.threads,
         "device": cluster.device if cluster.device != "cpu" else None,
         "port": cluster.port,
+        "chaos": job.chaos or None,
+        "on_failure": job.on_failure if job.on_failure != "replace" else None,
+        "max_failures": job.max_failures if job.max_failures != 10 else None,
+        "checkpoint": job.checkpoint if job.checkpoint != "none" else None,
+        "from": job.options.get("from"),
         **job.overrides,
     }
     for name, value in flags.items():
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
+    if job.options.get("skip_seen"):
+        words.append("--skip-seen")
     for name, value in job.args.items():
         words += ["--arg", f"{name}={value}"]
     return shlex.join(words)

@@ -62,6 +62,11 @@ class RunFolder:
         return self.path / "model.safetensors"
 
     @property
+    def checkpoints(self) -> Path:
+        """What training can go on from."""
+        return self.path / "checkpoints"
+
+    @property
     def decisions(self) -> Path:
         """What a coordinator must not forget."""
         return self.path / "coordinator.sqlite"
@@ -133,7 +138,7 @@ class RunFolder:
             files = (self.job, self.events, self.result, self.report, self.chart, self.model, self.decisions)
             for file in files:
                 file.unlink(missing_ok=True)
-            for folder in (self.logs, self.tensorboard):
+            for folder in (self.logs, self.tensorboard, self.checkpoints):
                 if folder.is_dir():
                     shutil.rmtree(folder)
 

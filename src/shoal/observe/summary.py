@@ -55,6 +55,8 @@ class RunSummary:
         self.spares = 0
         self.replaced: Counter[str] = Counter()
         """How many processes of each role have been replaced."""
+        self.faults: Counter[str] = Counter()
+        """How many faults of each kind were injected."""
         self.state = "starting"
         self.step = 0
         self.total_steps = 0
@@ -64,8 +66,16 @@ class RunSummary:
         self.speed = Speed()
         self.evaluations: list[tuple[int, dict[str, float]]] = []
         self.saved: dict[str, Any] = {}
+        self.stalls: list[float] = []
+        """Of each checkpoint: the seconds that training stood still for it."""
+        self.skipped_parts = 0
+        """Parts of batches that were learnt already."""
+        self.skipped_weight = 0.0
+        """What these count, in samples where the task does not weigh them."""
+        self.skipped_seen = 0
+        """Samples that were left out because an earlier run had them."""
         self.audit: dict[str, Any] = {}
-        """What the coordinator counted, where there was one."""
+        """What became of the data, once that was counted."""
         self.outcome: Event | None = None
         """The `finished` or `stopped` event that ended the run."""
 
@@ -112,7 +122,8 @@ class RunSummary:
                 self.speed.pause()
 
     def _on_beat(self, event: Event) -> None:
-        if self._is_worker(event.rank):
+        # The last beats of one that has left say nothing about those that are there.
+        if self._is_worker(event.rank) and (event.rank in self.workers or not self.world):
             worker = self.worker(event.rank or 0)
             worker.rss = event.values.get("rss", 0)
             worker.peak_rss = max(worker.peak_rss, worker.rss)
@@ -127,6 +138,8 @@ class RunSummary:
         if values["steps"]:
             self.step, self.loss = values["steps"][-1]
         self.samples = values["samples"]
+        parts, weight = values.get("skipped", (0, 0.0))
+        self.skipped_parts, self.skipped_weight = self.skipped_parts + parts, self.skipped_weight + weight
         self.total_steps = values.get("total_steps") or self.total_steps
         self.epoch = values.get("epoch", self.epoch)
         self.speed.mark(event.time, self.step, self.samples)
@@ -141,6 +154,9 @@ class RunSummary:
     def _on_evaluation(self, event: Event) -> None:
         self.evaluations.append((event.values["step"], event.values["results"]))
 
+    def _on_fault(self, event: Event) -> None:
+        self.faults[event.values["kind"]] += 1
+
     def _on_lost(self, event: Event) -> None:
         if event.values.get("role", "worker") == "worker":
             self.worker(event.values["rank"]).state = "lost"
@@ -152,7 +168,23 @@ class RunSummary:
             worker = self.worker(event.values["rank"])
             worker.state = "replaced"
             worker.replacements += 1
-            self.spares = max(0, self.spares - 1)
+            self.spares = max(0, self.spares - ("spare" in event.values))
+            if "by" in event.values:
+                self._keep(event.values["hosts"])
+
+    def _on_scaled(self, event: Event) -> None:
+        self._keep(event.values["hosts"])
+
+    def _keep(self, hosts: list[list[int]]) -> None:
+        """These workers are there, each under the lowest of its places, and no others."""
+        ranks = {places[0] for places in hosts if places}
+        self.workers = {rank: self.worker(rank) for rank in sorted(ranks)}
+
+    def _on_checkpoint(self, event: Event) -> None:
+        self.stalls.append(event.values["stall"])
+
+    def _on_done(self, event: Event) -> None:
+        self.skipped_seen = event.values["results"].get("skipped_seen", self.skipped_seen)
 
     def _on_saved(self, event: Event) -> None:
         self.saved = event.values
@@ -171,4 +203,4 @@ class RunSummary:
         Where there are servers there are no spares, and workers may be added.
         """
         can_grow = not self.world or "servers" in self.world
-        return rank is not None and (can_grow or rank < self.world.get("workers", 0))
+        return rank is not None and (can_grow or rank < self.world.get("places", self.world.get("workers", 0)))

@@ -9,6 +9,8 @@ from typing import Any
 from shoal.observe.events import Event
 from shoal.observe.summary import RunSummary
 
+_FAULTS = {"kill": "killed", "hang": "stopped", "slow": "slowed down", "raise": "raised an error in"}
+
 
 def number(value: float | None) -> str:
     """A loss or a metric, in four digits."""
@@ -36,6 +38,8 @@ def duration(seconds: float | None) -> str:
 
 def memory(num_bytes: float) -> str:
     """Bytes in the unit that fits."""
+    if num_bytes < 1e6:
+        return f"{num_bytes / 1e3:.0f} kB"
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
 
 
@@ -61,15 +65,33 @@ def member(values: Mapping[str, Any]) -> str:
     return "the coordinator" if role == "coordinator" else f"{role} {values['rank']}"
 
 
+def fault(values: Mapping[str, Any]) -> str:
+    """`killed worker 1 at step 50`: one of the faults that the user asked for."""
+    what, how = f"{member(values)} at step {values['step']:,}", ""
+    if values["kind"] == "slow":
+        how = f" by a factor of {values['factor']:g}"
+    if values["seconds"] is not None:
+        how += f" for {values['seconds']:g} s"
+    return f"{_FAULTS[values['kind']]} {what}{how}"
+
+
 def audit(values: Mapping[str, Any]) -> str:
-    """What became of the parts of the data, in one line."""
+    """What became of the data, in one line: of each sample, or of parts of it where shards were counted."""
+    if "shards" not in values:
+        once, twice, never = values["once"], values["more_than_once"], values["never"]
+        expected = f"{values['samples']:,} samples expected"
+        return f"{expected}: {once:,} committed once, {twice:,} more than once, {never:,} never"
+    return f"{values['samples']:,} samples expected, in {_audit_of_cells(values)}"
+
+
+def _audit_of_cells(values: Mapping[str, Any]) -> str:
     cells, shards = values["cells"], values["shards"]
     never, twice = max(row["never"] for row in shards), max(row["more_than_once"] for row in shards)
     if values["clean"] and never:
-        return f"{cells:,} parts of the data, {never:,} of them left out by the quorum, the others applied once"
+        return f"{cells:,} parts: {never:,} left out by the quorum, the others committed once"
     if values["clean"]:
-        return f"{cells:,} parts of the data, each applied once on each of {plural(len(shards), 'shard')}"
-    return f"{cells:,} parts of the data: {never:,} never applied, {twice:,} more than once"
+        return f"{cells:,} parts: all committed once, on each of {plural(len(shards), 'shard')}"
+    return f"{cells:,} parts: {twice:,} committed more than once, {never:,} never"
 
 
 def near(path: str) -> str:
@@ -95,11 +117,26 @@ def line(event: Event) -> str | None:
             return f"{who}: {values['text']}" if who else str(values["text"])
         case "warning":
             return f"warning: {values['text']}"
+        case "fault":
+            return f"fault: {fault(values)}"
+        case "hung":
+            where = f", in {values['where']}" if values["where"] else ""
+            stacks = f"; all stacks are in {near(values['stacks'])}" if values["stacks"] else ""
+            return f"{member(values)} hangs at step {values['step']:,}: {values['reason']}{where}{stacks}"
         case "lost":
             return f"{member(values)} was lost: {values['reason']}"
         case "replaced":
             successor = " by a spare" if "spare" in values else ""
+            if "by" in values:
+                return f"worker {values['by']} took over the work of {member(values)} in {values['seconds']:.2f} s"
             return f"{member(values)} was replaced{successor} in {values['seconds']:.2f} s"
+        case "scaled":
+            return f"{plural(values['workers'], 'worker')} in place of {values['before']}: {values['reason']}"
+        case "checkpoint":
+            size, stall = memory(values["nbytes"]), values["stall"]
+            return (
+                f"checkpoint of step {values['step']:,}: {size} in {values['seconds']:.2f} s, stall {stall:.3f} s"
+            )
         case "decision":
             return None if values.get("routine") else f"coordinator: {values['text']}"
         case "failed":
@@ -129,8 +166,18 @@ def final_rows(summary: RunSummary) -> list[tuple[str, str]]:
         rows.append(("seconds", f"{seconds:.1f}" if seconds < 100 else f"{seconds:,.0f}"))
     if summary.world:
         rows.append(("world", world(summary.world)))
+    if summary.faults:
+        rows.append(("faults", ", ".join(f"{num} {kind}" for kind, num in sorted(summary.faults.items()))))
     if summary.replaced:
         rows.append(("replaced", ", ".join(plural(num, role) for role, num in sorted(summary.replaced.items()))))
+    if summary.skipped_seen:
+        rows.append(("seen before", f"{summary.skipped_seen:,} samples were left out"))
+    if summary.skipped_parts:
+        what = f"{summary.skipped_parts:,} parts of batches with {summary.skipped_weight:,.0f} samples"
+        rows.append(("learnt already", f"{what} were skipped"))
+    if summary.stalls:
+        mean = sum(summary.stalls) / len(summary.stalls)
+        rows.append(("checkpoints", f"{len(summary.stalls):,}, training stood still {mean:.3f} s for each"))
     if summary.audit:
         rows.append(("audit", audit(summary.audit)))
     if summary.saved:

@@ -38,6 +38,11 @@ class LeaseHolder:
         """Every cell that was given and is not done."""
         return sorted({*self._begun, *self._ready})
 
+    @property
+    def at_hand(self) -> list[int]:
+        """The cells that come next."""
+        return list(self._ready)
+
     def is_closed(self, cells: Sequence[int]) -> bool:
         """Whether nothing may be pushed together with these: one that stays by itself is among them, or next."""
         return bool(cells) and (cells[0] in self._apart or not self._apart.isdisjoint(self._ready))

@@ -39,6 +39,10 @@ class ShardLink:
             return None
         return [self.parts[number] for number in sorted(self.parts)]
 
+    def knows(self, generation: int) -> bool:
+        """Whether it is known here who held the shard in that generation: it is no newer than the view."""
+        return self.holders is not None and generation <= self.holders.generation
+
     def advance(self, news: Ack | Clocks) -> None:
         """Take in how far the shard is. Servers tell only what cannot be undone, so what is further is newer."""
         self.version = max(self.version, news.version)

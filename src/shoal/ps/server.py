@@ -14,7 +14,8 @@
    answer depends on (sequences, cells, clocks, rounds) follows from the log, and dropped pushes are in it too.
 6. Once. A node's pushes are taken in order without gaps, so "not newer than its last" means "taken already". The
    same data, pushed by another node after a death, is known by its cells.
-7. News. Clocks and acknowledgements say only what the backup has too: no worker acts on what may be undone.
+7. News. Clocks and acknowledgements say only what the backup has too: no worker acts on what may be undone. Nor
+   on what it is told in a generation that it does not know yet: it would look for the values in a dead copy.
 8. Progress. Whoever waits repeats: pushes, entries, `Fill`, `Filled`, each until it is answered. Repeating is
    harmless by 6, by the log's indices, and because a backup is filled once in a generation.
 9. Together. Where shards close their rounds together, what each has learnt of the others is an entry of its log

@@ -75,8 +75,7 @@ class WorkerMachine:
     @property
     def is_ready(self) -> bool:
         """Whether it is known where every shard is, and how far."""
-        # A server may have heard of this worker, and say how far it is, before the view comes here.
-        return all(link.known and link.holders is not None for link in self.links)
+        return all(link.known for link in self.links)
 
     @property
     def is_dismissed(self) -> bool:
@@ -208,6 +207,17 @@ class WorkerMachine:
         self.facts["done"] = True
         self._report(now)
 
+    def report_now(self, now: float) -> None:
+        """Tell the coordinator at once what there is to report."""
+        self._report_due = now
+        self._settle()
+
+    def ask_how_far(self, now: float) -> None:
+        """Ask every shard how far it is."""
+        for shard in range(len(self.links)):
+            self._ask(shard, now)
+        self._settle()
+
     def on_message(self, sender: int, message: PsMessage, now: float) -> None:
         """Take in a message."""
         match message:
@@ -248,6 +258,8 @@ class WorkerMachine:
         if self.leases is not None and (self.view is None or view.term > self.view.term):
             self.leases.on_term(view.term, now)
             self._report_due = now
+        if self.leases is not None and self.view is not None and "hold" in self.view.settings:
+            self.leases.due = min(self.leases.due, now)  # What was held back may be had again.
         self.view = view
         if isinstance(bound := view.settings.get("bound"), int):
             self.consistency = self.consistency.with_bound(bound)
@@ -261,6 +273,10 @@ class WorkerMachine:
     def _on_shard(self, message: Ack | Clocks | Refused | Values, now: float) -> None:
         link = self.links[message.shard - self._first_shard]
         match message:
+            case Ack() | Clocks() if not link.knows(message.generation):
+                # Who is told how far a shard is reads it, and would look where it was before. The view is on its
+                # way, and with it this worker asks again.
+                self._report_due = now
             case Ack():
                 self._on_ack(link, message, now)
             case Clocks():

@@ -17,8 +17,10 @@ from shoal.errors import LaunchError, PeerLost
 from shoal.ps.node import Node
 from shoal.roles.beat import Beat
 from shoal.roles.loading import load_task
+from shoal.roles.pulse import Pulse
 from shoal.roles.reporter import Reporter
 from shoal.roles.server import make_replica
+from shoal.roles.shipping import open_dataset
 from shoal.roles.training import make_schedule
 from shoal.spec import Job, ParameterServer, World
 from shoal.strategies.ps.hosts import one_copy_each
@@ -36,28 +38,29 @@ _ROUTINE = frozenset({"joined", "formed", "filled", "backup", "mark", "start", "
 def run_coordinator(job: Job, world: World, channel: Channel) -> int:
     """What the `coordinator` process does from its first to its last line."""
     reporter = Reporter(world, channel)
-    with Beat(channel):
+    with Beat(channel, reporter.pulse):
         reporter.on_state("starting", 0)
-        plan = make_plan(job)
+        plan = make_plan(job, world)
         store = SqliteStore(Path(job.run_dir or job.options["scratch"]) / "coordinator.sqlite")
         with ZmqWire(f"tcp://{world.coordinator}", key=RunKey.from_text(world.secret)) as wire:
             wire.watch(channel)
             machine = Coordinator(plan, store, time.monotonic())
             reporter.on_state("ready", 0)
-            _Coordination(machine, Node(world.node, machine, wire), channel).run()
+            _Coordination(machine, Node(world.node, machine, wire), channel, reporter.pulse).run()
     return 0
 
 
-def make_plan(job: Job) -> JobPlan:
+def make_plan(job: Job, world: World) -> JobPlan:
     """What the coordinator must know of a job: how the model is cut, and how many parts the data has."""
     spec = job.spec
     assert isinstance(spec, ParameterServer)
     task = load_task(job)
     # Only sizes are wanted: the model goes again as soon as they are known.
-    placement = place_model(spec, make_replica(task, job.numerics))
+    placement = place_model(spec, make_replica(task, job.numerics, world))
     if spec.servers == "host":
         placement = one_copy_each(placement, spec.hosts)
-    schedule = make_schedule(task, len(task.dataset("train")), job.num_slots, job.cluster.workers)
+    schedule = make_schedule(task, open_dataset(task, "train", lambda: world), job.num_slots, job.cluster.workers)
+    begun_at = int(job.options.get("resume_step", 0))
     return JobPlan(
         num_shards=len(placement.shards),
         shard_bytes=placement.shard_bytes,
@@ -68,7 +71,9 @@ def make_plan(job: Job) -> JobPlan:
         has_copies=spec.servers == "host",
         workers=job.cluster.workers,
         most_workers=room_for(spec, job.num_slots, job.cluster.workers),
-        num_cells=schedule.total_steps * job.num_slots,
+        num_cells=(schedule.total_steps - begun_at) * job.num_slots,
+        num_samples=schedule.samples_after(schedule.total_steps) - schedule.samples_after(begun_at),
+        slots=job.num_slots,
         leased=spec.is_leased,
         sync=spec.sync,
         adjust=_adjustments(spec),
@@ -91,18 +96,21 @@ def _adjustments(spec: ParameterServer) -> tuple[str, ...]:
 class _Coordination:
     """Between the machine and the supervisor: orders and decisions out, losses and wishes in."""
 
-    def __init__(self, machine: Coordinator, node: Node, channel: Channel) -> None:
+    def __init__(self, machine: Coordinator, node: Node, channel: Channel, pulse: Pulse) -> None:
         self._machine = machine
         self._node = node
         self._channel = channel
+        self._pulse = pulse
         self._told_end = False
 
     def run(self) -> None:
         """Coordinate until told to stop."""
+        self._pulse.enter("serving")
         try:
             while self._hear_supervisor():
                 self._node.pump(_LOOK_EVERY_S)
                 self._tell_supervisor()
+                self._pulse.lap(0)
         except PeerLost:
             pass  # Whoever supervised is gone, and the run with it.
 

@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.ledger.order import mix
 from shoal.roles.feed import Feed
 from shoal.spec import Task, World
 from shoal.strategies.base import Strategy
 from shoal.strategies.gradients import split_batch, task_loss
 from shoal.strategies.replica import Replica, call_model
+
+_TESTING = 1 << 32
+"""In the place of a step: keys what is drawn while test samples are read."""
 
 
 class Evaluator:
@@ -28,16 +32,18 @@ class Evaluator:
 
     def run(self, strategy: Strategy, world: World) -> dict[str, float]:
         """Loss and metrics over the whole test set."""
-        self._serial += 1
+        serial = self._serial + 1
         strategy.settle()
         self._replica.module.eval()
         try:
-            mine = range(world.global_rank, self.num_batches, world.world_size)
             table = strategy.exchange(
-                self._serial, (self.num_batches, self.num_columns), lambda t: self._fill(t, mine)
+                serial,
+                (self.num_batches, self.num_columns),
+                lambda t, place: self._fill(t, range(place, self.num_batches, world.world_size)),
             )
         finally:
             self._replica.train_mode()
+        self._serial = serial  # not where the exchange was left: it is made again
         weights = table[:, 0]
         sums = (table[:, 1:] * weights[:, None]).sum(0) / weights.sum()
         return dict(zip(("loss", *self._task.metrics), sums.tolist(), strict=True))
@@ -47,7 +53,7 @@ class Evaluator:
         size = self._task.batch_size
         for number in batches:
             samples = np.arange(number * size, min((number + 1) * size, self._length))
-            batch = self._feed.batch(samples)
+            batch = self._feed.keyed_batch(samples, mix(self._task.seed, _TESTING, number))
             weight = self._feed.weight(batch, samples)
             # What counts nothing (padding alone) has no mean either.
             values = self._measure(batch) if weight else [0.0] * (self.num_columns - 1)

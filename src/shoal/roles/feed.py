@@ -3,67 +3,152 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate
 
 from shoal.ledger import Cut
 from shoal.ledger.order import mix
+from shoal.roles.prefetch import Ahead, Loaded, RandomWatch, Wanted
 from shoal.spec import Task
-from shoal.strategies.base import Part
+from shoal.strategies.base import Part, Piece
 
 
 class Feed:
-    """Turns sample numbers into batches of a task."""
+    """Turns sample numbers into batches of a task; loads ahead what it is told will be needed.
 
-    def __init__(self, task: Task, dataset: Any, *, numerics: str = "task", device: str = "cpu") -> None:
+    Feeds whose data is read in turns, as train and test sets are, load `beside` each other: one at a time, as
+    they share Python's and numpy's random generators.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        dataset: Any,
+        *,
+        numerics: str = "task",
+        device: str = "cpu",
+        beside: Feed | None = None,
+    ) -> None:
         self._dataset = dataset
         self._collate = task.collate or default_collate
         self._weight = task.weight
+        self._total_is_known = task.weight is None and task.skip_loss_below is None
         self._accumulate = task.accumulate
         self._double = numerics == "float64"
         self._device = device
-        # Plain tensors are cut in one go instead of sample by sample.
-        self._tensors = dataset.tensors if type(dataset) is TensorDataset and task.collate is None else None
+        self._view, self._tensors = (None, None) if task.collate else _plain_tensors(dataset)
+        self._most_ahead = task.prefetch if self._tensors is None else 0
+        self._watch: RandomWatch | None = RandomWatch() if self._most_ahead else None
+        self._ahead: Ahead | None = None
+        self._one_at_a_time: threading.Lock = beside._one_at_a_time if beside else threading.Lock()
+
+    @property
+    def waits(self) -> int:
+        """How often a step had to wait for data that was to be loaded ahead."""
+        return self._ahead.waits if self._ahead else 0
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether parts are loaded before they are asked for."""
+        return self._ahead is not None
 
     def batch(self, samples: np.ndarray) -> Any:
         """The batch of these samples."""
         if self._tensors is not None:
-            index = torch.from_numpy(samples)
+            index = torch.from_numpy(samples if self._view is None else self._view[samples])
             batch: Any = tuple(tensor[index] for tensor in self._tensors)
-        elif hasattr(self._dataset, "__getitems__"):
-            batch = self._collate(self._dataset.__getitems__(samples.tolist()))
         else:
-            batch = self._collate([self._dataset[number] for number in samples.tolist()])
+            batch = self._collate(_read(self._dataset, samples.tolist()))
         if self._double:
             batch = map_tensors(batch, lambda t: t.double() if t.is_floating_point() else t)
         return batch if self._device == "cpu" else map_tensors(batch, lambda t: t.to(self._device))
+
+    def keyed_batch(self, samples: np.ndarray, key: int) -> Any:
+        """The batch of these samples, with what is drawn meanwhile keyed."""
+        with self._one_at_a_time:
+            self._seed(key)
+            return self.batch(samples)
 
     def weight(self, batch: Any, samples: np.ndarray) -> float:
         """What a batch counts in every mean."""
         return float(len(samples)) if self._weight is None else float(self._weight(batch))
 
     def part(self, cut: Cut, seed: int, step: int) -> Part:
-        """One slot's part of a step, read only when it is needed."""
-        total = float(cut.batch_samples) if self._weight is None else None
-        return Part(cut.slot, self._loader(cut, mix(seed, step, cut.slot)), total)
+        """One slot's part of a step, read only when it is needed, or before where it was foreseen."""
+        total = float(cut.batch_samples) if self._total_is_known else None
+        wanted = _wanted(cut, seed, step)
 
-    def _loader(self, cut: Cut, key: int) -> Callable[[], Iterator[tuple[Any, float]]]:
-        def load() -> Iterator[tuple[Any, float]]:
-            if self._tensors is None:  # augmentation may draw from these; torch's is keyed by the strategy
-                random.seed(key)
-                np.random.seed(key & 0xFFFFFFFF)
-            for samples in (
-                np.array_split(cut.samples, self._accumulate) if self._accumulate > 1 else [cut.samples]
-            ):
-                if len(samples):
+        def load() -> Iterator[Piece]:
+            yield from self._pieces(wanted) if self._ahead is None else self._ahead.take(wanted)
+
+        return Part(cut.slot, load, total)
+
+    def foresee(self, coming: Iterable[tuple[int, Cut]], seed: int, since: int) -> None:
+        """Load ahead the parts of these steps, where that gives the same bits and is worth it.
+
+        Whether it is can be seen from the first loads; until then each is done when its step asks for it.
+        """
+        if self._watch is not None and self._watch.is_done:
+            if self._watch.allows_thread:
+                self._ahead = Ahead(self._load_whole, self._most_ahead)
+            self._watch = None
+        if self._ahead is not None:
+            self._ahead.foresee((_wanted(cut, seed, step) for step, cut in coming), since)
+
+    def close(self) -> None:
+        """Load nothing ahead any more."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def _load_whole(self, wanted: Wanted) -> Loaded:
+        with self._one_at_a_time:
+            return list(self._pieces(wanted))
+
+    def _pieces(self, wanted: Wanted) -> Iterator[Piece]:
+        """The part's batches, one after the other."""
+        watch = self._watch
+        if watch is not None:
+            watch.before_seeding()
+        self._seed(wanted.key)
+        several = self._accumulate > 1
+        for samples in np.array_split(wanted.samples, self._accumulate) if several else [wanted.samples]:
+            if len(samples):
+                if watch is None:
                     batch = self.batch(samples)
-                    yield batch, self.weight(batch, samples)
+                else:
+                    with watch.load():
+                        batch = self.batch(samples)
+                yield batch, self.weight(batch, samples), len(samples)
 
-        return load
+    def _seed(self, key: int) -> None:
+        if self._tensors is None:  # augmentation may draw from these; torch's is keyed by the strategy
+            random.seed(key)
+            np.random.seed(key & 0xFFFFFFFF)
+
+
+def _read(dataset: Any, numbers: list[int]) -> list[Any]:
+    if hasattr(dataset, "__getitems__"):
+        return dataset.__getitems__(numbers)
+    return [dataset[number] for number in numbers]
+
+
+def _wanted(cut: Cut, seed: int, step: int) -> Wanted:
+    return Wanted(step, cut.slot, cut.samples, mix(seed, step, cut.slot))
+
+
+def _plain_tensors(dataset: Any) -> tuple[np.ndarray | None, tuple[torch.Tensor, ...] | None]:
+    """Plain tensors are cut in one go instead of sample by sample, also through a view of some of their rows."""
+    if type(dataset) is TensorDataset:
+        return None, dataset.tensors
+    if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
+        return np.asarray(dataset.indices, dtype=np.int64), dataset.dataset.tensors
+    return None, None
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -16,6 +16,7 @@ from shoal.roles.feed import Feed
 from shoal.roles.loading import load_task
 from shoal.roles.output import open_output
 from shoal.roles.reporter import Reporter
+from shoal.roles.shipping import open_dataset
 from shoal.spec import Job, Task, World
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Extent, Setting
@@ -85,7 +86,7 @@ def _load(job: Job, world: World) -> tuple[Task, Replica, Any]:
         raise SpecError(f"The data must be train or test, found {part!r}.")
     if getattr(task, part) is None:
         raise SpecError(f"{job.target} has no {part} set; choose the other with --data, or give the task one.")
-    dataset = task.dataset(part)
+    dataset = open_dataset(task, part, lambda: world)
     replica = Replica(task, device=world.device, sample=lambda: Feed(task, dataset).batch(np.arange(1)))
     load_model(Path(job.options["model"]), replica.module)
     return task, replica, dataset

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.checkpoint import save_tensors
 from shoal.layout import Parcel
-from shoal.ledger import Cut, Order
+from shoal.ledger import Cut, make_order
 from shoal.observe.disk import write_whole
 from shoal.roles.feed import Feed
 from shoal.roles.loading import load_task
@@ -37,7 +37,7 @@ def inspect(job: Job, world: World, reporter: Reporter) -> None:
     probe = Probe(task, train, "task")
     folder = Path(job.run_dir)
     reporter.on_state("ready", 0)
-    facts = _facts_of_model(probe.replica) | _facts_of_data(task, len(train), job.options)
+    facts = _facts_of_model(probe.replica) | _facts_of_data(task, train, job.options)
     if job.options.get("probe", True):
         save_tensors(folder / "model.safetensors", probe.replica.module.state_dict())
         facts |= {
@@ -71,10 +71,10 @@ def _state_bytes(schema: StateSchema, parcels: Sequence[Parcel]) -> int:
     return sum(len(schema.mirrored) * parcel.num_bytes + scalars for parcel in parcels)
 
 
-def _facts_of_data(task: Task, num_samples: int, world: Mapping[str, Any]) -> dict[str, Any]:
-    schedule = make_schedule(task, num_samples, world.get("slots", 1), world.get("workers", 1))
+def _facts_of_data(task: Task, train: Any, world: Mapping[str, Any]) -> dict[str, Any]:
+    schedule = make_schedule(task, train, world.get("slots", 1), world.get("workers", 1))
     return {
-        "num_samples": num_samples,
+        "num_samples": len(train),
         "seed": task.seed,
         "batch_size": task.batch_size,
         "batch_per_worker": task.batch_per_worker,
@@ -86,12 +86,11 @@ def _facts_of_data(task: Task, num_samples: int, world: Mapping[str, Any]) -> di
 class Probe:
     """Computes the loss of the first batch under different keys of the random numbers."""
 
-    def __init__(self, task: Task, train: object, numerics: str) -> None:
-        length = len(train)  # type: ignore[arg-type]
-        order = Order(length, task.seed, shuffle=task.shuffle)
+    def __init__(self, task: Task, train: Any, numerics: str) -> None:
+        order = make_order(task, train, task.batch_size)
         self._seed = task.seed
         self._feed = Feed(task, train, numerics=numerics)
-        samples = order.samples(0, 0, min(task.batch_size, length))
+        samples = order.samples(0, 0, min(task.batch_size, order.length))
         self._cut = Cut(0, samples, len(samples))
         self.replica = Replica(task, numerics=numerics, sample=lambda: self._feed.batch(samples[:1]))
 
@@ -113,10 +112,10 @@ class Probe:
         self.replica.train_mode()
         part = self._feed.part(self._cut, key, 1)
         work = Work(1, (part,), key)
-        loss, weight = backward_part(self.replica, work, part)
-        check_weight(work, weight)
+        sums = backward_part(self.replica, work, part)
+        check_weight(work, sums)
         # Running statistics moved; the next probe, and the saved model, start where this one did.
         with torch.no_grad():
             module.load_state_dict(initial)
         module.zero_grad(set_to_none=True)
-        return loss / weight
+        return sums.mean_loss

@@ -11,8 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from shoal.datasets.folds import with_fold
 from shoal.errors import SpecError
-from shoal.spec import Job, Task
+from shoal.roles.incremental import History, without_seen
+from shoal.spec import Fold, Job, Task
 
 DEFAULT_FACTORY = "task"
 
@@ -28,7 +30,15 @@ def load_task(job: Job) -> Task:
     task = factory(**job.args)
     if not isinstance(task, Task):
         raise SpecError(f"{path}:{name} must return a shoal.Task, found {type(task).__name__}.")
-    return replace(task, **job.overrides) if job.overrides else task
+    overrides = dict(job.overrides)
+    fold, history = overrides.pop("fold", None), History(job)
+    if fold and history.skips_seen:
+        raise SpecError("--skip-seen and --fold both choose samples of the train set; leave one of them out.")
+    if fold:
+        task = with_fold(task, Fold.parse(fold))
+    if history.skips_seen:
+        task = without_seen(task, history.passes)
+    return replace(task, **overrides) if overrides else task
 
 
 def _import(path: str) -> ModuleType:

@@ -3,35 +3,52 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from shoal.comm.channel import Channel
+from shoal.roles.chaos import Sabotage
+from shoal.roles.hosting import ADOPT, RELEASE, MoveOrder, OrderBook, PlacesMoved
+from shoal.roles.pulse import Pulse
+from shoal.roles.timeline import Timeline
 from shoal.spec import World
 from shoal.strategies.base import StepResult
 
 _REPORT_EVERY_S = 0.1
-_TIMELINE_STEPS = 10_000
 
 
 class Reporter:
     """Tells the supervisor how the run goes; the first worker speaks for all about the loss."""
 
-    def __init__(self, world: World, channel: Channel, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        world: World,
+        channel: Channel,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        timeline: Timeline | None = None,
+        sabotage: Sabotage | None = None,
+        is_quiet: bool = False,
+    ) -> None:
         self._world = world
         self._channel = channel
         self._clock = clock
         self._told_at = clock()
         self._asked_at = 0.0
         self._stop = False
+        self._orders = OrderBook()
         self._steps: list[tuple[int, float]] = []
+        self._skipped = [0, 0.0]
+        """Parts of batches, and what they would have counted, in steps that were not told yet."""
         self._latest: dict[str, Any] = {}
+        self.pulse = Pulse(clock=clock)
+        """Signs that this process moves."""
         self.step = 0
         self.total_steps = 0
-        self.timeline: deque[tuple[float, int]] = deque(maxlen=_TIMELINE_STEPS)
-        """At the latest steps: a time of this host's clock, and the samples of the whole run committed by then."""
+        self._timeline = timeline
+        self._is_quiet = is_quiet
+        self.sabotage = sabotage
+        """The faults of this process, where the job asks for any."""
 
     def send(self, message: dict[str, Any]) -> None:
         self._channel.send(message)
@@ -40,6 +57,7 @@ class Reporter:
         self.send({"kind": "line", "text": text, "level": "info"})
 
     def on_state(self, state: str, step: int) -> None:
+        self.pulse.enter(state)
         self.send({"kind": "state", "state": state, "step": step})
 
     def on_step(
@@ -54,11 +72,19 @@ class Reporter:
     ) -> None:
         """A step is done; `committed`: the samples of all workers, where they do not go in step with this one."""
         self.step = step
+        if self._timeline is not None:
+            self._timeline.note(samples if committed is None else committed)
+        if self._is_quiet:
+            return
+        self.pulse.lap(step)
+        if self.sabotage is not None and self.sabotage.reaches_fault(step):
+            self.on_state("training", step)
         if not self._world.is_first:
             return
         now = self._clock()
-        self.timeline.append((now, samples if committed is None else committed))
         self._steps.append((step, result.loss))
+        self._skipped[0] += result.skipped_parts
+        self._skipped[1] += result.skipped
         self._latest = {"samples": samples, "lr": learning_rate, "epoch": epoch + 1}
         if now - self._told_at > _REPORT_EVERY_S or step == 1:
             self._told_at = now
@@ -67,6 +93,7 @@ class Reporter:
     def on_progress(self, step: int, samples: int) -> None:
         """A batch of work without a loss is done (prediction)."""
         self.step = step
+        self.pulse.lap(step)
         now = self._clock()
         if now - self._told_at > _REPORT_EVERY_S or step == self.total_steps:
             self._told_at = now
@@ -75,8 +102,14 @@ class Reporter:
     def flush(self) -> None:
         """Send the steps that were not told yet."""
         if self._steps:
-            self.send({"kind": "steps", "steps": self._steps, "total_steps": self.total_steps, **self._latest})
-            self._steps = []
+            skipped = {"skipped": self._skipped} if self._skipped[0] else {}
+            told = {"steps": self._steps, "total_steps": self.total_steps, **self._latest, **skipped}
+            self.send({"kind": "steps", **told})
+            self._steps, self._skipped = [], [0, 0.0]
+
+    def on_cuts(self, from_step: int, sizes: Sequence[int] | None) -> None:
+        """The slots of a batch have other sizes from this step on; None: even ones."""
+        self.send({"kind": "cuts", "from_step": from_step, "sizes": None if sizes is None else list(sizes)})
 
     def on_evaluation(self, step: int, results: dict[str, float]) -> None:
         if self._world.is_first:
@@ -84,30 +117,55 @@ class Reporter:
             self.send({"kind": "evaluation", "step": step, "results": results})
 
     def wants_stop(self) -> bool:
+        """Whether the supervisor has asked for the end. Does not look at every step."""
         now = self._clock()
-        if not self._stop and now - self._asked_at > _REPORT_EVERY_S / 2:
+        if now - self._asked_at > _REPORT_EVERY_S / 2:
             self._asked_at = now
-            message = self._channel.poll()
-            self._stop = message is not None and message["kind"] == "stop"
+            self._listen()
         return self._stop
 
-    def wait_for_place(self, world: World) -> World:
-        """A spare's life: wait until a worker's place is free, or the run is over."""
-        while True:
-            message = self._channel.receive(3600.0)
-            if message is None:
-                continue
+    def on_idle(self) -> None:
+        """While this process waits for others: it lives, and perhaps what it waits for has become its own."""
+        self.pulse.idle()
+        self._listen()
+        if self._orders.is_urgent:
+            raise PlacesMoved
+
+    def take_orders(self, *, at_border: bool) -> Iterable[MoveOrder]:
+        """Places that come or go now; inside a step they only come."""
+        return self._orders.take(at_border=at_border)
+
+    def on_moved(self, order: MoveOrder, world: World | None) -> None:
+        """Tell that an order has been carried out."""
+        self._world = world or self._world
+        self.send(order.answer)
+
+    def _listen(self) -> None:
+        while (message := self._channel.poll()) is not None:
             if message["kind"] == "stop":
+                self._stop = True
+            elif message["kind"] in (ADOPT, RELEASE):
+                self._orders.add(MoveOrder.from_message(message))
+            elif message["kind"] == "chaos" and self.sabotage is not None:
+                self.sabotage.hear(message)
+
+    def wait_for_places(self, world: World, prepare: Callable[[], None]) -> World:
+        """A spare's life: wait until places are free, or the run is over."""
+        message = self._channel.poll()
+        if message is None:  # else others wait for it already
+            prepare()
+        self.on_state("ready", 0)
+        while message is None or message["kind"] != "takeover":
+            if message is not None and message["kind"] == "stop":
                 raise SystemExit(0)
-            if message["kind"] == "takeover":
-                self._world = replace(
-                    world,
-                    role="worker",
-                    global_rank=message["rank"],
-                    local_rank=message["rank"],
-                    generation=message["generation"],
-                )
-                return self._world
+            message = self._channel.receive(3600.0)
+        self._world = world.hosting(message["places"], message["generation"])
+        return self._world
+
+    def confirm_places(self) -> None:
+        """Tell that this process goes on where others left off."""
+        places, generation = list(self._world.places), self._world.generation
+        self.send({"kind": "adopted", "places": places, "generation": generation})
 
     def done(self, results: dict[str, Any]) -> None:
         self.on_state("done", self.step)

@@ -12,6 +12,7 @@ from typing import Any
 from shoal.comm.channel import Channel
 from shoal.errors import LaunchError
 from shoal.roles.beat import Beat
+from shoal.roles.pulse import Pulse
 from shoal.spec import Job, World
 from shoal.spec.world import ARENA_VARIABLE
 
@@ -24,7 +25,7 @@ def run_script(job: Job, world: World, channel: Channel) -> int:
     os.environ.update(script_environment(job, world))
     sys.argv = [job.target, *job.options.get("argv", [])]
     sys.path.insert(0, str(script.resolve().parent))
-    with Beat(channel, on_message=_obey):
+    with Beat(channel, Pulse("script"), on_message=_obey):
         channel.send({"kind": "state", "state": "ready", "step": 0})
         runpy.run_path(job.target, run_name="__main__")
         channel.send({"kind": "done", "results": {}})

@@ -12,11 +12,14 @@ import torch
 
 from shoal.errors import Diverged, ShoalError
 from shoal.ps.consistency import Mode
+from shoal.roles.borders import Borders
+from shoal.roles.checkpointing import Checkpointing, check_position, read_start
+from shoal.roles.departure import Departure
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
 from shoal.roles.training import Outcome, Training
 from shoal.spec import Job, ParameterServer, World
-from shoal.strategies.base import StepResult
+from shoal.strategies.base import StepResult, Work
 from shoal.strategies.data.single import SingleProcess
 from shoal.strategies.gradients import seed_slot, task_loss
 from shoal.strategies.ps.client import PsClient
@@ -42,7 +45,8 @@ class ServedTraining:
         spec = job.spec
         assert isinstance(spec, ParameterServer)
         self.world = world
-        self.training = Training(task, SingleProcess(), world, job.num_slots, numerics=job.numerics)
+        start = read_start(job)
+        self.training = Training(task, SingleProcess(), world, job.num_slots, numerics=job.numerics, start=start)
         self.served = Served.open(
             spec, self.training.replica, world, slots=job.num_slots, workers=job.cluster.workers
         )
@@ -54,22 +58,33 @@ class ServedTraining:
             job.num_slots * world.global_rank // job.cluster.workers,
             job.num_slots * (world.global_rank + 1) // job.cluster.workers,
         )
-        self._contribute = make_contribute(self.served, self.client, self.training.work, world)
+        check_position(start, self.training.schedule, task.seed)
+        self._begun_at = start.step
+        """Steps that an earlier run took. Servers and coordinator count from here."""
+        self._borders = Borders(self.client, spec, world, slots=self._slots, save=self._save)
+        self._contribute = make_contribute(self.served, self.client, self._make_work, world)
+        self._checkpoints = Checkpointing(job, self.training.replica, self.training.schedule, reporter)
         self._history: list[float] = []
         self._results: dict[str, float] = {}
-        self._step = 0
+        self._step = start.step
         self._loss = math.nan
-        self._first_loss = math.nan
+        self._first_loss = start.losses[0] if start.losses else math.nan
         self._reason = "finished"
+        self._departure = Departure(
+            in_lockstep=spec.is_lockstep, is_first=world.is_first, wants_stop=reporter.wants_stop
+        )
 
     def run(self) -> Outcome:
         """Train until the data is used up, or until it is enough, or until asked to stop."""
         self.training.replica.train_mode()
+        self._replay()
         self._fetch_by_parts()
-        total = self.training.schedule.total_steps
+        total, is_at_border = self.training.schedule.total_steps, True
         try:
             for clock, cells in self._leased() if self._spec.is_leased else self._ranked():
+                self._foresee(cells)
                 self._take_step(clock, cells)
+                self._reporter.pulse.sign()
                 if self._reason != "finished":
                     break
             self.client.finish()
@@ -77,15 +92,48 @@ class ServedTraining:
                 self._await_others(total)
         except StopRequested:
             self._reason = "plateau" if self.client.is_told_to_stop else "stopped"
-        if self.world.is_first:
+            is_at_border = not self._departure.is_in_step
+        self._departure.is_over = True
+        if self.world.is_first and self.client.machine.is_ready:
             self.client.fetch()
             if self._reason == "finished":
                 self._evaluate(total)
                 self._warn_if_diverged()
+            if is_at_border and (self._reason == "finished" or self._spec.is_lockstep):
+                self._checkpoints.save_last(self._step, self.client.puller.snapshot)
         return Outcome(self._step, self._loss, self._results, self._reason)
+
+    def _foresee(self, cells: list[int]) -> None:
+        """Let the data of what comes next be loaded: these cells, and those that are likely to follow."""
+        leases, slots = self.client.machine.leases, self._slots
+        first = self._begun_at + min(cells) // slots + 1
+        if leases is None:
+            steps = range(first, self.training.schedule.total_steps + 1)
+            self.training.foresee(((step, slot) for step in steps for slot in self._my_slots), first)
+        else:
+            coming = [*cells, *leases.at_hand]
+            self.training.foresee([(self._begun_at + c // slots + 1, c % slots) for c in coming], first)
+
+    def _replay(self) -> None:
+        """Let what follows the steps, which an earlier run took, see them."""
+        start, stop = self.training.replica.start, self.training.task.stop
+        for loss in start.losses:
+            self.training.replica.advance(loss)
+        if stop is not None:
+            self._history = [results[stop.metric] for _, results in sorted(start.evaluations.items())]
+
+    def _make_work(self, step: int, slots: range, *, apart: bool) -> Work:
+        self.training.witness.step = self._begun_at + step
+        return self.training.work(self._begun_at + step, slots, apart=apart)
+
+    @property
+    def _steps_to_take(self) -> int:
+        return self.training.schedule.total_steps - self._begun_at
 
     def close(self) -> None:
         """Leave the others."""
+        self._checkpoints.close()
+        self.training.close()
         self._contribute.close()
         self.client.close()
 
@@ -111,7 +159,7 @@ class ServedTraining:
         @torch.no_grad()
         def compute() -> float:
             seed_slot(work, 0, replica.device)
-            batch, _ = next(iter(work.parts[0].load()))
+            batch, *_ = next(iter(work.parts[0].load()))
             return float(task_loss(replica, batch))
 
         if units and is_safe(units, memory.params, compute):
@@ -119,9 +167,11 @@ class ServedTraining:
 
     def _ranked(self) -> Iterator[tuple[int, list[int]]]:
         """Every rank has its own slots of every step: clocks, and the cells of each."""
-        total, every = self.training.schedule.total_steps, self._spec.every
+        total, every = self._steps_to_take, self._spec.every
         clock = self.client.join()
+        self._borders.clear()
         while clock <= -(-total // every):
+            self._borders.heed(clock)
             steps = range((clock - 1) * every, min(clock * every, total))
             yield clock, [step * self._slots + slot for slot in self._my_slots for step in steps]
             # A quorum may have closed several rounds meanwhile: what is over is left out.
@@ -134,7 +184,9 @@ class ServedTraining:
     def _leased(self) -> Iterator[tuple[int, list[int]]]:
         """Whoever is free takes the next cells: as many as its share asks for."""
         clock = self.client.join() - 1
-        while (cells := self.client.take_cells(max(self._spec.every, self._own_share))) is not None:
+        self._borders.clear()
+        total = self._steps_to_take * self._slots
+        while (cells := self._borders.take_cells(max(self._spec.every, self._own_share), total)) is not None:
             clock += 1
             if cells:
                 yield clock, cells
@@ -161,15 +213,20 @@ class ServedTraining:
 
     def _compute_and_push(self, clock: int, cells: list[int]) -> None:
         """Fetch, compute on these cells, push; each slot's cells are one push."""
-        self.client.begin(clock)
+        self._borders.begin(clock)
         begun = time.monotonic()
         by_slot: dict[int, list[int]] = {}
         for cell in cells:
             by_slot.setdefault(self._slot_for(cell), []).append(cell)
-        parts = [self._contribute(clock, own, slot) for slot, own in by_slot.items()]
+        self._departure.is_in_step = True
+        moving, parts = self.served.moving.own, []
+        committed = moving.clone() if len(by_slot) > 1 else moving
+        for slot, own in by_slot.items():
+            moving.copy_(committed)  # every slot starts from the same moving buffers
+            parts.append(self._contribute(clock, own, slot))
         loss, weight = sum(part.loss for part in parts), sum(part.weight for part in parts)
         mean = loss / weight if weight else math.nan
-        step = max(cell for part in parts for cell in part.cells) // self._slots + 1
+        step = self._begun_at + max(cell for part in parts for cell in part.cells) // self._slots + 1
         seconds = max(time.monotonic() - begun, 1e-9)
         if math.isnan(self._first_loss):
             self._first_loss = mean
@@ -178,6 +235,7 @@ class ServedTraining:
         if self.served.consistency.gathers(clock):
             self.client.await_round(clock)
             mean = self.client.machine.rounds_loss
+        self._departure.is_in_step = False
         if step > self._step:
             self._step_is_done(step, mean, weight)
 
@@ -190,11 +248,12 @@ class ServedTraining:
     def _await_others(self, total: int) -> None:
         """Others may still train on the last cells."""
         if self.served.host is not None and self._spec.is_leased:
-            self.client.await_cells(total * self._slots)
+            self.client.await_cells(self._steps_to_take * self._slots)
         if not self._spec.is_leased:
-            self.client.await_all(-(-total // self._spec.every))
-        elif self._step < total:
-            self._step_is_done(total, self._loss, 0.0)
+            self.client.await_all(-(-self._steps_to_take // self._spec.every))
+        if self._step < total:  # the others did the last ones
+            loss = self.client.machine.rounds_loss if self._leaves_out_the_late else self._loss
+            self._step_is_done(total, loss, 0.0)
 
     def _step_is_done(self, step: int, loss: float, weight: float) -> None:
         training, schedule = self.training, self.training.schedule
@@ -214,17 +273,27 @@ class ServedTraining:
         if self.world.is_first and step // interval > before // interval and step < schedule.total_steps:
             self.client.fetch()
             self._evaluate(step)
-        if self._reporter.wants_stop():
+        self._checkpoints.note_step(step, loss)
+        if self.world.is_first and step < schedule.total_steps and self._checkpoints.is_due(step):
+            self._borders.bring_about(step - self._begun_at)
+        if self._departure.is_due_at_border():
             self._reason = "stopped"
+
+    def _save(self, steps: int, waited_s: float) -> None:
+        step = self._begun_at + steps
+        self.client.fetch()
+        self._checkpoints.note_step(step, self._loss)
+        self._checkpoints.save(step, self.client.puller.snapshot, waited_s)
 
     def _committed_samples(self) -> int | None:
         """What all workers together have trained on, as far as is known here; None where they go in lockstep."""
         if self.served.consistency.next_gathered(0) is not None:
             return None
-        machine, schedule = self.client.machine, self.training.schedule
+        machine, schedule, begun_at = self.client.machine, self.training.schedule, self._begun_at
         if machine.leases is None:
-            return schedule.samples_after(min(link.floor for link in machine.links) * self._spec.every)
-        steps, rest = divmod(machine.leases.committed, self._slots)
+            steps = begun_at + min(link.floor for link in machine.links) * self._spec.every
+            return schedule.samples_after(min(steps, schedule.total_steps))
+        steps, rest = divmod(begun_at * self._slots + machine.leases.committed, self._slots)
         before, after = schedule.samples_after(steps), schedule.samples_after(steps + 1)
         return before + (after - before) * rest // self._slots
 
@@ -236,6 +305,7 @@ class ServedTraining:
         self._results = evaluator.run(self.training.strategy, World())
         self._reporter.on_state("training", step)
         self._reporter.on_evaluation(step, self._results)
+        self._checkpoints.note_evaluation(step, self._results)
         if stop is not None and step < self.training.schedule.total_steps:
             self._history.append(self._results[stop.metric])
             if stop.reached(self._history):
@@ -252,5 +322,9 @@ class ServedTraining:
             self._reporter.send({"kind": "warning", "text": text})
 
     def _on_idle(self) -> None:
-        if self._reporter.wants_stop() or (self.client.is_told_to_stop and self._reason == "finished"):
+        self._borders.speak()
+        self._reporter.pulse.idle()
+        if self._departure.is_over:
+            return
+        if self._departure.is_due_while_waiting() or (self.client.is_told_to_stop and self._reason == "finished"):
             raise StopRequested("The run was asked to stop.")

@@ -9,16 +9,19 @@ from shoal.comm.channel import Channel
 from shoal.comm.security import RunKey
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import PeerLost
-from shoal.ledger import Order
+from shoal.ledger import make_order
 from shoal.ps.node import Node
 from shoal.ps.server import ServerMachine
 from shoal.roles.beat import Beat, rss_bytes
+from shoal.roles.checkpointing import read_start
 from shoal.roles.feed import Feed
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
+from shoal.roles.shipping import open_dataset
 from shoal.spec import Job, ParameterServer, Task, World
 from shoal.strategies.ps.served import Served
 from shoal.strategies.replica import Replica
+from shoal.strategies.start import Start
 
 BIND_ADDRESS = "tcp://127.0.0.1:*"
 _LOOK_EVERY_S = 0.5
@@ -28,7 +31,7 @@ def run_server(job: Job, world: World, channel: Channel) -> int:
     """What a `server` process does from its first to its last line."""
     keep_freed_memory()
     reporter = Reporter(world, channel)
-    with Beat(channel, lambda: reporter.step):
+    with Beat(channel, reporter.pulse):
         reporter.on_state("starting", 0)
         served = open_served(job, world)
         with ZmqWire(BIND_ADDRESS, key=RunKey.from_text(world.secret)) as wire:
@@ -52,27 +55,28 @@ def open_served(job: Job, world: World) -> Served:
     """The model of a served job, as every process of the run cuts it."""
     spec = job.spec
     assert isinstance(spec, ParameterServer)
-    replica = make_replica(load_task(job), job.numerics)
+    replica = make_replica(load_task(job), job.numerics, world, read_start(job))
     return Served.open(spec, replica, world, slots=job.num_slots, workers=job.cluster.workers)
 
 
-def make_replica(task: Task, numerics: str) -> Replica:
+def make_replica(task: Task, numerics: str, world: World, start: Start | None = None) -> Replica:
     """The task's model and optimizer; its data is read only where lazy layers must see a sample."""
 
     def sample() -> object:
-        train = task.dataset("train")
-        samples = Order(len(train), task.seed, shuffle=task.shuffle).samples(0, 0, 1)
+        train = open_dataset(task, "train", lambda: world)
+        samples = make_order(task, train, task.batch_size).samples(0, 0, 1)
         return Feed(task, train, numerics=numerics).batch(samples)
 
-    return Replica(task, numerics=numerics, sample=sample)
+    return Replica(task, numerics=numerics, sample=sample, start=start)
 
 
 def _serve(node: Node, machine: ServerMachine, channel: Channel, reporter: Reporter) -> None:
     """Serve until told to stop."""
+    reporter.pulse.enter("serving")
     while not _is_told_to_stop(channel):
         node.pump(_LOOK_EVERY_S)
         machine.facts = {"rss": rss_bytes(), "refused": node.refused, "strangers": node.wire.strangers}
-        reporter.step = max((duty.shard.version for duty in machine.held.values() if duty.shard), default=0)
+        reporter.pulse.lap(max((duty.shard.version for duty in machine.held.values() if duty.shard), default=0))
 
 
 def _is_told_to_stop(channel: Channel) -> bool:

@@ -12,11 +12,12 @@ import torch
 from shoal.arena import keep_freed_memory
 from shoal.checkpoint import save_tensors
 from shoal.errors import PeerLost, SpecError
+from shoal.roles.hosting import MoveOrder
 from shoal.roles.joining import share_segment
 from shoal.roles.training import Outcome, Training
 from shoal.spec import Data, StrategySpec, Task, World, parse_strategy
 from shoal.strategies import make_strategy
-from shoal.strategies.base import Part, Setting, StepResult, Work
+from shoal.strategies.base import Part, Piece, Setting, StepResult, Work
 
 
 class Trainer:
@@ -65,7 +66,7 @@ class Trainer:
         self._own_slot = self._setting.slots_of(self.world.global_rank)[0]
         self._seed = task.seed
         self._weight = task.weight
-        self._alone = self.world.world_size == 1
+        self._total_is_known = self.world.world_size == 1 and task.skip_loss_below is None
         self.steps = 0
         """Steps taken so far."""
 
@@ -83,11 +84,11 @@ class Trainer:
             )
         weight = float(_num_samples(batch)) if self._weight is None else float(self._weight(batch))
 
-        def load() -> Iterator[tuple[Any, float]]:
-            yield batch, weight
+        def load() -> Iterator[Piece]:
+            yield batch, weight, 0  # no book is kept of batches that the user has cut
 
         self.steps += 1
-        part = Part(self._own_slot, load, weight if self._alone else None)
+        part = Part(self._own_slot, load, weight if self._total_is_known else None)
         result = self._strategy.step(Work(self.steps, (part,), self._seed))
         self._training.replica.advance(result.loss)
         return result.loss
@@ -99,7 +100,10 @@ class Trainer:
                 f"Trainer: fit() begins at the first step, but {self.steps} were taken already; "
                 "make a new Trainer."
             )
-        outcome = self._training.run(self._setting, _Silent())
+        try:
+            outcome = self._training.run(self._setting, _Silent())
+        finally:
+            self._training.close()
         self.steps = outcome.step
         return outcome
 
@@ -147,6 +151,11 @@ class _Silent:
 
     def wants_stop(self) -> bool:
         return False
+
+    def take_orders(self, *, at_border: bool) -> tuple[MoveOrder, ...]:
+        return ()
+
+    def on_moved(self, order: MoveOrder, world: World | None) -> None: ...
 
 
 def _num_samples(batch: Any) -> int:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from shoal.errors import TaskError
-from shoal.ledger import Order, Schedule
+from shoal.ledger import Cut, Schedule, Sizes, make_order
+from shoal.ledger.book import Book
+from shoal.ledger.cut_log import CutLog
+from shoal.roles.chaos import Sabotage
+from shoal.roles.checkpointing import Checkpointing
 from shoal.roles.evaluation import Evaluator
 from shoal.roles.feed import Feed
+from shoal.roles.hosting import MoveOrder, PlacesMoved
+from shoal.roles.shipping import ShippedSet, open_dataset
+from shoal.roles.witness import Witness
 from shoal.spec import Task, World
-from shoal.strategies.base import Extent, Setting, StepResult, Strategy, Work
+from shoal.strategies.base import Extent, Part, Setting, StepResult, Strategy, Work
 from shoal.strategies.replica import Replica
+from shoal.strategies.start import Start
+
+T = TypeVar("T")
 
 
 class Observer(Protocol):
@@ -25,6 +36,12 @@ class Observer(Protocol):
 
     def wants_stop(self) -> bool: ...
 
+    def take_orders(self, *, at_border: bool) -> Iterable[MoveOrder]:
+        """Places that come or go now; inside a step they only come."""
+
+    def on_moved(self, order: MoveOrder, world: World | None) -> None:
+        """An order has been carried out; None: no place is left to this process."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -34,45 +51,68 @@ class Outcome:
     loss: float
     results: dict[str, float]
     reason: str
-    """`finished`, `plateau` or `stopped`."""
+    """`finished`, `plateau`, `stopped`, or `released`: others go on without this process."""
 
 
-def make_schedule(task: Task, length: int, slots: int, workers: int) -> Schedule:
-    """The steps of a task on so many samples, each cut into slots."""
+def make_schedule(task: Task, train: Any, slots: int, workers: int) -> Schedule:
+    """The steps of a task on its train set, each cut into slots."""
     batch_size = task.batch_size * (workers if task.batch_per_worker else 1)
     if batch_size < slots:
         raise TaskError(
             f"Task: batch_size={batch_size} is smaller than the {slots} parts that {workers} "
             "workers take; use a larger batch_size or fewer workers."
         )
-    order = Order(length, task.seed, shuffle=task.shuffle)
-    return Schedule(length, batch_size, slots, task.epochs, task.max_steps, order)
+    order = make_order(task, train, batch_size)
+    return Schedule(order.length, batch_size, slots, task.epochs, task.max_steps, order)
 
 
 class Training:
     """One process's part in training a task."""
 
     def __init__(
-        self, task: Task, strategy: Strategy, world: World, slots: int, *, numerics: str = "task"
+        self,
+        task: Task,
+        strategy: Strategy,
+        world: World,
+        slots: int,
+        *,
+        numerics: str = "task",
+        start: Start | None = None,
     ) -> None:
         self.task = task
         self.world = world
-        train = task.dataset("train")
-        self.schedule = make_schedule(task, len(train), slots, world.world_size)
+        train = open_dataset(task, "train", lambda: self.world)
+        sets = [train]
+        self.schedule = make_schedule(task, train, slots, world.world_size)
         order = self.schedule.order
         self._feed = Feed(task, train, numerics=numerics, device=world.device)
         sample_feed = Feed(task, train, numerics=numerics)  # models are made on the CPU, whatever they train on
         self.replica = Replica(
-            task, numerics=numerics, device=world.device, sample=lambda: sample_feed.batch(order.samples(0, 0, 1))
+            task,
+            numerics=numerics,
+            device=world.device,
+            sample=lambda: sample_feed.batch(order.samples(0, 0, 1)),
+            start=start,
         )
         self.strategy = strategy
         self.evaluator: Evaluator | None = None
         if task.test is not None:
-            test = task.dataset("test")
-            self.evaluator = Evaluator(
-                task, self.replica, len(test), Feed(task, test, numerics=numerics, device=world.device)
-            )
+            test = open_dataset(task, "test", lambda: self.world)
+            sets.append(test)
+            test_feed = Feed(task, test, numerics=numerics, device=world.device, beside=self._feed)
+            self.evaluator = Evaluator(task, self.replica, len(test), test_feed)
+        self._shipped = [each for each in sets if isinstance(each, ShippedSet)]
         self.slots = slots
+        self.witness = Witness(self.replica, self._feed.batch)
+        self.sabotage: Sabotage | None = None
+        """What goes wrong with the parts of a step, where the user asked for faults."""
+        self.checkpoints: Checkpointing | None = None
+        """Who saves the state after steps, where there is a run folder to save it in."""
+        saved = self.replica.start.facts.get("book")
+        self.book: Book | None = Book(self.replica.start.step) if saved is None else Book.from_plain(saved)
+        """What the slots of all committed steps have used."""
+        self.recorded_cuts: CutLog | None = None
+        """How an earlier run cut its batches, where this one is to repeat it."""
 
     @property
     def extent(self) -> Extent:
@@ -84,17 +124,43 @@ class Training:
             table_rows=evaluator.num_batches if evaluator else 0,
             table_columns=evaluator.num_columns if evaluator else 0,
             accumulate=self.task.accumulate,
+            steps_per_epoch=self.schedule.steps_per_epoch,
+            batch_size=self.schedule.batch_size,
             smallest_batch=self.schedule.smallest_batch,
         )
 
-    def work(self, step: int, slots: range, *, stop: bool = False, apart: bool = False) -> Work:
+    def work(self, step: int, slots: Iterable[int], *, stop: bool = False, apart: bool = False) -> Work:
         """This step's part for a process that fills these slots; `apart`: each is a batch of its own."""
 
-        def parts(chosen: range) -> tuple[Any, ...]:
-            cuts = self.schedule.cuts(step, chosen)
-            return tuple(self._feed.part(cut.alone() if apart else cut, self.task.seed, step) for cut in cuts)
+        sizes = self.sizes(step)
+
+        def parts(chosen: Iterable[int]) -> tuple[Part, ...]:
+            return tuple(self._part(cut, step, apart=apart) for cut in self.schedule.cuts(step, chosen, sizes))
 
         return Work(step, parts(slots), self.task.seed, stop, lambda: parts(range(self.slots)))
+
+    def _part(self, cut: Cut, step: int, *, apart: bool) -> Part:
+        part = self._feed.part(cut.alone() if apart else cut, self.task.seed, step)
+        if self.sabotage is not None:
+            part = self.sabotage.spoil(part, step)
+        return self.witness.watch(part, cut.samples)
+
+    def sizes(self, step: int) -> Sizes | None:
+        """Samples of each slot in this step; None: even."""
+        return self.strategy.sizes(step) if self.recorded_cuts is None else self.recorded_cuts.at(step)
+
+    def foresee(self, coming: Iterable[tuple[int, int]], since: int) -> None:
+        """Let the feed load ahead: these steps and slots will be asked for, none of a step before `since`."""
+        # Later steps are likely to be cut as this one; what is not is read when it is asked for.
+        sizes = self.sizes(since)
+        cuts = ((step, cut) for step, slot in coming for cut in self.schedule.cuts(step, (slot,), sizes))
+        self._feed.foresee(cuts, self.task.seed, since)
+
+    def close(self) -> None:
+        """Nothing more is trained on."""
+        for dataset in self._shipped:
+            dataset.close()
+        self._feed.close()
 
     def warm_up(self, slots: range) -> None:
         """Run a forward and backward pass for nothing, so that the first real one is quick."""
@@ -108,16 +174,23 @@ class Training:
     def run(self, setting: Setting, observer: Observer, committed: int = 0) -> Outcome:
         """Train until the end. Steps up to `committed` were taken before this process came: only replayed."""
         self.replica.train_mode()
-        slots = setting.slots_of(self.world.global_rank)
+        committed = max(committed, self.replica.start.step)
         losses = self.strategy.losses(committed)
+        self._read_past(committed)
         history: dict[str, list[float]] = {}
         results: dict[str, float] = {}
         result = StepResult(float("nan"), 0.0, False)
         for step in range(1, self.schedule.total_steps + 1):
+            self.witness.step = step
             if step <= committed:
                 result = StepResult(losses[step - 1], 0.0, False)
             else:
-                result = self.strategy.step(self.work(step, slots, stop=observer.wants_stop()))
+                stop = observer.wants_stop()
+                if not self._heed(observer, at_border=True):
+                    return Outcome(step - 1, result.loss, results, "released")
+                result = self._take_step(step, setting, observer, stop=stop)
+                if self.book is not None:
+                    self.book.commit(step, result.counts, self.sizes(step))
                 observer.on_step(
                     step,
                     result,
@@ -126,15 +199,65 @@ class Training:
                     self.schedule.epoch_of(step),
                 )
             self.replica.advance(result.loss)
+            if self.checkpoints is not None:
+                self.checkpoints.note_step(step, result.loss)
+            reason = "stopped" if result.stop else "finished" if step == self.schedule.total_steps else ""
             if self.evaluates_after(step) and self.evaluator is not None:
                 results = self._evaluate(step, observer, told=step < committed)
                 for name, value in results.items():
                     history.setdefault(name, []).append(value)
                 if self.task.stop is not None and self.task.stop.reached(history[self.task.stop.metric]):
-                    return Outcome(step, result.loss, results, "plateau")
-            if result.stop:
-                return Outcome(step, result.loss, results, "stopped")
-        return Outcome(self.schedule.total_steps, result.loss, results, "finished")
+                    reason = "plateau"
+            if self.checkpoints is not None and step > committed and self.world.is_first:
+                self._save_if_due(step, self.checkpoints, is_last=bool(reason))
+            if reason:
+                return Outcome(step, result.loss, results, reason)
+        raise AssertionError("a run has at least one step, and its last ends it")
+
+    def _read_past(self, committed: int) -> None:
+        """Enter into the book what others of this run have committed."""
+        first = self.replica.start.step + 1
+        if self.book is not None and committed >= first:
+            self.book.commit_past(first, *self.strategy.past(first, committed))
+
+    def _save_if_due(self, step: int, checkpoints: Checkpointing, *, is_last: bool) -> None:
+        """Nobody can go on before this process, which has a part in every step: the state stands still."""
+        checkpoints.failures = self.world.generation
+        if checkpoints.is_due(step) or (is_last and checkpoints.is_on):
+            self.strategy.settle()
+            checkpoints.save(step, self.strategy.snapshot)
+
+    def _take_step(self, step: int, setting: Setting, observer: Observer, *, stop: bool) -> StepResult:
+        def act() -> StepResult:
+            steps, places = range(step, self.schedule.total_steps + 1), self.world.places
+            slots = [slot for place in places for slot in setting.slots_at(step, place)]
+            coming = ((at, slot) for at in steps for place in places for slot in setting.slots_at(at, place))
+            self.foresee(coming, step)
+            return self.strategy.step(self.work(step, slots, stop=stop))
+
+        return self._despite_moves(observer, act)
+
+    def _despite_moves(self, observer: Observer, act: Callable[[], T]) -> T:
+        """What `act` returns; where it was left because places came to this process, it is done with them, too."""
+        while True:
+            for dataset in self._shipped:
+                dataset.take_post()
+            try:
+                return act()
+            except PlacesMoved:
+                self._heed(observer, at_border=False)
+
+    def _heed(self, observer: Observer, *, at_border: bool) -> bool:
+        """Host the places that the supervisor orders; whether any are left."""
+        for order in observer.take_orders(at_border=at_border):
+            world = order.applied_to(self.world)
+            if world is not None:
+                self.world = world
+                self.strategy.reform(world)
+            observer.on_moved(order, world)
+            if world is None:
+                return False
+        return True
 
     def evaluates_after(self, step: int) -> bool:
         """Whether the model is evaluated once this step is committed."""
@@ -146,10 +269,15 @@ class Training:
         return self.task.evaluate_every or self.schedule.steps_per_epoch
 
     def _evaluate(self, step: int, observer: Observer, *, told: bool) -> dict[str, float]:
-        assert self.evaluator is not None
+        evaluator = self.evaluator
+        assert evaluator is not None
+        if step in self.replica.start.evaluations:
+            return dict(self.replica.start.evaluations[step])
         observer.on_state("evaluating", step)
-        results = self.evaluator.run(self.strategy, self.world)
+        results = self._despite_moves(observer, lambda: evaluator.run(self.strategy, self.world))
         observer.on_state("training", step)
+        if self.checkpoints is not None:
+            self.checkpoints.note_evaluation(step, results)
         if not told:
             observer.on_evaluation(step, results)
         return results

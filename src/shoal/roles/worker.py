@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,18 @@ from shoal.arena import keep_freed_memory
 from shoal.checkpoint import save_tensors
 from shoal.comm.channel import Channel
 from shoal.errors import SpecError
+from shoal.ledger.book import audit
+from shoal.ledger.cut_log import CutLog
 from shoal.roles.beat import Beat
+from shoal.roles.chaos import Sabotage
+from shoal.roles.checkpointing import Checkpointing, check_position, read_start
+from shoal.roles.incremental import History
 from shoal.roles.inference import evaluate, predict
 from shoal.roles.inspection import inspect
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
 from shoal.roles.served import ServedTraining
+from shoal.roles.timeline import Timeline
 from shoal.roles.training import Outcome, Training
 from shoal.spec import Data, Job, ParameterServer, World
 from shoal.strategies import make_strategy
@@ -30,8 +36,16 @@ def run_worker(job: Job, world: World, channel: Channel) -> int:
     """What a `worker` or `spare` process does from its first to its last line."""
     keep_freed_memory()
     world = replace(world, device=choose_device(job.cluster.device, world.local_rank))
-    reporter = Reporter(world, channel)
-    with Beat(channel, lambda: reporter.step):
+    path = job.options.get("timeline")
+    is_quiet = bool(job.options.get("quiet"))
+    reporter = Reporter(
+        world,
+        channel,
+        timeline=Timeline(path) if path else None,
+        sabotage=Sabotage.of(job),
+        is_quiet=is_quiet,
+    )
+    with nullcontext() if is_quiet else Beat(channel, reporter.pulse):
         _PURPOSES[job.purpose](job, world, reporter)
     return 0
 
@@ -45,25 +59,61 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     task = load_task(job)
     if not job.options.get("evaluate", True):
         task = replace(task, test=None, stop=None)
-    training = Training(task, strategy, world, job.num_slots, numerics=job.numerics)
+    training = Training(task, strategy, world, job.num_slots, numerics=job.numerics, start=read_start(job))
+    check_position(training.replica.start, training.schedule, task.seed)
+    training.checkpoints = Checkpointing(job, training.replica, training.schedule, reporter)
+    _open_ledger(job, training)
     setting = make_setting(job, training, reporter)
     committed = 0
     if world.role == "spare":
         strategy.open(training.replica, setting)
-        training.warm_up(range(1))
-        reporter.on_state("ready", 0)
-        world = reporter.wait_for_place(world)
-        training.world = world
-        setting = replace(setting, world=world)
-        committed = strategy.reform(world)
+        training.world = reporter.wait_for_places(world, prepare=lambda: training.warm_up(range(1)))
+        committed = strategy.reform(training.world)
+        reporter.confirm_places()
     else:
         strategy.open(training.replica, setting)
         reporter.on_state("ready", 0)
+        _tell_first_cut(training, reporter)
     reporter.total_steps = training.schedule.total_steps
     reporter.on_state("training", committed)
-    outcome = training.run(setting, reporter, committed)
-    _finish(job, training, outcome, reporter, strategy.snapshot)
+    training.sabotage = reporter.sabotage
+    try:
+        outcome = training.run(setting, reporter, committed)
+    except Exception as error:
+        reporter.send(training.witness.testify(error))
+        raise
+    training.close()
+    training.checkpoints.close()
+    if outcome.reason != "released":
+        _finish(job, training, outcome, reporter, strategy.snapshot, _audited(training, outcome, reporter))
     strategy.close()
+
+
+def _open_ledger(job: Job, training: Training) -> None:
+    """Keep a book of what is committed, and cut batches as an earlier run did where this one repeats it."""
+    if job.options.get("quiet"):
+        training.book = None
+    if training.checkpoints is not None:
+        training.checkpoints.book = training.book
+    if (cuts := job.options.get("cuts")) is not None:
+        training.recorded_cuts = CutLog.from_plain(cuts)
+
+
+def _tell_first_cut(training: Training, reporter: Reporter) -> None:
+    """A resumed run may go on with other cuts than those that the attempt before it has told of."""
+    start, book = training.replica.start, training.book
+    if start.step and training.world.is_first and book is not None and len(book.cuts):
+        reporter.on_cuts(start.step + 1, training.strategy.sizes(start.step + 1))
+
+
+def _audited(training: Training, outcome: Outcome, reporter: Reporter) -> dict[str, Any]:
+    """What became of every sample, told by the first worker."""
+    if training.book is None:
+        return {}
+    found = audit(training.book, training.schedule, outcome.step)
+    if training.world.is_first:
+        reporter.send({"kind": "audit", **found})
+    return {"audit": found}
 
 
 def _train_served(job: Job, world: World, reporter: Reporter) -> None:
@@ -71,7 +121,12 @@ def _train_served(job: Job, world: World, reporter: Reporter) -> None:
     reporter.on_state("ready", 0)
     reporter.total_steps = served.training.schedule.total_steps
     reporter.on_state("training", 0)
-    outcome = served.run()
+    served.training.sabotage = reporter.sabotage
+    try:
+        outcome = served.run()
+    except Exception as error:
+        reporter.send(served.training.witness.testify(error))
+        raise
     _finish(job, served.training, outcome, reporter, served.client.puller.snapshot, served.facts())
     served.close()
 
@@ -94,11 +149,15 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
     return Setting(
         world=training.world,
         slots=job.num_slots,
-        slots_per_worker=tuple(spec.slots_per_worker(job.num_slots, job.cluster.workers)),
+        slots_per_worker=tuple(spec.slots_per_worker(job.num_slots, job.cluster.places)),
         extent=training.extent,
         clip_norm=training.task.clip_norm,
         report=reporter.line,
+        on_idle=reporter.on_idle,
+        on_block=reporter.pulse.block,
+        on_cuts=reporter.on_cuts,
         port=job.cluster.port,
+        relay=spec.partition == "relay",
     )
 
 
@@ -112,6 +171,7 @@ def _finish(
 ) -> None:
     """Save the model (the first worker) and tell how it went."""
     reporter.flush()
+    reporter.pulse.enter("saving")
     results: dict[str, Any] = {
         "steps": outcome.step,
         "samples": training.schedule.samples_after(outcome.step),
@@ -120,6 +180,8 @@ def _finish(
         "results": outcome.results,
         **(facts or {}),
     }
+    if num_skipped := History(job).num_skipped:
+        results["skipped_seen"] = num_skipped
     if training.world.is_first:
         training.strategy.settle()
         state = training.replica.module.state_dict()
@@ -128,8 +190,6 @@ def _finish(
             path = Path(job.run_dir) / "model.safetensors"
             results["digest"] = save_tensors(path, state, steps=str(outcome.step))
             reporter.send({"kind": "saved", "path": str(path), "digest": results["digest"]})
-        if job.options.get("timeline"):
-            Path(job.options["timeline"]).write_text(json.dumps(list(reporter.timeline)))
         if job.options.get("state"):
             results["state_digest"] = save_tensors(Path(job.options["state"]), snapshot())
     reporter.done(results)

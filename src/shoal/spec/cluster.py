@@ -17,7 +17,7 @@ class Cluster:
     """Where a job runs: how many processes, on what."""
 
     workers: int = 1
-    """Processes that train."""
+    """Processes that train. Written `1:4`: at least 1 and at most 4, as the load of the machine allows."""
     spares: int = 0
     """Processes that wait, warm, to take the place of a worker that dies."""
     on: str = "local"
@@ -28,9 +28,20 @@ class Cluster:
     """`cpu`, or `cuda`: each worker takes one of the machine's GPUs."""
     port: int | None = None
     """A fixed port for the workers' sockets, where a strategy needs one; default any free one."""
+    min_workers: int | None = None
+    """With `max_workers`: the fewest processes that train; `workers` is the number to begin with."""
+    max_workers: int | None = None
+    """The most processes that train; into so many places the work is cut."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.workers, str):
+            least, most = parse_workers(self.workers)
+            object.__setattr__(self, "workers", least)
+            if most is not None:
+                object.__setattr__(self, "min_workers", least)
+                object.__setattr__(self, "max_workers", most)
         require_count("Cluster", "workers", self.workers)
+        self._check_limits()
         require_count("Cluster", "spares", self.spares, least=0)
         require_choice("Cluster", "on", self.on, ENGINES)
         require_choice("Cluster", "device", self.device, DEVICES)
@@ -39,6 +50,33 @@ class Cluster:
         if self.port is not None and not 0 < self.port < 65536:
             raise SpecError(f"Cluster: port must be between 1 and 65535, found {self.port!r}.")
 
+    def _check_limits(self) -> None:
+        if self.min_workers is None and self.max_workers is None:
+            return
+        require_count("Cluster", "min_workers", self.min_workers)
+        require_count("Cluster", "max_workers", self.max_workers)
+        assert self.min_workers is not None and self.max_workers is not None
+        if not self.min_workers <= self.workers <= self.max_workers:
+            raise SpecError(
+                f"Cluster: workers={self.workers} is not between min_workers={self.min_workers} and "
+                f"max_workers={self.max_workers}; write workers='1:4' for 1 to 4."
+            )
+
+    @property
+    def places(self) -> int:
+        """Shares into which the work of a synchronous job is cut, for good: the most workers there can be."""
+        return self.max_workers or self.workers
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of workers follows the load."""
+        return self.min_workers != self.max_workers
+
+    @property
+    def written_workers(self) -> str:
+        """The number of workers as one writes it: `2`, or `1:4`."""
+        return str(self.workers) if self.max_workers is None else f"{self.min_workers}:{self.max_workers}"
+
     @property
     def threads_per_worker(self) -> int:
         """What was asked for, else OMP_NUM_THREADS, else an equal share of the cores."""
@@ -46,4 +84,14 @@ class Cluster:
             return self.threads
         if (given := os.environ.get("OMP_NUM_THREADS", "")).isdigit():
             return max(1, int(given))
-        return max(1, len(os.sched_getaffinity(0)) // self.workers)
+        return max(1, len(os.sched_getaffinity(0)) // self.places)
+
+
+def parse_workers(text: str) -> tuple[int, int | None]:
+    """`2` is (2, None); `1:4`, at least 1 and at most 4, is (1, 4)."""
+    least, colon, most = text.partition(":")
+    if not least.isdecimal() or not (most.isdecimal() if colon else not most):
+        raise SpecError(f"Cluster: workers must be a number, or limits as in 1:4, found {text!r}.")
+    if colon and int(most) < int(least):
+        raise SpecError(f"Cluster: workers={text} names a lower limit above the upper; write {most}:{least}.")
+    return int(least), int(most) if colon else None

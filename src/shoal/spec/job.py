@@ -8,13 +8,26 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from shoal.errors import SpecError
+from shoal.spec.chaos import parse_chaos
+from shoal.spec.checkpointing import CheckpointRule
 from shoal.spec.checks import require_choice, require_count
 from shoal.spec.cluster import Cluster
+from shoal.spec.sampling import Fold
 from shoal.spec.strategy import Data, ParameterServer, StrategySpec, parse_strategy
 from shoal.spec.update_path import check_update_path
 
+ON_FAILURE = ("replace", "shrink", "stop")
 PURPOSES = ("train", "evaluate", "predict", "inspect", "script")
-OVERRIDES = ("batch_size", "epochs", "max_steps", "seed", "accumulate", "evaluate_every")
+OVERRIDES = (
+    "batch_size",
+    "epochs",
+    "max_steps",
+    "seed",
+    "accumulate",
+    "evaluate_every",
+    "fold",
+    "skip_loss_below",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +45,29 @@ class Job:
     slots: int | None = None
     """Parts of a global batch; default one per worker. The same slots give the same bits on any workers."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the task that this run changes."""
+    """Fields of the task that this run changes; `fold`: which part of the train set it tests on, as `2/5`."""
     run_dir: str = ""
     """Where the run keeps its events, logs, model and report."""
     numerics: str = "task"
     """`task`, or `float64`: everything in double precision, dropout off, for exact comparisons."""
+    chaos: str = ""
+    """Faults to inject: `kill worker:1 at step 50; slow worker:0 x4`, or `random:mtbf=10s`."""
+    checkpoint: str = "none"
+    """When to save the training state: `every=200`, `every=5m`, `auto`; `,keep=3`."""
+    on_failure: str = "replace"
+    """What follows the death of a worker: `replace` (a spare, or a fresh process, takes its place), `shrink` (the
+    other workers do its work, too) or `stop`."""
+    max_failures: int = 10
+    """So many deaths and errors of processes a run survives within a minute; one more ends it."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What one purpose alone needs: which data to predict, where to write, a script's arguments."""
+    """What one purpose alone needs: which data to predict, where to write, a script's arguments. For measurements:
+    `timeline` (a file of when each step was done) and `quiet` (no beats, no events but the last ones, no book)."""
 
     def __post_init__(self) -> None:
         require_choice("Job", "purpose", self.purpose, PURPOSES)
         require_choice("Job", "numerics", self.numerics, ("task", "float64"))
+        require_choice("Job", "on_failure", self.on_failure, ON_FAILURE)
+        require_count("Job", "max_failures", self.max_failures, least=0)
         if not self.target:
             raise SpecError("Job: target is empty; write path.py:factory, for instance digits.py:task.")
         for kind, values in (("args", self.args), ("overrides", self.overrides), ("options", self.options)):
@@ -55,22 +80,29 @@ class Job:
         for name in self.overrides:
             if name not in OVERRIDES:
                 raise SpecError(f"Job: {name!r} cannot be overridden; only {', '.join(OVERRIDES)} can.")
+        if "fold" in self.overrides:
+            Fold.parse(self.overrides["fold"])
+        object.__setattr__(self, "checkpoint", str(CheckpointRule.parse(self.checkpoint)))
         spec = parse_strategy(self.strategy)
         object.__setattr__(self, "strategy", str(spec))
         if self.slots is not None:
             require_count("Job", "slots", self.slots)
-            if self.slots < self.cluster.workers:
+            if self.slots < self.cluster.places:
                 raise SpecError(
-                    f"Job: slots={self.slots} is fewer than workers={self.cluster.workers}, so some would "
+                    f"Job: slots={self.slots} is fewer than workers={self.cluster.places}, so some would "
                     "have nothing to do; use at least as many slots as workers."
                 )
         if self.cluster.spares and self.purpose != "train":
             raise SpecError(f"Job: spares={self.cluster.spares} was set, but only training can use spares; set 0.")
         if isinstance(spec, Data):
-            spec.slots_per_worker(self.num_slots, self.cluster.workers)
+            spec.slots_per_worker(self.num_slots, self.cluster.places)
+            _check_relay(spec, self)
             _check_arena(spec, self.cluster)
+            _check_moves(spec, self)
         elif isinstance(spec, ParameterServer):
             _check_served(spec, self)
+        if self.chaos:
+            _check_chaos(spec, self)
 
     @property
     def num_slots(self) -> int:
@@ -80,7 +112,9 @@ class Job:
         spec = self.spec
         if isinstance(spec, ParameterServer):
             return self.cluster.workers * spec.cells_per_worker
-        return sum(spec.counts) if isinstance(spec, Data) and spec.counts else self.cluster.workers
+        if isinstance(spec, Data) and spec.partition == "relay":
+            return 1
+        return sum(spec.counts) if isinstance(spec, Data) and spec.counts else self.cluster.places
 
     @property
     def spec(self) -> StrategySpec:
@@ -102,6 +136,25 @@ class Job:
             raise SpecError(f"Job: this is not a job written by Shoal ({error}).") from None
 
 
+def _check_relay(spec: Data, job: Job) -> None:
+    """Where workers take turns with whole batches, there is nothing to cut or to sum."""
+    if spec.partition != "relay":
+        return
+    asked = {
+        "other keys": spec != Data(partition="relay"),
+        "slots": job.slots is not None,
+        "spares": job.cluster.spares,
+        "limits of workers": job.cluster.max_workers is not None,
+        "on_failure=shrink": job.on_failure == "shrink",
+        "checkpoints": job.checkpoint != "none",
+    }
+    if wrong := [name for name, is_set in asked.items() if is_set]:
+        raise SpecError(
+            f"Job: strategy={spec} lets workers take turns with whole batches, which does not go together with "
+            f"{', '.join(wrong)}; leave them out."
+        )
+
+
 def _check_arena(spec: Data, cluster: Cluster) -> None:
     """What only shared memory can do, and what it cannot."""
     if cluster.spares and (spec.via not in ("auto", "arena") or cluster.device != "cpu"):
@@ -114,15 +167,62 @@ def _check_arena(spec: Data, cluster: Cluster) -> None:
             f"Job: spares={cluster.spares} finish a dead worker's step from its journal, but strategy={spec} "
             "keeps none; leave journal on, or use no spares."
         )
+    if spec.shares == "speed" and cluster.device != "cpu":
+        raise SpecError(
+            f"Job: shares=speed measures workers through shared memory, which device={cluster.device} does not "
+            "use; use device=cpu, or shares=even."
+        )
     if spec.via == "arena" and cluster.device != "cpu":
         raise SpecError(
             f"Job: via=arena shares the host's memory, but device={cluster.device}; use via=backend on GPUs."
         )
 
 
+def _check_moves(spec: Data, job: Job) -> None:
+    """One process can do the work of several workers in shared memory alone, and at its own pace."""
+    cluster = job.cluster
+    asked = "on_failure=shrink" if job.on_failure == "shrink" else ""
+    if cluster.max_workers is not None:
+        asked = f"workers={cluster.written_workers}"
+    if not asked:
+        return
+    if job.purpose != "train":
+        raise SpecError(f"Job: {asked} is for training, but purpose={job.purpose}; give a number of workers.")
+    if spec.via not in ("auto", "arena") or cluster.device != "cpu" or not spec.journal:
+        raise SpecError(
+            f"Job: {asked} lets a worker do the work of another in shared memory, with its journal, which "
+            f"strategy={spec} on {cluster.device} does not use; use data:via=arena on cpu."
+        )
+    if spec.batchnorm == "sync":
+        raise SpecError(
+            f"Job: {asked} lets a worker do the work of another, but batchnorm=sync needs a process of its own "
+            "for every slot; use batchnorm=local, or on_failure=replace and a fixed number of workers."
+        )
+
+
+def _check_chaos(spec: StrategySpec, job: Job) -> None:
+    """Faults are for training, and for processes that the job has."""
+    chaos = parse_chaos(job.chaos)
+    if job.purpose != "train":
+        raise SpecError(f"Job: chaos={job.chaos!r} is for training, but purpose={job.purpose}; leave it out.")
+    servers = spec.num_servers if isinstance(spec, ParameterServer) else 0
+    chaos.check_against(workers=job.cluster.places, servers=servers)
+    object.__setattr__(job, "chaos", str(chaos))
+
+
 def _check_served(spec: ParameterServer, job: Job) -> None:
     """What a parameter server cannot do, and what contradicts itself."""
     cluster, slots = job.cluster, job.num_slots
+    if cluster.max_workers is not None:
+        raise SpecError(
+            f"Job: workers={cluster.written_workers} is for strategy data; start strategy={spec} with a number, "
+            "and change it with shoal scale."
+        )
+    if job.on_failure == "shrink":
+        raise SpecError(
+            f"Job: on_failure=shrink lets a worker do the work of another in shared memory, but strategy={spec} "
+            "replaces those that die; use replace or stop."
+        )
     if cluster.spares:
         raise SpecError(
             f"Job: spares={cluster.spares} was set, but strategy={spec} replaces workers and servers that die by "

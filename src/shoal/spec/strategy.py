@@ -44,26 +44,52 @@ class Data(StrategySpec):
     batchnorm: str = "local"
     """`local`: each slot normalises by its own part of the batch; `sync`: by the whole batch."""
     shares: str = "even"
-    """How many slots each worker fills: `even`, or one number per worker, as in `1+3`."""
+    """How many slots each worker fills: `even`, or one number per worker, as in `1+3`. `speed`: even, but how many
+    samples a slot gets follows how fast it is filled."""
+    partition: str = "spread"
+    """`spread`: every batch is cut and shared; `relay`: workers take turns, each with a block of an epoch's
+    batches, and hand the model on."""
     journal: bool = True
     """Keep the redo journal that lets another process finish the step of one that was killed."""
 
     def __post_init__(self) -> None:
         require_choice("data", "via", self.via, self.VIA)
         require_choice("data", "batchnorm", self.batchnorm, ("local", "sync"))
-        if self.shares != "even" and not re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)*", self.shares):
+        require_choice("data", "partition", self.partition, ("spread", "relay"))
+        if self.shares not in ("even", "speed") and not re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)*", self.shares):
             raise SpecError(
-                f"data: shares must be 'even' or one number per worker as in 1+3, found {self.shares!r}."
+                f"data: shares must be 'even', 'speed', or one number per worker as in 1+3, found {self.shares!r}."
+            )
+        if self.shares == "speed":
+            self._check_speed()
+
+    def _check_speed(self) -> None:
+        """Sizes are decided in shared memory, from the time that each slot takes for itself."""
+        if not self.shares_memory:
+            other = "partition=relay" if self.partition == "relay" else f"via={self.via}"
+            raise SpecError(
+                f"data: shares=speed measures workers through shared memory, which {other} does not use; use "
+                "via=arena, or shares=even."
+            )
+        if self.batchnorm == "sync":
+            raise SpecError(
+                "data: shares=speed needs each slot's own time, but with batchnorm=sync all wait for one another "
+                "in every pass; use batchnorm=local, or shares=even."
             )
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether the model lies in memory that all workers of a host share, where the host can."""
+        return self.via in ("auto", "arena") and self.partition == "spread"
+
+    @property
     def counts(self) -> list[int]:
-        """The written shares, one per worker; empty where they are even."""
-        return [] if self.shares == "even" else [int(count) for count in self.shares.split("+")]
+        """The written shares, one per worker; empty where no numbers are written."""
+        return [int(count) for count in self.shares.split("+")] if self.shares[0].isdigit() else []
 
     def slots_per_worker(self, slots: int, workers: int) -> list[int]:
         """How many slots each worker fills; they add up to `slots`."""
-        if self.shares == "even":
+        if not self.counts:
             return [slots * (rank + 1) // workers - slots * rank // workers for rank in range(workers)]
         counts = self.counts
         if len(counts) != workers or sum(counts) != slots:

@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.errors import SpecError, TaskError
 from shoal.spec.checks import require_callable, require_choice, require_count
+from shoal.spec.sampling import Sampler, check_sampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +81,18 @@ class Task:
     """Makes the learning-rate scheduler from the optimizer; stepped once per committed step."""
     clip_norm: float | None = None
     """Scale gradients down to this total norm."""
+    skip_loss_below: float | None = None
+    """Do not learn from parts of a batch whose loss is below this: their backward pass is left out, and they count
+    nothing in the mean of the gradients."""
     accumulate: int = 1
     """Cut each worker's part of a batch into so many pieces, to save memory."""
     shuffle: bool = True
     """Train on samples in another order each epoch; the order follows from the seed alone."""
+    sampler: Sampler | None = None
+    """Which samples an epoch takes: `Weighted`, `Stratified`, a function `(epoch, seed) -> indices`, or an object
+    with `order(epoch)`; default each once."""
+    prefetch: int = 8
+    """The most parts of batches that are loaded ahead of their step; 0: none."""
     collate: Callable[[list[Any]], Any] | None = None
     """Turns a list of samples into a batch; default stacks tensors, as torch's `default_collate`."""
     evaluate_every: int | None = None
@@ -113,9 +122,18 @@ class Task:
         for name in ("max_steps", "evaluate_every"):
             if getattr(self, name) is not None:
                 require_count("Task", name, getattr(self, name))
-        require_count("Task", "seed", self.seed, least=0)
+        for name in ("seed", "prefetch"):
+            require_count("Task", name, getattr(self, name), least=0)
+        if self.sampler is not None:
+            check_sampler(self.sampler)
+            if not self.shuffle:
+                raise SpecError(
+                    "Task: shuffle=False and sampler= both say which samples come when; set one of them."
+                )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise SpecError(f"Task: clip_norm must be above 0, found {self.clip_norm!r}.")
+        if self.skip_loss_below is not None and self.skip_loss_below != self.skip_loss_below:
+            raise SpecError("Task: skip_loss_below must be a number, found nan.")
         if self.metrics and self.objective is not None:
             raise SpecError(
                 "Task: metrics compare the model's output with a target, which an objective hides; "

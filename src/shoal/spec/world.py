@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count
@@ -39,6 +39,8 @@ class World:
     """The run's key, by which its processes know each other. Never printed, never on disk."""
     arena_fd: int | None = None
     """The host's shared segment, where the launcher made one: a file descriptor of this process."""
+    places: tuple[int, ...] = ()
+    """The ranks whose work this worker does: its own, and those of workers that are gone or not there yet."""
 
     def __post_init__(self) -> None:
         require_choice("World", "role", self.role, ROLES)
@@ -49,11 +51,20 @@ class World:
                 f"World: global_rank {self.global_rank} does not fit a world of {self.world_size} "
                 f"(0 to {self.world_size - 1})."
             )
+        hosted = (tuple(sorted(self.places)) or (self.global_rank,)) if self.role == "worker" else ()
+        object.__setattr__(self, "places", hosted)
 
     @property
     def is_first(self) -> bool:
         """Whether this process speaks for all: it saves the model and reports the loss."""
-        return self.role == "worker" and self.global_rank == 0
+        return self.role == "worker" and 0 in self.places
+
+    def hosting(self, places: Iterable[int], generation: int) -> World:
+        """This process as a worker that does the work of these ranks; the lowest becomes its own."""
+        kept = tuple(sorted(places))
+        return replace(
+            self, role="worker", global_rank=kept[0], local_rank=kept[0], places=kept, generation=generation
+        )
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> World:

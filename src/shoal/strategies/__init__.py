@@ -17,6 +17,10 @@ def make_strategy(spec: StrategySpec, world: World, slots: int, *, replaceable: 
         from shoal.strategies.data.single import SingleProcess
 
         return SingleProcess()
+    if spec.partition == "relay" and world.world_size > 1:
+        from shoal.strategies.data.relay import RelayData
+
+        return RelayData()
     if spec.via == "auto" and (world.device != "cpu" or not supported()):
         spec = replace(spec, via="backend")
     if spec.via in ("auto", "arena"):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shoal.ledger.shares import Sizes
 from shoal.spec import World
 from shoal.strategies.replica import Replica
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
-Fill = Callable[["torch.Tensor"], None]
-"""Writes this process's rows of a table."""
+Fill = Callable[["torch.Tensor", int], None]
+"""Writes the rows of a table that belong to one place."""
+Piece = tuple[Any, float, int]
+"""A batch, what it counts, and how many samples it holds."""
 Report = Callable[[str], None]
 """Takes one line for the user: what a strategy decided and why."""
 
@@ -23,10 +27,11 @@ class Part:
     """One slot's part of a step."""
 
     slot: int
-    load: Callable[[], Iterator[tuple[Any, float]]]
-    """Reads the batches and what each counts; may be called again by a process that takes this slot over."""
+    load: Callable[[], Iterator[Piece]]
+    """Reads the batches; may be called again by a process that takes this slot over."""
     total_weight: float | None
-    """What the batches of all slots count together, where that is known beforehand."""
+    """What the batches of all slots count together, where that is known beforehand; not where some may be
+    skipped."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,12 @@ class StepResult:
     weight: float
     stop: bool
     """Somebody asked that this step be the last."""
+    skipped: float = 0.0
+    """What those parts would have counted that were learnt already."""
+    skipped_parts: int = 0
+    """How many these were."""
+    counts: Sequence[int] = ()
+    """By slot: the samples that were used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +73,9 @@ class Extent:
     table_rows: int = 0
     table_columns: int = 0
     accumulate: int = 1
+    steps_per_epoch: int = 0
+    batch_size: int = 0
+    """Samples of a whole batch."""
     smallest_batch: int | None = None
     """Samples of the smallest batch of all steps, where that is known."""
 
@@ -78,12 +92,30 @@ class Setting:
     report: Report = print
     on_idle: Callable[[], None] | None = None
     """Called now and then while waiting for others; raises to give up."""
+    on_block: Callable[[], None] | None = None
+    """Called before waiting for others in a call from which `on_idle` cannot be called."""
+    on_cuts: Callable[[int, Sizes], None] | None = None
+    """Told from which step on the slots have which sizes, before anybody uses them."""
     port: int | None = None
 
-    def slots_of(self, global_rank: int) -> range:
-        """The slots that a worker fills."""
-        start = sum(self.slots_per_worker[:global_rank])
-        return range(start, start + self.slots_per_worker[global_rank])
+    relay: bool = False
+    """Whether workers take turns, each with whole batches, in place of sharing every batch."""
+
+    def relay_owner(self, step: int) -> int:
+        """Who takes this step where workers take turns: each has one block of consecutive steps in an epoch."""
+        steps = self.extent.steps_per_epoch
+        return (step - 1) % steps * self.world.world_size // steps
+
+    def slots_at(self, step: int, place: int) -> range:
+        """The slots that a worker's place fills in this step."""
+        if not self.relay:
+            return self.slots_of(place)
+        return range(self.slots if self.relay_owner(step) == place else 0)
+
+    def slots_of(self, place: int) -> range:
+        """The slots that belong to a worker's place."""
+        start = sum(self.slots_per_worker[:place])
+        return range(start, start + self.slots_per_worker[place])
 
 
 class Strategy(Protocol):
@@ -96,13 +128,26 @@ class Strategy(Protocol):
         """Forward, backward, agree, update. Returns once the step is committed."""
 
     def reform(self, world: World) -> int:
-        """Take a place in a new generation; returns the last committed step of that place."""
+        """Host `world.places` in a new generation; returns the last step that is committed in all of them.
+
+        A spare does so once, when it takes over; a worker whenever places come to it or leave it, also in the
+        middle of a step that it then takes again.
+        """
 
     def losses(self, last_step: int) -> list[float]:
         """The losses of steps 1 to `last_step`, as far as they are kept."""
 
+    def sizes(self, step: int) -> Sizes | None:
+        """Samples of each slot in the next step, or one before it; None: even."""
+
+    def past(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """By step and slot, of steps that others took: the samples that were used, and `sizes`, 0 for even."""
+
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
-        """Every process fills its rows of a float64 table; then all have all rows. `serial` rises by call."""
+        """Every process fills the rows of its places in a float64 table; then all have all rows.
+
+        `serial` rises by call; one that was left in the middle is made again with the same.
+        """
 
     def settle(self) -> None:
         """Bring the replica's parameters and buffers to the last committed step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,36 @@ class Home:
         """One scalar of a piece's optimizer state, as a tensor without dimensions."""
         offset = (piece * len(self.schema.scalars) + column) * SCALAR_BYTES
         return self.segment.tensor(f"scalars{self.suffix}", dtype, offset=offset, count=1).reshape(())
+
+
+def load_state(
+    home: Home,
+    chunk: Chunk,
+    first_piece: int,
+    params: Sequence[torch.Tensor],
+    states: Sequence[Mapping[str, torch.Tensor]],
+) -> None:
+    """Put a chunk's part of saved optimizer state where it lives; `states` by parameter, as whole tensors."""
+    dtype = params[chunk.pieces[0].param].dtype
+    for number, piece in enumerate(chunk.pieces):
+        if not (state := states[piece.param]):
+            continue
+        start = (piece.offset - chunk.offset) // dtype.itemsize
+        span = slice(start, start + piece.stop - piece.start)
+        for key in home.schema.mirrored:
+            if key in state:
+                whole = in_memory_order(state[key], params[piece.param])
+                home.flat(f"state/{key}", chunk, dtype)[span].copy_(whole[piece.start : piece.stop])
+        for column, (key, kind) in enumerate(home.schema.scalars):
+            if key in state:
+                home.scalar(first_piece + number, column, kind).copy_(state[key])
+        home.started(first_piece + number, 1).fill_(1)
+
+
+def in_memory_order(value: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """A whole tensor as a flat one, its elements in the order in which the parameter's lie in memory."""
+    laid_out = torch.empty_like(param, dtype=value.dtype, memory_format=torch.preserve_format).copy_(value)
+    return torch.as_strided(laid_out, (laid_out.numel(),), (1,))
 
 
 class ChunkOptimizer:

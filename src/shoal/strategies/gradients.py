@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from shoal.errors import Diverged, TaskError
+from shoal.errors import Diverged, SpecError, TaskError
 from shoal.ledger.order import mix
-from shoal.strategies.base import Part, Work
+from shoal.spec import Data, ParameterServer, StrategySpec
+from shoal.strategies.base import Part, StepResult, Work
 from shoal.strategies.replica import Replica, call_model
 
 
@@ -55,17 +57,45 @@ Backward = Callable[[torch.Tensor, torch.Tensor | None], None]
 """Runs the backward pass from a loss, weighted by the second argument."""
 
 
-def backward_part(
-    replica: Replica, work: Work, part: Part, backward: Backward = torch.Tensor.backward
-) -> tuple[float, float]:
-    """Backward over a slot's batches; gradients go to `p.grad`. Returns (sum of weight * loss, weight).
+@dataclass(frozen=True)
+class Sums:
+    """What the batches of one or more slots come to."""
+
+    loss: float = 0.0
+    """The sum of weight times loss, also of batches that were skipped."""
+    weight: float = 0.0
+    """What the batches count together that gave gradients."""
+    skipped: float = 0.0
+    """What those would have counted that were learnt already, and gave none."""
+    skipped_parts: float = 0.0
+    """How many these were."""
+    samples: float = 0.0
+    """How many samples all of them hold."""
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(*(mine + theirs for mine, theirs in zip(self.values, other.values, strict=True)))
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """As numbers that can be stored or sent."""
+        return self.loss, self.weight, self.skipped, self.skipped_parts, self.samples
+
+    @property
+    def mean_loss(self) -> float:
+        """The loss over all batches."""
+        return self.loss / (self.weight + self.skipped)
+
+
+def backward_part(replica: Replica, work: Work, part: Part, backward: Backward = torch.Tensor.backward) -> Sums:
+    """Backward over a slot's batches; gradients go to `p.grad`.
 
     Each loss is weighted by its share of the whole batch where that is known beforehand, else by its bare
     weight; whoever sums the slots then divides by the total.
     """
     seed_slot(work, part.slot, replica.device)
-    loss_sum = weight_sum = 0.0
-    for batch, weight in part.load():
+    sums, learnt = Sums(), replica.task.skip_loss_below
+    for batch, weight, samples in part.load():
+        sums += Sums(samples=samples)
         if not weight:  # padding alone: it counts nothing, and its mean is not a number
             continue
         loss = task_loss(replica, batch)
@@ -75,17 +105,45 @@ def backward_part(
                 f"Task: the loss is {value} at step {work.step} (slot {part.slot}); lower the learning rate, "
                 "set clip_norm, or look for bad samples in this batch."
             )
+        if learnt is not None and value < learnt:
+            sums += Sums(value * weight, 0.0, weight, 1.0)
+            continue
         share = weight if part.total_weight is None else weight / part.total_weight
         backward(loss, None if share == 1.0 else torch.full_like(loss, share))
-        loss_sum += value * weight
-        weight_sum += weight
-    return loss_sum, weight_sum
+        sums += Sums(value * weight, weight)
+    return sums
 
 
-def check_weight(work: Work, weight: float) -> None:
+def step_result(sums: Sums, *, stop: bool, counts: Sequence[int]) -> StepResult:
+    """What a step's sums are told as; `counts`: the samples of each slot."""
+    return StepResult(sums.mean_loss, sums.weight, stop, sums.skipped, int(sums.skipped_parts), tuple(counts))
+
+
+def check_skipping(replica: Replica, spec: StrategySpec | None = None) -> None:
+    """Not every strategy and optimizer can do without parts of a batch."""
+    if replica.task.skip_loss_below is None:
+        return
+    if isinstance(replica.optimizer, torch.optim.LBFGS):
+        raise SpecError(
+            "Task: skip_loss_below leaves parts of a batch out by their loss, which LBFGS evaluates several times "
+            "per step; use another optimizer."
+        )
+    if isinstance(spec, ParameterServer):
+        raise SpecError(
+            f"Task: skip_loss_below leaves parts of a batch out of its mean, which strategy={spec} cannot; use "
+            "data."
+        )
+    if isinstance(spec, Data) and spec.batchnorm == "sync":
+        raise SpecError(
+            "Task: skip_loss_below leaves parts of a batch out, but batchnorm=sync needs them all in every pass; "
+            "use batchnorm=local."
+        )
+
+
+def check_weight(work: Work, sums: Sums) -> None:
     """A mean needs something to be the mean of."""
-    if not weight > 0:
+    if not sums.weight + sums.skipped > 0:
         raise TaskError(
-            f"Task: the weights of the batch of step {work.step} add up to {weight:g}, so it has no mean; let "
-            "weight(batch) return what counts, and leave samples without any out of the data."
+            f"Task: the weights of the batch of step {work.step} add up to {sums.weight:g}, so it has no mean; "
+            "let weight(batch) return what counts, and leave samples without any out of the data."
         )

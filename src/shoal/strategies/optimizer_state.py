@@ -2,9 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
+from shoal.errors import CheckpointError, SpecError
+from shoal.spec import ParameterServer, StrategySpec
+from shoal.strategies.optimizers import ELEMENTWISE, StateSchema
 from shoal.strategies.replica import Replica
+
+
+def check_savable(spec: StrategySpec, replica: Replica) -> None:
+    """Whether the optimizer's state can be saved with this strategy, as far as that is known before it has any."""
+    name = type(replica.optimizer).__name__
+    if isinstance(replica.optimizer, torch.optim.LBFGS):
+        raise SpecError(
+            "LBFGS keeps lists of earlier steps, and checkpoints hold tensors alone; leave --checkpoint out, or "
+            "use another optimizer."
+        )
+    is_served = isinstance(spec, ParameterServer) and spec.push == "gradients"
+    if is_served and type(replica.optimizer) not in ELEMENTWISE:
+        raise SpecError(
+            f"{name} works on the whole model, and with strategy={spec} its state stays in one server, where "
+            "checkpoints do not reach; leave --checkpoint out, or use strategy data."
+        )
+
+
+def check_state(replica: Replica) -> None:
+    """Once the optimizer has its state: what is no tensor cannot be saved."""
+    for param in replica.trained.values():
+        for key, value in replica.optimizer.state.get(param, {}).items():
+            if value is not None and not isinstance(value, torch.Tensor):
+                raise SpecError(
+                    f"{type(replica.optimizer).__name__} keeps {key!r} as {type(value).__name__}, and checkpoints "
+                    "hold tensors alone; keep a tensor there, or leave --checkpoint out."
+                )
 
 
 def named_state(replica: Replica) -> dict[str, torch.Tensor]:
@@ -15,3 +47,51 @@ def named_state(replica: Replica) -> dict[str, torch.Tensor]:
         for key, value in replica.optimizer.state.get(param, {}).items()
         if isinstance(value, torch.Tensor)
     }
+
+
+def load_named_state(replica: Replica) -> None:
+    """Give the replica's own optimizer the state that the run begins with."""
+    for name, keys in by_parameter(replica.start.optimizer).items():
+        if name in replica.trained:
+            param = replica.trained[name]
+            # As torch's own load does: a copy that nobody else changes, strided as the parameter.
+            replica.optimizer.state[param] = {
+                key: torch.empty_like(param).copy_(value) if value.shape == param.shape else value.clone()
+                for key, value in keys.items()
+            }
+
+
+def states_to_load(replica: Replica, schema: StateSchema) -> list[dict[str, torch.Tensor]]:
+    """By trained parameter: the state that the run begins with, empty where it has none; checked to fit."""
+    states = by_parameter(replica.start.optimizer)
+    known = {*schema.mirrored, *(key for key, _ in schema.scalars)}
+    for name, state in states.items():
+        if name not in replica.trained:
+            raise CheckpointError(
+                f"The saved optimizer state is about {name!r}, which this task does not train; use the task that "
+                "was saved, or begin anew from its weights with --from."
+            )
+        shape = replica.trained[name].shape
+        if odd := [key for key in state if key not in known]:
+            raise CheckpointError(
+                f"The saved optimizer keeps {', '.join(sorted(odd))} for {name!r}, but "
+                f"{type(replica.optimizer).__name__} keeps {', '.join(sorted(known)) or 'nothing'}; use the "
+                "optimizer that was saved, or begin anew from its weights with --from."
+            )
+        if wrong := [key for key in schema.mirrored if key in state and state[key].shape != shape]:
+            raise CheckpointError(
+                f"The saved {wrong[0]} of {name!r} has shape {tuple(state[wrong[0]].shape)}, but the parameter "
+                f"has {tuple(shape)}; use the arguments that the model was trained with."
+            )
+    return [states.get(name, {}) for name in replica.trained]
+
+
+def by_parameter(state: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """`parameter -> key -> tensor`. Keys have no slash; names of parameters have dots."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for path, value in state.items():
+        name, slash, key = path.rpartition("/")
+        if not slash:
+            raise CheckpointError(f"The saved optimizer state has {path!r}, which names no parameter.")
+        found.setdefault(name, {})[key] = value
+    return found

@@ -47,6 +47,11 @@ class StateSchema:
     scalars: tuple[tuple[str, torch.dtype], ...]
     """Single numbers, such as a step count."""
 
+    @property
+    def keeps_any(self) -> bool:
+        """Whether there is anything to keep."""
+        return bool(self.mirrored or self.scalars)
+
 
 def prefer_fused(optimizer: optim.Optimizer) -> None:
     """Turn torch's fused kernels on where the user left the choice open."""

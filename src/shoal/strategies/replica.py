@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from shoal.errors import TaskError
 from shoal.spec import Task
 from shoal.strategies.optimizers import prefer_fused
+from shoal.strategies.start import Start
 
 
 class Replica:
@@ -24,12 +25,15 @@ class Replica:
         numerics: str = "task",
         device: str = "cpu",
         sample: Callable[[], Any] | None = None,
+        start: Start | None = None,
     ) -> None:
         self.task = task
+        self.start = start or Start()
         self.numerics = numerics
         self.device = device
         torch.manual_seed(task.seed)
         self.module = self._make_module(sample)
+        self.start.load_model(self.module)
         self.optimizer = self._make_optimizer()
         self.scheduler = None if task.scheduler is None else task.scheduler(self.optimizer)
         in_groups = {id(p) for group in self.optimizer.param_groups for p in group["params"]}

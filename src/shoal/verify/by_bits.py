@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from shoal.ledger.cut_log import CutLog
 from shoal.observe.wording import plural
 from shoal.spec import Data, Job, ParameterServer
 from shoal.verify.bounds import FLOAT64_BOUND, first_step_bound
@@ -61,7 +62,7 @@ class _Verification:
         if not self.bitwise:
             rows += self._first_step()
         split = self.laboratory.train(f"{_workers(self.job)}, {self.job.strategy}", self.job)
-        same = self.reference.train(self.job)
+        same = self.reference.train(self.job, split.cuts)
         comparison = Comparison(
             title=self.reference.title,
             bound=lambda what: BITWISE if self.bitwise else None,
@@ -138,9 +139,9 @@ class _Reference:
     def title(self) -> str:
         return "one process, BatchNorm over the whole batch" if self.synchronised else _SAME_SLOTS
 
-    def train(self, job: Job) -> Trial:
+    def train(self, job: Job, cuts: CutLog | None = None) -> Trial:
         slots = None if self.synchronised else job.num_slots
-        return self.laboratory.train(self.title, alone(job, self.facts, slots=slots))
+        return self.laboratory.train(self.title, alone(job, self.facts, slots=slots, cuts=cuts))
 
 
 def _workers(job: Job) -> str:

@@ -6,19 +6,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from shoal.ledger.cut_log import CutLog
 from shoal.spec import Cluster, Job
 from shoal.verify.trials import Facts
 
 
-def alone(job: Job, facts: Facts, *, slots: int | None = None) -> Job:
-    """The same job for one process: the plain loop over whole batches, or the arena with batches in slots."""
-    batch = facts.global_batch(job.cluster.workers)
+def alone(job: Job, facts: Facts, *, slots: int | None = None, cuts: CutLog | None = None) -> Job:
+    """The same job for one process: the plain loop over whole batches, or the arena with batches in slots.
+
+    `cuts`: how these were cut, where that was not even.
+    """
+    batch = facts.global_batch(job.cluster.places)
     return replace(
         with_overrides(job, batch),
         strategy="data" if slots is None else "data:via=arena",
         # As many threads as each worker has: the number of threads decides how sums are grouped.
         cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
         slots=slots,
+        options={"cuts": cuts.plain()} if cuts else {},
     )
 
 

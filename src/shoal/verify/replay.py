@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import SpecError
+from shoal.ledger.cut_log import CutLog
 from shoal.observe import RunFolder
 from shoal.observe.jsonl import read_events
 from shoal.spec import Data, Job
 from shoal.verify.claims import Claim, claim_of
 from shoal.verify.jobs import alone
 from shoal.verify.report import BITWISE, Report, Row, Verdict
-from shoal.verify.trials import Facts, Progress, Trial, open_laboratory
+from shoal.verify.trials import Facts, Progress, Trial, open_laboratory, told_cuts
 
 if TYPE_CHECKING:
     from shoal.launch.owner import ZygoteProcess
@@ -37,13 +38,13 @@ def replay_run(
     job = _recorded_job(folder, result)
     with open_laboratory(_NUM_TRIALS, zygote, progress) as laboratory:
         facts, _ = laboratory.inspect(job)
-        again, title = _again(job, facts)
+        again, title = _again(job, facts, told_cuts(read_events(folder.path)))
         trial = laboratory.train(f"{folder.name} again: {title}", again)
         row = _judge(result, trial, title)
     return Report(
         target=job.target,
         strategy=job.strategy,
-        workers=job.cluster.workers,
+        workers=job.cluster.places,
         slots=job.num_slots,
         steps=trial.steps,
         rows=(row,),
@@ -63,12 +64,13 @@ def _recorded_job(folder: RunFolder, result: dict[str, Any]) -> Job:
         job,
         cluster=replace(job.cluster, threads=threads or job.cluster.threads_per_worker),
         overrides={**job.overrides, "max_steps": result["steps"]},
+        chaos="",  # Whatever befell the run, a calm one must give the same bits.
     )
 
 
-def _again(job: Job, facts: Facts) -> tuple[Job, str]:
+def _again(job: Job, facts: Facts, cuts: CutLog) -> tuple[Job, str]:
     """What to run to get the same bits, and what to call it."""
-    spec, workers = job.spec, job.cluster.workers
+    spec, workers = job.spec, job.cluster.places
     claim = claim_of(spec, workers, facts.optimizer)
     if claim is Claim.RESULT:
         raise SpecError(
@@ -76,8 +78,9 @@ def _again(job: Job, facts: Facts) -> tuple[Job, str]:
             f"results over seeds: shoal verify {job.target} --workers {workers} --strategy {spec}."
         )
     synchronised = isinstance(spec, Data) and spec.batchnorm == "sync" and facts.has_batchnorm
-    if workers > 1 and claim is Claim.BITS and not synchronised:
-        return alone(job, facts, slots=job.num_slots), "one process, the same slots"
+    if (workers > 1 or cuts) and claim is Claim.BITS and not synchronised:
+        title = "one process, the same slots" + ", cut as they were" * bool(cuts)
+        return alone(job, facts, slots=job.num_slots, cuts=cuts), title
     # Another order of sums would give other bits: these are repeated by as many processes as there were.
     again = replace(job, cluster=replace(job.cluster, spares=0, port=None))
     return again, "one process" if workers == 1 else f"{workers} workers as before"

@@ -51,7 +51,7 @@ def verify_strategy(
     job = Job(
         target=target if isinstance(target, str) else target_of(target),
         args=dict(args or {}),
-        strategy=str(replace(spec, via="arena") if isinstance(spec, Data) and spec.via == "auto" else spec),
+        strategy=str(replace(spec, via="arena") if isinstance(spec, Data) and spec.shares_memory else spec),
         cluster=Cluster(workers=workers),
         slots=slots,
         overrides={} if seed is None else {"seed": seed},

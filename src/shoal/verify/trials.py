@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
 from shoal.launch.supervisor import run_job
+from shoal.ledger.cut_log import CutLog
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 
@@ -77,6 +78,8 @@ class Trial:
     folder: Path
     steps: int
     digest: str
+    cuts: CutLog
+    """How its batches were cut, where that followed speed."""
 
     def model(self) -> Tensors:
         """Parameters and buffers."""
@@ -118,9 +121,12 @@ class Laboratory:
         """Train as the job says."""
         folder = self._begin(label)
         # Without evaluations, which cost time and could end the run before its time.
-        options = {"state": str(folder / "state.safetensors"), "evaluate": False}
-        results = self._run(replace(job, run_dir=str(folder), options=options))
-        return Trial(folder, int(results["steps"]), str(results["digest"]))
+        options: dict[str, Any] = {"state": str(folder / "state.safetensors"), "evaluate": False}
+        if "cuts" in job.options:
+            options["cuts"] = job.options["cuts"]
+        events: list[Event] = []
+        results = self._run(replace(job, run_dir=str(folder), options=options), events.append)
+        return Trial(folder, int(results["steps"]), str(results["digest"]), told_cuts(events))
 
     def watch(self, label: str, job: Job, on_event: Callable[[Event], None]) -> dict[str, Any]:
         """Train as the job says, and tell of everything that happens; its results."""
@@ -149,6 +155,15 @@ def open_laboratory(
         threading.Thread(target=import_module, args=("shoal.verify.difference",), daemon=True).start()
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-verify-"))
         yield Laboratory(Path(folder), zygote, num_trials, progress or (lambda number, total, label: None))
+
+
+def told_cuts(events: Iterable[Event]) -> CutLog:
+    """How a run cut its batches, as its events tell."""
+    log = CutLog()
+    for event in events:
+        if event.kind == "cuts":
+            log.note(event.values["from_step"], event.values["sizes"])
+    return log
 
 
 def _load(path: Path) -> Tensors:

@@ -6,9 +6,10 @@ import heapq
 import itertools
 import random
 from collections import Counter, deque
+from functools import partial
 
 from helpers.ps_sim.network import Network
-from helpers.ps_sim.processes import ServerProcess, WorkerProcess
+from helpers.ps_sim.processes import Memory, ServerProcess, WorkerProcess
 from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER, Kill, Scenario, SimulationFailed
 from shoal.coordinator.machine import Coordinator
 from shoal.coordinator.members import Order
@@ -22,6 +23,10 @@ STARTS_AFTER_S = 0.01
 GIVES_UP_AFTER_S = 60.0
 
 Process = ServerProcess | WorkerProcess | Coordinator
+
+
+class DiedAtWork(Exception):
+    """A process was killed while it took in a message; nobody hears the rest."""
 
 
 def plan_of(scenario: Scenario) -> JobPlan:
@@ -59,11 +64,15 @@ class Cluster:
         """Deaths that really happened, by role."""
         self.deposed: Counter[str] = Counter()
         """The same of those that live on."""
+        self.cut_off: Counter[str] = Counter()
+        """The same of those whose packets vanish."""
+        self._unreachable: set[int] = set()
         self.workers: list[WorkerProcess] = []
         """All that ever lived."""
         self.is_scaled = scenario.scale_at == 0
         self._dice = random.Random(seed)
         self.network = Network(scenario.faults, self._dice, through_codec=scenario.through_codec)
+        self._memory: Memory = {}
         self._processes: dict[int, Process] = {}
         self._seats: dict[int, tuple[str, int]] = {}
         """Role and rank of those that are not taken for dead."""
@@ -115,19 +124,28 @@ class Cluster:
         chore_at = self._chores[0][0] if self._chores else float("inf")
         arrival = self.network.next_at
         self.now = max(self.now, min(wakeup, chore_at, arrival))
-        if arrival <= wakeup and arrival <= chore_at:
-            sender, node, message = self.network.take()
-            self._tell_old_coordinators(sender, node, message)
-            process = self._processes.get(node)
-            if process is None:
+        try:
+            if arrival <= wakeup and arrival <= chore_at:
+                sender, node, message = self.network.take()
+                self._tell_old_coordinators(sender, node, message)
+                process = self._processes.get(node)
+                if process is None:
+                    return
+                process.on_message(sender, message, self.now)
+            elif chore_at <= wakeup:
+                self._do_chore()
                 return
-            process.on_message(sender, message, self.now)
-        elif chore_at <= wakeup:
-            self._do_chore()
+            else:
+                self._processes[node].on_tick(self.now)
+            self._drain(node)
+        except DiedAtWork:
             return
-        else:
-            self._processes[node].on_tick(self.now)
+
+    def _flush(self, node: int) -> None:
+        """A process sends what it has to say in the middle of its work."""
         self._drain(node)
+        if node not in self._processes:
+            raise DiedAtWork
 
     def _drain(self, node: int) -> None:
         """Send what a process has to say, unless it dies over it; do what the coordinator orders."""
@@ -139,7 +157,7 @@ class Cluster:
             if node not in self._processes:
                 return
             receiver, message = outbox.popleft()
-            if self._is_cut_off(node, receiver):
+            if self._is_cut_off(node, receiver) or self._unreachable & {node, receiver}:
                 continue
             self._watch(message)
             self.network.send(node, receiver, message, self.now)
@@ -173,6 +191,10 @@ class Cluster:
         while self._kills and self._kills[0].at <= self.network.sent and self._may_strike(self._kills[0]):
             kill = self._kills.popleft()
             node = next(node for node, seat in self._seats.items() if seat == (kill.role, kill.rank))
+            if kill.cut_off:
+                self.cut_off[kill.role] += 1
+                self._unreachable.add(node)
+                continue
             (self.deposed if kill.lives_on else self.killed)[kill.role] += 1
             self._take_for_dead(node)
             if kill.role == COORDINATOR or not kill.lives_on:
@@ -243,9 +265,11 @@ class Cluster:
     def _start(self, role: str, rank: int) -> None:
         node = next(self._nodes)
         if role == SERVER:
-            self._processes[node] = ServerProcess(self.scenario, node, rank, self.now)
+            self._processes[node] = ServerProcess(
+                self.scenario, node, rank, self.now, self._memory, partial(self._flush, node)
+            )
         else:
-            worker = WorkerProcess(self.scenario, node, rank, self.now, self._dice, self._is_mended)
+            worker = WorkerProcess(self.scenario, node, rank, self.now, self._dice, self._memory, self._is_mended)
             self._processes[node] = worker
             self.workers.append(worker)
         self._seats[node] = (role, rank)
@@ -261,7 +285,7 @@ class Cluster:
             return False
         if coordinator.failed:
             raise AssertionError(f"The coordinator gave up: {coordinator.failed}")
-        living = (self._processes[node] for node in self._living(WORKER))
+        living = (self._processes[node] for node in self._living(WORKER) if node not in self._unreachable)
         all_done = all(isinstance(worker, WorkerProcess) and worker.is_done for worker in living)
         return all_done and self._is_mended() and self._is_quiet()
 

@@ -20,6 +20,9 @@ TIMING = Timing(patience_s=0.04, fill_patience_s=0.06, report_every_s=0.1)
 MOST_OUTSTANDING = 2
 STEP_S = (0.001, 0.006)
 
+Memory = dict[tuple[int, int], ChainValues]
+"""By shard and copy: what lies there. It stays when its holder dies, until a new one takes the place."""
+
 
 def rules_of(scenario: Scenario) -> ShardRules:
     return ShardRules(
@@ -31,15 +34,28 @@ def rules_of(scenario: Scenario) -> ShardRules:
 
 
 class ServerProcess:
-    """A server: nothing but its machine."""
+    """A server: its machine, and its copies in the memory that all share.
 
-    def __init__(self, scenario: Scenario, node: int, number: int, now: float) -> None:
+    It calls `flush` before the work of an update: what it had to say until then is on its way when it dies there.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        node: int,
+        number: int,
+        now: float,
+        memory: Memory,
+        flush: Callable[[], None],
+    ) -> None:
+        self._memory = memory
+        self._flush = flush
         self.machine = ServerMachine(
             node=node,
             number=number,
             address=f"sim://{node}",
             rules=rules_of(scenario),
-            make_values=lambda shard, copy: ChainValues(shard),
+            make_values=self._make_values,
             now=now,
             timing=TIMING,
         )
@@ -54,9 +70,13 @@ class ServerProcess:
     def on_tick(self, now: float) -> None:
         self.machine.on_tick(now)
 
+    def _make_values(self, shard: int, copy: int) -> ChainValues:
+        self._memory[shard, copy] = ChainValues(shard, self._flush)
+        return self._memory[shard, copy]
+
 
 class WorkerProcess:
-    """A worker: takes cells, computes for a while, pushes, and goes on as soon as it may.
+    """A worker: takes cells, reads the copies that count, computes for a while, pushes, and goes on when it may.
 
     The run's last cells are held back until `may_finish`: so that there is a run left to mend what was broken.
     """
@@ -68,6 +88,7 @@ class WorkerProcess:
         rank: int,
         now: float,
         dice: random.Random,
+        memory: Memory,
         may_finish: Callable[[], bool],
     ) -> None:
         leases = LeaseHolder(now=now, patience_s=TIMING.patience_s) if scenario.leased else None
@@ -88,6 +109,7 @@ class WorkerProcess:
         self.late: dict[int, set[int]] = defaultdict(set)
         self._scenario = scenario
         self._dice = dice
+        self._memory = memory
         self._may_finish = may_finish
         self._clock = 0
         self._cell: int | None = None
@@ -129,12 +151,17 @@ class WorkerProcess:
             self._cell = self._next_cell(now)
         if self._cell is not None:
             self._clock += 1
-            self._based_on = machine.versions
+            self._based_on = [self._read(shard) for shard in range(self._scenario.shards)]
             if self._cell < self._scenario.num_cells - self._scenario.workers or self._may_finish():
                 self._ready_at = now + self._dice.uniform(*STEP_S)
         elif not machine.outstanding and self._nothing_is_left() and self._last_round_is_closed():
             self.is_done = True
             machine.facts["done"] = True
+
+    def _read(self, shard: int) -> int:
+        holders = self.machine.links[shard].holders
+        assert holders is not None and (shard, holders.copy) in self._memory, f"Shard {shard} is read too soon."
+        return self._memory[shard, holders.copy].updates
 
     def _next_cell(self, now: float) -> int | None:
         if self.machine.leases is not None:

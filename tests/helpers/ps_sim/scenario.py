@@ -19,6 +19,8 @@ class Kill:
     rank: int = 0
     lives_on: bool = False
     """It is only taken for dead: cut off from the coordinator, it goes on with all others as if nothing was."""
+    cut_off: bool = False
+    """It lives, but all packets from it and to it vanish from now on, and nobody tells the coordinator."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from shoal.comm.codec import Frame
@@ -20,18 +20,22 @@ def gradient(shard: int, cells: Sequence[int], version: int) -> bytes:
 class ChainValues:
     """The `ShardValues` of the simulation."""
 
-    def __init__(self, shard: int) -> None:
+    def __init__(self, shard: int, before_update: Callable[[], None] = lambda: None) -> None:
         self.chain = shard + 1
+        self.updates = 0
+        """What a worker sees of the values: they depend on how many updates they have had."""
         self.cells: list[int] = []
         """Every cell that went in, as often as it did."""
         self.factors: list[float] = []
         """What the rounds that were closed together with other shards were multiplied by."""
+        self._before_update = before_update
         self._marked: int | None = None
 
     def fits(self, push: Push) -> bool:
         return len(push.frames) == 1 and len(push.frames[0]) == WIDTH
 
     def own_part(self, gradients: Sequence[Push], *, scale: float) -> tuple[Frame, ...]:
+        self._before_update()
         return (_number(*_numbers(gradients), scale).to_bytes(WIDTH, "little"),)
 
     def fits_part(self, shard: int, frames: Sequence[Frame]) -> bool:
@@ -48,6 +52,7 @@ class ChainValues:
         raise AssertionError("only whole copies add up")
 
     def step(self, gradients: Sequence[Push], *, scale: float, lr_scale: float, loss: float, last: bool) -> None:
+        self._before_update()
         self._mix(gradients, scale, lr_scale, loss, last)
         if scale != 1.0:
             self.factors.append(scale)
@@ -61,6 +66,7 @@ class ChainValues:
 
     def frames(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
         return (self.chain.to_bytes(WIDTH, "little"),), {
+            "updates": self.updates,
             "cells": list(self.cells),
             "factors": list(self.factors),
             "marked": self._marked,
@@ -68,6 +74,7 @@ class ChainValues:
 
     def load(self, frames: Sequence[Frame], facts: dict[str, Any]) -> None:
         self.chain = int.from_bytes(bytes(frames[0]), "little")
+        self.updates = facts["updates"]
         self.cells = list(facts["cells"])
         self.factors = list(facts["factors"])
         self._marked = facts["marked"]
@@ -79,6 +86,7 @@ class ChainValues:
         if self._marked is None:
             return False
         self.chain = self._marked
+        self.updates += 1
         return True
 
     def digest(self) -> str:
@@ -86,6 +94,7 @@ class ChainValues:
 
     def _mix(self, pushes: Sequence[Push], *how: float) -> None:
         self.chain = _number(self.chain, *_numbers(pushes), *how)
+        self.updates += 1
         for push in pushes:
             self.cells.extend(push.cells)
 

@@ -103,9 +103,9 @@ def test_how_many_there_are(play: Stage, client: Client) -> None:
     assert client.answer()[:2] == (0, "2 workers and 2 servers.\n")
 
 
-def test_only_a_run_with_servers_can_be_scaled(play: Stage, client: Client) -> None:
-    client.words = ("--workers", "3")
-    play(worker=AFTER_THE_ANSWER, run_dir="runs/demo", on_event=client.on_event, strategy="data")
+def test_a_run_over_sockets_cannot_be_scaled(play: Stage, client: Client) -> None:
+    client.words = ("--workers", "1")
+    play(worker=AFTER_THE_ANSWER, run_dir="runs/demo", on_event=client.on_event, strategy="data:via=ring")
     status, _, err = client.answer()
-    assert status == 1 and "only runs of strategy ps can be scaled" in err
+    assert status == 1 and "runs of ps can be scaled, and those of data in shared memory" in err
     assert len(play.handle.processes) == 2

@@ -37,8 +37,9 @@ if role == "spare":
     order = msgpack.unpackb(sock.recv(4096))
     pathlib.Path(f"order-{number}.json").write_text(json.dumps(order))
     meet(fates.get(f"spare {number}"))
+    number = order["places"][0]
+    say(kind="adopted", places=order["places"], generation=order["generation"])
     say(kind="state", state="training", step=order["generation"])
-    number = order["rank"]
 else:
     say(kind="state", state="ready", step=0)
     meet(fates.get(f"worker {number}"))
@@ -82,18 +83,18 @@ def test_nobody_is_replaced_without_need(play: Stage) -> None:
 
 def test_a_spare_takes_the_place_of_a_killed_worker(play: Stage) -> None:
     assert play(worker_0="die") == {"rank": 0}, "the successor's results count"
-    assert _order(0) == {"kind": "takeover", "rank": 0, "generation": 1}
+    assert _order(0) == {"kind": "takeover", "places": [0], "generation": 1}
     (lost,) = play.told("lost")
     assert lost["rank"] == 0 and "SIGKILL" in lost["reason"]
     (replaced,) = play.told("replaced")
     assert (replaced["rank"], replaced["spare"]) == (0, 0) and 0 < replaced["seconds"] < 60
     kinds = [event.kind for event in play.events if event.rank == 0 and event.kind != "beat"]
-    assert kinds[-5:] == ["state", "lost", "replaced", "state", "done"]
+    assert kinds[-6:] == ["state", "lost", "replaced", "adopted", "state", "done"]
 
 
 def test_a_fresh_spare_follows_and_takes_the_next_place(play: Stage) -> None:
     play(worker_0="die", worker_1="die")
-    assert {_order(0)["rank"], _order(1)["rank"]} == {0, 1}
+    assert {*_order(0)["places"], *_order(1)["places"]} == {0, 1}
     assert [_order(number)["generation"] for number in range(2)] == [1, 2]
     assert len(play.told("lost")) == len(play.told("replaced")) == 2
     assert [member.role for member in play.engine.handle.members].count("spare") == 1

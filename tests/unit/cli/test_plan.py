@@ -72,7 +72,8 @@ def test_who_waits_for_whom(strategy: str, pace: str) -> None:
 @pytest.mark.parametrize(
     ("strategy", "spares", "words"),
     [
-        ("data", 0, "ends the run"),
+        ("data", 0, "replaced by a fresh process"),
+        ("data:via=ring", 0, "ends the run"),
         ("data", 1, "replaced by one of 1 spare"),
         ("ps:servers=2", 0, "followed by its backups"),
         ("ps:servers=2,replicas=0", 0, "A server that dies ends the run"),

@@ -75,3 +75,15 @@ def test_a_world_with_servers_can_grow():
     summary.add(Event("world", values={"workers": 1, "spares": 0, "servers": 1}))
     summary.add(Event("state", 1, {"state": "training", "step": 0}))
     assert summary.workers[1].state == "training"
+
+
+def test_workers_come_and_go_with_the_places_they_host():
+    summary = RunSummary()
+    summary.add(Event("world", values={"workers": 2, "places": 4}))
+    summary.add(Event("scaled", values={"workers": 3, "before": 2, "hosts": [[0], [1], [2, 3]], "reason": ""}))
+    assert sorted(summary.workers) == [0, 1, 2]
+    summary.add(Event("lost", 0, {"rank": 0, "reason": "killed"}))
+    summary.add(Event("replaced", 0, {"rank": 0, "by": 1, "seconds": 0.1, "hosts": [[0, 1], [2, 3]]}))
+    assert sorted(summary.workers) == [0, 2] and summary.replaced == {"worker": 1}
+    summary.add(Event("beat", 1, {"rss": 5}))
+    assert sorted(summary.workers) == [0, 2], "the last words of one that has left"

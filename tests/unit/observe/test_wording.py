@@ -1,8 +1,11 @@
 """Numbers read well at every size."""
 
+from dataclasses import asdict
+
 import pytest
 
 from shoal.observe import Event, wording
+from shoal.spec.chaos import Fault
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,26 @@ def test_rate(per_second, text):
 @pytest.mark.parametrize(
     ("kind", "values", "text"),
     [
+        ("replaced", {"rank": 1, "seconds": 0.5}, "worker 1 was replaced in 0.50 s"),
+        (
+            "replaced",
+            {"rank": 1, "seconds": 0.5, "by": 0, "hosts": [[0, 1]]},
+            "worker 0 took over the work of worker 1 in 0.50 s",
+        ),
+        (
+            "scaled",
+            {"workers": 1, "before": 4, "hosts": [[0, 1, 2, 3]], "reason": "asked for"},
+            "1 worker in place of 4: asked for",
+        ),
+    ],
+)
+def test_who_came_and_went(kind, values, text):
+    assert wording.line(Event(kind, values=values)) == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "text"),
+    [
         ("lost", {"role": "server", "rank": 1, "node": 2, "reason": "killed"}, "server 1 was lost: killed"),
         (
             "lost",
@@ -52,3 +75,62 @@ def test_rate(per_second, text):
 )
 def test_what_happens_among_servers(kind, values, text):
     assert wording.line(Event(kind, values=values)) == text
+
+
+@pytest.mark.parametrize(
+    ("where", "stacks", "text"),
+    [
+        ("", "", ""),
+        (
+            "tasks.py:30 in read",
+            "runs/a/stacks-7.txt",
+            ", in tasks.py:30 in read; all stacks are in runs/a/stacks-7.txt",
+        ),
+    ],
+)
+def test_who_hangs_and_where(where, stacks, text):
+    values = {"role": "worker", "rank": 1, "step": 7, "seconds": 1.2, "where": where, "stacks": stacks}
+    line = wording.line(Event("hung", 1, {**values, "reason": "it gave no sign of life for 1.2 s"}))
+    assert line == f"worker 1 hangs at step 7: it gave no sign of life for 1.2 s{text}"
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (Fault(kind="kill", rank=1, step=50), "fault: killed worker 1 at step 50"),
+        (Fault(kind="hang", step=1080, seconds=3.0), "fault: stopped worker 0 at step 1,080 for 3 s"),
+        (Fault(kind="slow", step=2, factor=4.0), "fault: slowed down worker 0 at step 2 by a factor of 4"),
+        (Fault(kind="raise", step=3), "fault: raised an error in worker 0 at step 3"),
+        (Fault(kind="kill", role="coordinator", step=6), "fault: killed the coordinator at step 6"),
+    ],
+)
+def test_faults_that_were_asked_for(fault, text):
+    assert wording.line(Event("fault", values=asdict(fault))) == text
+
+
+SHARD = {"once": 40, "more_than_once": 0, "never": 0}
+SAMPLES = {"samples": 4000, "once": 4000, "more_than_once": 0, "never": 0, "clean": True}
+CELLS = {"samples": 4000, "cells": 40, "clean": True, "shards": [SHARD, SHARD]}
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (SAMPLES, "4,000 samples expected: 4,000 committed once, 0 more than once, 0 never"),
+        (
+            SAMPLES | {"once": 3990, "more_than_once": 4, "never": 6, "clean": False},
+            "4,000 samples expected: 3,990 committed once, 4 more than once, 6 never",
+        ),
+        (CELLS, "4,000 samples expected, in 40 parts: all committed once, on each of 2 shards"),
+        (
+            CELLS | {"shards": [SHARD | {"never": 3}]},
+            "4,000 samples expected, in 40 parts: 3 left out by the quorum, the others committed once",
+        ),
+        (
+            CELLS | {"shards": [SHARD, SHARD | {"never": 3, "more_than_once": 1}], "clean": False},
+            "4,000 samples expected, in 40 parts: 1 committed more than once, 3 never",
+        ),
+    ],
+)
+def test_what_became_of_the_data(values, text):
+    assert wording.audit(values) == text

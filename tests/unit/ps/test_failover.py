@@ -14,6 +14,7 @@ import pytest
 
 from helpers.ps_sim import Cluster, Kill, NetFaults, Scenario, SimulationFailed, check
 from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER
+from shoal.ps.link import ShardLink
 from shoal.ps.primary import Primary
 from shoal.ps.settlement import AllToAll
 
@@ -192,6 +193,25 @@ def test_the_simulation_finds_a_part_that_is_told_too_early(monkeypatch):
             faults = NetFaults(drop=0.1, delay=0.2)
             kills = (Kill(at=20 + seed, role=SERVER, rank=seed % 2, lives_on=True),)
             check(Cluster(Scenario(sync="quorum:1/2", kills=kills, faults=faults, together=True), seed).run())
+
+
+def kill_while_views_are_late(*, together: bool) -> None:
+    """Workers may hear the new primary before they know that it is one."""
+    for at in range(30, 130):
+        kill = Kill(at=at, role=SERVER, rank=at % 2)
+        scenario = Scenario(sync="bsp", kills=(kill,), faults=NetFaults(delay=0.3), together=together)
+        assert check(Cluster(scenario, seed=at).run()).killed == {SERVER: 1}
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_no_worker_reads_the_copy_of_a_dead_primary(together):
+    kill_while_views_are_late(together=together)
+
+
+def test_the_simulation_finds_news_that_are_believed_too_early(monkeypatch):
+    monkeypatch.setattr(ShardLink, "knows", lambda self, generation: self.holders is not None)
+    with pytest.raises(SimulationFailed, match="is not what one process computes"):
+        kill_while_views_are_late(together=False)
 
 
 def test_the_simulation_finds_a_shard_that_does_not_stand_still(monkeypatch):

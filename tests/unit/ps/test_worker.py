@@ -87,7 +87,25 @@ def test_it_is_not_ready_before_it_knows_where_the_shards_are():
     machine.on_message(OLD, clocks(0), 0.0)
     assert not machine.is_ready, "a server heard of it first"
     machine.on_message(COORDINATOR, view(1, OLD), 0.0)
+    assert [node for node, _ in sent(machine, Hello)] == [OLD]
+    machine.on_message(OLD, clocks(0), 0.0)
     assert machine.is_ready
+
+
+def test_news_of_a_new_primary_count_when_it_is_known_where_its_copy_lies():
+    machine = ready("bsp")
+    machine.on_tick(0.0)
+    machine.on_message(OLD, clocks(1, rounds=1), 0.0)
+    machine.outbox.clear()
+    news = clocks(0, generation=2, version=1, rounds=1)
+    machine.on_message(NEW, news, 0.1)
+    assert not machine.may_start(2), "it would read the copy of the dead primary, which lacks the first round"
+    machine.on_tick(0.1)
+    assert [m.view for _, m in sent(machine, Report)] == [1], "it asks for the view that explains the news"
+    machine.on_message(COORDINATOR, view(2, NEW, OLD), 0.2)
+    assert (NEW, 0) in [(node, m.shard) for node, m in sent(machine, Hello)]
+    machine.on_message(NEW, news, 0.3)
+    assert machine.may_start(2)
 
 
 def test_it_joins_and_asks_every_shard_how_far_it_is():

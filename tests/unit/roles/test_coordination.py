@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.roles.coordinator import describe_decision, make_plan
-from shoal.spec import Cluster, Job
+from shoal.spec import Cluster, Job, World
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits.py"
 
 
 def plan(strategy: str):
-    return make_plan(Job(target=str(DIGITS), strategy=strategy, cluster=Cluster(workers=2)))
+    return make_plan(Job(target=str(DIGITS), strategy=strategy, cluster=Cluster(workers=2)), World())
 
 
 def test_a_long_evaluation_is_no_death():

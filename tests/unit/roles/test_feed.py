@@ -90,7 +90,7 @@ def test_a_part_is_read_when_asked_for_and_may_be_read_again() -> None:
     part = make_feed(bulk).part(Cut(1, SAMPLES, 8), seed=0, step=3)
     assert not bulk.asked and part.slot == 1 and part.total_weight == 8.0
     for _ in range(2):
-        ((_, weight),) = part.load()
+        ((_, weight, _),) = part.load()
         assert weight == 3.0
     assert len(bulk.asked) == 2
 
@@ -98,7 +98,7 @@ def test_a_part_is_read_when_asked_for_and_may_be_read_again() -> None:
 @pytest.mark.parametrize(("accumulate", "sizes"), [(1, [3]), (2, [2, 1]), (5, [1, 1, 1])])
 def test_accumulation_cuts_a_part_and_leaves_out_empty_pieces(accumulate: int, sizes: list[int]) -> None:
     part = make_feed(PAIRS, accumulate=accumulate).part(Cut(0, SAMPLES, 3), seed=0, step=1)
-    assert [weight for _, weight in part.load()] == [float(size) for size in sizes]
+    assert [weight for _, weight, _ in part.load()] == [float(size) for size in sizes]
 
 
 def test_an_empty_part_has_no_batches() -> None:
@@ -108,7 +108,7 @@ def test_an_empty_part_has_no_batches() -> None:
 def test_weights_of_ones_own_are_not_known_beforehand() -> None:
     part = make_feed(PAIRS, weight=lambda batch: batch[1].sum()).part(Cut(0, SAMPLES, 3), seed=0, step=1)
     assert part.total_weight is None
-    assert [weight for _, weight in part.load()] == [14.0]
+    assert [weight for _, weight, _ in part.load()] == [14.0]
 
 
 def test_augmentation_is_keyed_by_seed_step_and_slot() -> None:
@@ -122,7 +122,7 @@ def test_augmentation_is_keyed_by_seed_step_and_slot() -> None:
     feed = make_feed(Noisy())
 
     def read(slot: int, seed: int, step: int) -> list[Any]:
-        ((batch, _),) = feed.part(Cut(slot, SAMPLES, 3), seed=seed, step=step).load()
+        ((batch, *_),) = feed.part(Cut(slot, SAMPLES, 3), seed=seed, step=step).load()
         return [column.tolist() for column in batch]
 
     assert read(0, 1, 1) == read(0, 1, 1)

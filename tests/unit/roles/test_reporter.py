@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.comm.channel import Channel
+from shoal.roles.hosting import MoveOrder, PlacesMoved
 from shoal.roles.reporter import Reporter
 from shoal.spec import World
 from shoal.strategies.base import StepResult
@@ -85,17 +86,62 @@ def test_a_stop_is_heard_and_stays(desk: Desk) -> None:
     assert desk.reporter.wants_stop()
 
 
-def test_a_spare_waits_for_a_place_or_the_end() -> None:
+def test_a_spare_prepares_and_waits_for_places_or_the_end() -> None:
     spare = World(role="spare", global_rank=0, world_size=3)
     desk = Desk(spare)
-    desk.theirs.send({"kind": "hello"})
-    desk.theirs.send({"kind": "takeover", "rank": 2, "generation": 4})
-    world = desk.reporter.wait_for_place(spare)
-    assert (world.role, world.global_rank, world.local_rank, world.generation) == ("worker", 2, 2, 4)
+
+    def prepare() -> None:
+        desk.theirs.send({"kind": "hello"})
+        desk.theirs.send({"kind": "takeover", "places": [2, 1], "generation": 4})
+
+    world = desk.reporter.wait_for_places(spare, prepare)
+    assert (world.role, world.global_rank, world.places, world.generation) == ("worker", 1, (1, 2), 4)
+    desk.reporter.confirm_places()
+    assert desk.heard() == [
+        {"kind": "state", "state": "ready", "step": 0},
+        {"kind": "adopted", "places": [1, 2], "generation": 4},
+    ]
     desk.theirs.send({"kind": "stop"})
     with pytest.raises(SystemExit) as leave:
-        desk.reporter.wait_for_place(spare)
+        desk.reporter.wait_for_places(spare, prepare)
     assert leave.value.code == 0
+
+
+def test_a_spare_that_is_called_at_birth_prepares_nothing() -> None:
+    spare = World(role="spare", global_rank=0, world_size=3)
+    desk = Desk(spare)
+    desk.theirs.send({"kind": "takeover", "places": [0], "generation": 1})
+    assert desk.reporter.wait_for_places(spare, lambda: pytest.fail("others wait")).is_first
+
+
+def test_places_come_at_once_and_leave_between_steps() -> None:
+    desk = Desk(World(global_rank=1, world_size=3))
+    desk.reporter.on_idle()
+    desk.theirs.send({"kind": "release", "places": [1], "generation": 1})
+    desk.reporter.on_idle()
+    assert not list(desk.reporter.take_orders(at_border=False))
+    desk.theirs.send({"kind": "adopt", "places": [0], "generation": 2})
+    with pytest.raises(PlacesMoved):
+        desk.reporter.on_idle()
+    (adopt,) = desk.reporter.take_orders(at_border=False)
+    more = adopt.applied_to(World(global_rank=1, world_size=3))
+    assert more is not None and more.places == (0, 1) and more.is_first and more.generation == 2
+    desk.reporter.on_idle()
+    (release,) = desk.reporter.take_orders(at_border=True)
+    less = release.applied_to(more)
+    assert less is not None and less.places == (0,)
+    assert release.applied_to(World(global_rank=1, world_size=3)) is None, "nothing is left to do"
+    desk.reporter.on_moved(release, less)
+    assert desk.heard() == [{"kind": "released", "places": [1], "generation": 1}]
+
+
+def test_whoever_adopts_the_first_place_speaks_for_all() -> None:
+    desk = Desk(World(global_rank=1, world_size=2))
+    desk.take_step(1, 1.0)
+    order = MoveOrder(kind="adopt", places=(0,), generation=1)
+    desk.reporter.on_moved(order, World(global_rank=1, world_size=2).hosting((0, 1), 1))
+    desk.take_step(2, 1.0)
+    assert [message["kind"] for message in desk.heard()] == ["adopted", "steps"]
 
 
 def test_the_end_is_told_last(desk: Desk) -> None:

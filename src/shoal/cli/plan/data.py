@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.cli.plan.parts import Holding, Manner, Sizes
+from shoal.launch.places import can_replace
 from shoal.observe.wording import plural
 from shoal.spec import Data, Job
 
@@ -13,13 +14,18 @@ def data_manner(spec: Data, job: Job, sizes: Sizes) -> Manner:
 
 
 def _shares_memory(spec: Data, job: Job) -> bool:
-    return spec.via in ("auto", "arena") and job.cluster.device == "cpu"
+    return spec.shares_memory and job.cluster.device == "cpu"
 
 
 def _meaning(spec: Data, job: Job) -> str:
-    workers = job.cluster.workers
+    workers = job.cluster.places
     if workers == 1:
         return "One process trains alone."
+    if spec.partition == "relay":
+        return (
+            f"{plural(workers, 'worker')} take turns, each with a block of an epoch's batches, and hand the model "
+            "and optimizer state on."
+        )
     shares = spec.slots_per_worker(job.num_slots, workers)
     slots = " + ".join(map(str, shares)) if len(set(shares)) > 1 else f"{shares[0]} each"
     how = "in shared memory" if _shares_memory(spec, job) else f"via {spec.via}"
@@ -30,7 +36,7 @@ def _meaning(spec: Data, job: Job) -> str:
 
 
 def _memory(spec: Data, job: Job, sizes: Sizes) -> tuple[Holding, ...]:
-    workers = job.cluster.workers
+    workers = job.cluster.places
     shared = _shares_memory(spec, job)
     return (
         Holding(
@@ -48,7 +54,12 @@ def _memory(spec: Data, job: Job, sizes: Sizes) -> tuple[Holding, ...]:
 
 
 def _on_failure(job: Job) -> str:
-    if job.cluster.spares:
-        spares = plural(job.cluster.spares, "spare")
-        return f"A worker that dies is replaced by one of {spares}, which finishes its step; no bit changes."
-    return "A worker that dies ends the run; --spares 1 would keep it going."
+    if job.on_failure == "stop":
+        return "A worker that dies ends the run."
+    if not can_replace(job):
+        return "A worker that dies ends the run; only two or more in shared memory, or --spares 1, keep it going."
+    if job.on_failure == "shrink":
+        return "When a worker dies, the others finish its step and do its work from then on; no bit changes."
+    spares = job.cluster.spares
+    successor = f"one of {plural(spares, 'spare')}" if spares else "a fresh process"
+    return f"A worker that dies is replaced by {successor}, which finishes its step; no bit changes."

@@ -1,15 +1,20 @@
 """Data parallel through the host's shared memory.
 
-A step: every slot's gradients arrive; each worker sums its chunks in slot order and updates them in place; the
+A step: every slot's gradients arrive; each place's chunks are summed in slot order and updated where they lie; the
 step is committed when all chunks are done. The last gradient's arrival decides the step: from then on any
-process can finish it, so a killed worker's successor reads the counters and goes on.
+process can finish it, so whoever takes over a killed worker's place reads the counters and goes on.
+
+A place is a rank's share of all this: slots, chunks, journal, counters. There are as many as the job began with; a
+process hosts one or more of them, and which ones makes no difference to a single bit.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from shoal.errors import LaunchError, SpecError
@@ -26,10 +31,12 @@ from shoal.strategies.data.batchnorm import (
 from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.data.direct import leave, write_directly
 from shoal.strategies.data.shared import SharedState, Sizes
+from shoal.strategies.data.slot_sums import SlotSums
+from shoal.strategies.data.speed import SpeedShares
 from shoal.strategies.data.tap import GradientTap
 from shoal.strategies.data.update import SlicedUpdate
 from shoal.strategies.data.whole import WholeUpdate
-from shoal.strategies.gradients import backward_part, check_weight
+from shoal.strategies.gradients import Sums, backward_part, check_skipping, check_weight, step_result
 from shoal.strategies.optimizer_state import named_state
 from shoal.strategies.optimizers import StateSchema, state_schema
 from shoal.strategies.replica import Replica
@@ -44,15 +51,23 @@ class ArenaData:
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
         self._setting = setting
+        self._updates: dict[int, SlicedUpdate | WholeUpdate] = {}
+        self._gradients: dict[int, list[torch.Tensor]] = {}
+        self._decision: _Decision | None = None
+        check_skipping(replica, self._spec)
         schema = state_schema(replica.optimizer)
         self._sliced = schema is not None
         self._buffers = MovingBuffers(replica.module)
-        sizes = Sizes(self._buffers.nbytes, self._exchange_bytes())
+        follows_speed = self._spec.shares == "speed"
+        rows = setting.extent.total_steps + 1 if follows_speed else 0
+        sizes = Sizes(self._buffers.nbytes, self._exchange_bytes(), 4 * setting.slots * rows)
         self._shared = SharedState(replica, schema or StateSchema((), ()), setting, sizes)
         self._shared.map()
+        self._shares = SpeedShares(self._shared) if follows_speed else None
         self._buffers.bind(self._shared)
         if setting.world.role == "worker":
-            self._take_place(setting.world)
+            self._join(setting.world)
+            self._host(setting.world)
             if setting.world.is_first and not self._sliced:
                 setting.report(
                     f"{type(replica.optimizer).__name__} does not work element by element: "
@@ -70,99 +85,156 @@ class ArenaData:
             )
         return 8 * exchange_elements(self._replica.module) * self._setting.extent.accumulate
 
-    def _take_place(self, world: World) -> None:
-        """Become the worker of this rank: bind the shared state, own its slots and chunks."""
+    def _join(self, world: World) -> None:
+        """Become a worker: bind the shared state, and lead gradients there."""
         shared, replica = self._shared, self._replica
         shared.setting = self._setting = replace(self._setting, world=world)
-        self._rank = world.global_rank
         if world.is_first and shared.counters[shared.marks.opened] == 0:
             self._buffers.publish()
         shared.bind()
-        self._gradients = {slot: shared.gradient_views(slot) for slot in self._setting.slots_of(self._rank)}
         self._tap = GradientTap(shared.params)
         self._direct = write_directly(replica.module, shared.params, self._tap)
         if self._spec.batchnorm == "sync":
             calls = exchange_calls(replica.module) * self._setting.extent.accumulate
-            self._exchange = _Exchange(shared, self._setting.slots_of(self._rank)[0], calls)
+            self._exchange = SlotSums(shared, calls)
             synchronise(replica.module, self._exchange.sum)
-        self._update: SlicedUpdate | WholeUpdate = (
-            SlicedUpdate(shared, replica, self._rank, journal=self._spec.journal)
-            if self._sliced
-            else WholeUpdate(shared, replica, self._rank)
-        )
+
+    def _host(self, world: World) -> None:
+        """Own the chunks of these places, and of no others."""
+        shared, replica = self._shared, self._replica
+        shared.setting = self._setting = replace(self._setting, world=world)
+        if self._spec.batchnorm == "sync" and len(world.places) > 1:
+            raise LaunchError(
+                "data: batchnorm=sync needs a process of its own for every slot, so that one worker cannot do the "
+                "work of another; use on_failure=replace."
+            )
+        for place in self._updates.keys() - set(world.places):
+            del self._updates[place]
+        for place in world.places:
+            if place not in self._updates:
+                self._updates[place] = (
+                    SlicedUpdate(shared, replica, place, journal=self._spec.journal)
+                    if self._sliced
+                    else WholeUpdate(shared, replica, place)
+                )
 
     def reform(self, world: World) -> int:
-        self._take_place(world)
-        done = self._shared.counters[self._shared.marks.updated[self._rank]]
-        if done and not self._sliced and self._rank == 0:
+        is_new = not self._updates
+        if is_new:
+            self._join(world)
+        marks, counters = self._shared.marks, self._shared.counters
+        done = min(counters[marks.updated[place]] for place in world.places)
+        if done and not self._sliced and world.is_first and 0 not in self._updates:
             raise LaunchError(
                 f"Worker 0 died, and with it the state of {type(self._replica.optimizer).__name__}, which only "
                 "it held; start again, or use an optimizer that works element by element, such as AdamW."
             )
-        self._shared.counters.wait_all(self._shared.marks.updated, done)
+        self._host(world)
+        if is_new:
+            counters.wait_all(marks.updated, done)
         return done
 
     def step(self, work: Work) -> StepResult:
-        shared, marks, counters, step = self._shared, self._shared.marks, self._shared.counters, work.step
-        if work.stop and not counters[marks.stop_at[self._rank]]:
-            counters[marks.stop_at[self._rank]] = step
-        for part in work.parts:
-            if counters[marks.gradients[part.slot]] < step:
-                self._fill(work, part)
+        marks, counters, step = self._shared.marks, self._shared.counters, work.step
+        missing = [part for part in work.parts if counters[marks.gradients[part.slot]] < step]
+        if work.stop and missing:
+            self._ask_to_stop(step)
+        for part in missing:
+            self._fill(work, part)
         counters.wait_all(marks.gradients, step)  # decided: from here on whoever lives can finish the step
 
-        loss, weight, scale, touched = self._totals(work)
+        decision = self._decide(work)
+        scale = decision.scale
         if self._setting.clip_norm is not None:
-            scale *= self._clip_coefficient(step, scale, touched)
-        if self._rank == 0:
-            self._buffers.commit(shared.results[:, 1])
-        if isinstance(self._update, SlicedUpdate):
-            self._update.run(scale, touched)
-        else:
-            self._update.run(scale, touched, loss, lambda: self._evaluate_again(work))
-        if self._rank == 0 and step < len(shared.losses):
-            shared.losses[step] = loss
-        counters.publish(marks.updated[self._rank], step)
+            scale *= self._clip_coefficient(step, decision)
+        for place, update in self._updates.items():
+            if counters[marks.updated[place]] < step:
+                self._update_place(work, place, update, scale)
         counters.wait_all(marks.updated, step)  # committed
-        if step < len(shared.losses):
-            loss = float(shared.losses[step])  # results may have been written again, by LBFGS in worker 0
-        return StepResult(loss, weight, any(0 < counters[mark] <= step for mark in marks.stop_at))
+        stop = any(0 < counters[mark] <= step for mark in marks.stop_at)
+        result = step_result(decision.sums, stop=stop, counts=decision.counts)
+        if step < len(self._shared.losses):
+            # Results may have been written again, by LBFGS in worker 0.
+            result = replace(result, loss=float(self._shared.losses[step]))
+        return result
+
+    def _ask_to_stop(self, step: int) -> None:
+        """Let this step be the last. Only while gradients of this process are missing: all must see it in time."""
+        mark = self._shared.marks.stop_at[self._setting.world.global_rank]
+        if not self._shared.counters[mark]:
+            self._shared.counters[mark] = step
 
     def _fill(self, work: Work, part: Part) -> None:
         """Compute one slot's gradients where all can read them."""
-        shared, marks = self._shared, self._shared.marks
-        self._compute(work, part)
-        shared.counters[marks.progress[self._rank]] = 0
-        shared.counters.publish(marks.gradients[part.slot], work.step)
+        marks, counters = self._shared.marks, self._shared.counters
+        begun = time.perf_counter()
+        samples = int(self._compute(work, part).samples)
+        if work.step < len(self._shared.counts):
+            self._shared.counts[work.step, part.slot] = samples
+        if self._shares is not None:
+            self._shares.note(work.step, part.slot, time.perf_counter() - begun, samples)
+        for place in self._updates:
+            if part.slot in self._setting.slots_of(place):
+                counters[marks.progress[place]] = 0
+        counters.publish(marks.gradients[part.slot], work.step)
 
-    def _compute(self, work: Work, part: Part) -> None:
+    def _compute(self, work: Work, part: Part) -> Sums:
         shared = self._shared
         if part.slot not in self._gradients:
             self._gradients[part.slot] = shared.gradient_views(part.slot)
         self._tap.aim(self._gradients[part.slot], shared.touched[part.slot])
         self._buffers.load()
         if self._spec.batchnorm == "sync":
-            self._exchange.begin(work.step)
-        loss_sum, weight = backward_part(self._replica, work, part, self._tap.backward)
+            self._exchange.begin(work.step, part.slot)
+        sums = backward_part(self._replica, work, part, self._tap.backward)
         if self._spec.batchnorm == "sync":
-            check_took_part(weight, work.step)
-        shared.results[part.slot] = loss_sum, weight
+            check_took_part(sums.weight, work.step)
+        shared.results[part.slot] = sums.values
         self._buffers.store(part.slot)
+        return sums
 
-    def _totals(self, work: Work) -> tuple[float, float, float, Any]:
-        """Loss, weight, what to scale summed gradients by, and who touched what where not all touched all."""
-        loss_sum = weight = 0.0
-        for part_loss, part_weight in self._shared.results.tolist():
-            loss_sum, weight = loss_sum + part_loss, weight + part_weight
-        check_weight(work, weight)
-        scale = 1.0 if work.parts[0].total_weight is not None else 1 / weight
+    def _decide(self, work: Work) -> _Decision:
+        """What the slots' gradients come to, read once per step.
+
+        A step may be taken again because places moved. By then others may be in the next one, and have written
+        over their slots' results.
+        """
+        if self._decision is None or self._decision.step != work.step:
+            counts = tuple(int(samples) for samples in self._shared.results[:, -1].tolist())
+            self._decision = _Decision(work.step, *self._totals(work), counts)
+        return self._decision
+
+    def _update_place(self, work: Work, place: int, update: SlicedUpdate | WholeUpdate, scale: float) -> None:
+        """Update a place's chunks; the first place commits the loss and the moving buffers, too."""
+        shared, step, decision = self._shared, work.step, self._decide(work)
+        if place == 0:
+            self._buffers.commit(shared.results[:, 1])
+        if not decision.sums.weight:
+            pass  # all of the batch was learnt already
+        elif isinstance(update, SlicedUpdate):
+            update.run(scale, decision.touched)
+        else:
+            update.run(scale, decision.touched, decision.sums.mean_loss, lambda: self._evaluate_again(work))
+        if place == 0 and step < len(shared.losses):
+            shared.losses[step] = decision.sums.mean_loss
+        shared.counters.publish(shared.marks.updated[place], step)
+
+    def _totals(self, work: Work) -> tuple[Sums, float, Any]:
+        """Sums, what to scale summed gradients by, and who touched what where not all touched all."""
+        sums = Sums()
+        for values in self._shared.results.tolist():
+            sums += Sums(*values)
+        check_weight(work, sums)
+        is_mean = work.parts[0].total_weight is not None or not sums.weight
         touched = self._shared.touched
-        return loss_sum / weight, weight, scale, None if touched.all() else touched
+        return sums, 1.0 if is_mean else 1 / sums.weight, None if touched.all() else touched
 
-    def _clip_coefficient(self, step: int, scale: float, touched: Any) -> float:
+    def _clip_coefficient(self, step: int, decision: _Decision) -> float:
         marks, counters = self._shared.marks, self._shared.counters
-        self._update.measure(scale, touched)
-        counters.publish(marks.norms[self._rank], step)
+        for place, update in self._updates.items():
+            if counters[marks.norms[place]] < step:
+                update.measure(decision.scale, decision.touched)
+                counters.publish(marks.norms[place], step)
         counters.wait_all(marks.norms, step)
         assert self._setting.clip_norm is not None
         return clip_factor(self._shared.norms, self._setting.clip_norm)
@@ -177,11 +249,18 @@ class ArenaData:
         for part in work.all_parts():
             self._compute(work, part)
         self._buffers.commit(self._shared.results[:, 1])
-        loss, _, scale, touched = self._totals(work)
-        return loss, scale, touched
+        sums, scale, touched = self._totals(work)
+        return sums.mean_loss, scale, touched
 
     def losses(self, last_step: int) -> list[float]:
         return list(self._shared.losses[1 : last_step + 1])
+
+    def sizes(self, step: int) -> tuple[int, ...] | None:
+        return None if self._shares is None else self._shares.sizes(step)
+
+    def past(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
+        steps = slice(first, last + 1)
+        return self._shared.counts[steps], None if self._shares is None else self._shared.sizes[steps]
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         shared, marks, counters = self._shared, self._shared.marks, self._shared.counters
@@ -189,9 +268,10 @@ class ArenaData:
         # Tables of earlier calls stay, as far as there is room: a successor finds them filled.
         start = (serial - 1) % self._setting.extent.tables * size
         table = shared.table[start : start + size].view(shape)
-        if counters[marks.shared_rows[self._rank]] < serial:
-            fill(table)
-            counters.publish(marks.shared_rows[self._rank], serial)
+        for place in self._updates:
+            if counters[marks.shared_rows[place]] < serial:
+                fill(table, place)
+                counters.publish(marks.shared_rows[place], serial)
         counters.wait_all(marks.shared_rows, serial)
         return table.clone()
 
@@ -208,35 +288,15 @@ class ArenaData:
         self._shared.segment.close()
 
 
-class _Exchange:
-    """Sums over slots inside a forward or backward pass; every exchange of a step has its own place."""
+@dataclass(frozen=True)
+class _Decision:
+    """What a step's gradients come to, once all are there."""
 
-    def __init__(self, shared: SharedState, slot: int, calls_per_step: int) -> None:
-        self._shared = shared
-        self._slot = slot
-        slots = range(shared.setting.slots)
-        self._rooms = [shared.segment.tensor(f"exchange/{number}", torch.float64) for number in slots]
-        self._per_step = calls_per_step + 1
-
-    def begin(self, step: int) -> None:
-        self._step = step
-        self._used = self._calls = 0
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        start, self._used = self._used, self._used + values.numel()
-        if self._used > self._rooms[0].numel():
-            raise SpecError(
-                "data: batchnorm=sync met a BatchNorm layer that runs more than once in a forward pass; "
-                "use batchnorm=local for this model."
-            )
-        self._calls += 1
-        marks, counters = self._shared.marks, self._shared.counters
-        serial = self._step * self._per_step + self._calls
-        self._rooms[self._slot][start : self._used] = values
-        if counters[marks.exchanged[self._slot]] < serial:  # a successor repeats what its predecessor published
-            counters.publish(marks.exchanged[self._slot], serial)
-        counters.wait_all(marks.exchanged, serial)
-        total = self._rooms[0][start : self._used].clone()
-        for room in self._rooms[1:]:
-            total.add_(room[start : self._used])
-        return total
+    step: int
+    sums: Sums
+    scale: float
+    """What summed gradients are multiplied by."""
+    touched: Any
+    """Who touched what, where not all touched all."""
+    counts: tuple[int, ...]
+    """By slot: the samples that were used."""

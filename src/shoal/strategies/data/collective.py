@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from shoal.arena import make_grid
@@ -16,8 +17,8 @@ from shoal.strategies.data.direct import leave, write_directly
 from shoal.strategies.data.shared import dense_stride, flat_of
 from shoal.strategies.data.summing import make_summing
 from shoal.strategies.data.tap import GradientTap
-from shoal.strategies.gradients import backward_part, check_weight
-from shoal.strategies.optimizer_state import named_state
+from shoal.strategies.gradients import Sums, backward_part, check_skipping, check_weight, step_result
+from shoal.strategies.optimizer_state import load_named_state, named_state
 from shoal.strategies.replica import Replica
 
 
@@ -37,6 +38,7 @@ class CollectiveData:
             )
         if self._spec.batchnorm == "sync":
             check_setting(setting)
+        check_skipping(replica, self._spec)
         self._summing = make_summing(self._spec.via, setting)
         self._params = list(replica.trained.values())
         self._flats, self._views = _flat_gradients(self._params)
@@ -44,7 +46,8 @@ class CollectiveData:
         self._tap = GradientTap(self._params)
         self._direct = write_directly(replica.module, self._params, self._tap)
         self._buffers = MovingBuffers(replica.module)
-        self._losses: list[float] = []
+        self._losses = list(replica.start.losses)
+        load_named_state(replica)
         if self._spec.batchnorm == "sync":
             synchronise(replica.module, self._sum_over_slots)
         for tensor in (*replica.trained.values(), *replica.untrained.values()):
@@ -59,47 +62,56 @@ class CollectiveData:
         return total
 
     def step(self, work: Work) -> StepResult:
-        moved, loss_sum, weight = self._gradients(work)
-        head = torch.tensor([loss_sum, float(work.stop), float(moved.counted)], dtype=torch.float64)
+        moved, own, used = self._gradients(work)
+        if self._setting.on_block is not None:
+            self._setting.on_block()
         weights = torch.zeros(self._setting.world.world_size, dtype=torch.float64)
-        weights[self._setting.world.global_rank] = weight
-        control = torch.cat([head, weights, torch.from_numpy(self._touched).double()])
+        weights[self._setting.world.global_rank] = own.weight
+        flags = [float(work.stop), float(moved.counted)]
+        head = torch.tensor([own.loss, own.skipped, own.skipped_parts, *flags], dtype=torch.float64)
+        counts = torch.zeros(self._setting.slots, dtype=torch.float64)
+        for slot, samples in used.items():
+            counts[slot] = samples
+        control = torch.cat([head, weights, counts, torch.from_numpy(self._touched).double()])
         self._summing.allreduce_(control)
-        weights = control[3 : 3 + len(weights)]
-        weight = float(weights.sum())
-        check_weight(work, weight)
-        loss = float(control[0]) / weight
+        loss, skipped, skipped_parts, stop, counted = control[: len(head)].tolist()
+        weights, counts, touched = control[len(head) :].split([len(weights), len(counts), len(self._touched)])
+        sums = Sums(loss, float(weights.sum()), skipped, skipped_parts)
+        check_weight(work, sums)
+        if sums.weight:
+            self._sum_up(work, sums.weight)
+            speaks = int(weights.nonzero()[0]) == self._setting.world.global_rank
+            moved.finish(self._summing.allreduce_, sums.weight, counted=bool(counted), speaks=speaks)
+            self._update(touched > 0)
+        else:  # all of the batch was learnt already
+            moved.start()
+        self._losses.append(sums.mean_loss)
+        return step_result(sums, stop=bool(stop), counts=[int(count) for count in counts.tolist()])
+
+    def _sum_up(self, work: Work, weight: float) -> None:
+        """Make every worker's gradients the mean of all."""
         for flat in self._flats:
             self._summing.allreduce_(flat)
             if work.parts[0].total_weight is None:
                 flat.mul_(1 / weight)
-        speaker = int(weights.nonzero()[0])
-        moved.finish(
-            self._summing.allreduce_,
-            weight,
-            counted=bool(control[2]),
-            speaks=speaker == self._setting.world.global_rank,
-        )
-        self._update(control[3 + len(weights) :] > 0)
-        self._losses.append(loss)
-        return StepResult(loss, weight, bool(control[1]))
 
-    def _gradients(self, work: Work) -> tuple[BufferMean, float, float]:
-        """This worker's slots: gradients in the views; returns moved buffers, weighted loss and weight."""
+    def _gradients(self, work: Work) -> tuple[BufferMean, Sums, dict[int, float]]:
+        """This worker's slots: gradients in the views; returns moved buffers, sums, and samples by slot."""
         self._tap.aim(self._views, self._touched)
-        loss_sum = weight = 0.0
+        sums, used = Sums(), dict[int, float]()
         moved = self._buffers.begin_mean()
         for part in work.parts:
             moved.start()
-            part_loss, part_weight = backward_part(self._replica, work, part, self._tap.backward)
+            own = backward_part(self._replica, work, part, self._tap.backward)
             if self._spec.batchnorm == "sync":
-                check_took_part(part_weight, work.step)
-            moved.add(part_weight)
-            loss_sum, weight = loss_sum + part_loss, weight + part_weight
+                check_took_part(own.weight, work.step)
+            moved.add(own.weight)
+            sums += own
+            used[part.slot] = own.samples
         for number, view in enumerate(self._views):
             if not self._touched[number]:
                 view.zero_()  # a slot elsewhere may have a gradient for it
-        return moved, loss_sum, weight
+        return moved, sums, used
 
     def _update(self, touched: torch.Tensor) -> None:
         for param, view, used in zip(self._params, self._views, touched.tolist(), strict=True):
@@ -116,9 +128,15 @@ class CollectiveData:
     def losses(self, last_step: int) -> list[float]:
         return self._losses[:last_step]
 
+    def sizes(self, step: int) -> None:
+        """Always even."""
+
+    def past(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
+        raise AssertionError(f"via={self._spec.via} has no successors")
+
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         table = torch.zeros(shape, dtype=torch.float64)
-        fill(table)
+        fill(table, self._setting.world.global_rank)
         self._summing.allreduce_(table.view(-1))
         return table
 

@@ -11,10 +11,14 @@ import torch
 from shoal.arena import Flat, Grid, Segment, counter_bytes, make_grid
 from shoal.arena.grid import ALIGN
 from shoal.strategies.base import Setting
-from shoal.strategies.chunk import SCALAR_BYTES, Home
+from shoal.strategies.chunk import SCALAR_BYTES, Home, load_state
 from shoal.strategies.clipping import Units, cut_bytes
+from shoal.strategies.optimizer_state import states_to_load
 from shoal.strategies.optimizers import StateSchema
 from shoal.strategies.replica import Replica
+
+SUMS_PER_SLOT = 5
+"""The numbers of `gradients.Sums`."""
 
 
 @dataclass(frozen=True)
@@ -23,26 +27,31 @@ class Sizes:
 
     buffers: int
     exchange: int
+    shares: int = 0
+    """Of the sizes of each slot in each step, where they follow speed."""
 
 
 class Marks:
-    """The step counters of a job, by what has happened. One writer each; they only rise."""
+    """The step counters of a job, by what has happened. One writer each; they only rise.
+
+    A place is what a rank has at the start: its slots, its chunks, its rows. Its host may change.
+    """
 
     def __init__(self, setting: Setting) -> None:
-        workers = setting.world.world_size
+        places = setting.world.world_size
         self.opened = 0
         self.gradients = range(1, 1 + setting.slots)
         """By slot: its gradients of this step are complete."""
-        self.norms = self._after(self.gradients, workers)
-        """By worker: the norms of its chunks are known."""
-        self.updated = self._after(self.norms, workers)
-        """By worker: its chunks are updated."""
-        self.progress = self._after(self.updated, workers)
-        """By worker: chunks done, times two, plus one inside a chunk; of the step after `updated`."""
-        self.shared_rows = self._after(self.progress, workers)
-        """By worker: its rows of the table are filled, for the evaluation after this step."""
-        self.stop_at = self._after(self.shared_rows, workers)
-        """By worker: the step it asks to be the last; 0 for none."""
+        self.norms = self._after(self.gradients, places)
+        """By place: the norms of its chunks are known."""
+        self.updated = self._after(self.norms, places)
+        """By place: its chunks are updated."""
+        self.progress = self._after(self.updated, places)
+        """By place: chunks done, times two, plus one inside a chunk; of the step after `updated`."""
+        self.shared_rows = self._after(self.progress, places)
+        """By place: its rows of the table are filled, for the evaluation after this step."""
+        self.stop_at = self._after(self.shared_rows, places)
+        """By place: the step its host asks to be the last; 0 for none."""
         self.exchanged = self._after(self.stop_at, setting.slots)
         """By slot: exchanges inside a forward or backward pass (synchronised BatchNorm)."""
         self.count = self.exchanged.stop
@@ -60,6 +69,8 @@ class SharedState:
         self.schema = schema
         self.marks = Marks(setting)
         self.params = list(replica.trained.values())
+        self._start = replica.start
+        self._states = states_to_load(replica, schema) if schema.keeps_any else []
         flats = [flat_of(p) for p in self.params]
         self.grid = make_grid(flats, cut_bytes=cut_bytes(setting.clip_norm))
         self.units = Units(flats)
@@ -75,10 +86,13 @@ class SharedState:
         largest = largest_chunk(grid)
         regions = [
             ("counters", counter_bytes(self.marks.count)),
-            ("results", 8 * 2 * setting.slots),
+            ("results", 8 * SUMS_PER_SLOT * setting.slots),
             ("touched", len(self.params) * setting.slots),
             ("norms", 8 * len(self.units)),
             ("losses", 8 * (extent.total_steps + 1)),
+            ("counts", 4 * setting.slots * (extent.total_steps + 1)),
+            ("pace", 8 * setting.slots),
+            ("sizes", sizes.shares),
             ("table", 8 * extent.tables * extent.table_rows * extent.table_columns),
             ("buffers", sizes.buffers),
             *((f"buffers/{slot}", sizes.buffers) for slot in range(setting.slots)),
@@ -99,11 +113,17 @@ class SharedState:
         setting, segment = self.setting, self.segment
         segment.map()
         self.counters = segment.counters("counters", setting.on_idle)
-        self.results = segment.tensor("results", torch.float64).numpy().reshape(setting.slots, 2)
+        self.results = segment.tensor("results", torch.float64).numpy().reshape(setting.slots, -1)
         self.touched = segment.tensor("touched", torch.uint8).numpy().reshape(setting.slots, -1)
         self.norms = segment.tensor("norms", torch.float64).numpy()
         self.started = segment.tensor("started", torch.uint8)
         self.losses: np.ndarray = segment.tensor("losses", torch.float64).numpy()
+        self.counts: np.ndarray = segment.tensor("counts", torch.int32).numpy().reshape(-1, setting.slots)
+        """By step and slot: the samples that were used."""
+        self.pace: np.ndarray = segment.tensor("pace", torch.float64).numpy()
+        """By slot: seconds per sample; 0 where it was not measured yet."""
+        self.sizes: np.ndarray = segment.tensor("sizes", torch.int32).numpy().reshape(-1, setting.slots)
+        """By step and slot: the samples of each part, where that follows speed; all 0 for even ones."""
         self.table = segment.tensor("table", torch.float64)
 
     def bind(self) -> None:
@@ -117,10 +137,25 @@ class SharedState:
         if world.is_first and self.counters[opened] == 0:
             for view, param in zip(shared, own, strict=True):
                 view.copy_(param.data)
+            self._fill_past()
             self.counters.publish(opened, 1)
         self.counters.wait(opened, 1)
         for view, param in zip(shared, own, strict=True):
             param.data = view
+
+    def _fill_past(self) -> None:
+        """Leave what an earlier run came to where this one would have left it."""
+        if self._states:
+            first_piece = 0
+            for chunk in self.grid.chunks:
+                load_state(self.home, chunk, first_piece, self.params, self._states)
+                first_piece += len(chunk.pieces)
+        step = self._start.step
+        self.losses[1 : step + 1] = self._start.losses
+        if step + 1 < len(self.sizes) and len(self._start.sizes) == self.setting.slots:
+            self.sizes[step + 1] = self._start.sizes
+        for mark in self.marks.updated:
+            self.counters[mark] = step
 
     def gradient_views(self, slot: int) -> list[torch.Tensor]:
         """A slot's gradients, shaped as the parameters."""

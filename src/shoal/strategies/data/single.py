@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import nn
 
 from shoal.spec import World
 from shoal.strategies.base import Fill, Setting, StepResult, Work
-from shoal.strategies.gradients import backward_part, check_weight
-from shoal.strategies.optimizer_state import named_state
+from shoal.strategies.gradients import Sums, backward_part, check_skipping, check_weight, step_result
+from shoal.strategies.optimizer_state import load_named_state, named_state
 from shoal.strategies.replica import Replica
 
 
@@ -17,10 +18,14 @@ class SingleProcess:
 
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
+        check_skipping(replica)
         self._clip_norm = setting.clip_norm
-        self._losses: list[float] = []
+        self._losses = list(replica.start.losses)
+        load_named_state(replica)
         self._wants_closure = isinstance(replica.optimizer, torch.optim.LBFGS)
         self._params = list(replica.trained.values())
+        may_skip = replica.task.skip_loss_below is not None
+        self._buffers = list(replica.module.buffers()) if may_skip else []
         self._sparse = [
             layer.weight
             for layer in replica.module.modules()
@@ -28,41 +33,48 @@ class SingleProcess:
         ]
 
     def step(self, work: Work) -> StepResult:
-        sums: tuple[float, float] | None = None
+        first: Sums | None = None
+        counts: list[int] = []
 
         def evaluate() -> float:
-            nonlocal sums
-            loss_sum, weight = self._gradients(work)
-            if sums is None:  # the step's loss is the one it began with
-                sums = loss_sum, weight
-            return loss_sum / weight
+            nonlocal first, counts
+            by_part = self._gradients(work)
+            sums = sum(by_part, start=Sums())
+            if first is None:  # the step's loss is the one it began with
+                first, counts = sums, [int(part.samples) for part in by_part]
+            return sums.mean_loss
 
         if self._wants_closure:
             self._replica.optimizer.step(torch.enable_grad()(evaluate))
         else:
             evaluate()
-            self._replica.optimizer.step()
-        assert sums is not None
-        loss_sum, weight = sums
-        self._losses.append(loss_sum / weight)
-        return StepResult(loss_sum / weight, weight, work.stop)
+            if first is not None and first.weight:  # else all of the batch was learnt already
+                self._replica.optimizer.step()
+        assert first is not None
+        self._losses.append(first.mean_loss)
+        return step_result(first, stop=work.stop, counts=counts)
 
-    def _gradients(self, work: Work) -> tuple[float, float]:
+    def _gradients(self, work: Work) -> list[Sums]:
         for param in self._params:
             param.grad = None
-        loss_sum = weight = 0.0
+        by_part = []
         for part in work.parts:
-            part_loss, part_weight = backward_part(self._replica, work, part)
-            loss_sum, weight = loss_sum + part_loss, weight + part_weight
-        check_weight(work, weight)
+            buffers = [buffer.clone() for buffer in self._buffers]
+            part_sums = backward_part(self._replica, work, part)
+            if not part_sums.weight and self._buffers:  # a part that is skipped leaves no trace
+                torch._foreach_copy_(self._buffers, buffers)
+            by_part.append(part_sums)
+        sums = sum(by_part, start=Sums())
+        check_weight(work, sums)
+        weight = sums.weight
         for weights in self._sparse:  # fused kernels and clipping want dense ones
             if weights.grad is not None:
                 weights.grad = weights.grad.to_dense()
-        if work.parts[0].total_weight is None and weight != 1.0:
+        if work.parts[0].total_weight is None and weight not in (0.0, 1.0):
             torch._foreach_mul_([p.grad for p in self._params if p.grad is not None], 1 / weight)
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._params, self._clip_norm)
-        return loss_sum, weight
+        return by_part
 
     def reform(self, world: World) -> int:
         raise AssertionError("one process has no successor")
@@ -70,9 +82,15 @@ class SingleProcess:
     def losses(self, last_step: int) -> list[float]:
         return self._losses[:last_step]
 
+    def sizes(self, step: int) -> None:
+        """Always even."""
+
+    def past(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
+        raise AssertionError("one process has no successor")
+
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         table = torch.zeros(shape, dtype=torch.float64)
-        fill(table)
+        fill(table, 0)
         return table
 
     def settle(self) -> None:

@@ -22,7 +22,7 @@ from shoal.strategies.replica import Replica
 
 @dataclass(frozen=True)
 class Workspace:
-    """Bytes that a worker's chunks use in turn."""
+    """Bytes that a place's chunks use in turn."""
 
     sum: torch.Tensor
     """Private: the summed gradient."""
@@ -104,20 +104,20 @@ class ChunkUpdate:
 
 
 class SlicedUpdate:
-    """One worker's chunks, in order."""
+    """One place's chunks, in order."""
 
-    def __init__(self, shared: SharedState, replica: Replica, global_rank: int, *, journal: bool) -> None:
+    def __init__(self, shared: SharedState, replica: Replica, place: int, *, journal: bool) -> None:
         self._shared = shared
         self._replica = replica
         self._journal = journal
         grid = shared.grid
-        owned = grid.owned_by(global_rank, shared.setting.world.world_size)
+        owned = grid.owned_by(place, shared.setting.world.world_size)
         first_piece = sum(len(chunk.pieces) for chunk in grid.chunks[: owned.start])
         self._chunks: list[ChunkUpdate] = []
         workspace = Workspace(
             torch.empty(largest_chunk(grid), dtype=torch.uint8),
-            shared.segment.tensor(f"undo/{global_rank}", torch.uint8),
-            shared.segment.tensor(f"undo-scalars/{global_rank}", torch.uint8),
+            shared.segment.tensor(f"undo/{place}", torch.uint8),
+            shared.segment.tensor(f"undo-scalars/{place}", torch.uint8),
         )
         for number in owned:
             self._chunks.append(ChunkUpdate(shared, replica, grid.chunks[number], first_piece, workspace))
@@ -127,7 +127,7 @@ class SlicedUpdate:
             for number in owned
             if shared.setting.clip_norm is not None
         ]
-        self._progress = shared.marks.progress[global_rank]
+        self._progress = shared.marks.progress[place]
         self._settings = [settings_of(group) for group in replica.optimizer.param_groups]
 
     def measure(self, scale: float, touched: Any) -> None:

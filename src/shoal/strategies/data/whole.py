@@ -10,6 +10,7 @@ import torch
 from shoal.arena import Chunk, Piece
 from shoal.strategies.clipping import ChunkNorms
 from shoal.strategies.data.shared import SharedState, flat_of
+from shoal.strategies.optimizer_state import load_named_state
 from shoal.strategies.replica import Replica
 
 Evaluate = Callable[[], tuple[float, float, Any]]
@@ -19,10 +20,12 @@ Evaluate = Callable[[], tuple[float, float, Any]]
 class WholeUpdate:
     """The user's own optimizer on whole parameters; its state stays in the first worker's memory."""
 
-    def __init__(self, shared: SharedState, replica: Replica, global_rank: int) -> None:
+    def __init__(self, shared: SharedState, replica: Replica, place: int) -> None:
         self._shared = shared
         self._replica = replica
-        self._mine = global_rank == 0
+        self._mine = place == 0
+        if self._mine:
+            load_named_state(replica)
         self._wants_closure = isinstance(replica.optimizer, torch.optim.LBFGS)
         slots = range(shared.setting.slots)
         self._slots = [shared.gradient_views(slot) for slot in slots] if self._mine else []

@@ -66,7 +66,7 @@ class PsClient:
             leases=LeaseHolder(now=now, ahead=cells_ahead(served.spec)) if served.spec.is_leased else None,
         )
         self._node = Node(world.node, self.machine, wire, f"tcp://{world.coordinator}")
-        self.puller = Puller(served, self.machine, self._wait, lambda: self.hear(0.001))
+        self.puller = Puller(served, self.machine, self.wait, lambda: self.hear(0.001))
         self.compression = make_compression(served.spec.compress)
         self.tap = GradientTap(served.memory.params)
         self._direct = write_directly(served.replica.module, served.memory.params, self.tap)
@@ -98,7 +98,7 @@ class PsClient:
                 "A worker died, and agree=scatter-sum cannot replace it, for not every copy knows what it pushed; "
                 "use agree=allreduce, or servers=N, which can."
             )
-        self._wait(lambda: self.machine.is_ready)
+        self.wait(lambda: self.machine.is_ready)
         links = self.machine.links
         if self.served.consistency.gathers(rounds := min(link.rounds for link in links) + 1):
             self._first_clock = rounds
@@ -130,7 +130,7 @@ class PsClient:
     def begin(self, clock: int) -> None:
         """Wait until consistency lets this step begin, and let the replica use the newest parameters."""
         ahead = self.served.spec.ahead
-        self._wait(lambda: self.machine.outstanding <= ahead)
+        self.wait(lambda: self.machine.outstanding <= ahead)
         self.puller.begin(clock)
 
     @property
@@ -140,20 +140,21 @@ class PsClient:
 
     def await_round(self, clock: int) -> None:
         """Wait until the round of this clock is closed on every shard."""
-        self._wait(lambda: all(link.rounds >= clock for link in self.machine.links))
+        self.wait(lambda: all(link.rounds >= clock for link in self.machine.links))
 
     def await_cells(self, cells: int) -> None:
         """Wait until this worker's shards have seen so many cells; a copy, also what others were pushed."""
-        self._wait(lambda: all(link.seen >= cells for link in self.machine.links))
+        self.wait(lambda: all(link.seen >= cells for link in self.machine.links))
 
     def fetch(self) -> None:
         """Bring the replica to the newest parameters now."""
         self.puller.fetch()
 
-    def take_cells(self, count: int) -> list[int] | None:
+    def take_cells(self, count: int, *, unless: Callable[[], bool]) -> list[int] | None:
         """The next cells of the data, fewer at the end; None when all of it has been trained on.
 
-        An empty list where none can be had now, but others must not wait for this rank: a matter for `tick`.
+        An empty list where none can be had now, but others must not wait for this rank: a matter for `tick`. Or
+        `unless` has come true, which it does only while none is at hand.
         """
         leases, cells = self.machine.leases, list[int]()
         assert leases is not None
@@ -166,15 +167,15 @@ class PsClient:
             while not is_full() and (cell := leases.take(time.monotonic())) is not None:
                 cells.append(cell)
             is_awaited = self.machine.consistency.waits and time.monotonic() >= patient_until
-            return is_full() or leases.is_over or (leases.is_dry and (bool(cells) or is_awaited))
+            return is_full() or leases.is_over or (leases.is_dry and (bool(cells) or is_awaited)) or unless()
 
-        self._wait(is_decided)
+        self.wait(is_decided)
         self._node.pump(0.0)
         return None if leases.is_over and not cells else cells
 
     def tick(self, clock: int) -> None:
         """Take a step without data."""
-        self._wait(lambda: self.machine.may_start(clock))
+        self.wait(lambda: self.machine.may_start(clock))
         sequence = self.machine.open_push(clock=clock, cells=[], weight=0.0, loss=0.0)
         for shard in self.machine.unsent(sequence):
             self.machine.push_shard(sequence, shard, based_on=0, frames=(), now=time.monotonic())
@@ -183,7 +184,7 @@ class PsClient:
         """Let gradients go to a buffer of this slot that no server reads any more; its number."""
         place = BUFFERS_PER_SLOT * slot + BUFFERS_PER_TURN * self._turn + clock % BUFFERS_PER_TURN
         if (sequence := self._in_use.get(place)) is not None:
-            self._wait(lambda: self.machine.is_released(sequence))
+            self.wait(lambda: self.machine.is_released(sequence))
         self.tap.aim(self.views(place), self.served.memory.touched(place).numpy())
         return place
 
@@ -259,14 +260,14 @@ class PsClient:
 
     def finish(self) -> None:
         """Wait until everything pushed is safe."""
-        self._wait(lambda: self.machine.outstanding == 0)
+        self.wait(lambda: self.machine.outstanding == 0)
 
     def await_all(self, clock: int) -> None:
         """Wait until every rank has come this far on every shard."""
         if self.served.consistency.gathers(clock):
             self.await_round(clock)
         else:
-            self._wait(lambda: all(link.floor >= clock for link in self.machine.links))
+            self.wait(lambda: all(link.floor >= clock for link in self.machine.links))
 
     @property
     def is_told_to_stop(self) -> bool:
@@ -276,7 +277,7 @@ class PsClient:
     def ask_to_stop(self, reason: str) -> None:
         """Let all workers end, and wait until that is decided."""
         self.machine.facts["stop"] = reason
-        self._wait(lambda: self.is_told_to_stop)
+        self.wait(lambda: self.is_told_to_stop)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -286,7 +287,7 @@ class PsClient:
     def pause(self, seconds: float) -> None:
         """Do nothing but hear the news for a while."""
         until = time.monotonic() + seconds
-        self._wait(lambda: time.monotonic() >= until)
+        self.wait(lambda: time.monotonic() >= until)
 
     def hear(self, seconds: float) -> None:
         """Take in news, waiting so long for them at most."""
@@ -306,5 +307,6 @@ class PsClient:
         self._node.flush()
         self._node.close()
 
-    def _wait(self, is_done: Callable[[], bool]) -> None:
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        """Hear the news until something has come true."""
         self._node.wait(is_done, self._on_idle)

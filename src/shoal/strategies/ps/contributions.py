@@ -104,12 +104,12 @@ class GradientMaker:
                 tap.on_taken = None
             self._client.complete_push()
 
-        loss, weight = backward_part(self._served.replica, work, part, backward)
-        if not weight:  # padding alone: there was no pass
+        sums = backward_part(self._served.replica, work, part, backward)
+        if not sums.weight:  # padding alone: there was no pass
             self._client.push(
                 Contribution(clock=clock, cells=cells, place=place, weight=0.0, loss=0.0, scaled=True)
             )
-        return Computed(cells=cells, loss=loss, weight=weight)
+        return Computed(cells=cells, loss=sums.loss, weight=sums.weight)
 
     def _differentiate(self, cell: int, clock: int, *, alone: bool) -> tuple[float, float, bool]:
         """Add a cell's gradient to the buffer; weighted loss, weight, and whether it is a mean already."""
@@ -119,8 +119,8 @@ class GradientMaker:
         # A quorum's mean is over those that came, and who they are is known only then.
         is_mean = alone and self._served.consistency.mode is not Mode.QUORUM
         part = work.parts[0] if is_mean else replace(work.parts[0], total_weight=None)
-        loss, weight = backward_part(self._served.replica, work, part, self._client.tap.backward)
-        return loss, weight, part.total_weight is not None
+        sums = backward_part(self._served.replica, work, part, self._client.tap.backward)
+        return sums.loss, sums.weight, part.total_weight is not None
 
 
 class ParameterMaker:
@@ -154,8 +154,9 @@ class ParameterMaker:
         work = self._make_work(step + 1, range(slot, slot + 1), apart=True)
         for param in self._params:
             param.grad = None
-        loss, weight = backward_part(replica, work, work.parts[0])
-        check_weight(work, weight)
+        sums = backward_part(replica, work, work.parts[0])
+        check_weight(work, sums)
+        loss, weight = sums.loss, sums.weight
         if work.parts[0].total_weight is None and weight != 1.0:
             torch._foreach_mul_([p.grad for p in self._params if p.grad is not None], 1 / weight)
         if self._clip_norm is not None:

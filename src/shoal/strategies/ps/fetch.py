@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -16,6 +18,7 @@ from shoal.strategies.ps.parcelling import unwrap
 
 _TRIES_BEFORE_LOOKING = 1000
 """A block changes for about a millisecond; one that stays odd was left so by a server that died."""
+Taken = TypeVar("Taken")
 
 
 class OwnValues:
@@ -44,38 +47,69 @@ class OwnValues:
             self._moving.own.copy_(committed)
 
 
-class SharedFetch:
-    """Copies blocks out of the segment; a version that changed meanwhile means: copy again."""
+@dataclass(frozen=True, kw_only=True)
+class Whereabouts:
+    """What a worker has heard of the shards in the segment."""
 
-    def __init__(self, memory: ServedMemory, own: OwnValues) -> None:
+    copy_of: Callable[[int], int]
+    """The copy of a shard that counts."""
+    updates_of: Callable[[int], int]
+    """How many updates of it were told: that copy has seen them all."""
+    hear: Callable[[], None]
+    """Takes in the news that another copy counts now."""
+
+
+class SharedFetch:
+    """Copies blocks out of the segment; a version that changed meanwhile means: copy again.
+
+    A copy whose holder died is taken by a new backup, who fills it anew. A worker that has not heard of it sees
+    that this copy lacks updates which it was told of, and reads nothing there.
+    """
+
+    def __init__(self, memory: ServedMemory, own: OwnValues, whereabouts: Whereabouts) -> None:
         self._memory = memory
         self._own = own
+        self._whereabouts = whereabouts
         self._versions = [memory.versions(copy) for copy in range(memory.copies)]
         self._updates = [memory.updates(copy) for copy in range(memory.copies)]
         self._sources: dict[tuple[int, int], list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
 
-    def fetch_block(self, shard: int, position: int, copy_of: Callable[[], int], hear: Callable[[], None]) -> None:
-        """One block of a shard, from the copy that counts; `hear` takes in the news that another does now."""
+    def fetch_block(self, shard: int, position: int) -> None:
+        """One block of a shard, from the copy that counts."""
         tries = 0
         while True:
-            copy = copy_of()
+            copy = self._whereabouts.copy_of(shard)
             number, source, target = self._blocks(shard, copy)[position]
             version = self._versions[copy][number]
-            if not version & 1:
+            if not version & 1 and self._is_whole(shard, copy):
                 target.copy_(source)
-                if self._versions[copy][number] == version:
+                if self._versions[copy][number] == version and self._is_whole(shard, copy):
                     return
             tries += 1
             if tries % _TRIES_BEFORE_LOOKING == 0:
-                hear()
+                self._whereabouts.hear()
 
-    def updates(self, shard: int, copy: int) -> int:
+    def read(self, shards: Sequence[int], take: Callable[[list[int]], Taken]) -> Taken:
+        """What `take` reads of shards that nobody updates now; it is given the copies that count."""
+        while True:
+            copies = [self._whereabouts.copy_of(shard) for shard in shards]
+            if all(map(self._is_whole, shards, copies)):
+                taken = take(copies)
+                if all(map(self._is_whole, shards, copies)):
+                    return taken
+            self._whereabouts.hear()
+
+    def updates(self, shard: int) -> int:
         """How many updates a shard's values have seen."""
-        return int(self._updates[copy][shard])
+        return int(self._updates[self._whereabouts.copy_of(shard)][shard])
 
-    def take_moving(self, copy: int) -> None:
+    def take_moving(self) -> None:
         """Adopt the committed moving buffers."""
-        self._own.take_moving(self._memory.moving(copy))
+        self.read([KEEPER], lambda copies: self._own.take_moving(self._memory.moving(copies[0])))
+
+    def _is_whole(self, shard: int, copy: int) -> bool:
+        """Whether a copy has all updates that were told of; one that is filled anew has none."""
+        return bool(self._updates[copy][shard] >= self._whereabouts.updates_of(shard))
 
     def _blocks(self, shard: int, copy: int) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
         """Number, source and target of each block."""

@@ -68,11 +68,9 @@ class GroupMaker:
             step, slot = divmod(cell, self._served.rules.slots)
             work = self._make_work(step + 1, range(slot, slot + 1), apart=False)
             moved.start()
-            part_loss, part_weight = backward_part(
-                self._served.replica, work, work.parts[0], self._client.tap.backward
-            )
-            moved.add(part_weight)
-            loss, weight = loss + part_loss, weight + part_weight
+            sums = backward_part(self._served.replica, work, work.parts[0], self._client.tap.backward)
+            moved.add(sums.weight)
+            loss, weight = loss + sums.loss, weight + sums.weight
             scaled = work.parts[0].total_weight is not None
         touched = self._served.memory.touched(place).tolist()
         for view, has_gradient in zip(self._client.views(place), touched, strict=True):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from shoal.spec.update_path import Pooling
-from shoal.strategies.base import Work
+from shoal.strategies.base import Piece, Work
 from shoal.strategies.gradients import backward_part
 from shoal.strategies.ps.client import Contribution, PsClient
 from shoal.strategies.ps.contributions import Computed, MakeWork
@@ -23,7 +23,7 @@ from shoal.strategies.ps.served import Served
 _LOOK_S = 0.005
 """How long threads may work, or cells be missing, before this worker's messages are looked at."""
 
-Load = Callable[[], Iterator[tuple[Any, float]]]
+Load = Callable[[], Iterator[Piece]]
 
 
 class PoolMaker:
@@ -103,9 +103,10 @@ class PoolMaker:
         def backward(loss: torch.Tensor, share: torch.Tensor | None) -> None:
             total.add(torch.autograd.grad(loss, params, share, allow_unused=True))
 
-        total.count(*backward_part(self._served.replica, work, part, backward))
+        sums = backward_part(self._served.replica, work, part, backward)
+        total.count(sums.loss, sums.weight)
 
-    def _read(self, load: Load) -> Iterator[tuple[Any, float]]:
+    def _read(self, load: Load) -> Iterator[Piece]:
         batches = load()
         while True:
             with self._reading:

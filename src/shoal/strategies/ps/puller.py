@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from shoal.ps.worker import WorkerMachine
-from shoal.strategies.ps.fetch import FramedFetch, OwnValues, SharedFetch
+from shoal.strategies.ps.fetch import FramedFetch, OwnValues, SharedFetch, Whereabouts
 from shoal.strategies.ps.moving import KEEPER
 from shoal.strategies.ps.served import Served, pull_compression
 from shoal.strategies.ps.snapshot import whole_state
@@ -26,9 +26,11 @@ class Puller:
         self._served = served
         self._machine = machine
         self._wait = wait
-        self._hear = hear
         own = OwnValues(served.memory, served.moving)
-        self._shared = SharedFetch(served.memory, own)
+        whereabouts = Whereabouts(
+            copy_of=self._copy_of, updates_of=lambda shard: machine.links[shard].version, hear=hear
+        )
+        self._shared = SharedFetch(served.memory, own, whereabouts)
         self._framed = FramedFetch(served.memory, own, pull_compression(served.spec))
         self._shards = range(len(machine.links))
         self._on_use: FetchOnUse | None = None
@@ -71,7 +73,7 @@ class Puller:
         """The optimizer's state by whole-parameter names, as the servers have it."""
         names = list(self._served.replica.trained)
         if self._served.shares_memory:
-            return whole_state(self._served.memory, names, [self._copy_of(shard) for shard in self._shards])
+            return self._shared.read(self._shards, partial(whole_state, self._served.memory, names))
         for shard in self._shards:
             self._machine.pull(shard, time.monotonic(), whole=True)
         for shard in self._shards:
@@ -88,19 +90,19 @@ class Puller:
         """Before a unit computes: its shards may be read, and its blocks are fetched."""
         for shard in unit.shards:
             self._wait(lambda shard=shard: self._machine.may_start(self._clock, shard))  # type: ignore[misc]
-            self.based_on[shard] = self._shared.updates(shard, self._copy_of(shard))
+            self.based_on[shard] = self._shared.updates(shard)
             if not self._served.shares_memory:
                 self._take(shard)
         if self._served.shares_memory:
             for shard, position in unit.blocks:
-                self._shared.fetch_block(shard, position, partial(self._copy_of, shard), self._hear)
+                self._shared.fetch_block(shard, position)
 
     def _take(self, shard: int) -> None:
         """All of a shard."""
         if self._served.shares_memory:
-            self.based_on[shard] = self._shared.updates(shard, self._copy_of(shard))
+            self.based_on[shard] = self._shared.updates(shard)
             for position in range(len(self._served.memory.blocks[shard])):
-                self._shared.fetch_block(shard, position, partial(self._copy_of, shard), self._hear)
+                self._shared.fetch_block(shard, position)
         elif shard in self._pending:
             self._pending.discard(shard)
             self._wait(partial(self._has_come, shard))
@@ -114,7 +116,7 @@ class Puller:
     def _renew_moving(self) -> None:
         if self._served.moving.nbytes:
             self._wait(lambda: self._machine.may_start(self._clock, KEEPER))
-            self._shared.take_moving(self._copy_of(KEEPER))
+            self._shared.take_moving()
 
     def _has_come(self, shard: int) -> bool:
         return self._machine.pulled(shard) is not None

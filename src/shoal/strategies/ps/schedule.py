@@ -27,6 +27,7 @@ class ShardSchedule:
         """The loss of every step so far where the schedule depends on it, else zeros."""
         if self._scheduler is not None:
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        self.replay(replica.start.losses)
 
     def settings(self, lr_scale: float) -> list[dict[str, Any]]:
         """By group: the hyper-parameters of the next update."""

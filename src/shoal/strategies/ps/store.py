@@ -14,8 +14,9 @@ from shoal.comm.codec import Frame
 from shoal.comm.compression import Compression
 from shoal.errors import ProtocolError
 from shoal.ps.messages import Push
-from shoal.strategies.chunk import ChunkOptimizer
-from shoal.strategies.optimizers import ELEMENTWISE
+from shoal.strategies.chunk import ChunkOptimizer, load_state
+from shoal.strategies.optimizer_state import states_to_load
+from shoal.strategies.optimizers import ELEMENTWISE, settings_of
 from shoal.strategies.ps.bulk import Bulk
 from shoal.strategies.ps.memory import ServedMemory
 from shoal.strategies.ps.moving import KEEPER, MovingMean
@@ -74,14 +75,15 @@ class ShardStore:
         self._workspace = torch.empty(largest, dtype=torch.uint8)
         self._replica = replica
         self._schedule = ShardSchedule(replica)
-        self._settings = self._schedule.settings(1.0)
+        self._settings = [settings_of(group) for group in replica.optimizer.param_groups]
+        """What the optimizers have; a schedule that begins in the middle wants others at once."""
         self._marked: list[torch.Tensor] | None = None
         self._updates = memory.updates(copy)
         self._updates[shard] = 0
         self.before_update: Callable[[], None] = lambda: None
 
     def initialise(self) -> None:
-        """Take the replica's own values: every copy starts from the model that the seed makes."""
+        """Take the replica's own values and the state it begins with: every copy starts from the same."""
         for number, block in enumerate(self._memory.blocks[self._shard]):
             values = self._optimizers[number]
             for piece, span in zip(block.chunk.pieces, values.spans, strict=True):
@@ -91,6 +93,15 @@ class ShardStore:
                 values.values[span].copy_(flat[piece.start : piece.stop])
         if self._moving is not None:
             self._moving.initialise(self._copy)
+        self._load_saved_state()
+
+    def _load_saved_state(self) -> None:
+        if not self._memory.schema.keeps_any:
+            return  # Where parameters are averaged, each worker keeps the state of its own optimizer.
+        home, states = self._memory.home(self._copy), states_to_load(self._replica, self._memory.schema)
+        for block in self._memory.blocks[self._shard]:
+            load_state(home, block.chunk, block.first_piece, self._memory.params, states)
+        self._rebind()
 
     def _make_even(self) -> None:
         """Whoever held this copy before may have been killed in the middle of a block."""
@@ -200,6 +211,7 @@ class ShardStore:
         with self._all_changing():
             torch._foreach_copy_(self._live(self._copy), self._marked)
         self._rebind()
+        self._updates[self._shard] += 1
         return True
 
     def digest(self) -> str:

@@ -11,6 +11,7 @@ import xxhash
 from shoal.comm.codec import Frame
 from shoal.errors import ProtocolError
 from shoal.ps.messages import Push
+from shoal.strategies.optimizer_state import load_named_state
 from shoal.strategies.ps.memory import shaped
 from shoal.strategies.ps.store import ShardStore
 
@@ -19,7 +20,7 @@ class WholeStore(ShardStore):
     """The user's own optimizer on the whole parameters of one copy; its state is this process's."""
 
     def initialise(self) -> None:
-        """Start from the model that the seed makes, and let the replica live in this copy."""
+        """Start from the replica's own values, and let it live in this copy."""
         super().initialise()
         params = self._memory.params
         for view, param in zip(self._memory.views(f"params/{self._copy}"), params, strict=True):
@@ -43,6 +44,9 @@ class WholeStore(ShardStore):
         with self._all_changing():
             optimizer.step()
         self._commit(gradients, loss, last=last)
+
+    def _load_saved_state(self) -> None:
+        load_named_state(self._replica)
 
     def frames(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
         """Everything for another copy, the optimizer's state included."""

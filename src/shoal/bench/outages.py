@@ -1,0 +1,78 @@
+"""What faults cost, read off the timeline of a run: no processes, no clock."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.bench.measurement import Timeline
+
+AFTERMATH_S = 2.0
+"""For so long after a run goes on, what is missing is put down to the fault: a new spare's start takes time from
+all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strike:
+    """A fault that came to pass."""
+
+    time: float
+    """Seconds since 1970."""
+    kind: str
+    seconds: float = 0.0
+    """How long it lasts by itself, as a slow-down does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outage:
+    """What one fault cost."""
+
+    kind: str
+    to_next_step_s: float
+    """From the fault to the next committed step."""
+    lost_s: float
+    """Time in which nothing was committed that would have been without the fault."""
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """From one commit to the next."""
+
+    begin: float
+    end: float
+    steps: float
+    """How much of a step of all workers was committed at its end."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+def find_outages(timeline: Timeline, strikes: Sequence[Strike], batch: int) -> list[Outage]:
+    """What each fault cost; those after the last commit cost nothing and are left out."""
+    gaps = [_Gap(t0, t1, (s1 - s0) / batch) for (t0, s0), (t1, s1) in itertools.pairwise(timeline)]
+    if not gaps or not strikes:
+        return []
+    step_s = statistics.median(gap.seconds / gap.steps for gap in gaps)
+    ordered = sorted(strikes, key=lambda strike: strike.time)
+    ends = [*(strike.time for strike in ordered[1:]), timeline[-1][0]]
+    found = []
+    for strike, end in zip(ordered, ends, strict=True):
+        if after := [gap for gap in gaps if gap.end > strike.time]:
+            found.append(_outage(strike, after, end, step_s))
+    return found
+
+
+def _outage(strike: Strike, after: Sequence[_Gap], end: float, step_s: float) -> Outage:
+    # A step that all had done already may be told of after the fault: then the gap behind it is the fault's.
+    stall = max(after[:2], key=lambda gap: gap.seconds)
+    until = stall.end + strike.seconds + AFTERMATH_S
+    # The gap in which the next fault comes is that one's.
+    affected = [gap for gap in after if gap.begin < until and gap.end <= max(end, stall.end)]
+    return Outage(
+        kind=strike.kind,
+        to_next_step_s=stall.end - strike.time,
+        lost_s=sum(gap.seconds - gap.steps * step_s for gap in affected),
+    )

@@ -1,0 +1,46 @@
+"""Bringing all workers to one border between steps, so that the state there can be saved as a whole.
+
+The first worker asks (`hold`, a number that rises), and says when it is done (`released`). Where cells are
+leased, nothing beyond the border is handed out meanwhile. Where every rank has its own cells, workers pause and
+say how far they are (`held`: the number, and their clock); the border is then where the furthest is, and all go
+on up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Hold = list[Any]
+"""The number of the hold, and its border: of cells where they are leased, else a clock; None: not known yet."""
+
+
+def next_hold(
+    current: Hold | None,
+    first: Mapping[str, Any],
+    others: Iterable[Mapping[str, Any]],
+    lease_border: int | None,
+) -> Hold | None:
+    """What holds now, from what the first worker and the others last reported; None where nothing does."""
+    asked, released = _number(first.get("hold")), _number(first.get("released"))
+    if current is None:
+        return [asked, lease_border] if asked > released else None
+    number, border = current
+    if released >= number:
+        return None
+    if border is None:
+        clocks = [_clock_held(facts, number) for facts in (first, *others)]
+        if None not in clocks:
+            return [number, max(clock for clock in clocks if clock is not None)]
+    return current
+
+
+def _number(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+def _clock_held(facts: Mapping[str, Any], number: int) -> int | None:
+    match facts.get("held"):
+        case [int(told), int(clock)] if told == number:
+            return clock
+    return None

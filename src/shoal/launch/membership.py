@@ -1,0 +1,243 @@
+"""A run without servers: its places, the workers that host them, and the spares that wait for some."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+from typing import Any
+
+from shoal.launch.control import ScaleRequest
+from shoal.launch.crew import Hand, Vacancy
+from shoal.launch.elastic import Autoscaler
+from shoal.launch.failure_log import Evidence, FailureLog
+from shoal.launch.moves import Moves
+from shoal.launch.places import can_move, can_replace
+from shoal.launch.resizing import Resizing
+from shoal.launch.scaling import BEGUN, ENDING
+from shoal.launch.succession import Bridge
+from shoal.launch.verdict import Failure
+from shoal.observe.wording import plural
+
+STOP_SIGNALS = (-signal.SIGINT, -signal.SIGTERM)
+
+
+class Membership:
+    """The succession of a job without servers. Whoever dies or raises leaves places, and others go on with them.
+
+    `replace`: a spare that waits, else a fresh process; `shrink`: the workers that are left; `stop`: nobody.
+    """
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._crew = bridge.crew
+        self._moves = Moves(bridge)
+        self._resizing = Resizing(bridge, self._moves)
+        self._autoscaler = Autoscaler(bridge.job.cluster)
+        self._log = FailureLog(bridge.job.max_failures)
+        self._evidence: dict[Hand, Evidence] = {}
+        self._last_words: dict[Hand, Failure] = {}
+        """Failures of workers that will be followed by others, once they have ended."""
+
+    # How the run proceeds.
+
+    def is_over(self) -> bool:
+        """Whether all workers have ended, and none is to be replaced."""
+        return not any(self._crew.living("worker")) and not self._crew.vacancies
+
+    def act(self) -> None:
+        """Find hosts for free places, and bring the run to the size that is wanted."""
+        for vacancy in list(self._crew.vacancies):
+            if not self._bridge.has_failed:
+                self._fill(vacancy)
+        if self._resizing.act():
+            self._autoscaler.begin_period()
+        hosts = self._moves.hosts()
+        is_settled = bool(hosts) and self._resizing.is_idle and not self._crew.vacancies
+        decision = self._autoscaler.look(len(hosts), time.monotonic(), is_settled=is_settled)
+        if decision is not None:
+            self._resizing.want(decision.workers, decision.reason)
+
+    def next_deadline(self) -> float | None:
+        """The next look at the load."""
+        return self._autoscaler.next_look()
+
+    def _fill(self, vacancy: Vacancy) -> None:
+        if self._bridge.job.on_failure == "shrink" and can_move(self._bridge.job) and self._moves.able_hosts():
+            self._crew.vacancies.remove(vacancy)
+            self._vacate(self._moves.share_out(vacancy.places, vacancy), vacancy.lost_at)
+            return
+        if (spare := self._crew.ready_spare()) is not None:
+            known = replace(vacancy, spare=spare.member.global_rank)
+            if self._moves.give(spare, vacancy.places, known):
+                self._crew.vacancies.remove(vacancy)
+                self._keep_spares()
+        elif not any(self._crew.living("spare")) and self._moves.give(
+            self._moves.start_spare(), vacancy.places, vacancy
+        ):
+            self._crew.vacancies.remove(vacancy)
+
+    def _keep_spares(self) -> None:
+        while len(list(self._crew.living("spare"))) < self._bridge.job.cluster.spares:
+            self._moves.start_spare()
+
+    def _vacate(self, places: list[int], lost_at: float) -> None:
+        if places:
+            self._crew.vacancies.append(Vacancy(tuple(sorted(places)), lost_at))
+
+    # What members say.
+
+    def hear(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
+        """A process has places, or gives some back, or says how far it is."""
+        if not hand.is_worker:
+            if kind in ("line", "warning"):
+                self._bridge.emit(kind, None, values)
+        elif kind == "adopted":
+            self._confirm(hand, set(values["places"]))
+        elif kind == "released":
+            self._vacate(self._resizing.take_released(hand, values["places"]), time.monotonic())
+        elif kind == "raised":
+            self._evidence[hand] = Evidence.from_message(values)
+        elif kind == "steps":
+            self._autoscaler.note(values["samples"], time.monotonic())
+
+    def _confirm(self, hand: Hand, places: set[int]) -> None:
+        """It goes on with these places."""
+        hand.unconfirmed = hand.unconfirmed - places
+        for vacancy in [one for one in hand.succeeds if not hand.unconfirmed & set(one.places)]:
+            hand.succeeds.remove(vacancy)
+            told: dict[str, Any] = {
+                "rank": vacancy.places[0],
+                "places": list(vacancy.places),
+                "seconds": time.monotonic() - vacancy.lost_at,
+                "hosts": sorted(list(one.member.places) for one in self._moves.hosts()),
+            }
+            if vacancy.spare is not None:
+                told["spare"] = vacancy.spare
+            if vacancy.adopter is not None:
+                told["by"] = vacancy.adopter
+            self._bridge.emit("replaced", vacancy.places[0], told)
+
+    def hear_failure(self, hand: Hand, failure: Failure) -> None:
+        """A worker that raised while it trained may be followed by another; who raises before, always will."""
+        evidence = self._evidence.get(hand)
+        if not hand.is_worker:
+            self._bridge.emit("warning", None, {"text": f"{hand.member.name} failed: {failure.message}"})
+            self._resizing.give_up()
+        elif evidence is None or evidence.final or not self._replaces:
+            self._bridge.fail(failure)
+        else:
+            self._last_words[hand] = failure
+
+    # What becomes of them.
+
+    def notice_end(self, hand: Hand) -> None:
+        """A process has ended: well, or to be replaced, or for good."""
+        self._resizing.forget(hand)
+        if not hand.is_worker:
+            self._lose_spare(hand)
+        elif hand.has_reported_failure and hand not in self._last_words:
+            return
+        elif hand.is_done or self._ended_well(hand):
+            self._note_end_of_work(hand)
+        elif hand.member.places:
+            self._lose_worker(hand)
+
+    def _ended_well(self, hand: Hand) -> bool:
+        code = hand.member.exit_code
+        assert code is not None
+        is_script = self._bridge.job.purpose == "script"
+        if self._bridge.is_stopping and (code in STOP_SIGNALS or code == 0 or (is_script and code > 0)):
+            return True
+        return code == 0 and (hand.is_done or is_script or not hand.member.places)
+
+    def _note_end_of_work(self, hand: Hand) -> None:
+        if not self._ended_well(hand):
+            text = f"after its work was done: {self._bridge.explain(hand)}"
+            self._bridge.emit("warning", hand.member.global_rank, {"text": text})
+        # What it was given at the last moment, it has not done.
+        self._vacate(sorted(hand.unconfirmed), time.monotonic())
+
+    def _lose_worker(self, hand: Hand) -> None:
+        member, failure = hand.member, self._last_words.get(hand)
+        if failure is None:
+            failure = self._bridge.failure_of(hand, self._bridge.explain(hand))
+        if (end := self._final_failure(hand, failure)) is not None:
+            self._bridge.fail(end)
+            return
+        told = {"rank": member.global_rank, "places": list(member.places), "reason": failure.message}
+        self._bridge.emit("lost", member.global_rank, told)
+        self._vacate(list(member.places), time.monotonic())
+
+    @property
+    def _replaces(self) -> bool:
+        job = self._bridge.job
+        return job.on_failure != "stop" and can_replace(job) and not self._bridge.has_failed
+
+    def _final_failure(self, hand: Hand, failure: Failure) -> Failure | None:
+        """What to end the run with; None where others can go on."""
+        evidence, code = self._evidence.get(hand), hand.member.exit_code
+        assert code is not None
+        if not self._replaces or (code >= 0 and evidence is None):
+            return failure
+        if evidence is not None and self._log.is_poisoned(evidence):
+            return replace(failure, message=evidence.verdict)
+        if self._log.is_too_much(time.monotonic()):
+            return replace(failure, message=f"{failure.message} {self._log.complaint}")
+        return None if self._may_go_on() else failure
+
+    def _lose_spare(self, hand: Hand) -> None:
+        if hand.has_reported_failure:
+            return
+        reason = self._bridge.explain(hand)
+        self._bridge.emit("warning", None, {"text": reason})
+        if self._may_go_on():
+            self._keep_spares()
+        elif self._crew.vacancies:
+            self._bridge.fail(self._bridge.failure_of(hand, reason))
+        else:
+            self._resizing.give_up()
+
+    def _may_go_on(self) -> bool:
+        """Whether to replace one more: not for ever where each successor dies without a step forward.
+
+        As many as the user allows in a minute may die so, however long it takes: on a busy host a step can outlast
+        several of them.
+        """
+        self._crew.fruitless_losses += 1
+        job = self._bridge.job
+        return self._crew.fruitless_losses <= max(job.max_failures, job.cluster.places + 2)
+
+    # What the user asks for.
+
+    def scale(self, request: ScaleRequest) -> None:
+        """Other workers for the same places, as many as there are at most."""
+        workers, most = len(self._moves.hosts()), self._bridge.job.cluster.places
+        if request.is_question:
+            request.answer(f"{plural(workers, 'worker')}.", workers=workers, servers=0)
+        elif self._bridge.is_stopping or any(hand.is_done for hand in self._crew.living("worker")):
+            request.refuse(ENDING)
+        elif (refusal := self._refusal(request, most)) is not None:
+            request.refuse(refusal)
+        else:
+            assert request.workers is not None
+            self._autoscaler.is_on = False  # from now on it is as the user says
+            self._resizing.want(request.workers, "asked for")
+            request.answer(BEGUN, workers=request.workers)
+
+    def _refusal(self, request: ScaleRequest, most: int) -> str | None:
+        job = self._bridge.job
+        if request.servers is not None or request.workers is None:
+            return f"This run's strategy is {job.strategy}, which has no servers; only its workers can be scaled."
+        if not can_move(job):
+            return (
+                f"This run's strategy is {job.strategy}, whose workers stay the same from the first step to the "
+                "last; runs of ps can be scaled, and those of data in shared memory with batchnorm=local."
+            )
+        if request.workers > most:
+            return (
+                f"This run's work was cut into {plural(most, 'part')} when it started, so {most} is the most "
+                f"workers it can have; start it with --workers {min(most, request.workers)}:{request.workers} to "
+                f"have up to {request.workers}."
+            )
+        return None

@@ -1,0 +1,145 @@
+"""`Book`: what each slot of each committed step has used, and the audit that compares it with the schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from shoal.errors import ProtocolError
+from shoal.ledger.cut_log import CutLog
+from shoal.ledger.cuts import Schedule, cut_sizes
+from shoal.ledger.shares import Sizes
+
+Span = tuple[int, int]
+"""Positions that were used, from the first to the one after the last. They count through all epochs."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Steps in which every slot used the same number of samples."""
+
+    first: int
+    last: int
+    counts: Sizes
+
+
+class Book:
+    """The samples that the slots of committed steps have used, in a few rows however many steps there are."""
+
+    def __init__(self, since: int = 0) -> None:
+        self.since = since
+        """Steps up to this one were committed by a run that kept no book."""
+        self.rows: list[Row] = []
+        self.cuts = CutLog()
+        """How the batches were cut that were not cut evenly."""
+
+    def commit(self, step: int, counts: Sequence[int], sizes: Sizes | None = None) -> None:
+        """A step is committed: its slots used so many samples of parts of these sizes."""
+        self._append(Row(step, step, tuple(counts)))
+        self.cuts.note(step, sizes)
+
+    def commit_past(self, first: int, counts: np.ndarray, sizes: np.ndarray | None) -> None:
+        """Steps from `first` on were committed before this process came; by step and slot.
+
+        Sizes that are all zero stand for even ones.
+        """
+        for begin, end in _runs(counts):
+            self._append(Row(first + begin, first + end - 1, tuple(counts[begin].tolist())))
+        if sizes is not None:
+            for begin, _ in _runs(sizes):
+                self.cuts.note(first + begin, sizes[begin].tolist() if sizes[begin].any() else None)
+
+    def _append(self, row: Row) -> None:
+        before = self.rows[-1] if self.rows else None
+        if before is not None and before.last + 1 == row.first and before.counts == row.counts:
+            self.rows[-1] = replace(before, last=row.last)
+        else:
+            self.rows.append(row)
+
+    def plain(self) -> dict[str, Any]:
+        """Plain data that `from_plain` reads."""
+        rows = [[row.first, row.last, list(row.counts)] for row in self.rows]
+        return {"since": self.since, "rows": rows, "cuts": self.cuts.plain()}
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> Book:
+        """The book that `plain` wrote; `ProtocolError` for anything else."""
+        match plain:
+            case {"since": int(since), "rows": list(rows), "cuts": cuts} if all(map(_is_row, rows)):
+                book = cls(since)
+                book.rows = [Row(first, last, tuple(counts)) for first, last, counts in rows]
+                book.cuts = CutLog.from_plain(cuts)
+                return book
+        raise ProtocolError("What should be a book of committed steps has no rows [first, last, [count, …]].")
+
+
+def audit(book: Book, schedule: Schedule, last_step: int) -> dict[str, Any]:
+    """What became of the samples of all steps up to the last, by their position in the order of the epochs.
+
+    What was used beyond them counts as used more than once.
+    """
+    begin, end = schedule.samples_after(book.since), schedule.samples_after(last_step)
+    once = more_than_once = never = 0
+    for length, times, is_expected in _segments(_spans(book, schedule), begin, end):
+        once += length * (is_expected and times == 1)
+        more_than_once += length * (times > is_expected)
+        never += length * (times < is_expected)
+    return {
+        "samples": end - begin,
+        "once": once,
+        "more_than_once": more_than_once,
+        "never": never,
+        "clean": never == more_than_once == 0,
+    }
+
+
+def _segments(spans: Iterator[Span], begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
+    """All positions in pieces: how long each is, how often it was used, whether it should have been."""
+    edges = Counter[int]({begin: 0, end: 0})
+    for start, stop in spans:
+        edges[start] += 1
+        edges[stop] -= 1
+    times, before = 0, begin
+    for position in sorted(edges):
+        yield position - before, times, begin <= before < end
+        times, before = times + edges[position], position
+
+
+def _spans(book: Book, schedule: Schedule) -> Iterator[Span]:
+    """The positions that were used. Steps that used exactly their batches make one span."""
+    expected = cache(cut_sizes)
+    for row in book.rows:
+        whole_from: int | None = None
+        for step in range(row.first, row.last + 1):
+            start, stop = schedule.samples_after(step - 1), schedule.samples_after(step)
+            sizes = expected(stop - start, len(row.counts), book.cuts.at(step))
+            if row.counts == sizes:
+                whole_from = start if whole_from is None else whole_from
+                continue
+            if whole_from is not None:
+                yield whole_from, start
+                whole_from = None
+            for offset, used in zip(accumulate(sizes, initial=0), row.counts, strict=False):
+                yield start + offset, start + offset + used
+        if whole_from is not None:
+            yield whole_from, schedule.samples_after(row.last)
+
+
+def _runs(table: np.ndarray) -> Iterator[tuple[int, int]]:
+    """From where to where (exclusive) the rows of a table are equal."""
+    changes = np.flatnonzero((table[1:] != table[:-1]).any(axis=1)) + 1
+    borders = [0, *changes.tolist(), len(table)]
+    return ((begin, end) for begin, end in pairwise(borders) if begin < end)
+
+
+def _is_row(row: Any) -> bool:
+    match row:
+        case [int(), int(), [*counts]]:
+            return all(type(count) is int and count >= 0 for count in counts)
+    return False

@@ -1,0 +1,101 @@
+"""Where a served run is saved: at a border between steps, to which all workers come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from shoal.spec import ParameterServer, World
+from shoal.strategies.ps.client import PsClient
+from shoal.strategies.ps.holding import Hold
+
+_LISTEN_S = 0.05
+
+
+class Borders:
+    """One worker's way to a border; the first worker asks for it, saves what is there, and lets all go on.
+
+    `save` gets the steps that this run has taken and the seconds that all had to wait for it.
+    """
+
+    def __init__(
+        self,
+        client: PsClient,
+        spec: ParameterServer,
+        world: World,
+        *,
+        slots: int,
+        save: Callable[[int, float], None],
+    ) -> None:
+        self._client = client
+        self._spec = spec
+        self._is_first = world.is_first
+        self._slots = slots
+        self._save = save
+        self._hold = Hold(client.machine, client.wait, world.generation)
+        self._beginning: int | None = None
+        """The clock whose turn this worker waits for."""
+
+    def bring_about(self, steps: int) -> None:
+        """The first worker wants to save now. In lockstep nobody goes on without it; else all are called."""
+        if self._spec.is_lockstep:
+            self._save(steps, 0.0)
+        elif self._hold.current is None:
+            self._hold.ask()
+
+    def clear(self) -> None:
+        """A first worker that died may have left the others waiting; its successor lets them go."""
+        if self._is_first:
+            self._hold.release()
+
+    # Where every rank has cells of its own.
+
+    def begin(self, clock: int) -> None:
+        """Wait for this step's turn. While it waits for others, this worker is where a hold finds it."""
+        self._beginning = None if self._spec.is_leased else clock
+        self._client.begin(clock)
+        while self._beginning is not None and not self._hold.may_begin(clock):
+            self.heed(clock)
+            self._client.begin(clock)
+        self._beginning = None
+
+    def heed(self, clock: int) -> None:
+        """Where all are to come to one border, go no further."""
+        while self._hold.current is not None and not self._hold.may_begin(clock):
+            if self._is_first and self._hold.current[1] is not None:
+                came = time.monotonic()
+                self._client.await_all(clock - 1)
+                self._save((clock - 1) * self._spec.every, time.monotonic() - came)
+                self._hold.release()
+            else:
+                self._client.hear(_LISTEN_S)
+
+    def speak(self) -> None:
+        """Called while this worker waits: say where it is, if all are to come to one border."""
+        if self._beginning is not None:
+            self._hold.may_begin(self._beginning)
+
+    # Where cells are leased.
+
+    def take_cells(self, count: int, total: int) -> list[int] | None:
+        """The next cells, as the client gives them; of `total` in this run. Saves where nothing else is to do."""
+        while True:
+            cells = self._client.take_cells(count, unless=self._is_there)
+            if cells or cells is None or not self._is_there():
+                return cells
+            self._save_there(total)
+
+    def _is_there(self) -> bool:
+        """Whether nothing is left for the first worker but to save, while all are held."""
+        leases = self._client.machine.leases
+        assert leases is not None
+        return self._is_first and self._hold.current is not None and not leases.held
+
+    def _save_there(self, total: int) -> None:
+        leases, hold = self._client.machine.leases, self._hold.current
+        assert leases is not None and hold is not None and hold[1] is not None
+        came, border = time.monotonic(), hold[1]
+        if self._hold.await_seen(border, is_needed=lambda: bool(leases.held)):
+            if border < total:
+                self._save(border // self._slots, time.monotonic() - came)
+            self._hold.release()

@@ -1,0 +1,198 @@
+"""A run's checkpoints as its first worker takes them: when, of what, and in the background."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.checkpoint.saver import BackgroundSaver
+from shoal.checkpoint.snapshot import Snapshot
+from shoal.checkpoint.store import CheckpointStore, Entry
+from shoal.errors import CheckpointError, SpecError
+from shoal.ledger import Schedule
+from shoal.ledger.book import Book
+from shoal.observe.run_folder import RunFolder
+from shoal.roles.incremental import History
+from shoal.roles.reporter import Reporter
+from shoal.spec import Job
+from shoal.spec.checkpointing import CheckpointRule
+from shoal.strategies.optimizer_state import check_savable, check_state
+from shoal.strategies.replica import Replica
+from shoal.strategies.start import Start
+
+State = Callable[[], Mapping[str, torch.Tensor]]
+_WORDS = {"batch_size": "a batch size of", "seed": "seed", "length": "a number of samples of"}
+
+
+class Checkpointing:
+    """Remembers what a checkpoint says about the steps so far, and saves when one is due.
+
+    Every process remembers, for any may become the one that speaks for all; only that one saves.
+    """
+
+    def __init__(self, job: Job, replica: Replica, schedule: Schedule, reporter: Reporter) -> None:
+        self._job = job
+        self._replica = replica
+        self._schedule = schedule
+        self._reporter = reporter
+        self._rule = CheckpointRule.parse(job.checkpoint)
+        self._history = History(job)
+        if self.is_on:
+            check_savable(job.spec, replica)
+        self._saver: BackgroundSaver | None = None
+        self._last_step = replica.start.step
+        self._saved_at = self._began_at = time.monotonic()
+        self._losses = list(replica.start.losses)
+        self._evaluations = {step: dict(results) for step, results in replica.start.evaluations.items()}
+        self._waited_s = 0.0
+        self._has_stepped = False
+        self.book: Book | None = None
+        """What the slots of all committed steps have used, where that is counted here."""
+        self.failures = 0
+        """Members that the run has lost so far, as far as is known here."""
+
+    def note_step(self, step: int, loss: float) -> None:
+        """A step is committed; where steps were left out by a worker of its own pace, they count as this one."""
+        if self.is_on and not self._has_stepped:
+            self._has_stepped = True
+            check_state(self._replica)
+        self._losses.extend([loss] * (step - len(self._losses)))
+
+    def note_evaluation(self, step: int, results: Mapping[str, float]) -> None:
+        """The model was evaluated after a step."""
+        self._evaluations[step] = dict(results)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is saved at all."""
+        return not self._rule.is_off and bool(self._job.run_dir)
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save after this step."""
+        if not self.is_on:
+            return False
+        now = time.monotonic()
+        return self._rule.is_due(
+            step=step,
+            last_step=self._last_step,
+            seconds_since=now - self._saved_at,
+            save_s=self._saver.seconds if self._saver else 0.0,
+            failures_per_s=self.failures / max(now - self._began_at, 1.0),
+        )
+
+    def save(self, step: int, state: State, waited_s: float = 0.0) -> None:
+        """Save what the replica and the optimizer are after this step; `state` gives the optimizer's.
+
+        `waited_s`: how long the others had to be waited for, which counts as standing still.
+        """
+        if self._saver is None:
+            store = CheckpointStore(RunFolder(Path(self._job.run_dir)).checkpoints, keep=self._rule.keep)
+            self._saver = BackgroundSaver(store, self._on_saved, self._on_failed)
+        self._waited_s = waited_s
+        self._saver.offer(
+            Snapshot(
+                step=step,
+                model=self._replica.module.state_dict(),
+                optimizer=state(),
+                losses=torch.tensor(self._losses[:step], dtype=torch.float64),
+                rng={},
+                facts=self._facts(step),
+            )
+        )
+        self._last_step, self._saved_at = step, time.monotonic()
+
+    def save_last(self, step: int, state: State) -> None:
+        """Training ends with this step: save it, unless that was done."""
+        if self.is_on and step > self._last_step:
+            self.save(step, state)
+
+    def close(self) -> None:
+        """Wait until the last one is on disk."""
+        if self._saver is not None:
+            self._saver.close()
+
+    def _facts(self, step: int) -> dict[str, Any]:
+        schedule = self._schedule
+        return {
+            "job": json.loads(self._job.to_json()),
+            "slots": schedule.slots,
+            "batch_size": schedule.batch_size,
+            "length": schedule.length,
+            "seed": self._replica.task.seed,
+            "samples": schedule.samples_after(step),
+            "seen": self._history.after(step, self._replica.task, schedule),
+            "book": None if self.book is None else self.book.plain(),
+            "epoch": schedule.epoch_of(step) + 1,
+            "evaluations": {str(at): results for at, results in self._evaluations.items()},
+            # Random numbers follow from the seed, the step and the slot, whoever draws them.
+            "random": "by seed, step and slot",
+        }
+
+    def _on_saved(self, entry: Entry, stall_s: float) -> None:
+        told = {"step": entry.step, "path": str(entry.path), "digest": entry.digest, "nbytes": entry.nbytes}
+        self._reporter.send(
+            {"kind": "checkpoint", **told, "seconds": entry.seconds, "stall": self._waited_s + stall_s}
+        )
+
+    def _on_failed(self, text: str) -> None:
+        self._reporter.send({"kind": "warning", "text": f"checkpoint: {text}"})
+
+
+def read_start(job: Job) -> Start:
+    """Where a job begins: `options` name a checkpoint to resume, or one to take the weights of."""
+    resumed, model_of = job.options.get("resume"), job.options.get("from")
+    if resumed:
+        return _start_of(_load(Path(resumed)))
+    if model_of:
+        return Start(model=load_weights(Path(model_of)))
+    return Start()
+
+
+def _start_of(snapshot: Snapshot) -> Start:
+    book = snapshot.facts.get("book")
+    return Start(
+        step=snapshot.step,
+        model=snapshot.model,
+        optimizer=snapshot.optimizer,
+        losses=snapshot.losses.tolist(),
+        evaluations={int(step): results for step, results in snapshot.facts.get("evaluations", {}).items()},
+        sizes=(Book.from_plain(book).cuts.at(snapshot.step) or ()) if book else (),
+        facts=snapshot.facts,
+    )
+
+
+def _load(path: Path) -> Snapshot:
+    store = CheckpointStore(path.parent)
+    for entry in store.entries():
+        if entry.path.name == path.name:
+            return store.load(entry)
+    raise CheckpointError(f"There is no whole checkpoint at {path}; `shoal checkpoint ls` lists those there are.")
+
+
+def load_weights(path: Path) -> dict[str, torch.Tensor]:
+    """A model's values: of a checkpoint's folder, or of a saved model's file."""
+    from shoal.checkpoint import load_tensors
+
+    return dict(_load(path).model) if path.is_dir() else load_tensors(path)
+
+
+def check_position(start: Start, schedule: Schedule, seed: int) -> None:
+    """A resumed run goes on with the same order of the same samples, and has steps left."""
+    if not start.facts:
+        return
+    for name, now in (("batch_size", schedule.batch_size), ("seed", seed), ("length", schedule.length)):
+        if (saved := start.facts.get(name)) != now:
+            raise CheckpointError(
+                f"The checkpoint was trained with {_WORDS[name]} {saved}, but this run has {now}, so step "
+                f"{start.step} would mean other samples; use the same, or begin anew with --from."
+            )
+    if start.step >= schedule.total_steps:
+        raise SpecError(
+            f"The checkpoint is of step {start.step}, and the run has {schedule.total_steps} steps, so none is "
+            "left; ask for more with --epochs or --max-steps."
+        )

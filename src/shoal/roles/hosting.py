@@ -1,0 +1,67 @@
+"""Places that come to a worker or leave it while it trains, as the supervisor orders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.spec import World
+
+ADOPT, RELEASE = "adopt", "release"
+
+
+class PlacesMoved(Exception):
+    """Raised out of a wait for others: what this process waits for is its own to do now.
+
+    Nothing is lost by it. Every phase of a step, and every row of a table, is skipped where it is done.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveOrder:
+    """Places that this process is to do the work of, or no longer."""
+
+    kind: str
+    """`adopt`: at once, also in the middle of a step; `release`: at the next border between steps."""
+    places: tuple[int, ...]
+    generation: int
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> MoveOrder:
+        """The order that the supervisor sent."""
+        return cls(kind=message["kind"], places=tuple(message["places"]), generation=message["generation"])
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """What to tell the supervisor once it is done."""
+        done = "adopted" if self.kind == ADOPT else "released"
+        return {"kind": done, "places": list(self.places), "generation": self.generation}
+
+    def applied_to(self, world: World) -> World | None:
+        """Where this process stands afterwards; None where no place is left to it."""
+        moved = set(self.places)
+        places = set(world.places) | moved if self.kind == ADOPT else set(world.places) - moved
+        return world.hosting(places, self.generation) if places else None
+
+
+class OrderBook:
+    """Orders that have been heard and not yet carried out."""
+
+    def __init__(self) -> None:
+        self._orders: list[MoveOrder] = []
+
+    def add(self, order: MoveOrder) -> None:
+        """Keep an order until its time comes."""
+        self._orders.append(order)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether others may be waiting for work that is to become this process's."""
+        return any(order.kind == ADOPT for order in self._orders)
+
+    def take(self, *, at_border: bool) -> Iterable[MoveOrder]:
+        """The orders whose time has come, in turn; inside a step those that add places."""
+        due = [order for order in self._orders if at_border or order.kind == ADOPT]
+        self._orders = [order for order in self._orders if order not in due]
+        return due

@@ -1,0 +1,101 @@
+"""A checkpoint of any strategy and number of workers is resumed under any other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from helpers.training import Train, Trained, largest_difference
+from shoal.launch import ZygoteProcess
+from shoal.spec import Cluster
+
+
+@dataclass(frozen=True)
+class Way:
+    """A strategy, with so many workers."""
+
+    workers: int
+    strategy: str
+    kind: str = "exact"
+    """`exact`: as one process with the same slots, bit for bit; `close`: it sums in another order; `timed`: it
+    depends on timing."""
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(workers=self.workers, threads=1)
+
+
+WAYS = {
+    "one process": Way(1, "data"),
+    "arena of 2": Way(2, "data:via=arena"),
+    "asp of 2": Way(2, "ps:servers=2,sync=asp", "timed"),
+    "ring of 2": Way(2, "data:via=ring", "close"),
+    "bsp of 4": Way(4, "ps:servers=2"),
+    "ssp of 2": Way(2, "ps:servers=1,sync=ssp:3", "timed"),
+    "bsp of 1": Way(1, "ps:servers=3"),
+    "quorum of 4": Way(4, "ps:sync=quorum:3/4", "timed"),
+    "arena of 4": Way(4, "data:via=arena"),
+    "backend of 2": Way(2, "data:via=backend", "close"),
+    "alternate of 2": Way(2, "ps:sync=alternate:2", "timed"),
+    "bsp of 2 over tcp": Way(2, "ps:servers=2,wire=tcp"),
+    "asp of 4 over tcp": Way(4, "ps:servers=2,sync=asp,wire=tcp", "timed"),
+    "arena of 1": Way(1, "data:via=arena"),
+}
+MORE_STEPS = 4
+SAVE = "every=1000"
+"""Only the last step of each run is saved."""
+
+
+@pytest.fixture
+def train(tmp_path: Path, zygote: ZygoteProcess) -> Train:
+    return Train(Path(__file__).with_name("resumed_tasks.py"), tmp_path, zygote)
+
+
+def begin(train: Train, way: Way) -> Trained:
+    steps = {"max_steps": MORE_STEPS + 1}
+    return train("everything", workers=way.workers, strategy=way.strategy, checkpoint=SAVE, overrides=steps)
+
+
+def go_on(train: Train, saved: Trained, name: str) -> Trained:
+    """Resume the last checkpoint of a run in another way, and hold the result to what the way promises."""
+    way, step = WAYS[name], saved.results["steps"]
+    steps = {"max_steps": step + MORE_STEPS}
+    resumed = train.resume(saved, step, strategy=way.strategy, cluster=way.cluster, overrides=steps)
+    assert resumed.results["steps"] == step + MORE_STEPS
+    assert resumed.state.keys() == saved.state.keys() and len(resumed.state) == 3 * 5, (
+        "AdamW's, of five parameters"
+    )
+    audit = resumed.results["audit"]
+    assert audit["clean"]
+    if "cells" in audit:
+        assert audit["cells"] == MORE_STEPS * resumed.job.num_slots
+    one = {"strategy": "data:via=arena", "cluster": Cluster(workers=1, threads=1)}
+    alone = train.resume(saved, step, slots=resumed.job.num_slots, overrides=steps, **one)
+    # One process with one slot is the plain torch loop, whose norm for clipping is summed in another order.
+    is_plain_loop = way.strategy == "data" and resumed.job.num_slots == 1
+    if way.kind == "exact" and not is_plain_loop:
+        assert resumed.digests() == alone.digests()
+        assert resumed.losses() == alone.losses()
+    elif way.kind == "close" or is_plain_loop:
+        assert largest_difference(resumed.model, alone.model) < 1e-3
+        assert largest_difference(resumed.state, alone.state) < 1e-2
+    else:
+        assert resumed.results["results"]["loss"] == pytest.approx(alone.results["results"]["loss"], rel=0.5)
+    return resumed
+
+
+def test_one_model_wanders_through_all_of_them(train: Train) -> None:
+    """Each resumes what the one before has left: every way is once resumed from, and once resumed to."""
+    run = begin(train, WAYS["one process"])
+    for name in [*list(WAYS)[1:], "one process"]:
+        run = go_on(train, run, name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("source", WAYS)
+def test_all_pairs(train: Train, source: str) -> None:
+    saved = begin(train, WAYS[source])
+    for name in WAYS:
+        go_on(train, saved, name)

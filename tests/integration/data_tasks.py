@@ -1,0 +1,104 @@
+"""Tasks whose samples are slow to read, drawn at random, or held by one worker alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import shoal
+
+
+class Slow:
+    """Takes a while for each read, and adds noise that Python and numpy draw."""
+
+    def __init__(self, pause_s: float = 0.002) -> None:
+        self.pause_s = pause_s
+
+    def __len__(self) -> int:
+        return 70
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        time.sleep(self.pause_s / 8)
+        noise = random.random() + float(np.random.rand())
+        return torch.arange(6.0) * number / 70 + noise, number % 3
+
+
+class Rows:
+    """As a user may write it: tensors, arrays and numbers in dicts and tuples; it never changes."""
+
+    def __len__(self) -> int:
+        return 70
+
+    def __getitem__(self, number: int) -> tuple[dict[str, Any], int]:
+        generator = torch.Generator().manual_seed(number)
+        return {"x": torch.randn(4, generator=generator), "more": (np.float32(number / 70), [number])}, number % 3
+
+
+class Net(nn.Module):
+    """Takes what `Rows` gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 16)
+        self.last = nn.Sequential(nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+    def forward(self, x: torch.Tensor, more: Any) -> torch.Tensor:
+        number, (again,) = more
+        extra = torch.stack([number.float(), again.float() / 70], 1)
+        return self.last(self.first(torch.cat([x, extra], 1)))
+
+
+def make(**fields: Any) -> shoal.Task:
+    return shoal.Task(
+        **{
+            "model": lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3)),
+            "loss": F.cross_entropy,
+            "optimizer": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
+            "batch_size": 16,
+            "epochs": 3,
+            **fields,
+        }
+    )
+
+
+def slow(prefetch: int = 8) -> shoal.Task:
+    return make(train=Slow(), test=Slow(), prefetch=prefetch)
+
+
+def copied() -> shoal.Task:
+    return make(model=Net, train=Rows, test=Rows)
+
+
+def shipped(holder: str) -> shoal.Task:
+    """Only one process may make the data, and it leaves a note that it did."""
+
+    def make_rows() -> Rows:
+        with open(holder, "a", encoding="ascii") as note:
+            note.write(f"{os.getpid()}\n")
+        return Rows()
+
+    return make(model=Net, train=shoal.datasets.Shipped(make_rows), test=shoal.datasets.Shipped(make_rows))
+
+
+def shipped_oddly() -> shoal.Task:
+    def collate(rows: list[object]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(len(rows), 6), torch.zeros(len(rows), dtype=torch.int64)
+
+    return make(train=shoal.datasets.Shipped(lambda: [object()] * 70), collate=collate)
+
+
+def shipped_badly() -> shoal.Task:
+    class Torn(Rows):
+        def __getitem__(self, number: int) -> Any:
+            if number == 41:
+                raise OSError("disk on fire")
+            return super().__getitem__(number)
+
+    return make(model=Net, train=shoal.datasets.Shipped(Torn))

@@ -1,0 +1,31 @@
+"""The benchmark's runs under faults, with real processes."""
+
+from dataclasses import replace
+
+import pytest
+
+from shoal.bench import chaos, torchrun_peer
+from shoal.bench.recorded import record
+
+STEPS = 60
+
+
+def test_a_kill_is_found_in_the_timeline():
+    scenario = chaos.SCENARIOS[0]
+    calm = record(scenario.job(STEPS))
+    stormy = record(replace(scenario.job(STEPS), chaos="kill worker:0 at step 20; kill worker:1 at step 40"))
+    found = chaos.assess(scenario, calm, stormy, calm)
+    assert found.faults == {"kill": 2} and found.has_same_bits
+    assert [outage.kind for outage in found.outages] == ["kill", "kill"]
+    assert all(outage.to_next_step_s > 0 for outage in found.outages)
+    # Nothing is missing in it, whoever was killed.
+    assert [samples for _, samples in stormy.timeline] == [samples for _, samples in calm.timeline]
+
+
+@pytest.mark.long
+def test_torchrun_goes_on_after_a_kill():
+    session = torchrun_peer.train(seconds=60.0, every_s=15.0)
+    found = torchrun_peer.assess([session], session)
+    assert found.faults["kill"] >= 1
+    assert len(found.outages) >= 1, "no step was taken after a kill"
+    assert found.longest_to_next_step_s > 0

@@ -1,0 +1,76 @@
+"""Samples that are loaded ahead, and samples that one worker holds for all: the same bits as ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helpers.training import Train
+from shoal.errors import ShoalError
+from shoal.launch import ZygoteProcess
+
+TASKS = Path(__file__).with_name("data_tasks.py")
+WAYS = [
+    {"workers": 2},
+    {"workers": 2, "strategy": "data:via=ring"},
+    {"workers": 2, "strategy": "ps:servers=2"},
+    {"workers": 1, "slots": 1, "strategy": "ps:sync=asp"},
+]
+
+
+@pytest.fixture
+def train(tmp_path: Path, zygote: ZygoteProcess) -> Train:
+    return Train(TASKS, tmp_path, zygote)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_loading_ahead_changes_no_bit(train: Train, way: dict[str, object]) -> None:
+    usual, ahead = (train("slow", prefetch=prefetch, **way) for prefetch in (0, 8))
+    assert ahead.digests() == usual.digests()
+    assert ahead.results["results"] == usual.results["results"]
+
+
+@pytest.mark.parametrize("way", [*WAYS[:3], {"workers": 1, "slots": 2, "strategy": "data"}], ids=str)
+def test_workers_without_the_data_train_as_those_that_have_it(
+    train: Train, way: dict[str, object], tmp_path: Path
+) -> None:
+    note = tmp_path / "holders"
+    held = train("copied", **way)
+    sent = train("shipped", holder=str(note), **way)
+    assert sent.digests() == held.digests()
+    assert sent.results["results"] == held.results["results"]
+    makers = note.read_text().split()
+    assert len(makers) == 2 and len(set(makers)) == 1, "train and test set were made by one process"
+
+
+def test_a_fold_of_shipped_data(train: Train, tmp_path: Path) -> None:
+    fold = {"overrides": {"fold": "2/4"}, "workers": 2}
+    note = tmp_path / "holders"
+    assert train("shipped", holder=str(note), **fold).digests() == train("copied", **fold).digests()
+    assert len(set(note.read_text().split())) == 1
+
+
+def test_a_spare_that_becomes_the_first_worker_serves_the_data(train: Train, tmp_path: Path) -> None:
+    import os
+    import signal
+
+    usual = train("copied", workers=2)
+    note = tmp_path / "holders"
+    killed: list[int] = []
+
+    def kill_the_holder(event: object) -> None:
+        if getattr(event, "kind", "") == "steps" and not killed:
+            killed.append(int(note.read_text().split()[0]))
+            os.kill(killed[0], signal.SIGKILL)
+
+    after = train("shipped", holder=str(note), workers=2, spares=1, on_event=kill_the_holder)
+    assert killed and after.digests() == usual.digests()
+    assert len(set(note.read_text().split())) >= 2, "its successor made it anew"
+
+
+def test_what_cannot_be_sent_and_what_cannot_be_read_are_told(train: Train) -> None:
+    with pytest.raises(ShoalError, match="a sample holds a object, which cannot be sent"):
+        train("shipped_oddly", workers=2)
+    with pytest.raises(ShoalError, match="disk on fire"):
+        train("shipped_badly", workers=2)

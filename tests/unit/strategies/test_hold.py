@@ -1,0 +1,33 @@
+"""Holds of a first worker and of its successor: what others said of one does not count for the other."""
+
+from __future__ import annotations
+
+from shoal.coordinator.holding import next_hold
+from shoal.ps.consistency import parse_sync
+from shoal.ps.worker import WorkerMachine
+from shoal.strategies.ps.holding import Hold
+
+
+def first_worker(generation: int) -> tuple[Hold, WorkerMachine]:
+    machine = WorkerMachine(node=1, rank=0, num_shards=1, consistency=parse_sync("ssp:2"), now=0.0)
+    return Hold(machine, lambda is_done: None, generation), machine
+
+
+def test_asking_twice_is_asking_once() -> None:
+    hold, machine = first_worker(0)
+    hold.ask()
+    hold.ask()
+    assert machine.facts["hold"] == 1
+
+
+def test_a_successor_does_not_take_old_answers_for_new_ones() -> None:
+    hold, machine = first_worker(0)
+    hold.ask()
+    old_answer = {"held": [machine.facts["hold"], 10]}
+    hold, machine = first_worker(1)
+    hold.ask()
+    asked = next_hold(None, machine.facts, [old_answer], None)
+    assert asked is not None
+    facts = {**machine.facts, "held": [asked[0], 48]}
+    assert next_hold(asked, facts, [old_answer], None) == asked, "the other worker may be far beyond clock 10"
+    assert next_hold(asked, facts, [{"held": [asked[0], 50]}], None) == [asked[0], 50]
