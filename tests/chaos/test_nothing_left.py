@@ -140,8 +140,9 @@ def zygotes() -> Iterator[list[ZygoteProcess]]:
         zygote.close()
 
 
-def test_runs_on_a_warm_zygote(tmp_path: Path, zygotes: list[ZygoteProcess]) -> None:
-    plan = _plan(seed=1, count=100, share_of_zygotes=0.06, length_s=WARM_LENGTH_S)
+@pytest.mark.parametrize("count", [40, pytest.param(100, marks=pytest.mark.long)])
+def test_runs_on_a_warm_zygote(tmp_path: Path, zygotes: list[ZygoteProcess], count: int) -> None:
+    plan = _plan(seed=1, count=count, share_of_zygotes=0.06, length_s=WARM_LENGTH_S)
     for number, fault in enumerate(plan):
         if len(zygotes) == 1 and any(later.victim == "zygote" for later in plan[number : number + 10]):
             zygotes.append(start_zygote())
@@ -153,8 +154,9 @@ def test_runs_on_a_warm_zygote(tmp_path: Path, zygotes: list[ZygoteProcess]) -> 
         assert not remains, f"run {number}: {fault} left {remains}"
 
 
-def test_cold_runs(tmp_path: Path) -> None:
-    for number, fault in enumerate(_plan(seed=2, count=10, share_of_zygotes=0.34, length_s=COLD_LENGTH_S)):
+@pytest.mark.parametrize("count", [5, pytest.param(10, marks=pytest.mark.long)])
+def test_cold_runs(tmp_path: Path, count: int) -> None:
+    for number, fault in enumerate(_plan(seed=6, count=count, share_of_zygotes=0.34, length_s=COLD_LENGTH_S)):
         run = Run.start(tmp_path / str(number), None)
         fault.strike(run, None)
         remains = left_by(run.folder, run.pid, None)

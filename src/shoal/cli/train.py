@@ -163,6 +163,8 @@ def train(
     shoal train --resume mine --workers 2[/dim]
     """
     cluster = _given(workers=workers, spares=spares, threads=threads, device=device, port=port)
+    if target is None and resume is None:
+        raise typer.BadParameter("name a task, path.py:factory, or a run with --resume.", ctx, param_hint="TARGET")
     overrides = _given(
         batch_size=batch_size,
         epochs=epochs,

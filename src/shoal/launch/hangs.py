@@ -142,7 +142,7 @@ class HangJudge:
                 limit_s = self._patience.unmeasured_s
             elif is_common:
                 limit_s = max(limit_s, self._patience.long_silence_s)
-            elif life.usual_s is None and life.is_training and others_train:
+            elif life.usual_s is None and (life.phase == "serving" or (life.is_training and others_train)):
                 limit_s = self._patience.long_silence_s
             if now - life.heard_at >= limit_s:
                 yield Finding(life, is_silent=True, seconds=now - life.heard_at)

@@ -235,9 +235,9 @@ class ServedTraining:
         if self.served.consistency.gathers(clock):
             self.client.await_round(clock)
             mean = self.client.machine.rounds_loss
-        self._departure.is_in_step = False
         if step > self._step:
             self._step_is_done(step, mean, weight)
+        self._departure.is_in_step = False
 
     def _slot_for(self, cell: int) -> int:
         """Whose buffers take what is computed on a cell: what goes into the same ones is pushed together."""
@@ -258,6 +258,7 @@ class ServedTraining:
     def _step_is_done(self, step: int, loss: float, weight: float) -> None:
         training, schedule = self.training, self.training.schedule
         before, self._step, self._loss = self._step, step, loss
+        self._checkpoints.note_step(step, loss)
         rate, epoch = training.replica.learning_rate, schedule.epoch_of(step)
         self._reporter.on_step(
             step,
@@ -273,7 +274,6 @@ class ServedTraining:
         if self.world.is_first and step // interval > before // interval and step < schedule.total_steps:
             self.client.fetch()
             self._evaluate(step)
-        self._checkpoints.note_step(step, loss)
         if self.world.is_first and step < schedule.total_steps and self._checkpoints.is_due(step):
             self._borders.bring_about(step - self._begun_at)
         if self._departure.is_due_at_border():

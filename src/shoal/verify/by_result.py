@@ -68,7 +68,7 @@ def _train(laboratory: Laboratory, seed: int, job: Job, facts: Facts) -> SeedRun
         results=usable,
         rollbacks=watched.rollbacks,
         diverged=watched.divergence(facts.initial_loss),
-        pushes=count_pushes(found["audit"]) if "audit" in found else None,
+        pushes=count_pushes(found["audit"]) if "shards" in found.get("audit", {}) else None,
     )
 
 

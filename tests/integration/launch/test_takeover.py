@@ -110,7 +110,7 @@ def test_a_failure_of_the_users_code_is_not_replaced(play: Stage) -> None:
 def test_successors_that_all_die_are_not_followed_for_ever(play: Stage) -> None:
     with pytest.raises(WorkerFailed, match="Worker 1 was killed"):
         play(worker_1="die", **{f"spare_{number}": "die" for number in range(20)})
-    assert len(play.told("lost")) == 4, "workers + 2"
+    assert len(play.told("lost")) == 10, "max_failures"
     assert not play.told("replaced")
 
 
