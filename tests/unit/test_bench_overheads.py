@@ -38,3 +38,17 @@ def test_a_run_that_saves_nothing_shows_nothing(monkeypatch):
     monkeypatch.setattr(overheads, "train", lambda model, steps, checkpoint: run_of(1000))
     (claim,) = overheads.measure_checkpoints(1)
     assert isinstance(claim, Claim) and not claim.met
+
+
+def test_what_is_counted_and_told_is_judged_by_the_median_step(monkeypatch):
+    asked = []
+
+    def train(model, steps, checkpoint, quiet):
+        asked.append(quiet)
+        step_s = 0.100 if quiet else 0.101
+        return Recorded([(step * step_s, step) for step in range(9)] + [(60.0, 9)], {}, [])
+
+    monkeypatch.setattr(overheads, "train", train)
+    verdict = overheads.measure_books(2)
+    assert asked == [False, True, True, False]
+    assert verdict.ratio == pytest.approx(0.100 / 0.101) and verdict.met

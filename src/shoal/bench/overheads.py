@@ -1,8 +1,10 @@
-"""What safety costs while nothing goes wrong: checkpoints in the background, beside the same run without them."""
+"""What safety costs while nothing goes wrong: checkpoints, and what is counted and told, beside runs without."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
 
 from shoal.bench.bars import Bar, Ceiling, Claim, Finding, Verdict
 from shoal.bench.compare import rotated
@@ -15,6 +17,9 @@ MODEL, WORKERS, STEPS = "mlp", 2, 210
 PLAIN, SAVING = "data", "data with checkpoint every=50"
 CHECKPOINT_BAR = Bar(MODEL, SAVING, PLAIN, 0.965)
 STALL = Ceiling(model=MODEL, subject="stall per checkpoint", peer="", unit="s")
+QUIET = "data without ledger, beats and events"
+BOOKS_BAR = Bar(MODEL, PLAIN, QUIET, 0.98)
+BOOKS_STEPS = 60
 
 
 def measure_checkpoints(
@@ -43,7 +48,26 @@ def measure_checkpoints(
     ]
 
 
-def train(model: str, steps: int, checkpoint: str) -> Recorded:
+def measure_books(
+    rounds: int,
+    *,
+    model: str = MODEL,
+    steps: int = BOOKS_STEPS,
+    on_measured: Callable[[str, float], None] = lambda name, samples_per_s: None,
+) -> Verdict:
+    """The speed with the ledger, heartbeats and events over that without them, round by round."""
+    speeds: dict[str, list[float]] = {PLAIN: [], QUIET: []}
+    for turn in range(rounds):
+        for name in rotated([PLAIN, QUIET], turn):
+            run = train(model, steps, checkpoint="none", quiet=name == QUIET)
+            # The median step: what the machine's other users cost in single ones would hide so little.
+            speeds[name].append(1 / median(after - before for (before, _), (after, _) in pairwise(run.timeline)))
+            on_measured(name, throughput(run.timeline))
+    ratios = tuple(ours / theirs for ours, theirs in zip(speeds[PLAIN], speeds[QUIET], strict=True))
+    return Verdict(bar=BOOKS_BAR, ratios=ratios)
+
+
+def train(model: str, steps: int, checkpoint: str, *, quiet: bool = False) -> Recorded:
     """So many steps of two workers, with these checkpoints."""
     return record(
         Job(
@@ -51,5 +75,6 @@ def train(model: str, steps: int, checkpoint: str) -> Recorded:
             args={"model": model, "processes": WORKERS, "steps": steps},
             cluster=Cluster(workers=WORKERS, threads=1),
             checkpoint=checkpoint,
+            options={"quiet": True} if quiet else {},
         )
     )

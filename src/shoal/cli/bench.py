@@ -155,9 +155,10 @@ class _Session:
         self.verdicts += measure_bandwidth(rounds, self._tell_bandwidth)
 
     def measure_checkpoints(self, rounds: int) -> None:
-        from shoal.bench.overheads import measure_checkpoints
+        from shoal.bench.overheads import measure_books, measure_checkpoints
 
         self.verdicts += measure_checkpoints(rounds, on_measured=self._tell_speed)
+        self.verdicts.append(measure_books(rounds, on_measured=self._tell_speed))
 
     def measure_chaos(self, seconds: float) -> None:
         from shoal.bench.chaos import compare_under_faults
