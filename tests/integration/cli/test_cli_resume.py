@@ -89,7 +89,7 @@ def test_a_torn_checkpoint_is_passed_over(shoal, saved, tmp_path):
     [
         (["--resume", "mine@7"], "no checkpoint of step 7; there are those of steps 10, 20, 26"),
         (["--resume", "mine", str(SMALL_TASK)], "leave target, args, name, weights_from and skip_seen out"),
-        ([], "name a task, path.py:factory, or a run to resume"),
+        ([], "name a task, path.py:factory, or a run with"),
         (["--resume", "mine"], "so none is left; ask for more with --epochs"),
     ],
 )
