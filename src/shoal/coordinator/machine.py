@@ -68,6 +68,7 @@ class Coordinator(Upkeep):
         """A node's process is known to be dead."""
         if not self.superseded:
             self._lose(node, "its process ended")
+            self._let_go(node)
             self._settle(now)
 
     def on_left(self, node: int, now: float) -> None:
@@ -93,6 +94,9 @@ class Coordinator(Upkeep):
             return
         for node in [node for node in self._state.members if node not in nodes]:
             self._lose(node, "its process ended while nobody coordinated")
+        for node in self._state.members.gone:
+            if node not in nodes:
+                self._let_go(node)
         if all(node in self._state.members for node in nodes):
             self._ordered.clear()  # Nobody is on the way to a free seat.
         self._settle(now)
@@ -144,6 +148,7 @@ class Coordinator(Upkeep):
             self._tell(join.node)
 
     def _on_report(self, report: Report) -> None:
+        self._let_go(report.node, report.view)
         if report.node not in self._state.members:
             self._tell(report.node)  # It learns from the view that it is out.
             return

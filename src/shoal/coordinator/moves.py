@@ -54,18 +54,24 @@ class Moves:
         nodes = [node for server, node in servers.items() if server < num_servers]
         shards = range(len(table))
         self._voluntary = {shard for shard in self._voluntary if _is_filling(table, shard)}
-        changes = [change for shard in shards if (change := self._cover(table, nodes, shard, number))]
+        changes = [change for shard in shards if (change := self._cover(table, servers, nodes, shard, number))]
         if all(shard in self._voluntary for shard in shards if _is_filling(table, shard)):
             for shard in shards:
                 changes += self._step(table, servers, nodes, shard, number)
         return changes
 
-    def _cover(self, table: ShardTable, nodes: list[int], shard: int, number: int) -> Change | None:
+    def _cover(
+        self, table: ShardTable, servers: Mapping[int, int], nodes: list[int], shard: int, number: int
+    ) -> Change | None:
         """Give a shard a backup that has none; or take away the one that a move without replicas left."""
         view = table[shard]
         if self._replicas and view.backup == NOBODY:
-            backup = table.least_loaded(nodes, but=view.primary)
-            if backup is not None:
+            goal = servers.get(self.targets.get(shard, NOBODY))
+            moves = goal not in (None, view.primary)
+            backup = goal if moves else table.least_loaded(nodes, but=view.primary)
+            if backup is not None and table.may_back(shard, backup):
+                if moves:
+                    self._voluntary.add(shard)
                 table.assign_backup(shard, backup, number)
                 return Change("backup", f"shard {shard} had none", {"shard": shard, "backup": backup})
         elif not self._replicas and view.filled and shard not in self.targets:
@@ -92,18 +98,30 @@ class Moves:
             return [Change("uncovered", "its backup leaves and no other server stays", {"shard": shard})]
         if {view.primary, goal} in self._busy_pairs(table):
             return []
-        self._voluntary.add(shard)
         if view.filled and view.backup == goal:
-            return self._arrive(table, nodes, shard, number)
+            self._voluntary.add(shard)
+            return self._arrive(table, servers, nodes, shard, number)
+        if not table.may_back(shard, goal):
+            return self._vacate(table, shard, number)
+        self._voluntary.add(shard)
         table.assign_backup(shard, goal, number)
         return [Change("filling", "the shard moves, or its backup leaves", {"shard": shard, "to": goal})]
 
-    def _arrive(self, table: ShardTable, nodes: list[int], shard: int, number: int) -> list[Change]:
+    def _vacate(self, table: ShardTable, shard: int, number: int) -> list[Change]:
+        """The place is another's: it is told to leave, and the new server comes when it has."""
+        if table[shard].backup == NOBODY:
+            return []
+        table.assign_backup(shard, NOBODY, number)
+        return [Change("vacated", "another server is to have its place", {"shard": shard})]
+
+    def _arrive(
+        self, table: ShardTable, servers: Mapping[int, int], nodes: list[int], shard: int, number: int
+    ) -> list[Change]:
         """The shard's new server has all of it: it becomes the primary, and gets a backup of its own."""
         table.promote(shard, number)
         del self.targets[shard]
         moved = Change("moved", "its new server has all of it", {"shard": shard, "to": table[shard].primary})
-        covered = self._cover(table, nodes, shard, number)
+        covered = self._cover(table, servers, nodes, shard, number)
         return [moved] if covered is None else [moved, covered]
 
     def _busy_pairs(self, table: ShardTable) -> list[set[int]]:

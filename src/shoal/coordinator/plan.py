@@ -28,6 +28,8 @@ class JobPlan:
     workers: int
     most_workers: int = 1 << 16
     """How many there is room for, where a run may be given more."""
+    shares_memory: bool = False
+    """All servers have their copies in one memory, so that a place there must not have two holders."""
     has_copies: bool = False
     """Each server has a whole copy for its own group of workers, so that neither can become more or fewer."""
     num_cells: int

@@ -7,11 +7,15 @@ before anybody else can know. So once the coordinator has noted `filled`, the ba
 
 **Copies.** A shard has two places. Its backup lies in the one that its primary does not use, so `copy` flips when
 the backup is promoted, and a new backup overwrites what its predecessor left.
+
+**Letting go.** Where all copies lie in one memory, whoever held a place and has not heard that it is another's now
+would write into it: a backup the entries that are on their way, a deposed primary the pushes. So a place is handed
+on only when its last holder has said that it knows the view that took it away, or is known to be dead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,15 +37,33 @@ class Loss:
 class ShardTable:
     """The holders of all shards. Changes take the number of the view that will tell of them."""
 
-    def __init__(self, shards: Iterable[ShardView], shard_bytes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        shards: Iterable[ShardView],
+        shard_bytes: Sequence[int],
+        leaving: Mapping[int, tuple[int, int]] | None = None,
+        *,
+        shares_memory: bool = False,
+    ) -> None:
+        self.leaving = dict(leaving or {})
+        """By shard: who held the place beside the primary's and may still write there, and the number of the view
+        that tells it not to."""
         self._shards = list(shards)
         self._shard_bytes = shard_bytes
+        self._shares_memory = shares_memory
 
     @classmethod
-    def from_rows(cls, rows: Iterable[Sequence[Any]], shard_bytes: Sequence[int]) -> ShardTable:
+    def from_rows(
+        cls,
+        rows: Iterable[Sequence[Any]],
+        shard_bytes: Sequence[int],
+        leaving: Mapping[int, tuple[int, int]],
+        *,
+        shares_memory: bool,
+    ) -> ShardTable:
         """The table that `rows` wrote."""
         views = (ShardView(generation=g, primary=p, backup=b, filled=f, copy=c) for g, p, b, f, c in rows)
-        return cls(views, shard_bytes)
+        return cls(views, shard_bytes, leaving, shares_memory=shares_memory)
 
     def rows(self) -> list[Any]:
         """All of it as a view carries it."""
@@ -58,8 +80,9 @@ class ShardTable:
         return [shard for shard, view in enumerate(self._shards) if view.primary == primary]
 
     def involves(self, node: int) -> bool:
-        """Whether a node holds anything."""
-        return any(node in (view.primary, view.backup) for view in self._shards)
+        """Whether a node holds anything, or may think so."""
+        holds = any(node in (view.primary, view.backup) for view in self._shards)
+        return holds or any(node == holder for holder, _ in self.leaving.values())
 
     def load(self, node: int) -> int:
         """Bytes that a node holds, as primary and as backup: both apply every update."""
@@ -99,11 +122,35 @@ class ShardTable:
         does not stay on as a filled copy."""
         view = self._shards[shard]
         assert view.filled, f"shard {shard} has no filled backup to promote"
+        self._leave(shard, view.primary, number)
         self._shards[shard] = ShardView(generation=number, primary=view.backup, copy=1 - view.copy)
+
+    def may_back(self, shard: int, node: int) -> bool:
+        """Whether a node may have the place beside the primary's: nobody else may still write there."""
+        last = {self._shards[shard].backup, self.leaving.get(shard, (NOBODY,))[0]}
+        return not self._shares_memory or last <= {node, NOBODY}
 
     def assign_backup(self, shard: int, node: int, number: int) -> None:
         """A new backup, to be filled; or NOBODY."""
-        self._shards[shard] = replace(self._shards[shard], generation=number, backup=node, filled=False)
+        view = self._shards[shard]
+        if node != NOBODY:
+            assert self.may_back(shard, node), f"shard {shard} has a backup that has not let go"
+            self.leaving.pop(shard, None)
+        elif view.backup != NOBODY:
+            self._leave(shard, view.backup, number)
+        self._shards[shard] = replace(view, generation=number, backup=node, filled=False)
+
+    def let_go(self, node: int, number: int | None = None) -> None:
+        """A node knows this view, or is dead: it writes nowhere any more that this view has taken from it."""
+        self.leaving = {
+            shard: (holder, since)
+            for shard, (holder, since) in self.leaving.items()
+            if holder != node or (number is not None and number < since)
+        }
+
+    def _leave(self, shard: int, node: int, number: int) -> None:
+        if self._shares_memory:
+            self.leaving[shard] = (node, number)
 
     def fill(self, shard: int, sender: int, generation: int) -> bool:
         """The primary says that its backup has everything; whether that is news."""

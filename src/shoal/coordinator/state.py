@@ -21,8 +21,12 @@ class JobState:
         """Of the newest view that is saved."""
         self.members = Members(saved.get("members", ()), saved.get("gone", ()), now)
         rows = saved.get("shards")
-        self.table = None if rows is None else ShardTable.from_rows(rows, plan.shard_bytes)
+        self.table: ShardTable | None = None
         """None until all servers have come."""
+        if rows is not None:
+            self.table = ShardTable.from_rows(
+                rows, plan.shard_bytes, saved["leaving"], shares_memory=plan.shares_memory
+            )
         self.moves = Moves(plan.replicas, saved.get("targets"))
         self.controls = Controls(plan.num_shards, *saved.get("controls", ()))
         self.wanted: dict[str, int] = saved.get("wanted", {SERVER: plan.servers, WORKER: plan.workers})
@@ -49,6 +53,7 @@ class JobState:
             "members": self.members.rows(),
             "gone": self.members.gone,
             "shards": None if self.table is None else self.table.rows(),
+            "leaving": {} if self.table is None else self.table.leaving,
             "targets": self.moves.targets,
             "controls": self.controls.plain(),
             "wanted": self.wanted,

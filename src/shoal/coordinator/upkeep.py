@@ -114,7 +114,9 @@ class Upkeep:
             )
             for owner, backup in zip(self.plan.owners, self.plan.backups, strict=True)
         ]
-        self._state.table = ShardTable(shards, self.plan.shard_bytes)
+        self._state.table = ShardTable(
+            shards, self.plan.shard_bytes, shares_memory=self.plan.shares_memory
+        )
         self._decide("formed", "all servers are there", servers=len(servers), shards=len(shards))
 
     def _repair(self, table: ShardTable) -> None:
@@ -170,6 +172,11 @@ class Upkeep:
             self._release(member)
         if member.seat in self._state.seats():
             self._count_failure()
+
+    def _let_go(self, node: int, number: int | None = None) -> None:
+        """A node knows this view, or its process has ended: others may have the places that were its own."""
+        if self._state.table is not None:
+            self._state.table.let_go(node, number)
 
     def _lose_server(self, member: Member, table: ShardTable) -> None:
         loss = table.lose(member.node, self._state.coming)

@@ -208,7 +208,11 @@ class Service:
 
     def notice_end(self, hand: Hand) -> None:
         """A process has ended: well, or as a loss that the coordinator must know of."""
-        if self._bridge.has_failed or self._ended_well(hand):
+        if self._bridge.has_failed:
+            return
+        if self._ended_well(hand):
+            if hand.dismissed_at is not None:
+                _tell(self._coordinator, {"kind": "lost", **_identity(hand)})  # It lives no more; see its places.
             return
         reason = hand.complaint or self._bridge.explain(hand)
         if hand.is_done:

@@ -18,8 +18,10 @@
    on what it is told in a generation that it does not know yet: it would look for the values in a dead copy.
 8. Progress. Whoever waits repeats: pushes, entries, `Fill`, `Filled`, each until it is answered. Repeating is
    harmless by 6, by the log's indices, and because a backup is filled once in a generation.
-9. Together. Where shards close their rounds together, what each has learnt of the others is an entry of its log
-   before it is used, so 5 holds; and what it tells them is, as in 7, what its backup has too.
+9. Places. Where copies lie in one memory, a place is written by one node: the coordinator hands it on when its
+   last holder has reported under the view that took it away, or is dead.
+10. Together. Where shards close their rounds together, what each has learnt of the others is an entry of its log
+    before it is used, so 5 holds; and what it tells them is, as in 7, what its backup has too.
 """
 
 from __future__ import annotations
@@ -149,9 +151,10 @@ class ServerMachine:
                 self._be_primary(shard, holders, now)
             elif holders.backup == self.node:
                 self._be_backup(shard, holders)
-            else:
-                # Whatever was logged here and not answered, its senders bring to the new primary.
-                self.held.pop(shard, None)
+            elif self.held.pop(shard, None) is not None:
+                # Whatever was logged here and not answered, its senders bring to the new primary. Who is to have
+                # this place waits until the coordinator knows that nobody writes here any more.
+                self._report_due = now
             if shard in self._early_fills:
                 self._on_primary(*self._early_fills.pop(shard), now)
 

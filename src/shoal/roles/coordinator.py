@@ -31,7 +31,7 @@ PATIENCE_S = 600.0
 """How long a member may be silent: it may be in the middle of a long step or evaluation. On one host the
 supervisor tells of every death, and of every process that gives no sign of life, much sooner."""
 _LOOK_EVERY_S = 0.25
-_ROUTINE = frozenset({"joined", "formed", "filled", "backup", "mark", "start", "lost", "finished"})
+_ROUTINE = frozenset({"joined", "formed", "filled", "backup", "mark", "start", "lost", "vacated", "finished"})
 """Decisions that are kept, but not shown while the run goes on."""
 
 
@@ -68,6 +68,7 @@ def make_plan(job: Job, world: World) -> JobPlan:
         backups=placement.backups,
         servers=spec.num_servers,
         replicas=spec.num_replicas,
+        shares_memory=spec.wire != "tcp",
         has_copies=spec.servers == "host",
         workers=job.cluster.workers,
         most_workers=room_for(spec, job.num_slots, job.cluster.workers),

@@ -28,7 +28,7 @@ def check(cluster: Cluster) -> Cluster:
             if cluster.scenario.sync == "bsp" and not cluster.killed[WORKER] + cluster.deposed[WORKER]:
                 assert primary.values.digest() == alone[shard], f"Shard {shard} is not what one process computes."
             assert isinstance(primary.values, ChainValues)
-            factors.add(tuple(primary.values.factors))
+            factors.add(tuple(primary.values.place.factors))
         assert len(factors) == 1, f"Shards closed their rounds with different numbers: {factors}"
         assert bool(*factors) == (cluster.scenario.together and _gathers(cluster.scenario))
     except AssertionError as error:
@@ -82,7 +82,7 @@ def _copy(cluster: Cluster, shard: int, node: int) -> Shard:
 
 def _check_cells(cluster: Cluster, number: int, shard: Shard) -> None:
     assert isinstance(shard.values, ChainValues)
-    applied = sorted(shard.values.cells)
+    applied = sorted(shard.values.place.cells)
     everything = list(range(cluster.scenario.num_cells))
     told_applied = {cell for worker in cluster.workers for cell in worker.applied[number]}
     told_late = {cell for worker in cluster.workers for cell in worker.late[number]}

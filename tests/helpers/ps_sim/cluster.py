@@ -44,6 +44,7 @@ def plan_of(scenario: Scenario) -> JobPlan:
         num_cells=scenario.num_cells,
         leased=scenario.leased,
         sync=scenario.sync,
+        shares_memory=scenario.shares_memory,
         form_timeout_s=2.0,
         start_timeout_s=0.5,
     )

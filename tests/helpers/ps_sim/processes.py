@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from helpers.ps_sim.scenario import Scenario
-from helpers.ps_sim.values import ChainValues, gradient
+from helpers.ps_sim.values import ChainValues, Place, gradient
 from shoal.ps.consistency import parse_sync
 from shoal.ps.leasing import LeaseHolder
 from shoal.ps.messages import Ack, Outcome, PsMessage
@@ -20,7 +20,7 @@ TIMING = Timing(patience_s=0.04, fill_patience_s=0.06, report_every_s=0.1)
 MOST_OUTSTANDING = 2
 STEP_S = (0.001, 0.006)
 
-Memory = dict[tuple[int, int], ChainValues]
+Memory = dict[tuple[int, int], Place]
 """By shard and copy: what lies there. It stays when its holder dies, until a new one takes the place."""
 
 
@@ -49,6 +49,7 @@ class ServerProcess:
         flush: Callable[[], None],
     ) -> None:
         self._memory = memory
+        self._shares_memory = scenario.shares_memory
         self._flush = flush
         self.machine = ServerMachine(
             node=node,
@@ -71,8 +72,12 @@ class ServerProcess:
         self.machine.on_tick(now)
 
     def _make_values(self, shard: int, copy: int) -> ChainValues:
-        self._memory[shard, copy] = ChainValues(shard, self._flush)
-        return self._memory[shard, copy]
+        if not self._shares_memory:
+            values = ChainValues(shard, self._flush)
+            self._memory[shard, copy] = values.place
+            return values
+        places = [self._memory.setdefault((shard, one), Place(shard)) for one in (copy, 1 - copy)]
+        return ChainValues(shard, self._flush, *places)
 
 
 class WorkerProcess:

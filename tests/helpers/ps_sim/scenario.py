@@ -43,6 +43,11 @@ class Scenario:
     """Every message becomes bytes and back."""
 
     @property
+    def shares_memory(self) -> bool:
+        """Copies of a shard lie in one memory. Nobody there is taken for dead who lives: the host knows its own."""
+        return not any(kill.role == SERVER and kill.lives_on for kill in self.kills)
+
+    @property
     def leased(self) -> bool:
         return self.sync == "asp"
 

@@ -17,10 +17,13 @@ def gradient(shard: int, cells: Sequence[int], version: int) -> bytes:
     return _number(shard, version, *cells).to_bytes(WIDTH, "little")
 
 
-class ChainValues:
-    """The `ShardValues` of the simulation."""
+class Place:
+    """The memory of one copy of a shard: whoever thinks that it is his writes there."""
 
-    def __init__(self, shard: int, before_update: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, shard: int) -> None:
+        self.clear(shard)
+
+    def clear(self, shard: int) -> None:
         self.chain = shard + 1
         self.updates = 0
         """What a worker sees of the values: they depend on how many updates they have had."""
@@ -28,8 +31,27 @@ class ChainValues:
         """Every cell that went in, as often as it did."""
         self.factors: list[float] = []
         """What the rounds that were closed together with other shards were multiplied by."""
+        self.marked: int | None = None
+
+    def copy_from(self, other: Place) -> None:
+        self.chain, self.updates, self.marked = other.chain, other.updates, other.marked
+        self.cells, self.factors = list(other.cells), list(other.factors)
+
+
+class ChainValues:
+    """The `ShardValues` of the simulation. Where memory is shared it is filled from `other`, the other copy."""
+
+    def __init__(
+        self,
+        shard: int,
+        before_update: Callable[[], None] = lambda: None,
+        place: Place | None = None,
+        other: Place | None = None,
+    ) -> None:
+        self.place = place or Place(shard)
+        self.place.clear(shard)
+        self._other = other
         self._before_update = before_update
-        self._marked: int | None = None
 
     def fits(self, push: Push) -> bool:
         return len(push.frames) == 1 and len(push.frames[0]) == WIDTH
@@ -55,48 +77,51 @@ class ChainValues:
         self._before_update()
         self._mix(gradients, scale, lr_scale, loss, last)
         if scale != 1.0:
-            self.factors.append(scale)
+            self.place.factors.append(scale)
 
     def average(self, pushes: Sequence[Push], *, share: float) -> None:
         self._mix(pushes, share)
 
     def parts(self, *, whole: bool) -> Iterable[Sequence[Frame]]:
-        packed = self.chain.to_bytes(WIDTH, "little")
+        packed = self.place.chain.to_bytes(WIDTH, "little")
         return [(packed,)] if whole else [(packed[:4],), (packed[4:],)]
 
     def frames(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
-        return (self.chain.to_bytes(WIDTH, "little"),), {
-            "updates": self.updates,
-            "cells": list(self.cells),
-            "factors": list(self.factors),
-            "marked": self._marked,
+        return (self.place.chain.to_bytes(WIDTH, "little"),), {
+            "updates": self.place.updates,
+            "cells": list(self.place.cells),
+            "factors": list(self.place.factors),
+            "marked": self.place.marked,
         }
 
     def load(self, frames: Sequence[Frame], facts: dict[str, Any]) -> None:
-        self.chain = int.from_bytes(bytes(frames[0]), "little")
-        self.updates = facts["updates"]
-        self.cells = list(facts["cells"])
-        self.factors = list(facts["factors"])
-        self._marked = facts["marked"]
+        if self._other is not None:
+            self.place.copy_from(self._other)
+            return
+        self.place.chain = int.from_bytes(bytes(frames[0]), "little")
+        self.place.updates = facts["updates"]
+        self.place.cells = list(facts["cells"])
+        self.place.factors = list(facts["factors"])
+        self.place.marked = facts["marked"]
 
     def mark(self) -> None:
-        self._marked = self.chain
+        self.place.marked = self.place.chain
 
     def rollback(self) -> bool:
-        if self._marked is None:
+        if self.place.marked is None:
             return False
-        self.chain = self._marked
-        self.updates += 1
+        self.place.chain = self.place.marked
+        self.place.updates += 1
         return True
 
     def digest(self) -> str:
-        return f"{self.chain:016x}"
+        return f"{self.place.chain:016x}"
 
     def _mix(self, pushes: Sequence[Push], *how: float) -> None:
-        self.chain = _number(self.chain, *_numbers(pushes), *how)
-        self.updates += 1
+        self.place.chain = _number(self.place.chain, *_numbers(pushes), *how)
+        self.place.updates += 1
         for push in pushes:
-            self.cells.extend(push.cells)
+            self.place.cells.extend(push.cells)
 
 
 def _numbers(pushes: Sequence[Push]) -> list[int]:

@@ -14,6 +14,7 @@ import pytest
 
 from helpers.ps_sim import Cluster, Kill, NetFaults, Scenario, SimulationFailed, check
 from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER
+from shoal.coordinator.shards import ShardTable
 from shoal.ps.link import ShardLink
 from shoal.ps.primary import Primary
 from shoal.ps.settlement import AllToAll
@@ -218,3 +219,33 @@ def test_the_simulation_finds_a_shard_that_does_not_stand_still(monkeypatch):
     monkeypatch.setattr(Primary, "_postponed", lambda self, sender, message, key: False)
     with pytest.raises(SimulationFailed):
         run_random(range(SEEDS_PER_TEST))
+
+
+def move_while_views_are_late(seeds: range) -> None:
+    """Whoever held a place may hear late that another has it now."""
+    for seed in seeds:
+        scenario = Scenario(
+            sync=("bsp", "asp")[seed % 2],
+            shards=4,
+            steps=12,
+            scale_at=40 + seed // 2,
+            scale_servers=3,
+            faults=NetFaults(delay=0.3),
+        )
+        assert check(Cluster(scenario, seed // 2).run()).is_scaled
+
+
+def test_no_place_has_two_holders():
+    move_while_views_are_late(range(100))
+
+
+def test_the_simulation_finds_a_place_that_is_handed_on_too_early(monkeypatch):
+    monkeypatch.setattr(ShardTable, "may_back", lambda self, shard, node: True)
+    with pytest.raises(SimulationFailed, match="every cell once was expected"):
+        move_while_views_are_late(range(400))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(10))
+def test_no_place_ever_has_two_holders(part):
+    move_while_views_are_late(range(1000 + part * 200, 1000 + (part + 1) * 200))
