@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.errors import ShoalError
-from shoal.spec import Cluster, Data, Job, ParameterServer, Plateau, Stratified, Task, Weighted, World
+from shoal.lazy import found_in
+from shoal.spec import (
+    Cluster,
+    Data,
+    Job,
+    Layer,
+    Mesh,
+    ParameterServer,
+    Pipeline,
+    Plateau,
+    Sharded,
+    Stratified,
+    Task,
+    TensorParallel,
+    Weighted,
+    World,
+)
 
 if TYPE_CHECKING:
     from shoal import datasets, metrics, optim, ps
@@ -21,12 +36,17 @@ __all__ = [
     "Data",
     "Evaluation",
     "Job",
+    "Layer",
+    "Mesh",
     "ParameterServer",
+    "Pipeline",
     "Plateau",
     "Run",
+    "Sharded",
     "ShoalError",
     "Stratified",
     "Task",
+    "TensorParallel",
     "Trainer",
     "Weighted",
     "World",
@@ -41,19 +61,18 @@ __all__ = [
 ]
 
 # Found on first use: `import shoal` stays quick, and does not import torch.
-_LAZY = {
-    "Evaluation": "shoal.launch.saved",
-    "Run": "shoal.launch.runs",
-    "Trainer": "shoal.roles.trainer",
-    "evaluate": "shoal.launch.saved",
-    "predict": "shoal.launch.saved",
-    "train": "shoal.launch.runs",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("datasets", "metrics", "optim", "ps"):
-        return import_module(f"shoal.{name}")
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+__getattr__ = found_in(
+    __name__,
+    {
+        "Evaluation": "launch.saved",
+        "Run": "launch.runs",
+        "Trainer": "roles.trainer",
+        "datasets": "datasets",
+        "evaluate": "launch.saved",
+        "metrics": "metrics",
+        "optim": "optim",
+        "predict": "launch.saved",
+        "ps": "ps",
+        "train": "launch.runs",
+    },
+)

@@ -5,7 +5,8 @@
     │   └── TaskError             the task's own code misbehaves: a vector loss, no parameters
     │       └── Diverged          the loss is no number any more
     ├── LaunchError               processes could not be started, or the machine refused
-    │   └── WorkerFailed          a process of the run failed for good; carries its rank and traceback
+    │   ├── WorkerFailed          a process of the run failed for good; carries its rank and traceback
+    │   └── OutOfMemory           a worker would need, or has needed, more memory than it may have
     ├── CommError                 bytes did not arrive
     │   ├── PeerLost              the other side is gone
     │   ├── CommTimeout           the other side did not answer in time
@@ -55,6 +56,10 @@ class WorkerFailed(LaunchError):
         """The failing rank's traceback or last output; empty where the message says it all."""
         self.exit_code = exit_code
         """What a shell would show for that process: 128 and more for a signal."""
+
+
+class OutOfMemory(LaunchError):
+    """A worker would need, or has needed, more memory than it may have."""
 
 
 class CommError(ShoalError):

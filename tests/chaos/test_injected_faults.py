@@ -154,3 +154,10 @@ def test_the_terminal_and_the_report_show_faults(tmp_path: Path, zygote: ZygoteP
     report = (done.folder / "report.md").read_text()
     assert line in report and "| faults | 1 slow |" in report
     assert "--chaos 'slow worker:1 x2 at step 5 for 0.1s'" in report
+
+
+def test_whoever_is_first_next_knows_what_was_saved(tmp_path: Path, zygote: ZygoteProcess) -> None:
+    job = make_job(tmp_path / "run", steps=70, spares=1, chaos="kill worker:0 at step 45")
+    _, events = run(replace(job, checkpoint="every=30,keep=9"), zygote)
+    assert struck(events) == ["kill worker:0 at step 45"]
+    assert [saved["step"] for saved in told(events, "checkpoint")] == [30, 60, 70]

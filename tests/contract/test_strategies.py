@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from helpers.forked import in_processes
 from shoal.errors import SpecError, TaskError
-from shoal.spec import Data, Task, World, parse_strategy
+from shoal.spec import Data, Layer, ModelParallel, Task, World, as_mesh, parse_strategy
 from shoal.strategies import Strategy, make_strategy
 from shoal.strategies.base import Extent, Part, Piece, Setting, StepResult, Work
 from shoal.strategies.replica import Replica
@@ -31,6 +31,14 @@ CASES = [
     ("data:via=allgather", 2),
     ("data:via=backend", 2),
 ]
+CUT_CASES = [
+    ("sharded", 2),
+    ("pipeline", 2),
+    ("layer:place=norm@0+last@1", 2),
+    pytest.param(("tensor", 2), marks=pytest.mark.long),
+    pytest.param(("mesh:data=2,shard=2", 4), marks=pytest.mark.long),
+]
+"""Here the model is cut, and whole only where it is asked for."""
 BATCH = 12
 STEPS = 5
 
@@ -73,18 +81,25 @@ class Seat:
 
     @classmethod
     def take(cls, world: World, written: str, task: Task = TASK, **setting: Any) -> Seat:
-        spec = parse_strategy(written)
-        assert isinstance(spec, Data)
-        slots = setting.pop("slots", world.world_size)
+        spec, size = parse_strategy(written), world.world_size
+        slots = setting.pop("slots", slots_of(written, size))
+        if isinstance(spec, ModelParallel):
+            mesh = as_mesh(spec, size)
+            setting |= {"slots_per_worker": (), "lanes": tuple(mesh.lane_of(rank) for rank in range(size))}
+        elif isinstance(spec, Layer):
+            setting |= {"slots_per_worker": (), "lanes": (0,) * size}
+        else:
+            assert isinstance(spec, Data)
+            setting["slots_per_worker"] = tuple(spec.slots_per_worker(slots, size))
         seat = cls(
             make_strategy(spec, world, slots),
             Replica(task),
             Setting(
                 world=world,
                 slots=slots,
-                slots_per_worker=tuple(spec.slots_per_worker(slots, world.world_size)),
                 extent=Extent(total_steps=STEPS, tables=2, table_rows=world.world_size, table_columns=3),
                 report=lambda line: None,
+                sample=lambda: (INPUTS, TARGETS),
                 **setting,
             ),
             task,
@@ -92,6 +107,11 @@ class Seat:
         seat.strategy.open(seat.replica, seat.setting)
         seat.replica.train_mode()
         return seat
+
+    def model(self) -> dict[str, Any]:
+        """The whole model's state as plain data; where it is cut, the first process alone has it."""
+        state = self.strategy.model_state(self.replica)
+        return {name: value.float().tolist() for name, value in state.items()}
 
     def step(self, number: int, *, stop: bool = False, weighted: bool = False) -> StepResult:
         """Every slot takes its rows of the one batch there is."""
@@ -103,7 +123,15 @@ class Seat:
             )
 
         mine = self.setting.slots_of(self.setting.world.global_rank)
-        return self.strategy.step(Work(number, parts(mine), 0, stop, lambda: parts(range(slots))))
+        return self.strategy.step(Work(number, parts(mine), 0, stop, all_parts=lambda: parts(range(slots))))
+
+
+def slots_of(written: str, workers: int) -> int:
+    """Parts of a batch: one for each worker, but for those that share one."""
+    spec = parse_strategy(written)
+    if isinstance(spec, Layer):
+        return 1
+    return as_mesh(spec, workers).lanes if isinstance(spec, ModelParallel) else workers
 
 
 def rows_of(slot: int, slots: int, weighted: bool) -> Callable[[], Iterator[Piece]]:
@@ -116,7 +144,7 @@ def rows_of(slot: int, slots: int, weighted: bool) -> Callable[[], Iterator[Piec
     return load
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]} x{case[1]}")
+@pytest.fixture(params=[*CASES, *CUT_CASES], ids=lambda case: f"{case[0]} x{case[1]}")
 def case(request: pytest.FixtureRequest) -> tuple[str, int]:
     return request.param
 
@@ -128,13 +156,12 @@ def test_steps_train_the_same_model_everywhere(case: tuple[str, int]) -> None:
         def work(world: World) -> dict[str, Any]:
             seat = Seat.take(world, written, slots=slots)
             results = [seat.step(number) for number in range(1, STEPS + 1)]
-            seat.strategy.settle()
             found = {
                 "losses": [result.loss for result in results],
                 "kept": seat.strategy.losses(STEPS),
                 "weights": [result.weight for result in results],
                 "counts": [list(result.counts) for result in results],
-                "model": {name: value.tolist() for name, value in seat.replica.module.state_dict().items()},
+                "model": seat.model(),
                 "state": {name: value.tolist() for name, value in seat.strategy.snapshot().items()},
             }
             seat.strategy.close()
@@ -143,15 +170,17 @@ def test_steps_train_the_same_model_everywhere(case: tuple[str, int]) -> None:
         return work
 
     written, size = case
-    answers = in_processes(size, train(written, size))
-    (expected,) = in_processes(1, train("data:via=arena", size))
+    slots = slots_of(written, size)
+    answers = in_processes(size, train(written, slots))
+    (expected,) = in_processes(1, train("data:via=arena", slots))
     for answer in answers:
         assert answer["losses"] == answers[0]["losses"] == answer["kept"]
         assert answer["weights"] == [float(BATCH)] * STEPS
-        assert answer["counts"] == [[BATCH // size] * size] * STEPS
-        assert answer["model"] == answers[0]["model"]
+        assert answer["counts"] == [[BATCH // slots] * slots] * STEPS
         assert answer["losses"] == pytest.approx(expected["losses"], rel=1e-6)
-        assert _close(answer["model"], expected["model"])
+        if answer["model"]:  # all of it at the first, and nothing at others, where it is cut
+            assert answer["model"] == answers[0]["model"]
+    assert _close(answers[0]["model"], expected["model"])
     assert answers[0]["losses"][-1] < answers[0]["losses"][0]
     assert answers[0]["model"]["norm.num_batches_tracked"] == STEPS
     # Whole-parameter names, of trained parameters that ever had a gradient; rank 0 speaks for all.
@@ -225,21 +254,23 @@ def test_one_request_stops_all_at_the_same_step(case: tuple[str, int]) -> None:
 def test_everybody_gets_all_rows_of_every_table(case: tuple[str, int]) -> None:
     def share(world: World) -> list[Any]:
         seat = Seat.take(world, written)
-        tables = []
+        tables, rows = [], seat.strategy.lanes(world)
         for serial in range(1, 6):
 
             def fill(table: Tensor, place: int, serial: int = serial) -> None:
                 table[place] = torch.tensor([serial, place, 0.1], dtype=torch.float64)
 
-            tables.append(seat.strategy.exchange(serial, (world.world_size, 3), fill).tolist())
+            tables.append(seat.strategy.exchange(serial, (rows, 3), fill).tolist())
         seat.strategy.close()
         return tables
 
     written, size = case
-    expected = [[[float(serial), float(rank), 0.1] for rank in range(size)] for serial in range(1, 6)]
+    rows = range(slots_of(written, size))
+    expected = [[[float(serial), float(row), 0.1] for row in rows] for serial in range(1, 6)]
     assert in_processes(size, share) == [expected] * size
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_closing_leaves_an_ordinary_model(case: tuple[str, int]) -> None:
     """The last values stay, and gradients are autograd's again."""
 
@@ -263,11 +294,11 @@ def test_clipping_bounds_the_step(case: tuple[str, int]) -> None:
 
     def clip(world: World) -> float:
         seat = Seat.take(world, written, plain, clip_norm=0.01)
-        before = torch.cat([p.detach().float().flatten() for p in seat.replica.trained.values()]).clone()
-        seat.step(1)
-        after = torch.cat([p.detach().float().flatten() for p in seat.replica.trained.values()])
+        trained = list(seat.replica.trained)
+        before, _, after = seat.model(), seat.step(1), seat.model()
         seat.strategy.close()
-        return float((after - before).norm())
+        moves = [torch.tensor(after[n]) - torch.tensor(before[n]) for n in trained if after]
+        return float(torch.cat([move.flatten() for move in moves]).norm()) if moves else 0.01
 
     written, size = case
     for norm in in_processes(size, clip):

@@ -21,6 +21,10 @@ class Way:
     kind: str = "exact"
     """`exact`: as one process with the same slots, bit for bit; `close`: it sums in another order; `timed`: it
     depends on timing."""
+    pieces: int = 1
+    """A slot's batch is cut into so many."""
+    dropout: float = 0.2
+    """None where several processes compute one pass, and would draw other numbers than one."""
 
     @property
     def cluster(self) -> Cluster:
@@ -43,6 +47,14 @@ WAYS = {
     "asp of 4 over tcp": Way(4, "ps:servers=2,sync=asp,wire=tcp", "timed"),
     "arena of 1": Way(1, "data:via=arena"),
 }
+CUT_WAYS = {
+    "sharded of 2": Way(2, "sharded", "close"),
+    "pipeline of 2": Way(2, "pipeline:microbatches=3", "close", pieces=3, dropout=0.0),
+    "tensor of 2": Way(2, "tensor", "close", dropout=0.0),
+    "sharded of 4": Way(4, "sharded:stage=1", "close"),
+    "mesh of 4": Way(4, "mesh:data=2,pipeline=2,microbatches=2", "close", pieces=2, dropout=0.0),
+}
+ALL_WAYS = WAYS | CUT_WAYS
 MORE_STEPS = 4
 SAVE = "every=1000"
 """Only the last step of each run is saved."""
@@ -60,9 +72,9 @@ def begin(train: Train, way: Way) -> Trained:
 
 def go_on(train: Train, saved: Trained, name: str) -> Trained:
     """Resume the last checkpoint of a run in another way, and hold the result to what the way promises."""
-    way, step = WAYS[name], saved.results["steps"]
-    steps = {"max_steps": step + MORE_STEPS}
-    resumed = train.resume(saved, step, strategy=way.strategy, cluster=way.cluster, overrides=steps)
+    way, step = ALL_WAYS[name], saved.results["steps"]
+    steps, args = {"max_steps": step + MORE_STEPS, "accumulate": 1}, {"dropout": way.dropout}
+    resumed = train.resume(saved, step, strategy=way.strategy, cluster=way.cluster, overrides=steps, args=args)
     assert resumed.results["steps"] == step + MORE_STEPS
     assert resumed.state.keys() == saved.state.keys() and len(resumed.state) == 3 * 5, (
         "AdamW's, of five parameters"
@@ -72,7 +84,8 @@ def go_on(train: Train, saved: Trained, name: str) -> Trained:
     if "cells" in audit:
         assert audit["cells"] == MORE_STEPS * resumed.job.num_slots
     one = {"strategy": "data:via=arena", "cluster": Cluster(workers=1, threads=1)}
-    alone = train.resume(saved, step, slots=resumed.job.num_slots, overrides=steps, **one)
+    steps["accumulate"] = way.pieces
+    alone = train.resume(saved, step, slots=resumed.job.num_slots, overrides=steps, args=args, **one)
     # One process with one slot is the plain torch loop, whose norm for clipping is summed in another order.
     is_plain_loop = way.strategy == "data" and resumed.job.num_slots == 1
     if way.kind == "exact" and not is_plain_loop:
@@ -93,9 +106,15 @@ def test_one_model_wanders_through_all_of_them(train: Train) -> None:
         run = go_on(train, run, name)
 
 
+def test_a_model_is_cut_and_put_together_again(train: Train) -> None:
+    run = begin(train, WAYS["arena of 2"])
+    for name in ("pipeline of 2", "sharded of 2", "arena of 2"):
+        run = go_on(train, run, name)
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("source", WAYS)
+@pytest.mark.parametrize("source", ALL_WAYS)
 def test_all_pairs(train: Train, source: str) -> None:
-    saved = begin(train, WAYS[source])
-    for name in WAYS:
+    saved = begin(train, ALL_WAYS[source])
+    for name in ALL_WAYS:
         go_on(train, saved, name)

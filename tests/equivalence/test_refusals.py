@@ -38,3 +38,8 @@ def test_a_large_buffer_that_moves(train: Train, strategy: str) -> None:
 
 def test_written_shares_say_how_many_slots() -> None:
     assert Job(target="a.py", strategy="data:shares=1+3", cluster=Cluster(workers=2)).num_slots == 4
+
+
+def test_parts_of_a_batch_cannot_be_left_out_where_the_model_is_cut(train: Train) -> None:
+    with pytest.raises(WorkerFailed, match=r"skip_loss_below .* which strategy=mesh:data=2 cannot"):
+        train("mlp", workers=2, strategy="mesh:data=2", overrides={"skip_loss_below": 0.1})

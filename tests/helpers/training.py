@@ -77,10 +77,11 @@ class Train:
         )
         return self.run(job, on_event)
 
-    def resume(self, saved: Trained, step: int, **changes: Any) -> Trained:
+    def resume(self, saved: Trained, step: int, *, args: dict[str, Any] | None = None, **changes: Any) -> Trained:
         """Go on after a step that a run has saved, in another folder; what is not changed stays as it was."""
         path = find_checkpoint(f"{saved.job.run_dir}@{step}")
-        return self.run(resumed_job(saved.job, path, read_manifest(path), changes))
+        job = resumed_job(saved.job, path, read_manifest(path), changes)
+        return self.run(replace(job, args={**job.args, **(args or {})}))
 
     def run(self, job: Job, on_event: Callable[[Event], None] = lambda event: None) -> Trained:
         """Run a job in a folder of its own."""

@@ -14,14 +14,14 @@ from shoal.spec import Cluster, Job
 
 REPOSITORY = Path(__file__).parents[2]
 FLAGS = {
-    "train": "workers strategy slots spares on-failure max-failures chaos threads device port arg batch-size "
-    "epochs max-steps seed accumulate evaluate-every fold skip-loss-below from skip-seen checkpoint resume name "
-    "runs overwrite tensorboard explain progress plain json help",
+    "train": "workers strategy slots spares on-failure max-failures chaos threads device port memory arg "
+    "batch-size epochs max-steps seed accumulate evaluate-every fold skip-loss-below precision recompute from "
+    "skip-seen checkpoint resume name runs overwrite tensorboard explain progress plain json help",
     "evaluate": "data workers threads device progress plain json help",
     "predict": "out data workers threads device progress plain help",
     "run": "workers port threads help",
     "scale": "workers servers runs json help",
-    "verify": "workers strategy slots steps arg seed seeds replay json help",
+    "verify": "workers strategy slots steps arg seed seeds precision replay json help",
     "bench": "models rounds steps start no-start stragglers no-stragglers chaos no-chaos chaos-seconds json help",
     "doctor": "json help",
     "checkpoint": "help",

@@ -13,6 +13,7 @@ import shoal
 ROOT = Path(shoal.__file__).parent
 FLOORS = {
     "errors": 0,
+    "lazy": 0,
     "spec": 1,
     "datasets": 2,
     "metrics": 2,

@@ -15,7 +15,13 @@ from torch.utils.data import DataLoader
 import shoal
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PARAMETERS = {"classification_servers": 1_002, "digits": 19_210, "digits_conv": 24_058, "gpt": 842_496}
+PARAMETERS = {
+    "classification_servers": 1_002,
+    "digits": 19_210,
+    "digits_conv": 24_058,
+    "gpt": 842_496,
+    "resnet": 23_520_842,
+}
 SCRIPTS = {"parameter_server_objects"}
 GUARD_S = 120.0
 
@@ -63,6 +69,20 @@ def test_factories_take_arguments():
     model = load("digits").task(width=8).model()
     assert model[0].out_features == 8
     assert len(load("gpt").task(depth=2, width=32).model().blocks) == 2
+
+
+def test_resnet_has_fifty_layers_and_images_by_number():
+    example = load("resnet")
+    task = example.task()
+    layers = [layer for layer in task.model().modules() if isinstance(layer, (torch.nn.Conv2d, torch.nn.Linear))]
+    shortcuts = 4  # which the paper does not count
+    assert len(layers) == 50 + shortcuts
+    train, test = task.dataset("train"), task.dataset("test")
+    assert torch.equal(train[7][0], train[7][0]) and not torch.equal(train[7][0], test[7][0])
+    assert train[7][0].shape == (3, 32, 32) and {label for _, label in (train[n] for n in range(99))} == set(
+        range(10)
+    )
+    assert len(example.task(width=4, depths="1-1-1-1").model()) < len(task.model())
 
 
 def test_gpt_sees_only_the_past():

@@ -1,7 +1,7 @@
 """State that the processes of one host share: a segment, its layout, and ways to wait."""
 
 from shoal.arena.grid import Chunk, Flat, Grid, Piece, make_grid
-from shoal.arena.malloc import keep_freed_memory
+from shoal.arena.malloc import keep_freed_memory, return_freed_memory, use_small_stacks
 from shoal.arena.segment import Segment, counter_bytes
 from shoal.arena.waits import Counters, supported
 
@@ -15,5 +15,7 @@ __all__ = [
     "counter_bytes",
     "keep_freed_memory",
     "make_grid",
+    "return_freed_memory",
     "supported",
+    "use_small_stacks",
 ]

@@ -5,12 +5,14 @@ Found on first use: those who only list checkpoints do not wait for torch.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shoal.lazy import found_in
 
 if TYPE_CHECKING:
     from shoal.checkpoint.loading import load_model
     from shoal.checkpoint.model_file import digest, load_tensors, save_tensors
+    from shoal.checkpoint.model_stream import TensorStream, save_stream
     from shoal.checkpoint.room import Room
     from shoal.checkpoint.saver import BackgroundSaver
     from shoal.checkpoint.snapshot import Snapshot
@@ -22,9 +24,11 @@ __all__ = [
     "Entry",
     "Room",
     "Snapshot",
+    "TensorStream",
     "digest",
     "load_model",
     "load_tensors",
+    "save_stream",
     "save_tensors",
 ]
 
@@ -34,14 +38,12 @@ _HOMES = {
     "Entry": "listing",
     "Room": "room",
     "Snapshot": "snapshot",
+    "TensorStream": "model_stream",
     "digest": "model_file",
     "load_model": "loading",
     "load_tensors": "model_file",
+    "save_stream": "model_stream",
     "save_tensors": "model_file",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'shoal.checkpoint' has no attribute {name!r}")
-    return getattr(import_module(f"shoal.checkpoint.{_HOMES[name]}"), name)
+__getattr__ = found_in(__name__, _HOMES)

@@ -19,11 +19,15 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """One name for all of these: equal digests mean equal names, shapes, dtypes and bits."""
     total = xxhash.xxh3_128()
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        if tensor.numel():
-            total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        add_to_digest(total, name, tensors[name].detach().cpu().contiguous())
     return str(total.hexdigest())
+
+
+def add_to_digest(total: xxhash.xxh3_128, name: str, tensor: torch.Tensor) -> None:
+    """Take the next tensor, which lies side by side in the host's memory; names come sorted."""
+    total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+    if tensor.numel():
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], **metadata: str) -> str:

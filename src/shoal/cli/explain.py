@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.plan import Plan, make_plan
+from shoal.cli.plan.parts import Seat
 from shoal.launch.supervisor import run_job
 from shoal.layout import binary_size
-from shoal.spec import Cluster, Job
+from shoal.spec import Cluster, Job, ModelParallel, as_mesh
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,11 +39,19 @@ def _inspect(job: Job, zygote: ZygoteProcess | None) -> dict[str, Any]:
             cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
             overrides=job.overrides,
             run_dir=folder,
-            options={"probe": False, "slots": job.num_slots, "workers": job.cluster.places},
+            options={"probe": False, "slots": job.num_slots, "workers": job.cluster.places, **_width(job)},
         )
         run_job(inspection, lambda event: None, zygote)
         facts: dict[str, Any] = json.loads((Path(folder) / "inspection.json").read_text(encoding="utf-8"))
         return facts
+
+
+def _width(job: Job) -> dict[str, Any]:
+    """What to ask where layers are cut by width: how, and over how many workers."""
+    if not isinstance(job.spec, ModelParallel):
+        return {}
+    mesh = as_mesh(job.spec, job.cluster.places)
+    return {"width": {"plan": mesh.plan, "count": mesh.tensor}} if mesh.tensor > 1 else {}
 
 
 def _show(plan: Plan) -> None:
@@ -61,11 +71,28 @@ def _show(plan: Plan) -> None:
     page.add_row("data", plan.data)
     page.add_row("on failure", manner.on_failure)
     page.add_row("memory", _memory(plan))
+    if manner.width:
+        page.add_row("layers", "\n".join(manner.width))
+    if manner.grid:
+        page.add_row("grid", _grid(manner.grid))
     console = Console(highlight=False)
     console.print(page)
     if plan.placement_table:
         console.print("\n[bold]placement[/bold]")
         print(plan.placement_table)
+
+
+def _grid(seats: Sequence[Seat]) -> Table:
+    """Who stands where."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="")
+    axes = list(seats[0].coordinates)
+    for title in ("worker", *axes, "lane"):
+        table.add_column(title, justify="right")
+    for seat in seats:
+        table.add_row(str(seat.worker), *(str(seat.coordinates[axis]) for axis in axes), str(seat.lane))
+    return table
 
 
 def _memory(plan: Plan) -> Table:

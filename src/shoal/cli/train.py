@@ -67,6 +67,14 @@ def train(
     threads: Threads = None,
     device: DeviceOrSaved = None,
     port: Port = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="The most that each worker may use for its work, as 1.5GiB; default no limit.",
+            metavar="SIZE",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None,
     chaos: Annotated[
         str,
         typer.Option(
@@ -102,6 +110,23 @@ def train(
     skip_loss_below: Annotated[
         float | None,
         typer.Option(help="Do not learn from parts of a batch whose loss is below this.", rich_help_panel=TASK),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="What the model computes in; adaptive: layers that half precision is too small for in float32.",
+            metavar="fp32|bf16|fp16|adaptive",
+            rich_help_panel=TASK,
+        ),
+    ] = None,
+    recompute: Annotated[
+        bool | None,
+        typer.Option(
+            "--recompute",
+            help="Compute blocks of the model again in the backward pass, to save memory.",
+            rich_help_panel=TASK,
+            show_default=False,
+        ),
     ] = None,
     weights_from: Annotated[
         str | None,
@@ -159,10 +184,11 @@ def train(
     shoal train digits.py --workers 1:4 --on-failure shrink
     shoal train digits.py -w 4 --strategy data:via=ring --arg width=512 --epochs 3
     shoal train digits.py -w 4 --strategy ps:servers=2,sync=ssp:3 --explain
+    shoal train gpt.py -w 4 --strategy mesh:data=2,tensor=2
     shoal train digits.py --checkpoint every=200 --name mine
     shoal train --resume mine --workers 2[/dim]
     """
-    cluster = _given(workers=workers, spares=spares, threads=threads, device=device, port=port)
+    cluster = _given(workers=workers, spares=spares, threads=threads, device=device, port=port, memory=memory)
     if target is None and resume is None:
         raise typer.BadParameter("name a task, path.py:factory, or a run with --resume.", ctx, param_hint="TARGET")
     overrides = _given(
@@ -183,6 +209,7 @@ def train(
         "checkpoint": checkpoint,
     }
     said |= {"on_failure": on_failure, "max_failures": max_failures}
+    said |= {"precision": precision, "recompute": recompute}
     arguments = parse_arguments(arg or ())
     if explain:
         from shoal.cli.explain import explain as show_plan

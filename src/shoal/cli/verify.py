@@ -47,6 +47,14 @@ def verify(
         int,
         typer.Option(help="Seeds to compare results over, where timing decides them.", rich_help_panel=TASK),
     ] = 5,
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="What the model computes in, but for the comparison in float64.",
+            metavar="fp32|bf16|fp16|adaptive",
+            rich_help_panel=TASK,
+        ),
+    ] = "fp32",
     replay: Annotated[
         str | None,
         typer.Option(metavar="RUN", help="Repeat this finished run, in place of TARGET."),
@@ -82,6 +90,7 @@ def verify(
                 args=parse_arguments(arg or ()),
                 seed=seed,
                 seeds=seeds,
+                precision=precision,
                 zygote=ctx.obj,
                 progress=progress,
             )

@@ -5,8 +5,9 @@ Names are loaded when they are first used: a supervisor needs a `Channel`, and n
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shoal.lazy import found_in
 
 if TYPE_CHECKING:
     from shoal.comm.codec import Message, decode, encode
@@ -56,8 +57,4 @@ _HOMES = {
     "make_collective": "collectives",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = found_in(__name__, _HOMES)

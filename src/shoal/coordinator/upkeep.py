@@ -114,9 +114,7 @@ class Upkeep:
             )
             for owner, backup in zip(self.plan.owners, self.plan.backups, strict=True)
         ]
-        self._state.table = ShardTable(
-            shards, self.plan.shard_bytes, shares_memory=self.plan.shares_memory
-        )
+        self._state.table = ShardTable(shards, self.plan.shard_bytes, shares_memory=self.plan.shares_memory)
         self._decide("formed", "all servers are there", servers=len(servers), shards=len(shards))
 
     def _repair(self, table: ShardTable) -> None:

@@ -6,8 +6,9 @@ that the zygote's own imports go on meanwhile.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shoal.lazy import found_in
 
 if TYPE_CHECKING:
     from shoal.launch.engine import Engine, Handle, Member
@@ -37,8 +38,4 @@ _HOMES = {
     "start_zygote": "owner",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = found_in(__name__, _HOMES)

@@ -12,7 +12,7 @@ from shoal.launch.crew import Hand, Vacancy
 from shoal.launch.elastic import Autoscaler
 from shoal.launch.failure_log import Evidence, FailureLog
 from shoal.launch.moves import Moves
-from shoal.launch.places import can_move, can_replace
+from shoal.launch.places import advice_after_loss, can_move, can_replace
 from shoal.launch.resizing import Resizing
 from shoal.launch.scaling import BEGUN, ENDING
 from shoal.launch.succession import Bridge
@@ -179,7 +179,8 @@ class Membership:
         evidence, code = self._evidence.get(hand), hand.member.exit_code
         assert code is not None
         if not self._replaces or (code >= 0 and evidence is None):
-            return failure
+            advice = advice_after_loss(self._bridge.job) if code < 0 else ""
+            return replace(failure, message=failure.message + advice)
         if evidence is not None and self._log.is_poisoned(evidence):
             return replace(failure, message=evidence.verdict)
         if self._log.is_too_much(time.monotonic()):

@@ -11,7 +11,7 @@ from shoal.arena import supported
 from shoal.errors import LaunchError, SpecError
 from shoal.launch import elastic
 from shoal.launch.seats import spread
-from shoal.spec import Data, Job, ParameterServer, World
+from shoal.spec import Data, Job, Layer, ModelParallel, ParameterServer, World
 from shoal.spec.world import LOOPBACK
 
 _SECRET_BYTES = 32
@@ -80,6 +80,20 @@ def can_replace(job: Job) -> bool:
     has_journal = isinstance(spec, Data) and spec.journal
     # A process that is alone without need trains in memory of its own.
     return _shares_memory(job) and has_journal and cluster.places + cluster.spares > 1
+
+
+def advice_after_loss(job: Job) -> str:
+    """What to do when a worker was lost that nobody can replace; empty where that is plain."""
+    spec = job.spec
+    is_cut = isinstance(spec, ModelParallel) or (isinstance(spec, Layer) and spec.cuts_model)
+    if job.purpose != "train" or not is_cut:
+        return ""
+    resume = (
+        "train with --checkpoint to be able to go on with --resume"
+        if job.checkpoint == "none"
+        else "go on from the last checkpoint with --resume"
+    )
+    return f" With strategy={job.strategy} nobody else has its part of the model; {resume}."
 
 
 def _shares_memory(job: Job) -> bool:

@@ -56,6 +56,8 @@ def train(
     chaos: str = "",
     on_failure: str | None = None,
     max_failures: int | None = None,
+    precision: str | None = None,
+    recompute: bool | None = None,
     checkpoint: str | None = None,
     resume: str | None = None,
     weights_from: str | None = None,
@@ -76,6 +78,9 @@ def train(
     `kill worker:1 at step 50`. `workers` may be limits, `1:4`; `on_failure` says what follows a death: `replace`,
     `shrink` or `stop`. Further keywords change fields of the task: `epochs=3`.
 
+    `precision` is what the model computes in: `fp32`, `bf16`, `fp16` or `adaptive`. `recompute` saves memory:
+    blocks of the model are computed again in the backward pass.
+
     `checkpoint` says when to save the training state: `every=200`. `resume` goes on with an earlier run, `RUN` or
     `RUN@STEP`, in its folder, with its task and settings but for those given here; of a `cluster` also single
     fields. `weights_from` begins a new run from the weights of another, a checkpoint or a file; with `skip_seen`
@@ -87,6 +92,7 @@ def train(
     said: dict[str, Any] = {"strategy": None if strategy is None else str(strategy), "cluster": cluster}
     said |= {"slots": slots, "checkpoint": checkpoint, "chaos": chaos, "overrides": overrides}
     said |= {"on_failure": on_failure, "max_failures": max_failures}
+    said |= {"precision": precision, "recompute": recompute}
     if resume is not None:
         if target is not None or args or name is not None or weights_from is not None or skip_seen:
             raise SpecError(
@@ -192,19 +198,29 @@ class _Record:
     def __init__(self) -> None:
         self.results: dict[str, Any] = {}
         self.has_failed = False
+        self._memory: dict[str, dict[str, int]] = {}
+        """By kind of memory and rank: the most that was held."""
         self._started = time.monotonic()
         self._marks: list[tuple[float, int]] = []
         """When the first and the latest steps were told of, and how many samples they had trained on."""
 
     def handle(self, event: Event) -> None:
-        if event.kind == "done" and event.rank == 0:
-            self.results.update(event.values["results"])
+        if event.kind == "done":
+            self._note_done(event)
         elif event.kind == "audit":
             self.results["audit"] = event.values
         elif event.kind == "steps":
             self._marks[1:] = [(event.time, event.values["samples"])]
         elif event.kind == "failed":
             self.has_failed = True
+
+    def _note_done(self, event: Event) -> None:
+        if event.rank == 0:
+            self.results.update(event.values["results"])
+        for kind, nbytes in event.values.get("memory", {}).items():
+            self._memory.setdefault(kind, {})[str(event.rank)] = nbytes
+        names = {"host": "peak_memory", "gpu": "peak_gpu_memory"}
+        self.results |= {names[kind]: dict(sorted(by_rank.items())) for kind, by_rank in self._memory.items()}
 
     def close(self) -> None: ...
 

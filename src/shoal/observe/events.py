@@ -26,7 +26,7 @@
 | `checkpoint` | step, path, digest, nbytes, seconds (to write), stall (seconds that training stood still)   |
 | `saved`      | path, digest                                                                                |
 | `failed`     | message, traceback                                                                          |
-| `done`       | results: one process is done                                                                |
+| `done`       | results, memory {host, gpu} (the most bytes held): one process is done                      |
 | `finished`   | results, seconds, samples_per_s: the run is done                                            |
 | `stopped`    | reason: the run ended before its time                                                       |
 """

@@ -58,9 +58,11 @@ def command(job: Job) -> str:
         "threads": cluster.threads,
         "device": cluster.device if cluster.device != "cpu" else None,
         "port": cluster.port,
+        "memory": cluster.memory or None,
         "chaos": job.chaos or None,
         "on_failure": job.on_failure if job.on_failure != "replace" else None,
         "max_failures": job.max_failures if job.max_failures != 10 else None,
+        "precision": job.precision if job.precision != "fp32" else None,
         "checkpoint": job.checkpoint if job.checkpoint != "none" else None,
         "from": job.options.get("from"),
         **job.overrides,
@@ -68,6 +70,8 @@ def command(job: Job) -> str:
     for name, value in flags.items():
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
+    if job.recompute:
+        words.append("--recompute")
     if job.options.get("skip_seen"):
         words.append("--skip-seen")
     for name, value in job.args.items():
@@ -127,12 +131,13 @@ def _evaluations(summary: RunSummary) -> list[str]:
 
 
 def _memory(summary: RunSummary) -> list[str]:
+    has_gpus = any(worker.peak_gpu for worker in summary.workers.values())
     rows = [
-        (str(rank), wording.memory(worker.peak_rss))
+        (str(rank), wording.memory(worker.peak_rss), *[wording.memory(worker.peak_gpu)] * has_gpus)
         for rank, worker in sorted(summary.workers.items())
         if worker.peak_rss
     ]
-    return _table(("worker", "most memory held"), rows) if rows else []
+    return _table(("worker", "most memory held", *["of its GPU"] * has_gpus), rows) if rows else []
 
 
 def _story(events: Iterable[Event], kinds: Collection[str]) -> list[str]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from shoal.observe.events import Event
 
+_OF_PRECISION = ("precision", "loss_scale", "skipped_steps", "float32_layers")
+
 
 @dataclass
 class Worker:
@@ -18,6 +20,8 @@ class Worker:
     rss: int = 0
     """Bytes of memory now."""
     peak_rss: int = 0
+    """The most that it has held; told exactly at its end, before that by its beats."""
+    peak_gpu: int = 0
     replacements: int = 0
     """How often another process has taken this rank."""
 
@@ -76,6 +80,8 @@ class RunSummary:
         """Samples that were left out because an earlier run had them."""
         self.audit: dict[str, Any] = {}
         """What became of the data, once that was counted."""
+        self.precision: dict[str, Any] = {}
+        """What the model computed in, and what came of it, where that was not float32 alone."""
         self.outcome: Event | None = None
         """The `finished` or `stopped` event that ended the run."""
 
@@ -131,7 +137,8 @@ class RunSummary:
     def _on_memory(self, event: Event) -> None:
         for rank, peak_rss in event.values["peak_rss"]:
             if self._is_worker(rank):
-                self.worker(rank).peak_rss = peak_rss
+                worker = self.worker(rank)
+                worker.peak_rss = max(worker.peak_rss, peak_rss)
 
     def _on_steps(self, event: Event) -> None:
         values = event.values
@@ -184,7 +191,13 @@ class RunSummary:
         self.stalls.append(event.values["stall"])
 
     def _on_done(self, event: Event) -> None:
-        self.skipped_seen = event.values["results"].get("skipped_seen", self.skipped_seen)
+        results, memory = event.values["results"], event.values.get("memory", {})
+        self.skipped_seen = results.get("skipped_seen", self.skipped_seen)
+        if self._is_worker(event.rank):
+            worker = self.worker(event.rank or 0)
+            worker.peak_rss = max(worker.peak_rss, memory.get("host", 0))
+            worker.peak_gpu = max(worker.peak_gpu, memory.get("gpu", 0))
+        self.precision |= {name: results[name] for name in _OF_PRECISION if name in results}
 
     def _on_saved(self, event: Event) -> None:
         self.saved = event.values

@@ -94,6 +94,17 @@ def _audit_of_cells(values: Mapping[str, Any]) -> str:
     return f"{cells:,} parts: {twice:,} committed more than once, {never:,} never"
 
 
+def precision(values: Mapping[str, Any]) -> str:
+    """`fp16, losses scaled by 32,768, 1 step skipped`: what a model computed in."""
+    parts = [str(values["precision"])]
+    if "loss_scale" in values:
+        parts.append(f"losses scaled by {values['loss_scale']:,.6g}")
+        parts.append(f"{plural(values['skipped_steps'], 'step')} skipped")
+    if values.get("float32_layers"):
+        parts.append(f"in float32: {', '.join(values['float32_layers'])}")
+    return ", ".join(parts)
+
+
 def near(path: str) -> str:
     """A path as one would type it here: relative where it is below the current folder."""
     full, here = Path(path), Path.cwd()
@@ -175,6 +186,10 @@ def final_rows(summary: RunSummary) -> list[tuple[str, str]]:
     if summary.skipped_parts:
         what = f"{summary.skipped_parts:,} parts of batches with {summary.skipped_weight:,.0f} samples"
         rows.append(("learnt already", f"{what} were skipped"))
+    if summary.precision:
+        rows.append(("precision", precision(summary.precision)))
+    if peaks := [worker.peak_rss for worker in summary.workers.values() if worker.peak_rss]:
+        rows.append(("memory", f"{memory(max(peaks))} at most in a worker"))
     if summary.stalls:
         mean = sum(summary.stalls) / len(summary.stalls)
         rows.append(("checkpoints", f"{len(summary.stalls):,}, training stood still {mean:.3f} s for each"))

@@ -6,8 +6,9 @@ update and store them. Both are loaded when they are first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shoal.lazy import found_in
 
 if TYPE_CHECKING:
     from shoal.ps.plain.client import Client
@@ -17,8 +18,4 @@ __all__ = ["Client", "Server"]
 
 _HOMES = {"Client": "plain.client", "Server": "plain.server"}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = found_in(__name__, _HOMES)

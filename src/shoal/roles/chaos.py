@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.errors import InjectedFault
-from shoal.spec import Data, Job
+from shoal.spec import Data, Job, Layer, ModelParallel, as_mesh
 from shoal.spec.chaos import parse_chaos
 from shoal.strategies.base import Part, Piece
 
@@ -92,6 +92,11 @@ class Sabotage:
 def slots_of(job: Job, rank: int) -> range:
     """The parts of a global batch that a worker has at the start."""
     spec, slots, workers = job.spec, job.num_slots, job.cluster.places
+    if isinstance(spec, ModelParallel):
+        lane = as_mesh(spec, workers).lane_of(rank)
+        return range(lane, lane + 1)
+    if isinstance(spec, Layer) and spec.cuts_model:
+        return range(1)
     if not isinstance(spec, Data):
         return range(slots * rank // workers, slots * (rank + 1) // workers)
     counts = spec.slots_per_worker(slots, workers)

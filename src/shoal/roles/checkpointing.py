@@ -76,6 +76,7 @@ class Checkpointing:
         """Whether to save after this step."""
         if not self.is_on:
             return False
+        self._open_store(step)
         now = time.monotonic()
         return self._rule.is_due(
             step=step,
@@ -85,19 +86,17 @@ class Checkpointing:
             failures_per_s=self.failures / max(now - self._began_at, 1.0),
         )
 
-    def save(self, step: int, state: State, waited_s: float = 0.0) -> None:
-        """Save what the replica and the optimizer are after this step; `state` gives the optimizer's.
+    def save(self, step: int, model: State, state: State, waited_s: float = 0.0) -> None:
+        """Save what model and optimizer are after this step; `model` and `state` give them.
 
         `waited_s`: how long the others had to be waited for, which counts as standing still.
         """
-        if self._saver is None:
-            store = CheckpointStore(RunFolder(Path(self._job.run_dir)).checkpoints, keep=self._rule.keep)
-            self._saver = BackgroundSaver(store, self._on_saved, self._on_failed)
         self._waited_s = waited_s
+        self._saver = self._open_store(step)
         self._saver.offer(
             Snapshot(
                 step=step,
-                model=self._replica.module.state_dict(),
+                model=model(),
                 optimizer=state(),
                 losses=torch.tensor(self._losses[:step], dtype=torch.float64),
                 rng={},
@@ -106,10 +105,22 @@ class Checkpointing:
         )
         self._last_step, self._saved_at = step, time.monotonic()
 
+    def _open_store(self, step: int) -> BackgroundSaver:
+        """The way to the run's checkpoints, where the worker that was first before this one may have saved some.
+
+        Those of later steps were left by a run that was longer before it was resumed.
+        """
+        if self._saver is None:
+            store = CheckpointStore(RunFolder(Path(self._job.run_dir)).checkpoints, keep=self._rule.keep)
+            self._saver = BackgroundSaver(store, self._on_saved, self._on_failed)
+            earlier = [entry.step for entry in store.entries() if entry.step < step]
+            self._last_step = max([self._last_step, *earlier])
+        return self._saver
+
     def save_last(self, step: int, state: State) -> None:
         """Training ends with this step: save it, unless that was done."""
         if self.is_on and step > self._last_step:
-            self.save(step, state)
+            self.save(step, self._replica.module.state_dict, state)
 
     def close(self) -> None:
         """Wait until the last one is on disk."""
@@ -128,6 +139,7 @@ class Checkpointing:
             "seen": self._history.after(step, self._replica.task, schedule),
             "book": None if self.book is None else self.book.plain(),
             "epoch": schedule.epoch_of(step) + 1,
+            "precision": list(self._replica.precision.state.values),
             "evaluations": {str(at): results for at, results in self._evaluations.items()},
             # Random numbers follow from the seed, the step and the slot, whoever draws them.
             "random": "by seed, step and slot",

@@ -12,7 +12,7 @@ from shoal.roles.feed import Feed
 from shoal.spec import Task, World
 from shoal.strategies.base import Strategy
 from shoal.strategies.gradients import split_batch, task_loss
-from shoal.strategies.replica import Replica, call_model
+from shoal.strategies.replica import Replica
 
 _TESTING = 1 << 32
 """In the place of a step: keys what is drawn while test samples are read."""
@@ -39,7 +39,7 @@ class Evaluator:
             table = strategy.exchange(
                 serial,
                 (self.num_batches, self.num_columns),
-                lambda t, place: self._fill(t, range(place, self.num_batches, world.world_size)),
+                lambda table, lane: self._fill(table, lane, strategy, strategy.lanes(world)),
             )
         finally:
             self._replica.train_mode()
@@ -49,23 +49,30 @@ class Evaluator:
         return dict(zip(("loss", *self._task.metrics), sums.tolist(), strict=True))
 
     @torch.no_grad()
-    def _fill(self, table: torch.Tensor, batches: range) -> None:
-        size = self._task.batch_size
-        for number in batches:
-            samples = np.arange(number * size, min((number + 1) * size, self._length))
-            batch = self._feed.keyed_batch(samples, mix(self._task.seed, _TESTING, number))
+    def _fill(self, table: torch.Tensor, lane: int, strategy: Strategy, lanes: int) -> None:
+        size, last = self._task.batch_size, self.num_batches - 1
+        # Where the model is cut, every lane makes the same number of passes: the last ones may be for nothing.
+        stop = -(-self.num_batches // lanes) * lanes if strategy.gathers else self.num_batches
+        for number in range(lane, stop, lanes):
+            first = min(number, last) * size
+            samples = np.arange(first, min(first + size, self._length))
+            batch = self._feed.keyed_batch(samples, mix(self._task.seed, _TESTING, min(number, last)))
             weight = self._feed.weight(batch, samples)
             # What counts nothing (padding alone) has no mean either.
-            values = self._measure(batch) if weight else [0.0] * (self.num_columns - 1)
-            table[number] = torch.tensor([weight, *values], dtype=torch.float64)
+            values = self._measure(strategy, batch) if weight else [0.0] * (self.num_columns - 1)
+            if values is not None and number <= last:
+                table[number] = torch.tensor([weight, *values], dtype=torch.float64)
 
-    def _measure(self, batch: Any) -> list[float]:
+    def _measure(self, strategy: Strategy, batch: Any) -> list[float] | None:
+        """Loss and metrics; None where another process has the model's output."""
         if self._task.objective is not None:
             return [float(task_loss(self._replica, batch))]
         inputs, target = split_batch(batch)
-        output = call_model(self._replica.module, inputs)
-        assert self._task.loss is not None
-        return [
-            float(self._task.loss(output, target)),
-            *(float(m(output, target)) for m in self._task.metrics.values()),
-        ]
+        with self._replica.precision.autocast():
+            output = strategy.infer(self._replica, inputs)
+            if output is None:
+                return None
+            assert self._task.loss is not None
+            loss = float(self._task.loss(output, target))
+        output = self._replica.precision.widened(output)  # metrics may not know half precision
+        return [loss, *(float(m(output, target)) for m in self._task.metrics.values())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +27,7 @@ def describe_failure(error: Exception, world: World) -> dict[str, Any]:
     clear = True
     if isinstance(error, ShoalError):
         message = str(error)
-    elif _is_memory(error):
+    elif is_memory_error(error):
         message = (
             f"{who} ran out of memory ({_one_line(error)}); use a smaller batch_size, accumulate=2 or more, "
             "or fewer workers."
@@ -57,8 +58,9 @@ def _is_ours(frame: TracebackType) -> bool:
     return filename.startswith(_PYTHON_LOADERS) or filename.startswith(_SHOAL)
 
 
-def _is_memory(error: Exception) -> bool:
-    if isinstance(error, MemoryError):
+def is_memory_error(error: BaseException) -> bool:
+    """Whether the system has refused more memory."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _NO_MEMORY)
 

@@ -22,6 +22,7 @@ from shoal.roles.training import make_schedule
 from shoal.spec import Job, Task, World
 from shoal.strategies.base import Work
 from shoal.strategies.gradients import backward_part, check_weight
+from shoal.strategies.mesh.tensor.cutting import explain_width
 from shoal.strategies.optimizers import StateSchema, state_schema
 from shoal.strategies.ps.blocks import parcels_of
 from shoal.strategies.replica import Replica
@@ -37,7 +38,8 @@ def inspect(job: Job, world: World, reporter: Reporter) -> None:
     probe = Probe(task, train, "task")
     folder = Path(job.run_dir)
     reporter.on_state("ready", 0)
-    facts = _facts_of_model(probe.replica) | _facts_of_data(task, train, job.options)
+    width = explain_width(probe.replica, **job.options["width"]) if "width" in job.options else []
+    facts = _facts_of_model(probe.replica) | _facts_of_data(task, train, job.options) | {"width": width}
     if job.options.get("probe", True):
         save_tensors(folder / "model.safetensors", probe.replica.module.state_dict())
         facts |= {
@@ -52,13 +54,14 @@ def inspect(job: Job, world: World, reporter: Reporter) -> None:
 
 def _facts_of_model(replica: Replica) -> dict[str, Any]:
     module, schema = replica.module, state_schema(replica.optimizer)
+    replica.train_mode()
     parcels = parcels_of(module, replica.trained)
     return {
         "trained": list(replica.trained),
         "untrained": list(replica.untrained),
         "buffers": [name for name, _ in module.named_buffers()],
         "optimizer": type(replica.optimizer).__name__,
-        "has_batchnorm": any(isinstance(layer, _BatchNorm) for layer in module.modules()),
+        "has_batchnorm": any(isinstance(layer, _BatchNorm) and layer.training for layer in module.modules()),
         "parcels": [asdict(parcel) for parcel in parcels],
         # Not known for optimizers that do not work element by element.
         "state_bytes": None if schema is None else _state_bytes(schema, parcels),
@@ -78,6 +81,7 @@ def _facts_of_data(task: Task, train: Any, world: Mapping[str, Any]) -> dict[str
         "seed": task.seed,
         "batch_size": task.batch_size,
         "batch_per_worker": task.batch_per_worker,
+        "accumulate": task.accumulate,
         "global_batch": schedule.batch_size,
         "total_steps": schedule.total_steps,
     }
@@ -92,7 +96,7 @@ class Probe:
         self._feed = Feed(task, train, numerics=numerics)
         samples = order.samples(0, 0, min(task.batch_size, order.length))
         self._cut = Cut(0, samples, len(samples))
-        self.replica = Replica(task, numerics=numerics, sample=lambda: self._feed.batch(samples[:1]))
+        self.replica = Replica(task, numerics=numerics, sample=lambda: self._feed.batch(samples[:2]))
 
     def loss(self) -> float:
         """The loss of the initial model."""

@@ -9,6 +9,7 @@ from typing import Any
 from shoal.comm.channel import Channel
 from shoal.roles.chaos import Sabotage
 from shoal.roles.hosting import ADOPT, RELEASE, MoveOrder, OrderBook, PlacesMoved
+from shoal.roles.peak import peak_memory
 from shoal.roles.pulse import Pulse
 from shoal.roles.timeline import Timeline
 from shoal.spec import World
@@ -169,4 +170,4 @@ class Reporter:
 
     def done(self, results: dict[str, Any]) -> None:
         self.on_state("done", self.step)
-        self.send({"kind": "done", "results": results})
+        self.send({"kind": "done", "results": results, "memory": peak_memory(self._world.device)})

@@ -16,6 +16,7 @@ from shoal.roles.borders import Borders
 from shoal.roles.checkpointing import Checkpointing, check_position, read_start
 from shoal.roles.departure import Departure
 from shoal.roles.loading import load_task
+from shoal.roles.memory import check_fits
 from shoal.roles.reporter import Reporter
 from shoal.roles.training import Outcome, Training
 from shoal.spec import Job, ParameterServer, World
@@ -40,13 +41,23 @@ class ServedTraining:
 
     def __init__(self, job: Job, world: World, reporter: Reporter) -> None:
         task = load_task(job)
+        check_fits(job, task)
         if not job.options.get("evaluate", True):
             task = replace(task, test=None, stop=None)
         spec = job.spec
         assert isinstance(spec, ParameterServer)
         self.world = world
         start = read_start(job)
-        self.training = Training(task, SingleProcess(), world, job.num_slots, numerics=job.numerics, start=start)
+        self.training = Training(
+            task,
+            SingleProcess(),
+            world,
+            job.num_slots,
+            numerics=job.numerics,
+            start=start,
+            precision=job.precision,
+            recompute=job.recompute,
+        )
         self.served = Served.open(
             spec, self.training.replica, world, slots=job.num_slots, workers=job.cluster.workers
         )
@@ -283,7 +294,8 @@ class ServedTraining:
         step = self._begun_at + steps
         self.client.fetch()
         self._checkpoints.note_step(step, self._loss)
-        self._checkpoints.save(step, self.client.puller.snapshot, waited_s)
+        model = self.training.replica.module.state_dict
+        self._checkpoints.save(step, model, self.client.puller.snapshot, waited_s)
 
     def _committed_samples(self) -> int | None:
         """What all workers together have trained on, as far as is known here; None where they go in lockstep."""

@@ -15,7 +15,9 @@ from shoal.errors import PeerLost, SpecError
 from shoal.roles.hosting import MoveOrder
 from shoal.roles.joining import share_segment
 from shoal.roles.training import Outcome, Training
-from shoal.spec import Data, StrategySpec, Task, World, parse_strategy
+from shoal.spec import Data, Layer, ModelParallel, StrategySpec, Task, World, parse_strategy
+from shoal.spec.checks import require_choice
+from shoal.spec.precision import PRECISIONS
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Part, Piece, Setting, StepResult, Work
 
@@ -34,9 +36,20 @@ class Trainer:
         strategy: str | StrategySpec = "data",
         world: World | None = None,
         slots: int | None = None,
+        precision: str = "fp32",
+        recompute: bool = False,
     ) -> None:
         keep_freed_memory()
         spec = parse_strategy(strategy)
+        if isinstance(spec, ModelParallel):
+            raise SpecError(
+                f"Trainer: strategy={spec} leaves each process a part of the model, which only `shoal train` and "
+                "shoal.train(...) put together again; use data here."
+            )
+        if isinstance(spec, Layer):
+            raise SpecError(
+                f"Trainer: strategy={spec} is for `shoal train` and shoal.train(...) alone; use data here."
+            )
         if not isinstance(spec, Data):
             raise SpecError(
                 f"Trainer: strategy={spec} needs processes besides those that train, which only `shoal train` and "
@@ -52,7 +65,10 @@ class Trainer:
                 "nothing to do; use at least as many slots as processes."
             )
         self._strategy = make_strategy(spec, self.world, slots)
-        self._training = Training(task, self._strategy, self.world, slots)
+        require_choice("Trainer", "precision", precision, PRECISIONS)
+        self._training = Training(
+            task, self._strategy, self.world, slots, precision=precision, recompute=recompute
+        )
         self._setting = Setting(
             world=self.world,
             slots=slots,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from shoal.errors import TaskError
@@ -19,6 +20,7 @@ from shoal.roles.shipping import ShippedSet, open_dataset
 from shoal.roles.witness import Witness
 from shoal.spec import Task, World
 from shoal.strategies.base import Extent, Part, Setting, StepResult, Strategy, Work
+from shoal.strategies.parking import Parking
 from shoal.strategies.replica import Replica
 from shoal.strategies.start import Start
 
@@ -78,6 +80,9 @@ class Training:
         *,
         numerics: str = "task",
         start: Start | None = None,
+        parking: Parking | None = None,
+        precision: str = "fp32",
+        recompute: bool = False,
     ) -> None:
         self.task = task
         self.world = world
@@ -91,8 +96,11 @@ class Training:
             task,
             numerics=numerics,
             device=world.device,
-            sample=lambda: sample_feed.batch(order.samples(0, 0, 1)),
+            sample=lambda: sample_feed.batch(order.samples(0, 0, min(2, order.length))),
             start=start,
+            parking=parking,
+            precision=precision,
+            recompute=recompute,
         )
         self.strategy = strategy
         self.evaluator: Evaluator | None = None
@@ -129,7 +137,14 @@ class Training:
             smallest_batch=self.schedule.smallest_batch,
         )
 
-    def work(self, step: int, slots: Iterable[int], *, stop: bool = False, apart: bool = False) -> Work:
+    def sample(self) -> Any:
+        """A batch as large as a slot's pieces, from the first samples."""
+        count = max(1, self.schedule.batch_size // (self.slots * self.task.accumulate))
+        return self._feed.batch(self.schedule.order.samples(0, 0, min(count, self.schedule.order.length)))
+
+    def work(
+        self, step: int, slots: Iterable[int], *, stop: bool = False, save: bool = False, apart: bool = False
+    ) -> Work:
         """This step's part for a process that fills these slots; `apart`: each is a batch of its own."""
 
         sizes = self.sizes(step)
@@ -137,7 +152,7 @@ class Training:
         def parts(chosen: Iterable[int]) -> tuple[Part, ...]:
             return tuple(self._part(cut, step, apart=apart) for cut in self.schedule.cuts(step, chosen, sizes))
 
-        return Work(step, parts(slots), self.task.seed, stop, lambda: parts(range(self.slots)))
+        return Work(step, parts(slots), self.task.seed, stop, save, lambda: parts(range(self.slots)))
 
     def _part(self, cut: Cut, step: int, *, apart: bool) -> Part:
         part = self._feed.part(cut.alone() if apart else cut, self.task.seed, step)
@@ -208,8 +223,8 @@ class Training:
                     history.setdefault(name, []).append(value)
                 if self.task.stop is not None and self.task.stop.reached(history[self.task.stop.metric]):
                     reason = "plateau"
-            if self.checkpoints is not None and step > committed and self.world.is_first:
-                self._save_if_due(step, self.checkpoints, is_last=bool(reason))
+            if self.checkpoints is not None and step > committed:
+                self._save_if_due(step, self.checkpoints, asked=result.save, is_last=bool(reason))
             if reason:
                 return Outcome(step, result.loss, results, reason)
         raise AssertionError("a run has at least one step, and its last ends it")
@@ -220,12 +235,17 @@ class Training:
         if self.book is not None and committed >= first:
             self.book.commit_past(first, *self.strategy.past(first, committed))
 
-    def _save_if_due(self, step: int, checkpoints: Checkpointing, *, is_last: bool) -> None:
+    def _save_if_due(self, step: int, checkpoints: Checkpointing, *, asked: bool, is_last: bool) -> None:
         """Nobody can go on before this process, which has a part in every step: the state stands still."""
+        strategy, model = self.strategy, partial(self.strategy.model_state, self.replica)
         checkpoints.failures = self.world.generation
-        if checkpoints.is_due(step) or (is_last and checkpoints.is_on):
-            self.strategy.settle()
-            checkpoints.save(step, self.strategy.snapshot)
+        at_end = is_last and checkpoints.is_on
+        if not self.world.is_first:
+            if strategy.gathers and (asked or at_end):
+                model()
+                strategy.snapshot()
+        elif at_end or (asked if strategy.gathers else checkpoints.is_due(step)):
+            checkpoints.save(step, model, strategy.snapshot)
 
     def _take_step(self, step: int, setting: Setting, observer: Observer, *, stop: bool) -> StepResult:
         def act() -> StepResult:
@@ -233,9 +253,16 @@ class Training:
             slots = [slot for place in places for slot in setting.slots_at(step, place)]
             coming = ((at, slot) for at in steps for place in places for slot in setting.slots_at(at, place))
             self.foresee(coming, step)
-            return self.strategy.step(self.work(step, slots, stop=stop))
+            return self.strategy.step(self.work(step, slots, stop=stop, save=self._wants_save(step)))
 
         return self._despite_moves(observer, act)
+
+    def _wants_save(self, step: int) -> bool:
+        """Whether to ask all, in this step, to save after it; only needed where they must do so together."""
+        checkpoints = self.checkpoints
+        return (
+            self.strategy.gathers and self.world.is_first and checkpoints is not None and checkpoints.is_due(step)
+        )
 
     def _despite_moves(self, observer: Observer, act: Callable[[], T]) -> T:
         """What `act` returns; where it was left because places came to this process, it is done with them, too."""

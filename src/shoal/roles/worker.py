@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from shoal.arena import keep_freed_memory
-from shoal.checkpoint import save_tensors
+from shoal.checkpoint import save_stream, save_tensors
 from shoal.comm.channel import Channel
 from shoal.errors import SpecError
 from shoal.ledger.book import audit
@@ -23,18 +22,19 @@ from shoal.roles.incremental import History
 from shoal.roles.inference import evaluate, predict
 from shoal.roles.inspection import inspect
 from shoal.roles.loading import load_task
+from shoal.roles.memory import check_fits, limit_memory, make_parking, memory_explained
 from shoal.roles.reporter import Reporter
 from shoal.roles.served import ServedTraining
 from shoal.roles.timeline import Timeline
 from shoal.roles.training import Outcome, Training
-from shoal.spec import Data, Job, ParameterServer, World
+from shoal.spec import Data, Job, Layer, Mesh, ModelParallel, ParameterServer, Task, World, as_mesh
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Setting
 
 
 def run_worker(job: Job, world: World, channel: Channel) -> int:
     """What a `worker` or `spare` process does from its first to its last line."""
-    keep_freed_memory()
+    limit_memory(job.cluster.memory_bytes, is_frugal=_lets_parameters_go(job))
     world = replace(world, device=choose_device(job.cluster.device, world.local_rank))
     path = job.options.get("timeline")
     is_quiet = bool(job.options.get("quiet"))
@@ -45,9 +45,17 @@ def run_worker(job: Job, world: World, channel: Channel) -> int:
         sabotage=Sabotage.of(job),
         is_quiet=is_quiet,
     )
-    with nullcontext() if is_quiet else Beat(channel, reporter.pulse):
+    with nullcontext() if is_quiet else Beat(channel, reporter.pulse), memory_explained(job):
         _PURPOSES[job.purpose](job, world, reporter)
     return 0
+
+
+def _lets_parameters_go(job: Job) -> bool:
+    """Whether workers hold parameters only while they need them: what they free must not stay in the process."""
+    if not isinstance(job.spec, ModelParallel):
+        return False
+    mesh = as_mesh(job.spec, job.cluster.places)
+    return mesh.shard > 1 and mesh.stage == 3
 
 
 def _train(job: Job, world: World, reporter: Reporter) -> None:
@@ -59,7 +67,20 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     task = load_task(job)
     if not job.options.get("evaluate", True):
         task = replace(task, test=None, stop=None)
-    training = Training(task, strategy, world, job.num_slots, numerics=job.numerics, start=read_start(job))
+    if isinstance(job.spec, ModelParallel):
+        task = cut_by_microbatches(task, as_mesh(job.spec, world.world_size))
+    check_fits(job, task)
+    training = Training(
+        task,
+        strategy,
+        world,
+        job.num_slots,
+        numerics=job.numerics,
+        start=read_start(job),
+        parking=make_parking(job),
+        precision=job.precision,
+        recompute=job.recompute,
+    )
     check_position(training.replica.start, training.schedule, task.seed)
     training.checkpoints = Checkpointing(job, training.replica, training.schedule, reporter)
     _open_ledger(job, training)
@@ -87,6 +108,11 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     if outcome.reason != "released":
         _finish(job, training, outcome, reporter, strategy.snapshot, _audited(training, outcome, reporter))
     strategy.close()
+
+
+def cut_by_microbatches(task: Task, mesh: Mesh) -> Task:
+    """Parts of the batch that follow each other through a pipeline are cut as a task's own pieces are."""
+    return replace(task, accumulate=task.accumulate * mesh.num_microbatches)
 
 
 def _open_ledger(job: Job, training: Training) -> None:
@@ -144,12 +170,20 @@ def choose_device(kind: str, local_rank: int) -> str:
 
 def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
     """The company this worker finds."""
-    spec = job.spec
-    assert isinstance(spec, Data)
+    spec, workers = job.spec, job.cluster.places
+    counts = spec.slots_per_worker(job.num_slots, workers) if isinstance(spec, Data | Layer) else ()
+    lanes: tuple[int, ...] = ()
+    if isinstance(spec, ModelParallel):
+        mesh = as_mesh(spec, workers)
+        lanes = tuple(mesh.lane_of(rank) for rank in range(workers))
+    elif isinstance(spec, Layer) and spec.cuts_model:
+        lanes = (0,) * workers
     return Setting(
         world=training.world,
         slots=job.num_slots,
-        slots_per_worker=tuple(spec.slots_per_worker(job.num_slots, job.cluster.places)),
+        slots_per_worker=tuple(counts),
+        lanes=lanes,
+        sample=training.sample,
         extent=training.extent,
         clip_norm=training.task.clip_norm,
         report=reporter.line,
@@ -157,7 +191,7 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
         on_block=reporter.pulse.block,
         on_cuts=reporter.on_cuts,
         port=job.cluster.port,
-        relay=spec.partition == "relay",
+        relay=isinstance(spec, Data) and spec.partition == "relay",
     )
 
 
@@ -178,21 +212,40 @@ def _finish(
         "loss": outcome.loss,
         "reason": outcome.reason,
         "results": outcome.results,
+        **training.replica.precision.facts(),
         **(facts or {}),
     }
     if num_skipped := History(job).num_skipped:
         results["skipped_seen"] = num_skipped
-    if training.world.is_first:
-        training.strategy.settle()
-        state = training.replica.module.state_dict()
-        if job.run_dir:
+    if training.world.is_first or training.strategy.gathers:
+        results |= _save(job, training, outcome, reporter, snapshot)
+    reporter.done(results)
+
+
+def _save(
+    job: Job,
+    training: Training,
+    outcome: Outcome,
+    reporter: Reporter,
+    snapshot: Callable[[], dict[str, torch.Tensor]],
+) -> dict[str, Any]:
+    """The first worker writes the model, and the optimizer's state where it is asked for; the digests of both.
+    Where the model is cut, all others give what they hold."""
+    is_first, digests = training.world.is_first, {}
+    if job.run_dir:
+        stream = training.strategy.model_stream(training.replica)
+        if is_first:
             reporter.on_state("saving", outcome.step)
             path = Path(job.run_dir) / "model.safetensors"
-            results["digest"] = save_tensors(path, state, steps=str(outcome.step))
-            reporter.send({"kind": "saved", "path": str(path), "digest": results["digest"]})
-        if job.options.get("state"):
-            results["state_digest"] = save_tensors(Path(job.options["state"]), snapshot())
-    reporter.done(results)
+            digests["digest"] = save_stream(path, stream, steps=str(outcome.step))
+            reporter.send({"kind": "saved", "path": str(path), "digest": digests["digest"]})
+        else:
+            stream.drain()
+    if job.options.get("state"):
+        state = snapshot()
+        if is_first:
+            digests["state_digest"] = save_tensors(Path(job.options["state"]), state)
+    return digests
 
 
 _PURPOSES = {"train": _train, "evaluate": evaluate, "predict": predict, "inspect": inspect}

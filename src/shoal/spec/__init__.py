@@ -2,6 +2,8 @@
 
 from shoal.spec.cluster import Cluster
 from shoal.spec.job import Job
+from shoal.spec.layerwise import Layer, LayerForm
+from shoal.spec.model_parallel import Mesh, ModelParallel, Pipeline, Sharded, TensorParallel, as_mesh
 from shoal.spec.sampling import Fold, Stratified, Weighted
 from shoal.spec.strategy import Data, ParameterServer, StrategySpec, parse_strategy
 from shoal.spec.task import Plateau, Task
@@ -12,12 +14,20 @@ __all__ = [
     "Data",
     "Fold",
     "Job",
+    "Layer",
+    "LayerForm",
+    "Mesh",
+    "ModelParallel",
     "ParameterServer",
+    "Pipeline",
     "Plateau",
+    "Sharded",
     "StrategySpec",
     "Stratified",
     "Task",
+    "TensorParallel",
     "Weighted",
     "World",
+    "as_mesh",
     "parse_strategy",
 ]

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from shoal.errors import SpecError
+from shoal.spec.byte_sizes import parse_bytes
 from shoal.spec.checks import require_choice, require_count
 
 ENGINES = ("local",)
@@ -32,6 +33,8 @@ class Cluster:
     """With `max_workers`: the fewest processes that train; `workers` is the number to begin with."""
     max_workers: int | None = None
     """The most processes that train; into so many places the work is cut."""
+    memory: str = ""
+    """The most that each worker may use, as `1.5GiB`, beyond what it has when it starts; none: no limit."""
 
     def __post_init__(self) -> None:
         if isinstance(self.workers, str):
@@ -49,6 +52,11 @@ class Cluster:
             require_count("Cluster", "threads", self.threads)
         if self.port is not None and not 0 < self.port < 65536:
             raise SpecError(f"Cluster: port must be between 1 and 65535, found {self.port!r}.")
+        if self.memory_bytes is not None and self.device != "cpu":
+            raise SpecError(
+                f"Cluster: memory={self.memory} limits the host's memory, which device={self.device} maps as it "
+                "likes; leave memory out, or use device=cpu."
+            )
 
     def _check_limits(self) -> None:
         if self.min_workers is None and self.max_workers is None:
@@ -76,6 +84,11 @@ class Cluster:
     def written_workers(self) -> str:
         """The number of workers as one writes it: `2`, or `1:4`."""
         return str(self.workers) if self.max_workers is None else f"{self.min_workers}:{self.max_workers}"
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """`memory` as a number; None: no limit."""
+        return parse_bytes("Cluster", "memory", self.memory) if self.memory else None
 
     @property
     def threads_per_worker(self) -> int:

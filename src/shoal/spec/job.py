@@ -12,6 +12,9 @@ from shoal.spec.chaos import parse_chaos
 from shoal.spec.checkpointing import CheckpointRule
 from shoal.spec.checks import require_choice, require_count
 from shoal.spec.cluster import Cluster
+from shoal.spec.layerwise import Layer
+from shoal.spec.model_parallel import ModelParallel, as_mesh
+from shoal.spec.precision import check_precision
 from shoal.spec.sampling import Fold
 from shoal.spec.strategy import Data, ParameterServer, StrategySpec, parse_strategy
 from shoal.spec.update_path import check_update_path
@@ -50,6 +53,11 @@ class Job:
     """Where the run keeps its events, logs, model and report."""
     numerics: str = "task"
     """`task`, or `float64`: everything in double precision, dropout off, for exact comparisons."""
+    precision: str = "fp32"
+    """What models compute in: `fp32`, `bf16`, `fp16`, or `adaptive`: layers that half precision is too small for
+    stay in float32. Parameters are float32 in any case."""
+    recompute: bool = False
+    """Whether blocks of the model keep their inputs alone, and are computed again in the backward pass."""
     chaos: str = ""
     """Faults to inject: `kill worker:1 at step 50; slow worker:0 x4`, or `random:mtbf=10s`."""
     checkpoint: str = "none"
@@ -87,7 +95,7 @@ class Job:
         object.__setattr__(self, "strategy", str(spec))
         if self.slots is not None:
             require_count("Job", "slots", self.slots)
-            if self.slots < self.cluster.places:
+            if self.slots < self.cluster.places and not _cuts_model(spec):
                 raise SpecError(
                     f"Job: slots={self.slots} is fewer than workers={self.cluster.places}, so some would "
                     "have nothing to do; use at least as many slots as workers."
@@ -101,6 +109,11 @@ class Job:
             _check_moves(spec, self)
         elif isinstance(spec, ParameterServer):
             _check_served(spec, self)
+        elif isinstance(spec, ModelParallel):
+            _check_cut(spec, self)
+        elif isinstance(spec, Layer):
+            _check_layers(spec, self)
+        check_precision(spec, self)
         if self.chaos:
             _check_chaos(spec, self)
 
@@ -112,6 +125,10 @@ class Job:
         spec = self.spec
         if isinstance(spec, ParameterServer):
             return self.cluster.workers * spec.cells_per_worker
+        if isinstance(spec, ModelParallel):
+            return as_mesh(spec, self.cluster.places).lanes
+        if isinstance(spec, Layer) and spec.cuts_model:
+            return 1
         if isinstance(spec, Data) and spec.partition == "relay":
             return 1
         return sum(spec.counts) if isinstance(spec, Data) and spec.counts else self.cluster.places
@@ -197,6 +214,48 @@ def _check_moves(spec: Data, job: Job) -> None:
         raise SpecError(
             f"Job: {asked} lets a worker do the work of another, but batchnorm=sync needs a process of its own "
             "for every slot; use batchnorm=local, or on_failure=replace and a fixed number of workers."
+        )
+
+
+def _cuts_model(spec: StrategySpec) -> bool:
+    """Whether each worker holds a part of the model."""
+    return isinstance(spec, ModelParallel) or (isinstance(spec, Layer) and spec.cuts_model)
+
+
+def _moves_asked(job: Job) -> list[str]:
+    """What takes processes that can take each other's place."""
+    asked = {
+        "spares": job.cluster.spares,
+        "limits of workers": job.cluster.max_workers is not None,
+        "on_failure=shrink": job.on_failure == "shrink",
+    }
+    return [name for name, is_set in asked.items() if is_set]
+
+
+def _check_layers(spec: Layer, job: Job) -> None:
+    """Layers that are placed, decoupled, or take turns."""
+    spec.check_workers(job.cluster.places)
+    if spec.cuts_model:
+        _check_cut(spec, job)
+    elif wrong := _moves_asked(job):
+        raise SpecError(
+            f"Job: strategy={spec} sums gradients over sockets and cannot replace workers, which does not go "
+            f"together with {', '.join(wrong)}; leave them out; resume where one is lost."
+        )
+
+
+def _check_cut(spec: ModelParallel | Layer, job: Job) -> None:
+    """Where each worker holds a part of the model, nobody can take another's place."""
+    lanes = 1 if isinstance(spec, Layer) else as_mesh(spec, job.cluster.places).lanes
+    if wrong := _moves_asked(job):
+        raise SpecError(
+            f"Job: with strategy={spec} each worker holds a part of the model that nobody else has, which does "
+            f"not go together with {', '.join(wrong)}; leave them out; resume where one is lost."
+        )
+    if job.slots not in (None, lanes):
+        raise SpecError(
+            f"Job: slots={job.slots}, but strategy={spec} cuts every batch into {lanes}, one part for each line "
+            "of workers; leave slots out."
         )
 
 

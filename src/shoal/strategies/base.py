@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shoal.checkpoint.model_stream import TensorStream
 from shoal.ledger.shares import Sizes
 from shoal.spec import World
-from shoal.strategies.replica import Replica
+from shoal.strategies.replica import Replica, call_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +45,8 @@ class Work:
     """With step and slot it decides every random number, whoever draws it."""
     stop: bool = False
     """This process asks that the step be the last."""
+    save: bool = False
+    """This process asks that the state be saved after the step; for strategies that gather it."""
     all_parts: Callable[[], tuple[Part, ...]] | None = None
     """The parts of all slots, for optimizers that evaluate the loss again within a step."""
 
@@ -56,6 +59,8 @@ class StepResult:
     weight: float
     stop: bool
     """Somebody asked that this step be the last."""
+    save: bool = False
+    """Somebody asked that the state be saved now."""
     skipped: float = 0.0
     """What those parts would have counted that were learnt already."""
     skipped_parts: int = 0
@@ -100,6 +105,10 @@ class Setting:
 
     relay: bool = False
     """Whether workers take turns, each with whole batches, in place of sharing every batch."""
+    lanes: tuple[int, ...] = ()
+    """By worker: the slot that it works on, where several work on one; none: each has its own."""
+    sample: Callable[[], Any] | None = None
+    """Makes a batch as large as the pieces of a step, for whoever must see the model run before it trains."""
 
     def relay_owner(self, step: int) -> int:
         """Who takes this step where workers take turns: each has one block of consecutive steps in an epoch."""
@@ -114,12 +123,18 @@ class Setting:
 
     def slots_of(self, place: int) -> range:
         """The slots that belong to a worker's place."""
+        if self.lanes:
+            return range(self.lanes[place], self.lanes[place] + 1)
         start = sum(self.slots_per_worker[:place])
         return range(start, start + self.slots_per_worker[place])
 
 
 class Strategy(Protocol):
     """One way for many processes to train one model."""
+
+    gathers: bool
+    """Whether the model is cut: all processes must call `infer`, `model_state`, `model_stream` and `snapshot`
+    together."""
 
     def open(self, replica: Replica, setting: Setting) -> None:
         """Join the others. Afterwards the replica's parameters are the job's."""
@@ -149,11 +164,49 @@ class Strategy(Protocol):
         `serial` rises by call; one that was left in the middle is made again with the same.
         """
 
+    def lanes(self, world: World) -> int:
+        """How many batches are evaluated at a time."""
+
+    def infer(self, replica: Replica, inputs: Any) -> Any:
+        """The model's output; None where another process has it."""
+
     def settle(self) -> None:
         """Bring the replica's parameters and buffers to the last committed step."""
+
+    def model_state(self, replica: Replica) -> dict[str, torch.Tensor]:
+        """The whole model's state after the last committed step, at the first worker."""
+
+    def model_stream(self, replica: Replica) -> TensorStream:
+        """The same, one tensor after the other; others than the first worker drain it."""
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Optimizer state by whole-parameter names, `parameter/key`; parameters are the replica's own."""
 
     def close(self) -> None:
         """Leave; the replica keeps its last values."""
+
+
+class WholeModel:
+    """For strategies in which every process has the whole model."""
+
+    gathers = False
+
+    def lanes(self, world: World) -> int:
+        """One batch for each worker."""
+        return world.world_size
+
+    def infer(self, replica: Replica, inputs: Any) -> Any:
+        """What the replica makes of it."""
+        return call_model(replica.module, inputs)
+
+    def settle(self) -> None:
+        """Where nothing else is said, the replica is always where it should be."""
+
+    def model_state(self, replica: Replica) -> dict[str, torch.Tensor]:
+        """The replica's own."""
+        self.settle()
+        return replica.module.state_dict()
+
+    def model_stream(self, replica: Replica) -> TensorStream:
+        """All of them are there."""
+        return TensorStream.of(self.model_state(replica))

@@ -11,7 +11,7 @@ import torch
 
 from shoal.errors import Diverged, SpecError, TaskError
 from shoal.ledger.order import mix
-from shoal.spec import Data, ParameterServer, StrategySpec
+from shoal.spec import Data, Mesh, ParameterServer, StrategySpec
 from shoal.strategies.base import Part, StepResult, Work
 from shoal.strategies.replica import Replica, call_model
 
@@ -24,15 +24,21 @@ def seed_slot(work: Work, slot: int, device: str) -> None:
         torch.cuda.manual_seed(key)
 
 
-def task_loss(replica: Replica, batch: Any) -> torch.Tensor:
-    """The task's loss on a batch, checked to be one number."""
+def task_loss(replica: Replica, batch: Any, step: int = 0) -> torch.Tensor:
+    """The task's loss on a batch, checked to be one number; 0 where it belongs to no step."""
     task = replica.task
-    if task.objective is not None:
-        loss = task.objective(replica.module, batch)
-    else:
-        inputs, target = split_batch(batch)
-        assert task.loss is not None
-        loss = task.loss(call_model(replica.module, inputs), target)
+    with replica.precision.autocast(step):
+        if task.objective is not None:
+            loss = task.objective(replica.module, batch)
+        else:
+            inputs, target = split_batch(batch)
+            assert task.loss is not None
+            loss = task.loss(call_model(replica.module, inputs), target)
+    return replica.precision.widened(check_loss(loss))
+
+
+def check_loss(loss: Any) -> torch.Tensor:
+    """A loss must be one number."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise TaskError(
@@ -40,6 +46,15 @@ def task_loss(replica: Replica, batch: Any) -> torch.Tensor:
             "take its mean over the batch, for instance with reduction='mean'."
         )
     return loss
+
+
+def check_finite(value: float, work: Work, part: Part) -> None:
+    """A loss that is no number spoils all that follows."""
+    if not math.isfinite(value):
+        raise Diverged(
+            f"Task: the loss is {value} at step {work.step} (slot {part.slot}); lower the learning rate, "
+            "set clip_norm, or look for bad samples in this batch."
+        )
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
@@ -90,7 +105,7 @@ def backward_part(replica: Replica, work: Work, part: Part, backward: Backward =
     """Backward over a slot's batches; gradients go to `p.grad`.
 
     Each loss is weighted by its share of the whole batch where that is known beforehand, else by its bare
-    weight; whoever sums the slots then divides by the total.
+    weight; whoever sums the slots then divides by the total, and by the scale of the replica's precision.
     """
     seed_slot(work, part.slot, replica.device)
     sums, learnt = Sums(), replica.task.skip_loss_below
@@ -98,25 +113,30 @@ def backward_part(replica: Replica, work: Work, part: Part, backward: Backward =
         sums += Sums(samples=samples)
         if not weight:  # padding alone: it counts nothing, and its mean is not a number
             continue
-        loss = task_loss(replica, batch)
+        loss = task_loss(replica, batch, work.step)
         value = loss.item()
-        if not math.isfinite(value):
-            raise Diverged(
-                f"Task: the loss is {value} at step {work.step} (slot {part.slot}); lower the learning rate, "
-                "set clip_norm, or look for bad samples in this batch."
-            )
+        check_finite(value, work, part)
         if learnt is not None and value < learnt:
             sums += Sums(value * weight, 0.0, weight, 1.0)
             continue
         share = weight if part.total_weight is None else weight / part.total_weight
+        share *= replica.precision.scale
         backward(loss, None if share == 1.0 else torch.full_like(loss, share))
         sums += Sums(value * weight, weight)
     return sums
 
 
-def step_result(sums: Sums, *, stop: bool, counts: Sequence[int]) -> StepResult:
+def step_result(sums: Sums, *, stop: bool, counts: Sequence[int], save: bool = False) -> StepResult:
     """What a step's sums are told as; `counts`: the samples of each slot."""
-    return StepResult(sums.mean_loss, sums.weight, stop, sums.skipped, int(sums.skipped_parts), tuple(counts))
+    return StepResult(
+        loss=sums.mean_loss,
+        weight=sums.weight,
+        stop=stop,
+        save=save,
+        skipped=sums.skipped,
+        skipped_parts=int(sums.skipped_parts),
+        counts=tuple(counts),
+    )
 
 
 def check_skipping(replica: Replica, spec: StrategySpec | None = None) -> None:
@@ -128,7 +148,7 @@ def check_skipping(replica: Replica, spec: StrategySpec | None = None) -> None:
             "Task: skip_loss_below leaves parts of a batch out by their loss, which LBFGS evaluates several times "
             "per step; use another optimizer."
         )
-    if isinstance(spec, ParameterServer):
+    if isinstance(spec, ParameterServer | Mesh):
         raise SpecError(
             f"Task: skip_loss_below leaves parts of a batch out of its mean, which strategy={spec} cannot; use "
             "data."

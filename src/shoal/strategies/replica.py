@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from shoal.errors import TaskError
+from shoal.errors import SpecError, TaskError
 from shoal.spec import Task
+from shoal.spec.precision import SCALED
 from shoal.strategies.optimizers import prefer_fused
+from shoal.strategies.parking import Parking
+from shoal.strategies.precision import Precision, layers_of
+from shoal.strategies.recompute import recompute_blocks
 from shoal.strategies.start import Start
 
 
 class Replica:
-    """What one process builds from a task. Its parameters may lie in memory that others share."""
+    """What one process builds from a task. Its parameters may lie in memory that others share, or in a file."""
 
     def __init__(
         self,
@@ -26,13 +31,21 @@ class Replica:
         device: str = "cpu",
         sample: Callable[[], Any] | None = None,
         start: Start | None = None,
+        parking: Parking | None = None,
+        precision: str = "fp32",
+        recompute: bool = False,
     ) -> None:
         self.task = task
         self.start = start or Start()
         self.numerics = numerics
         self.device = device
+        self.sample = sample
+        """Reads a few samples as a batch, in the host's memory; for whoever must see the whole model at work."""
         torch.manual_seed(task.seed)
-        self.module = self._make_module(sample)
+        with nullcontext() if parking is None else parking.building():
+            self.module = self._make_module(sample)
+        if parking is not None:
+            parking.park_rest(self.module)
         self.start.load_model(self.module)
         self.optimizer = self._make_optimizer()
         self.scheduler = None if task.scheduler is None else task.scheduler(self.optimizer)
@@ -52,6 +65,24 @@ class Replica:
                 "Task: the optimizer was given no parameter of the model that needs a gradient; "
                 "pass it the parameters that `optimizer` receives."
             )
+        self.precision = self._make_precision(precision)
+        """In which numbers it computes."""
+        self.recomputes = recompute
+        """Whether blocks of the model are computed again in the backward pass."""
+        if recompute and not recompute_blocks(self.module):
+            raise SpecError(
+                f"recompute: the model ({type(self.module).__name__}) has no repeated blocks (several of a kind "
+                "in a Sequential or ModuleList) to compute twice; leave recompute out."
+            )
+
+    def _make_precision(self, kind: str) -> Precision:
+        if kind in SCALED and isinstance(self.optimizer, torch.optim.LBFGS):
+            raise SpecError(
+                f"Job: precision={kind} may skip a step, but LBFGS evaluates the loss several times in each; use "
+                "bf16, or another optimizer."
+            )
+        layers, saved = layers_of(self.module, self.trained), self.start.facts.get("precision")
+        return Precision(kind, device=self.device, layers=layers, saved=saved)
 
     def _make_module(self, sample: Callable[[], Any] | None) -> nn.Module:
         module = self.task.model()
@@ -93,6 +124,18 @@ class Replica:
             )
         prefer_fused(optimizer)
         return optimizer
+
+    def forget_whole(self, module: nn.Module) -> None:
+        """The model has been cut: keep only this process's part of it, and of the whole its names and shapes."""
+        self.module = module
+        shapes = {
+            id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+            for p in (*self.trained.values(), *self.untrained.values())
+        }
+        for named in (self.trained, self.untrained):
+            named.update({name: shapes[id(p)] for name, p in named.items()})
+        for group in self.optimizer.param_groups:
+            group["params"] = [shapes[id(p)] for p in group["params"]]
 
     def train_mode(self) -> None:
         """Ready for a training step."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shoal.ledger.cut_log import CutLog
 from shoal.observe.wording import plural
-from shoal.spec import Data, Job, ParameterServer
+from shoal.spec import Job, ParameterServer
 from shoal.verify.bounds import FLOAT64_BOUND, first_step_bound
 from shoal.verify.claims import Claim
 from shoal.verify.jobs import alone, with_overrides
 from shoal.verify.judging import STATE, Comparison, compare_trials, movement
+from shoal.verify.reference import Reference
 from shoal.verify.report import BITWISE, Report, Row, Verdict
 from shoal.verify.trials import Facts, Laboratory, Trial
 
@@ -22,9 +22,11 @@ NUM_TRIALS = 6
 """Where every bit must be equal: inspection, and five runs to compare."""
 _DRIFT = "rounding drifts apart over steps in float32; judged are the first step and all steps in float64"
 _OTHER_NUMBERS = "random numbers (dropout, augmentation) are drawn for each part of a batch, so other ones here"
+_DRAWN_BY_SEVERAL = (
+    "several processes compute one pass, each with random numbers (dropout) of its own; judged is float64, without"
+)
 _OTHER_FUNCTION = "BatchNorm of a part of the batch is another function than of the whole"
 _OWN_STATES = "with push=parameters each worker has an optimizer of its own, and the servers have none to compare"
-_SAME_SLOTS = "one process, the same slots"
 
 
 def compare_bits(laboratory: Laboratory, job: Job, facts: Facts, initial: Tensors, claim: Claim) -> Report:
@@ -46,11 +48,10 @@ class _Verification:
     def __init__(self, laboratory: Laboratory, job: Job, facts: Facts, claim: Claim) -> None:
         self.laboratory = laboratory
         self.facts = facts
+        self.reference = Reference(job, facts)
+        self.job = self.reference.job
+        self.bitwise = claim is Claim.BITS and not self.reference.synchronised
         spec = job.spec
-        synchronised = isinstance(spec, Data) and spec.batchnorm == "sync" and facts.has_batchnorm
-        self.job = with_overrides(job, facts.synchronised_batch(job.cluster.workers)) if synchronised else job
-        self.bitwise = claim is Claim.BITS and not synchronised
-        self.reference = _Reference(laboratory, facts, synchronised)
         self._own_states = isinstance(spec, ParameterServer) and spec.push == "parameters"
 
     def run(self, initial: Tensors) -> tuple[list[Row], int]:
@@ -62,7 +63,7 @@ class _Verification:
         if not self.bitwise:
             rows += self._first_step()
         split = self.laboratory.train(f"{_workers(self.job)}, {self.job.strategy}", self.job)
-        same = self.reference.train(self.job, split.cuts)
+        same = self._alone(self.job, split.cuts)
         comparison = Comparison(
             title=self.reference.title,
             bound=lambda what: BITWISE if self.bitwise else None,
@@ -79,69 +80,44 @@ class _Verification:
             )
         return rows, split.steps
 
+    def _alone(self, job: Job, cuts: CutLog | None = None) -> Trial:
+        return self.laboratory.train(self.reference.title, self.reference.same(job, cuts))
+
     def _compare(self, comparison: Comparison, ours: Trial, reference: Trial) -> list[Row]:
         rows = compare_trials(comparison, ours, reference, self.facts)
         return [row for row in rows if row.what != STATE] if self._own_states else rows
 
     def _first_step(self) -> list[Row]:
         job = with_overrides(self.job, {"max_steps": 1})
-        facts, synchronised = self.facts, self.reference.synchronised
+        facts, reference = self.facts, self.reference
         split = self.laboratory.train(f"{_workers(job)}, first step", job)
-        same = self.reference.train(job)
-        title = f"{self.reference.title}, first step"
-        if synchronised and facts.random:
-            return self._compare(Comparison(title=title, note=_OTHER_NUMBERS), split, same)
+        same = self._alone(job)
+        title = f"{reference.title}, first step"
+        if facts.random and (reference.synchronised or reference.draws_otherwise):
+            note = _OTHER_NUMBERS if reference.synchronised else _DRAWN_BY_SEVERAL
+            return self._compare(Comparison(title=title, note=note), split, same)
 
         def bound(what: str) -> float:
-            return first_step_bound(what, facts.optimizer, synchronised=synchronised)
+            return first_step_bound(what, facts.optimizer, synchronised=reference.synchronised)
 
         return self._compare(Comparison(title=title, bound=bound), split, same)
 
     def _in_double(self) -> list[Row]:
-        """All steps in float64, against the whole batch where parts of it compute the same function."""
-        facts, workers, spec = self.facts, self.job.cluster.workers, self.job.spec
-        job, slots = replace(self.job, numerics="float64"), None
-        title = "one process in float64, whole batch"
-        if facts.has_batchnorm and isinstance(spec, Data):
-            # Only synchronised layers compute the same function on parts as on the whole.
-            strategy = str(replace(spec, batchnorm="sync", shares="even"))
-            job = with_overrides(replace(job, strategy=strategy, slots=None), facts.synchronised_batch(workers))
-            title += ", BatchNorm synchronised"
-        elif facts.has_batchnorm:
-            slots, title = job.num_slots, "one process in float64, the same slots"
-        split = self.laboratory.train(f"{_workers(job)} in float64", job)
-        whole = self.laboratory.train(title, alone(job, facts, slots=slots))
-        other_numbers = facts.random_in_float64 and slots is None
+        pair = self.reference.in_double()
+        ours = self.laboratory.train(f"{_workers(pair.ours)} in float64", pair.ours)
+        reference = self.laboratory.train(pair.title, pair.reference)
         comparison = Comparison(
-            title=title,
-            bound=lambda what: None if other_numbers else FLOAT64_BOUND,
-            note=_OTHER_NUMBERS * other_numbers,
+            title=pair.title,
+            bound=lambda what: None if pair.other_numbers else FLOAT64_BOUND,
+            note=_OTHER_NUMBERS * pair.other_numbers,
         )
-        return self._compare(comparison, split, whole)
+        return self._compare(comparison, ours, reference)
 
     def _against_whole_batch(self, split: Trial) -> list[Row]:
         title = "one process in float32, whole batch"
         whole = self.laboratory.train(title, alone(self.job, self.facts))
         note = _OTHER_FUNCTION if self.facts.has_batchnorm else _OTHER_NUMBERS * self.facts.random
         return self._compare(Comparison(title=title, note=note), split, whole)
-
-
-@dataclass(frozen=True)
-class _Reference:
-    """One process that should compute the same in float32: the same slots, or the whole batch where
-    synchronised BatchNorm makes slots compute that."""
-
-    laboratory: Laboratory
-    facts: Facts
-    synchronised: bool
-
-    @property
-    def title(self) -> str:
-        return "one process, BatchNorm over the whole batch" if self.synchronised else _SAME_SLOTS
-
-    def train(self, job: Job, cuts: CutLog | None = None) -> Trial:
-        slots = None if self.synchronised else job.num_slots
-        return self.laboratory.train(self.title, alone(job, self.facts, slots=slots, cuts=cuts))
 
 
 def _workers(job: Job) -> str:

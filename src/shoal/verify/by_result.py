@@ -36,7 +36,7 @@ def compare_results(laboratory: Laboratory, job: Job, facts: Facts, seeds: int) 
     for seed in range(facts.seed, facts.seed + seeds):
         seeded = with_overrides(job, {"seed": seed, "evaluate_every": _NEVER})
         ours.append(_train(laboratory, seed, seeded, facts))
-        synchronous = replace(seeded, strategy=REFERENCE, slots=job.num_slots)
+        synchronous = replace(seeded, strategy=REFERENCE, slots=max(job.num_slots, job.cluster.places))
         references.append(_train(laboratory, seed, synchronous, facts))
     finished = [pair for pair in zip(ours, references, strict=True) if all(run.results for run in pair)]
     return ResultReport(

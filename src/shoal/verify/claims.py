@@ -4,6 +4,9 @@
 |------------------------------------------------------|--------|
 | `data`, sums in shared memory                        | bits   |
 | `data`, sums over sockets or by torch                | sums   |
+| `sharded`, `tensor`, `pipeline`, `mesh`              | sums   |
+| `layer`                                              | sums   |
+| … `decoupled=on`                                     | result |
 | `ps` in lockstep, direct pushes of gradients         | bits   |
 | … `via=ring`, `via=router:N`, `servers=host`         | sums   |
 | … `push=parameters`, plain SGD, `every=1`            | sums   |
@@ -19,7 +22,7 @@ from __future__ import annotations
 from enum import Enum
 
 from shoal.ps.consistency import Mode, parse_sync
-from shoal.spec import Data, ParameterServer, StrategySpec
+from shoal.spec import Data, Layer, LayerForm, ModelParallel, ParameterServer, StrategySpec
 
 LOSSLESS = ("none", "zstd")
 
@@ -39,6 +42,10 @@ def claim_of(spec: StrategySpec, workers: int, optimizer: str = "SGD") -> Claim:
     """What this strategy claims with so many workers and an optimizer of this class."""
     if isinstance(spec, ParameterServer):
         return _claim_of_served(spec, workers, optimizer)
+    if isinstance(spec, ModelParallel):
+        return Claim.SUMS
+    if isinstance(spec, Layer):
+        return Claim.RESULT if spec.form is LayerForm.DECOUPLED else Claim.SUMS
     assert isinstance(spec, Data)
     return Claim.BITS if spec.via in ("auto", "arena") else Claim.SUMS
 

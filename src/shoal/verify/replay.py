@@ -10,7 +10,7 @@ from shoal.errors import SpecError
 from shoal.ledger.cut_log import CutLog
 from shoal.observe import RunFolder
 from shoal.observe.jsonl import read_events
-from shoal.spec import Data, Job
+from shoal.spec import Job
 from shoal.verify.claims import Claim, claim_of
 from shoal.verify.jobs import alone
 from shoal.verify.report import BITWISE, Report, Row, Verdict
@@ -77,7 +77,7 @@ def _again(job: Job, facts: Facts, cuts: CutLog) -> tuple[Job, str]:
             f"verify --replay: with {spec} timing decided what came out, so no run comes out twice; compare its "
             f"results over seeds: shoal verify {job.target} --workers {workers} --strategy {spec}."
         )
-    synchronised = isinstance(spec, Data) and spec.batchnorm == "sync" and facts.has_batchnorm
+    synchronised = facts.has_batchnorm and getattr(spec, "batchnorm", "local") == "sync"
     if (workers > 1 or cuts) and claim is Claim.BITS and not synchronised:
         title = "one process, the same slots" + ", cut as they were" * bool(cuts)
         return alone(job, facts, slots=job.num_slots, cuts=cuts), title

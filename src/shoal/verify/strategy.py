@@ -34,6 +34,7 @@ def verify_strategy(
     args: Mapping[str, Any] | None = None,
     seed: int | None = None,
     seeds: int = DEFAULT_SEEDS,
+    precision: str = "fp32",
     zygote: ZygoteProcess | None = None,
     progress: Progress | None = None,
 ) -> Report | ResultReport:
@@ -42,6 +43,7 @@ def verify_strategy(
     Synchronous strategies are trained for a few `steps` and compared with one process, number by number. Where
     timing decides, no two runs are alike: such a strategy trains the whole task (or `steps` of it) with several
     `seeds`, and its results are compared with those of synchronous training on the same samples.
+    `precision` is what the model computes in, but for the comparison in float64.
     `progress(number, total, label)` is called before each of the runs.
     """
     require_count("verify", "seeds", seeds)
@@ -55,6 +57,7 @@ def verify_strategy(
         cluster=Cluster(workers=workers),
         slots=slots,
         overrides={} if seed is None else {"seed": seed},
+        precision=precision,
     )
     expected = num_trials(seeds) if claim_of(spec, workers) is Claim.RESULT else NUM_TRIALS
     with open_laboratory(expected, zygote, progress) as laboratory:

@@ -38,7 +38,9 @@ class Facts:
     seed: int
     batch_size: int
     batch_per_worker: bool
+    accumulate: int
     has_batchnorm: bool
+    """Some layers normalise by the batch, when training; not where all are frozen."""
     initial_loss: float
     """Of the first batch, before any step."""
     repeatable: bool

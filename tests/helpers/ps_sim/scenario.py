@@ -44,7 +44,7 @@ class Scenario:
 
     @property
     def shares_memory(self) -> bool:
-        """Copies of a shard lie in one memory. Nobody there is taken for dead who lives: the host knows its own."""
+        """Copies of a shard lie in one memory. Nobody is taken for dead there who lives: a host knows its own."""
         return not any(kill.role == SERVER and kill.lives_on for kill in self.kills)
 
     @property

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
+from pathlib import Path
 
 import pytest
 import torch
 
-from shoal.arena import Segment, keep_freed_memory
+from helpers.forked import in_processes
+from shoal.arena import Segment, keep_freed_memory, return_freed_memory, use_small_stacks
 from shoal.errors import LaunchError
+from shoal.spec import World
 
 
 def _mapped(nbytes: int, fd: int | None = None) -> Segment:
@@ -84,3 +88,26 @@ def test_views_outlive_the_descriptor_and_closing_twice_does_no_harm() -> None:
 
 def test_freed_memory_is_kept() -> None:
     assert keep_freed_memory()
+
+
+def test_freed_memory_is_returned_and_threads_reserve_little() -> None:
+    def work(world: World) -> tuple[int, int]:
+        assert return_freed_memory() and use_small_stacks()
+        before = _address_space()
+        torch.empty(8 << 20, dtype=torch.uint8)
+        kept = _address_space() - before
+        done = threading.Event()
+        threads = [threading.Thread(target=done.wait) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        reserved = _address_space() - before - kept
+        done.set()
+        return kept, reserved
+
+    (kept, reserved), *_ = in_processes(1, work)
+    assert kept < 4 << 20
+    assert reserved < 4 * (4 << 20)
+
+
+def _address_space() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")

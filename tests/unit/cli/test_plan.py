@@ -82,3 +82,65 @@ def test_who_waits_for_whom(strategy: str, pace: str) -> None:
 )
 def test_what_happens_on_failure(strategy: str, spares: int, words: str) -> None:
     assert words in plan(strategy, spares=spares).manner.on_failure
+
+
+def test_a_grid_says_where_every_worker_stands() -> None:
+    found = plan("mesh:data=2,tensor=2", workers=4)
+
+    seats = [(seat.worker, seat.lane, dict(seat.coordinates)) for seat in found.manner.grid]
+    assert seats == [
+        (0, 0, {"data": 0, "tensor": 0}),
+        (1, 0, {"data": 0, "tensor": 1}),
+        (2, 1, {"data": 1, "tensor": 0}),
+        (3, 1, {"data": 1, "tensor": 1}),
+    ]
+    assert (
+        "data=2 x tensor=2" in found.manner.meaning and "2 parts, one for each lane of 2" in found.manner.meaning
+    )
+    # Half the width of parameters, gradients and state for each; all buffers.
+    assert held(found) == [(4, 512 * KIB), (4, 512 * KIB), (4, 1024 * KIB), (4, 10)]
+    assert found.to_dict()["grid"][3] == {"worker": 3, "lane": 1, "coordinates": {"data": 1, "tensor": 1}}
+
+
+@pytest.mark.parametrize(
+    ("stage", "parameters", "gradients", "state"), [(1, 1024, 1024, 512), (2, 1024, 256, 512), (3, 256, 256, 512)]
+)
+def test_each_stage_of_sharding_cuts_more(stage: int, parameters: int, gradients: int, state: int) -> None:
+    memory = held(plan(f"sharded:stage={stage}", workers=4))
+
+    assert memory[:3] == [(4, parameters * KIB), (4, gradients * KIB), (4, state * KIB)]
+    # What computes needs its parameters whole for a while.
+    assert (4, 768 * KIB) in memory[3:] or stage < 3
+
+
+@pytest.mark.parametrize(
+    ("strategy", "share"),
+    [
+        ("pipeline:microbatches=2", "33%"),  # (2-1) / (2+1)
+        ("pipeline:microbatches=16,schedule=gpipe", "6%"),
+        ("pipeline:microbatches=4,schedule=interleaved", "11%"),  # two stages each: (2-1) / (2*4+1)
+        ("pipeline:microbatches=4,schedule=zero-bubble", "at most 20%"),
+    ],
+)
+def test_a_pipeline_says_how_long_it_waits(strategy: str, share: str) -> None:
+    assert f"nothing to do for {share} of a step" in plan(strategy).manner.meaning
+
+
+def test_nobody_replaces_a_part_of_the_model() -> None:
+    assert "go on with --resume" in plan("tensor").manner.on_failure
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words", "parts"),
+    [
+        ("layer", "branches go to different workers", 2),
+        ("layer:place=left@0+right@1", "as left@0+right@1 says", 2),
+        ("layer:decoupled=on", "into 2 groups of layers", 2),
+        ("layer:phases=3,every=9", "3 groups of layers take turns of 9 steps", 1),
+    ],
+)
+def test_layers_are_cut_or_take_turns(strategy: str, words: str, parts: int) -> None:
+    found = plan(strategy)
+
+    assert words in found.manner.meaning and "--resume" in found.manner.on_failure
+    assert held(found)[0] == (2, 1024 * KIB // parts)

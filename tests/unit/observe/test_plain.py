@@ -21,7 +21,7 @@ def test_whole_run_reads_as_lines(run_events):
     assert "worker 2 was lost: killed by signal 9" in lines
     assert "worker 2 was replaced by a spare in 0.12 s" in lines
     assert 5 <= sum("  epoch " in line and "  loss " in line for line in lines) <= 8
-    table = dict(line.split(maxsplit=1) for line in lines[-9:] if not line.startswith("  test"))
+    table = dict(line.split(maxsplit=1) for line in lines[-10:] if not line.startswith("  test"))
     assert table["accuracy"] == "0.9817"
     assert table["samples"] == "12,800"
     assert table["samples/s"] == "6,400"

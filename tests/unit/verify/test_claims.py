@@ -13,6 +13,13 @@ from shoal.verify.claims import Claim, claim_of
     [
         ("data", Claim.BITS),
         ("data:via=ring", Claim.SUMS),
+        ("sharded", Claim.SUMS),
+        ("tensor", Claim.SUMS),
+        ("pipeline", Claim.SUMS),
+        ("mesh:data=2", Claim.SUMS),
+        ("layer:place=left@0+right@1", Claim.SUMS),
+        ("layer:phases=2", Claim.SUMS),
+        ("layer:decoupled=on", Claim.RESULT),
         ("ps", Claim.BITS),
         ("ps:servers=3,sync=ssp:0,wire=tcp,compress=zstd", Claim.BITS),
         ("ps:sync=quorum:2/2", Claim.BITS),

@@ -18,6 +18,7 @@ FOUND = {
     "seed": 0,
     "batch_size": 24,
     "batch_per_worker": False,
+    "accumulate": 1,
     "has_batchnorm": True,
     "initial_loss": 2.0,
     "repeatable": True,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from shoal.cli.plan.data import data_manner
+from shoal.cli.plan.grid import grid_manner
+from shoal.cli.plan.layers import layer_manner
 from shoal.cli.plan.parts import Manner, Plan, Sizes
 from shoal.cli.plan.served import served_manner
 from shoal.launch.places import describe_world
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
-from shoal.spec import Data, Job, ParameterServer
+from shoal.spec import Data, Job, Layer, ModelParallel, ParameterServer
 
 
 def make_plan(job: Job, facts: Mapping[str, Any]) -> Plan:
@@ -27,7 +30,7 @@ def make_plan(job: Job, facts: Mapping[str, Any]) -> Plan:
         target=job.target,
         world=describe_world(job)["text"],
         strategy=job.strategy,
-        manner=_manner(job, parcels, sizes),
+        manner=replace(_manner(job, parcels, sizes), width=tuple(facts.get("width", ()))),
         data=(
             f"{plural(steps, 'step')} of {facts['global_batch']:,} samples ({facts['num_samples']:,} in all), "
             f"each in {plural(slots, 'slot')}: {steps * slots:,} cells"
@@ -44,5 +47,9 @@ def _manner(job: Job, parcels: tuple[Parcel, ...], sizes: Sizes) -> Manner:
     spec = job.spec
     if isinstance(spec, ParameterServer):
         return served_manner(spec, job, parcels, sizes)
+    if isinstance(spec, ModelParallel):
+        return grid_manner(spec, job, parcels, sizes)
+    if isinstance(spec, Layer):
+        return layer_manner(spec, job, sizes)
     assert isinstance(spec, Data)
     return data_manner(spec, job, sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,6 +36,17 @@ class Holding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Seat:
+    """Where a worker stands in a grid."""
+
+    worker: int
+    lane: int
+    """Which part of a batch it works on."""
+    coordinates: Mapping[str, int]
+    """By axis that has several workers: its place along it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manner:
     """How a strategy would train this model."""
 
@@ -44,6 +56,10 @@ class Manner:
     on_failure: str
     placement: Placement | None = None
     """None where no servers share the model out."""
+    grid: tuple[Seat, ...] = ()
+    """None where the model is not cut over workers."""
+    width: tuple[str, ...] = ()
+    """What becomes of which layers, where they are cut by width."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +98,10 @@ class Plan:
         plain = {name: getattr(self, name) for name in names} | asdict(self.sizes)
         plain |= {"meaning": self.manner.meaning, "on_failure": self.manner.on_failure}
         plain["memory"] = [asdict(holding) | {"total": holding.total} for holding in self.manner.memory]
+        if self.manner.width:
+            plain["width"] = list(self.manner.width)
+        if self.manner.grid:
+            plain["grid"] = [asdict(seat) for seat in self.manner.grid]
         if self.manner.placement is not None:
             rows = explain(self.manner.placement, self.parcels)
             plain["servers"] = [asdict(row) | {"cut": sorted(row.cut)} for row in rows]

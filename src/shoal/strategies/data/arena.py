@@ -11,7 +11,8 @@ process hosts one or more of them, and which ones makes no difference to a singl
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 
 from shoal.errors import LaunchError, SpecError
 from shoal.spec import Data, World
-from shoal.strategies.base import Fill, Part, Setting, StepResult, Work
+from shoal.strategies.base import Fill, Part, Setting, StepResult, WholeModel, Work
 from shoal.strategies.clipping import clip_factor
 from shoal.strategies.data.batchnorm import (
     check_setting,
@@ -29,8 +30,10 @@ from shoal.strategies.data.batchnorm import (
     synchronise,
 )
 from shoal.strategies.data.buffers import MovingBuffers
+from shoal.strategies.data.decision import Decision
 from shoal.strategies.data.direct import leave, write_directly
 from shoal.strategies.data.shared import SharedState, Sizes
+from shoal.strategies.data.shared_precision import SharedPrecision, bytes_of
 from shoal.strategies.data.slot_sums import SlotSums
 from shoal.strategies.data.speed import SpeedShares
 from shoal.strategies.data.tap import GradientTap
@@ -42,7 +45,7 @@ from shoal.strategies.optimizers import StateSchema, state_schema
 from shoal.strategies.replica import Replica
 
 
-class ArenaData:
+class ArenaData(WholeModel):
     """Parameters and optimizer state once per host, gradients once per slot, no sockets."""
 
     def __init__(self, spec: Data) -> None:
@@ -53,17 +56,19 @@ class ArenaData:
         self._setting = setting
         self._updates: dict[int, SlicedUpdate | WholeUpdate] = {}
         self._gradients: dict[int, list[torch.Tensor]] = {}
-        self._decision: _Decision | None = None
+        self._decision: Decision | None = None
         check_skipping(replica, self._spec)
         schema = state_schema(replica.optimizer)
         self._sliced = schema is not None
         self._buffers = MovingBuffers(replica.module)
         follows_speed = self._spec.shares == "speed"
         rows = setting.extent.total_steps + 1 if follows_speed else 0
-        sizes = Sizes(self._buffers.nbytes, self._exchange_bytes(), 4 * setting.slots * rows)
+        room = bytes_of(replica.precision, setting.slots)
+        sizes = Sizes(self._buffers.nbytes, self._exchange_bytes(), 4 * setting.slots * rows, *room)
         self._shared = SharedState(replica, schema or StateSchema((), ()), setting, sizes)
         self._shared.map()
         self._shares = SpeedShares(self._shared) if follows_speed else None
+        self._precision = SharedPrecision(self._shared, replica.precision)
         self._buffers.bind(self._shared)
         if setting.world.role == "worker":
             self._join(setting.world)
@@ -91,9 +96,11 @@ class ArenaData:
         shared.setting = self._setting = replace(self._setting, world=world)
         if world.is_first and shared.counters[shared.marks.opened] == 0:
             self._buffers.publish()
+            self._precision.publish(replica.start.step)
         shared.bind()
         self._tap = GradientTap(shared.params)
         self._direct = write_directly(replica.module, shared.params, self._tap)
+        replica.precision.bind(replica.module, report=self._setting.report if world.is_first else None)
         if self._spec.batchnorm == "sync":
             calls = exchange_calls(replica.module) * self._setting.extent.accumulate
             self._exchange = SlotSums(shared, calls)
@@ -136,6 +143,7 @@ class ArenaData:
 
     def step(self, work: Work) -> StepResult:
         marks, counters, step = self._shared.marks, self._shared.counters, work.step
+        self._precision.begin(step)
         missing = [part for part in work.parts if counters[marks.gradients[part.slot]] < step]
         if work.stop and missing:
             self._ask_to_stop(step)
@@ -145,12 +153,13 @@ class ArenaData:
 
         decision = self._decide(work)
         scale = decision.scale
-        if self._setting.clip_norm is not None:
+        if self._setting.clip_norm is not None and decision.is_taken:
             scale *= self._clip_coefficient(step, decision)
         for place, update in self._updates.items():
             if counters[marks.updated[place]] < step:
                 self._update_place(work, place, update, scale)
         counters.wait_all(marks.updated, step)  # committed
+        self._replica.precision.adopt(decision.half)
         stop = any(0 < counters[mark] <= step for mark in marks.stop_at)
         result = step_result(decision.sums, stop=stop, counts=decision.counts)
         if step < len(self._shared.losses):
@@ -190,10 +199,16 @@ class ArenaData:
         if self._spec.batchnorm == "sync":
             check_took_part(sums.weight, work.step)
         shared.results[part.slot] = sums.values
+        self._precision.note(work.step, part.slot, self._taken_gradients(part.slot))
         self._buffers.store(part.slot)
         return sums
 
-    def _decide(self, work: Work) -> _Decision:
+    def _taken_gradients(self, slot: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those that a slot's backward pass has left, by name."""
+        named = zip(self._replica.trained, self._gradients[slot], self._shared.touched[slot], strict=True)
+        return ((name, view) for name, view, is_touched in named if is_touched)
+
+    def _decide(self, work: Work) -> Decision:
         """What the slots' gradients come to, read once per step.
 
         A step may be taken again because places moved. By then others may be in the next one, and have written
@@ -201,7 +216,17 @@ class ArenaData:
         """
         if self._decision is None or self._decision.step != work.step:
             counts = tuple(int(samples) for samples in self._shared.results[:, -1].tolist())
-            self._decision = _Decision(work.step, *self._totals(work), counts)
+            sums, scale, touched = self._totals(work)
+            half = self._precision.outcome(work.step)
+            self._decision = Decision(
+                step=work.step,
+                sums=sums,
+                scale=scale,
+                touched=touched,
+                counts=counts,
+                half=half,
+                is_taken=half.skipped == self._replica.precision.state.skipped,
+            )
         return self._decision
 
     def _update_place(self, work: Work, place: int, update: SlicedUpdate | WholeUpdate, scale: float) -> None:
@@ -209,8 +234,9 @@ class ArenaData:
         shared, step, decision = self._shared, work.step, self._decide(work)
         if place == 0:
             self._buffers.commit(shared.results[:, 1])
-        if not decision.sums.weight:
-            pass  # all of the batch was learnt already
+            self._precision.commit(step, decision.half)
+        if not decision.sums.weight or not decision.is_taken:
+            pass  # all of the batch was learnt already, or a gradient is no number
         elif isinstance(update, SlicedUpdate):
             update.run(scale, decision.touched)
         else:
@@ -227,9 +253,10 @@ class ArenaData:
         check_weight(work, sums)
         is_mean = work.parts[0].total_weight is not None or not sums.weight
         touched = self._shared.touched
-        return sums, 1.0 if is_mean else 1 / sums.weight, None if touched.all() else touched
+        scale = (1.0 if is_mean else 1 / sums.weight) / self._replica.precision.scale
+        return sums, scale, None if touched.all() else touched
 
-    def _clip_coefficient(self, step: int, decision: _Decision) -> float:
+    def _clip_coefficient(self, step: int, decision: Decision) -> float:
         marks, counters = self._shared.marks, self._shared.counters
         for place, update in self._updates.items():
             if counters[marks.norms[place]] < step:
@@ -286,17 +313,3 @@ class ArenaData:
             self._tap.close()
             leave(self._direct)
         self._shared.segment.close()
-
-
-@dataclass(frozen=True)
-class _Decision:
-    """What a step's gradients come to, once all are there."""
-
-    step: int
-    sums: Sums
-    scale: float
-    """What summed gradients are multiplied by."""
-    touched: Any
-    """Who touched what, where not all touched all."""
-    counts: tuple[int, ...]
-    """By slot: the samples that were used."""

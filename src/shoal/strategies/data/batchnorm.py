@@ -33,15 +33,20 @@ def exchange_calls(module: nn.Module) -> int:
 
 def check_setting(setting: Setting) -> None:
     """Every slot must take part in every exchange, from a process of its own."""
-    extent, slots = setting.extent, setting.slots
-    if slots != setting.world.world_size:
+    if setting.slots != setting.world.world_size:
         raise SpecError(
-            f"data: batchnorm=sync needs one slot per worker, found {slots} slots on "
+            f"data: batchnorm=sync needs one slot per worker, found {setting.slots} slots on "
             f"{setting.world.world_size} workers; leave slots at its default."
         )
+    check_pieces(setting)
+
+
+def check_pieces(setting: Setting) -> None:
+    """Every slot must have samples for every pass."""
+    extent, slots = setting.extent, setting.slots
     if extent.smallest_batch is not None and extent.smallest_batch // slots < extent.accumulate:
         raise SpecError(
-            f"data: batchnorm=sync needs samples for all {slots * extent.accumulate} pieces of every batch, but "
+            f"batchnorm=sync needs samples for all {slots * extent.accumulate} pieces of every batch, but "
             f"the last one of an epoch has only {extent.smallest_batch}; choose another batch_size."
         )
 
@@ -50,7 +55,7 @@ def check_took_part(weight: float, step: int) -> None:
     """A slot whose samples count nothing runs no pass, and the others would wait for its sums for ever."""
     if not weight > 0:
         raise TaskError(
-            f"data: batchnorm=sync needs every worker in every pass, but the samples of one counted nothing at "
+            f"batchnorm=sync needs every worker in every pass, but the samples of one counted nothing at "
             f"step {step}; leave samples without weight out of the data, or use batchnorm=local."
         )
 

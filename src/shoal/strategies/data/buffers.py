@@ -165,7 +165,7 @@ class BufferMean:
             self.counted = not torch.equal(before, self._counts)
 
     def finish(
-        self, allreduce_: Callable[[torch.Tensor], None], weight: float, *, counted: bool, speaks: bool
+        self, allreduce_: Callable[[torch.Tensor], object], weight: float, *, counted: bool, speaks: bool
     ) -> None:
         """Make the mean over all slots the committed values.
 

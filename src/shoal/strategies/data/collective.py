@@ -10,7 +10,7 @@ import torch
 from shoal.arena import make_grid
 from shoal.errors import LaunchError, SpecError
 from shoal.spec import Data, World
-from shoal.strategies.base import Fill, Setting, StepResult, Work
+from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
 from shoal.strategies.data.batchnorm import check_setting, check_took_part, synchronise
 from shoal.strategies.data.buffers import BufferMean, MovingBuffers
 from shoal.strategies.data.direct import leave, write_directly
@@ -22,7 +22,7 @@ from shoal.strategies.optimizer_state import load_named_state, named_state
 from shoal.strategies.replica import Replica
 
 
-class CollectiveData:
+class CollectiveData(WholeModel):
     """One flat gradient per dtype, summed by the algorithm that `via` names."""
 
     def __init__(self, spec: Data) -> None:
@@ -48,6 +48,7 @@ class CollectiveData:
         self._buffers = MovingBuffers(replica.module)
         self._losses = list(replica.start.losses)
         load_named_state(replica)
+        replica.precision.bind(replica.module, report=setting.report if setting.world.is_first else None)
         if self._spec.batchnorm == "sync":
             synchronise(replica.module, self._sum_over_slots)
         for tensor in (*replica.trained.values(), *replica.untrained.values()):
@@ -79,21 +80,30 @@ class CollectiveData:
         sums = Sums(loss, float(weights.sum()), skipped, skipped_parts)
         check_weight(work, sums)
         if sums.weight:
-            self._sum_up(work, sums.weight)
+            is_taken = self._sum_up(work, sums.weight)
             speaks = int(weights.nonzero()[0]) == self._setting.world.global_rank
             moved.finish(self._summing.allreduce_, sums.weight, counted=bool(counted), speaks=speaks)
-            self._update(touched > 0)
+            if is_taken:
+                self._update(touched > 0)
         else:  # all of the batch was learnt already
             moved.start()
         self._losses.append(sums.mean_loss)
         return step_result(sums, stop=bool(stop), counts=[int(count) for count in counts.tolist()])
 
-    def _sum_up(self, work: Work, weight: float) -> None:
-        """Make every worker's gradients the mean of all."""
+    def _sum_up(self, work: Work, weight: float) -> bool:
+        """Make every worker's gradients the mean of all; whether they are fit for a step."""
         for flat in self._flats:
             self._summing.allreduce_(flat)
-            if work.parts[0].total_weight is None:
-                flat.mul_(1 / weight)
+        factor, precision = 1.0 if work.parts[0].total_weight is not None else 1 / weight, self._replica.precision
+        if precision.scales:
+            factor /= precision.scale
+            # The sums are the same bits everywhere, and so is what follows from them.
+            gradients = zip(self._replica.trained, self._views, strict=True)
+            if not precision.conclude(work.step, precision.measure(work.step, gradients)):
+                return False
+        if factor != 1.0:
+            torch._foreach_mul_(self._flats, factor)
+        return True
 
     def _gradients(self, work: Work) -> tuple[BufferMean, Sums, dict[int, float]]:
         """This worker's slots: gradients in the views; returns moved buffers, sums, and samples by slot."""
@@ -139,9 +149,6 @@ class CollectiveData:
         fill(table, self._setting.world.global_rank)
         self._summing.allreduce_(table.view(-1))
         return table
-
-    def settle(self) -> None:
-        """Every worker's buffers are the committed ones."""
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         return named_state(self._replica)

@@ -6,6 +6,7 @@ While one trains, the others load the data of their own blocks. The result is bi
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,16 +15,17 @@ from shoal.comm.codec import Message
 from shoal.comm.zmq_transport import ZmqTransport
 from shoal.errors import LaunchError, ProtocolError, SpecError
 from shoal.spec import World
-from shoal.strategies.base import Fill, Setting, StepResult, Work
+from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
 from shoal.strategies.data.meeting import Meeting
 from shoal.strategies.data.single import SingleProcess
+from shoal.strategies.half_range import HalfState
 from shoal.strategies.optimizer_state import by_parameter, named_state
 from shoal.strategies.replica import Replica
 
 _PATIENCE_S = 300.0
 
 
-class RelayData:
+class RelayData(WholeModel):
     """Workers take turns. Who trains tells the others the loss of each step; who follows gets the state, too."""
 
     def open(self, replica: Replica, setting: Setting) -> None:
@@ -77,7 +79,8 @@ class RelayData:
             return
         self._check_state()
         model, state = self._replica.module.state_dict(), named_state(self._replica)
-        names = {"model": list(model), "state": list(state)}
+        names: dict[str, list[Any]] = {"model": list(model), "state": list(state)}
+        names["precision"] = list(self._replica.precision.state.values)
         for peer in peers:
             self._transport.send(peer, Message("state", names, [*model.values(), *state.values()]))
         self._transport.flush(_PATIENCE_S)  # until then their memory must stay as it is
@@ -106,6 +109,7 @@ class RelayData:
                 key: torch.empty_like(param).copy_(value) if value.shape == param.shape else value.clone()
                 for key, value in keys.items()
             }
+        replica.precision.adopt(HalfState.of(names["precision"]))
         self._state_of = self._step
 
     @property

@@ -29,6 +29,9 @@ class Sizes:
     exchange: int
     shares: int = 0
     """Of the sizes of each slot in each step, where they follow speed."""
+    seen: int = 0
+    """Of what each slot has seen of its gradients, where steps may be skipped; and below what that came to."""
+    half: int = 0
 
 
 class Marks:
@@ -93,6 +96,8 @@ class SharedState:
             ("counts", 4 * setting.slots * (extent.total_steps + 1)),
             ("pace", 8 * setting.slots),
             ("sizes", sizes.shares),
+            ("seen", sizes.seen),
+            ("half", sizes.half),
             ("table", 8 * extent.tables * extent.table_rows * extent.table_columns),
             ("buffers", sizes.buffers),
             *((f"buffers/{slot}", sizes.buffers) for slot in range(setting.slots)),

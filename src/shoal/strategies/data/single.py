@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from shoal.spec import World
-from shoal.strategies.base import Fill, Setting, StepResult, Work
+from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
 from shoal.strategies.gradients import Sums, backward_part, check_skipping, check_weight, step_result
 from shoal.strategies.optimizer_state import load_named_state, named_state
 from shoal.strategies.replica import Replica
 
 
-class SingleProcess:
+class SingleProcess(WholeModel):
     """What a hand-written loop does, and what every other strategy is compared with."""
 
     def open(self, replica: Replica, setting: Setting) -> None:
@@ -24,6 +24,7 @@ class SingleProcess:
         load_named_state(replica)
         self._wants_closure = isinstance(replica.optimizer, torch.optim.LBFGS)
         self._params = list(replica.trained.values())
+        replica.precision.bind(replica.module, report=setting.report if setting.world.is_first else None)
         may_skip = replica.task.skip_loss_below is not None
         self._buffers = list(replica.module.buffers()) if may_skip else []
         self._sparse = [
@@ -35,10 +36,12 @@ class SingleProcess:
     def step(self, work: Work) -> StepResult:
         first: Sums | None = None
         counts: list[int] = []
+        is_taken = True
 
         def evaluate() -> float:
-            nonlocal first, counts
+            nonlocal first, counts, is_taken
             by_part = self._gradients(work)
+            is_taken = self._scale_down(work, sum(part.weight for part in by_part))
             sums = sum(by_part, start=Sums())
             if first is None:  # the step's loss is the one it began with
                 first, counts = sums, [int(part.samples) for part in by_part]
@@ -48,7 +51,7 @@ class SingleProcess:
             self._replica.optimizer.step(torch.enable_grad()(evaluate))
         else:
             evaluate()
-            if first is not None and first.weight:  # else all of the batch was learnt already
+            if first is not None and first.weight and is_taken:  # else all of the batch was learnt already
                 self._replica.optimizer.step()
         assert first is not None
         self._losses.append(first.mean_loss)
@@ -66,15 +69,25 @@ class SingleProcess:
             by_part.append(part_sums)
         sums = sum(by_part, start=Sums())
         check_weight(work, sums)
-        weight = sums.weight
         for weights in self._sparse:  # fused kernels and clipping want dense ones
             if weights.grad is not None:
                 weights.grad = weights.grad.to_dense()
-        if work.parts[0].total_weight is None and weight not in (0.0, 1.0):
-            torch._foreach_mul_([p.grad for p in self._params if p.grad is not None], 1 / weight)
+        return by_part
+
+    def _scale_down(self, work: Work, weight: float) -> bool:
+        """Make gradients those of the mean, and clip them; whether they are fit for a step."""
+        precision = self._replica.precision
+        factor = 1.0 if work.parts[0].total_weight is not None or not weight else 1 / weight
+        if precision.scales:
+            factor /= precision.scale
+            gradients = ((name, param.grad) for name, param in self._replica.trained.items())
+            if not precision.conclude(work.step, precision.measure(work.step, gradients)):
+                return False
+        if factor != 1.0:
+            torch._foreach_mul_([p.grad for p in self._params if p.grad is not None], factor)
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._params, self._clip_norm)
-        return by_part
+        return True
 
     def reform(self, world: World) -> int:
         raise AssertionError("one process has no successor")
@@ -92,9 +105,6 @@ class SingleProcess:
         table = torch.zeros(shape, dtype=torch.float64)
         fill(table, 0)
         return table
-
-    def settle(self) -> None:
-        """Parameters are already where they should be."""
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         return named_state(self._replica)

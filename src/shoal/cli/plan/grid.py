@@ -1,0 +1,106 @@
+"""How a strategy that cuts the model would train it: who has which part, and what each would hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal.cli.plan.parts import Holding, Manner, Seat, Sizes
+from shoal.layout import Parcel
+from shoal.observe.wording import plural
+from shoal.spec import Job, Mesh, ModelParallel, as_mesh
+from shoal.spec.model_parallel import AXES
+
+
+def grid_manner(spec: ModelParallel, job: Job, parcels: Sequence[Parcel], sizes: Sizes) -> Manner:
+    """Meaning, memory, failures and grid of a model that is cut over workers."""
+    mesh = as_mesh(spec, job.cluster.places)
+    return Manner(
+        meaning=" ".join(_meaning(mesh)),
+        memory=_memory(mesh, parcels, sizes),
+        on_failure=(
+            "A worker that dies ends the run, for nobody else has its part of the model; save with --checkpoint, "
+            "and go on with --resume."
+        ),
+        grid=tuple(_seats(mesh)),
+    )
+
+
+def bubble(mesh: Mesh) -> float:
+    """The part of a step in which a stage has nothing to do, where all take the same time: (p-1)/(m+p-1), with
+    several stages per worker that many times more micro-batches."""
+    waiting = mesh.pipeline - 1
+    return waiting / (mesh.num_microbatches * mesh.stages_per_worker + waiting)
+
+
+def _meaning(mesh: Mesh) -> list[str]:
+    written = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, mesh.sizes, strict=True) if size > 1)
+    sentences = [f"A grid of workers, {written or 'data=1'}."]
+    per_lane = mesh.pipeline * mesh.tensor
+    if mesh.lanes > 1:
+        lanes = f"lane of {plural(per_lane, 'worker')}" if per_lane > 1 else "worker"
+        sentences.append(
+            f"Each batch is cut into {mesh.lanes} parts, one for each {lanes}; all take the same step."
+        )
+    else:
+        sentences.append("All work on the same batch.")
+    if mesh.shard > 1:
+        sentences.append(f"{_STAGES[mesh.stage]} cut over {plural(mesh.shard, 'worker')}, by {mesh.policy}.")
+    if mesh.tensor > 1:
+        sentences.append(f"Layers are cut by width over {plural(mesh.tensor, 'worker')}.")
+    if mesh.pipeline > 1:
+        sentences += _pipeline(mesh)
+    return sentences
+
+
+_STAGES = {
+    1: "The optimizer's state is",
+    2: "Gradients and the optimizer's state are",
+    3: "Parameters, gradients and the optimizer's state are",
+}
+
+
+def _pipeline(mesh: Mesh) -> list[str]:
+    at_most = "at most " if mesh.schedule == "zero-bubble" else ""
+    return [
+        f"Layers are cut by depth into {plural(mesh.num_stages, 'stage')} for {plural(mesh.pipeline, 'worker')}.",
+        f"A lane's part of the batch passes them in {mesh.num_microbatches} micro-batches ({mesh.schedule}), so "
+        f"that a worker has nothing to do for {at_most}{bubble(mesh):.0%} of a step.",
+    ]
+
+
+def _memory(mesh: Mesh, parcels: Sequence[Parcel], sizes: Sizes) -> tuple[Holding, ...]:
+    """Even parts; in truth stages differ, and what has no width is whole at every worker of a tensor axis."""
+    parts = mesh.pipeline * mesh.tensor
+
+    def each(what: str, num_bytes: int, cut_from: int) -> Holding:
+        count = parts * (mesh.shard if mesh.stage >= cut_from else 1)
+        return Holding(what=f"{what} of a worker", num_bytes=-(-num_bytes // count), times=mesh.num_workers)
+
+    holdings = [each("parameters", sizes.parameters, 3), each("gradients", sizes.parameters, 2)]
+    holdings.append(each("optimizer state", sizes.state, 1))
+    if mesh.shard > 1 and mesh.stage == 3:
+        largest = max((parcel.num_bytes for parcel in parcels), default=0)
+        holdings.append(
+            Holding(
+                what="its largest parameter whole, while it is used",
+                num_bytes=-(-largest // mesh.tensor),
+                times=mesh.num_workers,
+            )
+        )
+    fixed = -(-sizes.fixed // mesh.pipeline)
+    return (
+        *holdings,
+        Holding(what="buffers and frozen parameters of a worker", num_bytes=fixed, times=mesh.num_workers),
+    )
+
+
+def _seats(mesh: Mesh) -> list[Seat]:
+    """Where each worker stands; the last axis turns fastest."""
+    seats = []
+    for rank in range(mesh.num_workers):
+        rest, coordinates = rank, {}
+        for axis, size in reversed(list(zip(AXES, mesh.sizes, strict=True))):
+            rest, coordinates[axis] = divmod(rest, size)
+        shown = {axis: coordinates[axis] for axis, size in zip(AXES, mesh.sizes, strict=True) if size > 1}
+        seats.append(Seat(worker=rank, lane=mesh.lane_of(rank), coordinates=shown))
+    return seats

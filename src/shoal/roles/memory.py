@@ -1,0 +1,92 @@
+"""The most memory that a worker may use, where the user has set it: kept, and explained where it is too little."""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from shoal.arena import keep_freed_memory, return_freed_memory, use_small_stacks
+from shoal.errors import OutOfMemory
+from shoal.layout.memory_need import advice, refusal
+from shoal.layout.placement_table import binary_size
+from shoal.roles.failure import is_memory_error
+from shoal.roles.loading import load_task
+from shoal.spec import Job, ModelParallel, Task
+from shoal.strategies.model_size import size_up
+from shoal.strategies.parking import Parking
+
+
+def limit_memory(limit: int | None, *, is_frugal: bool = False) -> None:
+    """Let this process use so many bytes of address space beyond those it has; None: all it can get. `is_frugal`:
+    it gives back what it frees in any case."""
+    if limit is None and not is_frugal:
+        keep_freed_memory()
+        return
+    return_freed_memory()
+    if limit is None:
+        return
+    use_small_stacks()
+    # What an operation needs once, whatever its size, such as libraries and tables of kernels, is not the model's.
+    torch.ones(8, 8).requires_grad_().matmul(torch.ones(8, 8)).sum().backward()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_address_space_bytes() + limit, hard))
+
+
+def check_fits(job: Job, task: Task) -> None:
+    """Refuse a model that cannot fit, before anything of it is made."""
+    limit = job.cluster.memory_bytes
+    if limit is None or (size := size_up(task, job.numerics)) is None:
+        return
+    passes_whole = job.checkpoint != "none" or any(job.options.get(name) for name in ("resume", "from"))
+    if text := refusal(job.spec, job.cluster.places, size, limit, passes_whole=passes_whole):
+        raise OutOfMemory(text)
+
+
+def make_parking(job: Job) -> Parking | None:
+    """Where a model waits that is to be cut, for workers that may not hold it whole."""
+    if job.cluster.memory_bytes is None or not isinstance(job.spec, ModelParallel):
+        return None
+    return Parking(Path(job.run_dir or tempfile.gettempdir()))
+
+
+@contextmanager
+def memory_explained(job: Job) -> Iterator[None]:
+    """Where the limit was too little for what is done here, say what would be enough."""
+    try:
+        yield
+    except Exception as error:
+        limit = job.cluster.memory_bytes
+        # A sentence of ours may have been made of what the system said.
+        if limit is None or not any(is_memory_error(each) for each in (error, error.__context__) if each):
+            raise
+        _lift_limit()
+        raise OutOfMemory(_explanation(job, limit)) from error
+
+
+def _explanation(job: Job, limit: int) -> str:
+    size = size_up(load_task(job), job.numerics)
+    workers = job.cluster.places
+    told = (
+        f"Cluster: memory allows each worker {binary_size(limit)}, which was too little for strategy={job.spec} "
+        f"and {workers} worker{'s' * (workers > 1)}, with activations and data"
+    )
+    if size is None:
+        return f"{told}; allow more, or use sharded or pipeline with more workers."
+    # So many of those that cut the model have just been too few.
+    least = workers + 1 if isinstance(job.spec, ModelParallel) else workers
+    return f"{told}; without these, {advice(size, limit, least)}."
+
+
+def _lift_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def _address_space_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return pages * resource.getpagesize()

@@ -1,0 +1,105 @@
+"""The strategy that treats a model by its layers: who runs which, who trains alone, who trains when."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
+
+from shoal.errors import SpecError
+from shoal.spec.checks import require_count
+from shoal.spec.strategy import StrategySpec
+
+_PLACE = r"[\w.]+@\d+"
+_NUMBER = r"\d+(\.\d+)?"
+
+
+class LayerForm(Enum):
+    """What is done with the layers."""
+
+    PLACED = "placed"
+    """Each worker runs some of them; branches run at the same time."""
+    DECOUPLED = "decoupled"
+    """Each worker trains a group of them by a loss of its own, on what the group before it sends."""
+    PHASED = "phased"
+    """Groups of them take turns in training; the batch is shared by the workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer(StrategySpec):
+    """By layers: named ones on named workers, groups with heads of their own, or groups that take turns."""
+
+    name: ClassVar[str] = "layer"
+
+    place: str = "auto"
+    """Which worker runs which submodule: `left@0+right@1+head@0`; `auto`: branches go to different workers."""
+    decoupled: bool = False
+    """`on`: the model is cut by depth, and each worker trains its group with a head of its own, at once."""
+    weights: str = "even"
+    """With decoupled=on: what each group's loss counts, as in `0.3+0.3+1`; `even`: 1 each."""
+    phases: int = 0
+    """So many groups of layers take turns: one trains, the others are frozen; 0: all train always."""
+    every: int = 50
+    """With phases: steps of one turn."""
+
+    def __post_init__(self) -> None:
+        require_count(self.name, "phases", self.phases, least=0)
+        require_count(self.name, "every", self.every)
+        if self.place != "auto" and not re.fullmatch(rf"{_PLACE}(\+{_PLACE})*", self.place):
+            raise SpecError(f"layer: place must be auto or like left@0+right@1+head@0, found {self.place!r}.")
+        if self.weights != "even" and not re.fullmatch(rf"{_NUMBER}(\+{_NUMBER})*", self.weights):
+            raise SpecError(
+                f"layer: weights must be 'even' or a number per group as in 0.3+1, found {self.weights!r}."
+            )
+        if self.phases == 1:
+            raise SpecError("layer: phases=1 has no turns to take; use 2 or more, or strategy data.")
+        forms = {"place": self.place != "auto", "decoupled": self.decoupled, "phases": self.phases > 0}
+        if len(asked := [key for key, is_set in forms.items() if is_set]) > 1:
+            raise SpecError(f"layer: {' and '.join(asked)} are different ways to train; choose one of them.")
+        if self.weights != "even" and not self.decoupled:
+            raise SpecError(f"layer: weights={self.weights} are for decoupled=on; leave them out, or add it.")
+
+    @property
+    def form(self) -> LayerForm:
+        """Which of the three ways this is."""
+        if self.decoupled:
+            return LayerForm.DECOUPLED
+        return LayerForm.PHASED if self.phases else LayerForm.PLACED
+
+    @property
+    def cuts_model(self) -> bool:
+        """Whether each worker holds a part of the model, and all work on the same batch."""
+        return self.form is not LayerForm.PHASED
+
+    @property
+    def homes(self) -> Mapping[str, int]:
+        """By name of a submodule: the worker that the user wants it on."""
+        if self.place == "auto":
+            return {}
+        pairs = (item.split("@") for item in self.place.split("+"))
+        return {module: int(worker) for module, worker in pairs}
+
+    def slots_per_worker(self, slots: int, workers: int) -> list[int]:
+        """How many slots each worker fills, where they share the batch."""
+        return [slots * (rank + 1) // workers - slots * rank // workers for rank in range(workers)]
+
+    def loss_weights(self, workers: int) -> tuple[float, ...]:
+        """What the loss of each worker's group counts."""
+        if self.weights == "even":
+            return (1.0,) * workers
+        return tuple(float(weight) for weight in self.weights.split("+"))
+
+    def check_workers(self, workers: int) -> None:
+        """What is written must fit so many workers."""
+        if far := [f"{module}@{worker}" for module, worker in self.homes.items() if worker >= workers]:
+            raise SpecError(
+                f"layer: place has {', '.join(far)}, but the workers are 0 to {workers - 1}; use one of them, or "
+                "more workers."
+            )
+        if len(self.loss_weights(workers)) != workers:
+            raise SpecError(
+                f"layer: weights={self.weights} are for {len(self.loss_weights(workers))} groups, but each of the "
+                f"{workers} workers has one; write {workers} numbers."
+            )

@@ -1,0 +1,210 @@
+"""Strategies that cut the model: by its state, by the width of its layers, by its depth, or several at once.
+
+`sharded`, `tensor` and `pipeline` are each a mesh with one axis; everybody below works with the `Mesh`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from shoal.errors import SpecError
+from shoal.spec.checks import require_choice, require_count
+from shoal.spec.strategy import StrategySpec
+
+AXES = ("data", "shard", "pipeline", "tensor")
+"""From the one that sends least to the one that sends most: neighbours by rank are neighbours in the last."""
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+POLICIES = ("size", "count", "layer", "device")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharded(StrategySpec):
+    """Data parallel in which each worker keeps only its part of optimizer state, gradients and parameters."""
+
+    name: ClassVar[str] = "sharded"
+
+    stage: int = 3
+    """What is cut: 1: the optimizer's state; 2: gradients, too; 3: parameters, too."""
+    policy: str = "size"
+    """How: by `size`; by `count` of whole parameters; whole `layer`s; by `device`: as `capacities` say."""
+    capacities: str = "even"
+    """With policy=device: how much each worker can hold, as in `2+1`."""
+    offload: bool = False
+    """Keep the optimizer's state and, between uses, parameters in the host's memory; for GPUs."""
+    batchnorm: str = "local"
+    """`local`: each worker normalises by its own part of the batch; `sync`: by the whole batch."""
+
+    def __post_init__(self) -> None:
+        _check_sharding(self.name, self.stage, self.policy, self.capacities)
+        require_choice(self.name, "batchnorm", self.batchnorm, ("local", "sync"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorParallel(StrategySpec):
+    """Every worker computes with its part of each layer's width, on the whole batch."""
+
+    name: ClassVar[str] = "tensor"
+
+    plan: str = "auto"
+    """`auto`, or which layer is cut how: `blocks.*.up=column;blocks.*.down=row;head=vocabulary`."""
+
+    def __post_init__(self) -> None:
+        check_plan(self.name, self.plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline(StrategySpec):
+    """Every worker has some of the layers; parts of the batch follow each other through them."""
+
+    name: ClassVar[str] = "pipeline"
+
+    schedule: str = "1f1b"
+    """In which order parts go forward and back: `gpipe`, `1f1b`, `interleaved` or `zero-bubble`."""
+    microbatches: int = 0
+    """Parts of the batch; 0: twice as many as there are stages."""
+    per_worker: int = 0
+    """Stages of each worker; 0: 2 where they are interleaved, else 1."""
+    split: str = "auto"
+    """`auto`: by measured cost; or how many of the model's children each stage has, as in `3+2+3`."""
+
+    def __post_init__(self) -> None:
+        _check_pipeline(self.name, self.schedule, self.microbatches, self.per_worker, self.split)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh(StrategySpec):
+    """Several ways at once, each along one axis of a grid of workers; the product of the sizes is their number."""
+
+    name: ClassVar[str] = "mesh"
+
+    data: int = 1
+    """Copies of all that follows, each with its part of the batch."""
+    shard: int = 1
+    """Parts of the state, each with its part of the batch."""
+    pipeline: int = 1
+    """Parts of the depth."""
+    tensor: int = 1
+    """Parts of the width."""
+    stage: int = 3
+    policy: str = "size"
+    capacities: str = "even"
+    offload: bool = False
+    plan: str = "auto"
+    schedule: str = "1f1b"
+    microbatches: int = 0
+    per_worker: int = 0
+    split: str = "auto"
+    batchnorm: str = "local"
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            require_count(self.name, axis, getattr(self, axis))
+        _check_sharding(self.name, self.stage, self.policy, self.capacities)
+        check_plan(self.name, self.plan)
+        _check_pipeline(self.name, self.schedule, self.microbatches, self.per_worker, self.split)
+        require_choice(self.name, "batchnorm", self.batchnorm, ("local", "sync"))
+        if self.batchnorm == "sync" and self.pipeline > 1:
+            raise SpecError(
+                f"mesh: batchnorm=sync normalises by the whole batch, but with pipeline={self.pipeline} its parts "
+                "pass a layer one after the other; leave batchnorm out, or use no pipeline."
+            )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How long each of `AXES` is."""
+        return tuple(getattr(self, axis) for axis in AXES)
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the grid has."""
+        return self.data * self.shard * self.pipeline * self.tensor
+
+    @property
+    def lanes(self) -> int:
+        """Parts of the batch: workers of one lane all work on the same one."""
+        return self.data * self.shard
+
+    def lane_of(self, rank: int) -> int:
+        """The lane that a worker belongs to."""
+        return rank // (self.pipeline * self.tensor)
+
+    @property
+    def stages_per_worker(self) -> int:
+        """Stages of the pipeline at each worker."""
+        return self.per_worker or (2 if self.schedule == "interleaved" else 1)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the whole pipeline."""
+        return self.pipeline * self.stages_per_worker
+
+    @property
+    def num_microbatches(self) -> int:
+        """Parts of a lane's batch that follow each other through the pipeline; 1 where there is none."""
+        if self.pipeline == 1:
+            return 1
+        return self.microbatches or 2 * self.num_stages
+
+
+ModelParallel = Sharded | TensorParallel | Pipeline | Mesh
+
+
+def as_mesh(spec: ModelParallel, workers: int) -> Mesh:
+    """The grid that a strategy is on so many workers."""
+    if not isinstance(spec, Mesh):
+        axis = {"sharded": "shard"}.get(spec.name, spec.name)
+        keys: dict[str, Any] = {field.name: getattr(spec, field.name) for field in fields(spec)}
+        spec = Mesh(**keys | {axis: workers})
+    elif spec.num_workers != workers:
+        written = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, spec.sizes, strict=True) if size > 1)
+        raise SpecError(
+            f"mesh: {written or 'data=1'} is a grid of {spec.num_workers} workers, but the job has {workers}; "
+            f"use --workers {spec.num_workers}, or other sizes."
+        )
+    if spec.policy == "device" and len(spec.capacities.split("+")) != spec.shard:
+        raise SpecError(
+            f"{spec.name}: policy=device needs one capacity for each of the {spec.shard} workers that share the "
+            f"state, found capacities={spec.capacities}; write for instance "
+            f"capacities={'+'.join(['2', *['1'] * (spec.shard - 1)])}."
+        )
+    return spec
+
+
+def _check_sharding(name: str, stage: int, policy: str, capacities: str) -> None:
+    require_choice(name, "stage", str(stage), ("1", "2", "3"))
+    require_choice(name, "policy", policy, POLICIES)
+    if capacities != "even" and not re.fullmatch(r"\d+(\.\d+)?(\+\d+(\.\d+)?)*", capacities):
+        raise SpecError(
+            f"{name}: capacities must be 'even' or one number per worker as in 2+1, found {capacities!r}."
+        )
+    if (capacities != "even") != (policy == "device"):
+        raise SpecError(
+            f"{name}: capacities={capacities} and policy={policy} do not go together; policy=device cuts by "
+            "capacities, the others evenly."
+        )
+
+
+PLAN_KINDS = ("column", "row", "heads", "vocabulary", "channels", "whole")
+
+
+def check_plan(name: str, plan: str) -> None:
+    """A plan is `auto`, or `pattern=kind` parted by semicolons."""
+    for item in [] if plan == "auto" else plan.split(";"):
+        pattern, equals, kind = item.partition("=")
+        if not pattern or not equals:
+            raise SpecError(f"{name}: plan must be auto or like blocks.*.up=column;head=row, found {item!r}.")
+        require_choice(name, f"plan of {pattern}", kind, PLAN_KINDS)
+
+
+def _check_pipeline(name: str, schedule: str, microbatches: int, per_worker: int, split: str) -> None:
+    require_choice(name, "schedule", schedule, SCHEDULES)
+    require_count(name, "microbatches", microbatches, least=0)
+    require_count(name, "per_worker", per_worker, least=0)
+    if schedule == "interleaved" and per_worker == 1:
+        raise SpecError(
+            f"{name}: schedule=interleaved needs several stages per worker, found per_worker=1; use 2."
+        )
+    if split != "auto" and not re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)*", split):
+        raise SpecError(f"{name}: split must be 'auto' or a number per stage as in 3+2+3, found {split!r}.")

@@ -1,0 +1,128 @@
+"""Groups of layers that train at the same time: each by its own head, on its predecessor's detached features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from shoal.errors import SpecError
+from shoal.ledger.order import mix
+from shoal.strategies.gradients import split_batch
+from shoal.strategies.layer.graph import groups_by_depth
+from shoal.strategies.layer.heads import AuxiliaryHead
+from shoal.strategies.layer.lines import Line
+from shoal.strategies.layer.losses import loss_of
+from shoal.strategies.layer.post import Post
+from shoal.strategies.layer.program import Root
+from shoal.strategies.layer.tracing import Traced, in_mode
+from shoal.strategies.optimizers import prefer_fused, settings_of
+from shoal.strategies.replica import Replica
+
+
+class DecoupledLine(Line):
+    """Features go forward, and nothing comes back; the last group's loss is the task's own."""
+
+    returns = False
+
+    def __init__(
+        self, replica: Replica, post: Post, weights: Sequence[float], sample: Callable[[], Any] | None
+    ) -> None:
+        super().__init__(replica, post, placed=_blocks(replica.module))
+        self._weight = weights[post.rank]
+        self._head: AuxiliaryHead | None = None
+        if not self.program.has_output:
+            assert sample is not None, "only training has groups with heads"
+            self._head = self._make_head(sample())
+            self._optimizer = replica.task.optimizer(list(self._head.parameters()))
+            prefer_fused(self._optimizer)
+
+    def _place(self, traced: Traced) -> Mapping[str, int]:
+        groups = groups_by_depth(traced.nodes, self._post.size)
+        if len(groups) < self._post.size:
+            raise SpecError(
+                f"layer: decoupled=on cuts the model into a group of layers for each of the {self._post.size} "
+                f"workers, but it has only {len(groups)} that follow one another; use fewer workers."
+            )
+        return {node.module: rank for rank, group in enumerate(groups) for node in group if node.module}
+
+    def _assign(self, traced: Traced) -> Mapping[str, int]:
+        groups = groups_by_depth(traced.nodes, self._post.size)
+        return {node.name: rank for rank, group in enumerate(groups) for node in group}
+
+    def _make_head(self, sample: Any) -> AuxiliaryHead:
+        """Of the shapes that a sample has on its way through the model."""
+        replica, traced = self._replica, self.program.traced
+        inputs, _ = split_batch(sample)
+        shapes = _Shapes(replica.module, traced, (self.features, traced.output))
+        found = shapes.of(inputs)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mix(replica.task.seed, self._post.rank) >> 1)
+            return AuxiliaryHead(*found).to(replica.device)
+
+    @property
+    def features(self) -> str:
+        """The step whose result this worker's group hands on."""
+        program = self.program
+        return [name for name in program.traced.steps if program.workers[name] == self._post.rank][-1]
+
+    def train(self, batch: Any, step: int, share: float) -> float | None:
+        inputs, target = split_batch(batch)
+        one = self._pass_forward(inputs, step)
+        result = one.result(self.features)
+        if self._head is None:
+            loss = loss_of(self._replica, result, target, step)
+        else:
+            with self._replica.precision.autocast(step):
+                guess = self._head(result)
+            loss = loss_of(self._replica, guess, target, step)
+        one.backward(Root(result=self.features, loss=loss, share=share * self._weight))
+        return float(loss) if self._head is None else None
+
+    @property
+    def heads(self) -> Sequence[nn.Parameter]:
+        return [] if self._head is None else list(self._head.parameters())
+
+    def update_heads(self) -> None:
+        """By an optimizer like the task's, with the settings that its scheduler has left."""
+        if self._head is None:
+            return
+        for own, other in zip(self._optimizer.param_groups, self._replica.optimizer.param_groups, strict=False):
+            own.update(settings_of(other))
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+class _Shapes(fx.Interpreter):
+    """Runs one sample through the whole model, for the looks of some results."""
+
+    def __init__(self, module: nn.Module, traced: Traced, wanted: Sequence[str]) -> None:
+        super().__init__(module, garbage_collect_values=False, graph=traced.graph)
+        self._traced = traced
+        self._wanted = wanted
+
+    @torch.no_grad()
+    def of(self, inputs: Any) -> list[torch.Tensor]:
+        """The wanted results."""
+        self.env = self._traced.bind(inputs)
+        with in_mode(self.module, training=False):  # BatchNorm must not move
+            for step in self._traced.steps.values():
+                self.env[step] = self.run_node(step)
+        return [self._single(name) for name in self._wanted]
+
+    def _single(self, name: str) -> torch.Tensor:
+        value = self.env[self._traced.steps[name]]
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            raise SpecError(
+                f"layer: decoupled=on needs features and an output that are single tensors, found "
+                f"{type(value).__name__} from {name!r}; use pipeline or place=."
+            )
+        return value
+
+
+def _blocks(module: nn.Module) -> list[str]:
+    """What is looked into besides the model itself: the parts of a `blocks` attribute that is called as one."""
+    blocks = getattr(module, "blocks", None)
+    return [f"blocks.{name}" for name, _ in blocks.named_children()] if isinstance(blocks, nn.Module) else []

@@ -1,0 +1,192 @@
+"""A model as a chain of links, and the stages that it is cut into.
+
+A link begins at a layer (or at a parameter that is used by itself) and ends before the next. Between two stages
+travel all values that were made before the cut and are used after it. What the model is given does not travel:
+every worker of the pipeline has it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from shoal.errors import SpecError, TaskError
+from shoal.strategies.mesh.pipeline.stage import CARRIED, Stage, adopt_unused, check_moving
+from shoal.strategies.mesh.pipeline.tracing import bind, trace
+
+Anchor = tuple[str, int]
+"""Where a link begins: the name of a layer or parameter, and how often it has been used before."""
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_IN_PLACE = {
+    getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor")
+}
+
+
+class Chain:
+    """What a model does, in training and in evaluation: two graphs with the same links."""
+
+    def __init__(self, module: nn.Module, inputs: Any, *, opens_layers: bool = True) -> None:
+        """`opens_layers`: whether to look into the model's children, and not only into containers of them."""
+        self.module = module
+        self.signature = inspect.signature(module.forward)
+        given = bind(self.signature, inputs)
+        whole = set() if opens_layers else set(_children(module))
+        self.graphs = {training: trace(module, given, whole, training=training) for training in (True, False)}
+        anchors = {training: list(_anchors(graph).values()) for training, graph in self.graphs.items()}
+        common = set(anchors[True]) & set(anchors[False])
+        self.links: list[Anchor] = [anchor for anchor in anchors[False] if anchor in common]
+        if self.links != [anchor for anchor in anchors[True] if anchor in common]:
+            raise TaskError(
+                f"Task: pipeline finds the layers of {type(module).__name__} in another order in training than in "
+                "evaluation, so it cannot cut both at one place; use data, sharded or ps."
+            )
+
+    def link_of(self, training: bool) -> dict[fx.Node, int]:
+        """By call of a graph: the link that it belongs to."""
+        numbers = {anchor: number for number, anchor in enumerate(self.links)}
+        graph, link = self.graphs[training], 0
+        anchors = _anchors(graph)
+        found: dict[fx.Node, int] = {}
+        for node in graph.nodes:
+            if node in anchors:
+                link = max(link, numbers.get(anchors[node], 0))
+            found[node] = link
+        return found
+
+    def layers(self) -> dict[str, int]:
+        """The model's children, containers opened, with the link at which each begins; in order."""
+        found: dict[str, int] = {}
+        for number, (name, _) in enumerate(self.links):
+            if layer := _layer_of(self.module, name):
+                found.setdefault(layer, number)
+        return found
+
+    def stages(self, counts: Sequence[int]) -> list[Stage]:
+        """Cut into stages with so many links each."""
+        ends = list(accumulate(counts))
+        stage_of = [next(stage for stage, end in enumerate(ends) if link < end) for link in range(len(self.links))]
+        cut: list[dict[bool, fx.Graph]] = [{} for _ in counts]
+        for training, graph in self.graphs.items():
+            homes = {node: stage_of[link] for node, link in self.link_of(training).items()} if stage_of else {}
+            for stage, part in enumerate(_cut(self.module, graph, homes, len(counts))):
+                cut[stage][training] = part
+        stages = [Stage(self.module, graphs) for graphs in cut]
+        check_moving(self.module, stages)
+        adopt_unused(self.module, stages)
+        return stages
+
+
+def parse_split(chain: Chain, split: str, num_stages: int) -> tuple[int, ...]:
+    """Links of each stage, from the children that the user gave each of them."""
+    wanted = [int(part) for part in split.split("+")]
+    layers = chain.layers()
+    if len(wanted) != num_stages or sum(wanted) != len(layers):
+        raise SpecError(
+            f"pipeline: split={split} gives {len(wanted)} stages {sum(wanted)} layers, but there are {num_stages} "
+            f"stages and {len(layers)} layers ({', '.join(layers)}); write one number for each stage."
+        )
+    begins = [*layers.values(), len(chain.links)]
+    cuts = [0, *(begins[layer] for layer in accumulate(wanted))]
+    return tuple(after - before for before, after in pairwise(cuts))
+
+
+def _anchors(graph: fx.Graph) -> dict[fx.Node, Anchor]:
+    used: Counter[str] = Counter()
+    found: dict[fx.Node, Anchor] = {}
+    for node in graph.nodes:
+        if node.op in ("call_module", "get_attr"):
+            found[node] = (node.target, used[node.target])
+            used[node.target] += 1
+    return found
+
+
+def _children(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if isinstance(child, _CONTAINERS):
+            yield from _children(child)
+        else:
+            yield child
+
+
+def _layer_of(module: nn.Module, name: str) -> str | None:
+    """The child, or child of a container, that a layer belongs to; None for parameters of the model itself."""
+    path: list[str] = []
+    for part in name.split("."):
+        child = getattr(module, part)
+        if not isinstance(child, nn.Module):
+            return None
+        path.append(part)
+        if not isinstance(child, _CONTAINERS):
+            break
+        module = child
+    return ".".join(path)
+
+
+def carried(homes: Mapping[fx.Node, int], stage: int) -> list[fx.Node]:
+    """The values that travel into a stage: made in an earlier one, used in this or a later one."""
+    return [
+        node
+        for node, home in homes.items()
+        if home < stage
+        and node.op not in ("placeholder", "get_attr", "output")
+        and any(homes[user] >= stage for user in node.users)
+    ]
+
+
+def _cut(whole: nn.Module, graph: fx.Graph, homes: Mapping[fx.Node, int], count: int) -> Iterator[fx.Graph]:
+    for stage in range(count):
+        entering = carried(homes, stage)
+        inside = [node for node, home in homes.items() if home == stage]
+        leaving = carried(homes, stage + 1) if stage < count - 1 else None
+        yield _part(whole, graph, entering, inside, leaving)
+
+
+def _part(
+    whole: nn.Module,
+    graph: fx.Graph,
+    entering: Sequence[fx.Node],
+    inside: Sequence[fx.Node],
+    leaving: Sequence[fx.Node] | None,
+) -> fx.Graph:
+    """The calls of one stage; `leaving` is None for the last, which ends as the whole does."""
+    part = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {node: part.placeholder(f"{CARRIED}{node.name}") for node in entering}
+    used = {source for node in inside for source in node.all_input_nodes}
+    for node in graph.nodes:
+        if node.op == "placeholder" and node in used:
+            made[node] = part.placeholder(node.target)
+    for node in entering:
+        if any(_changes(whole, user, node) for user in inside):
+            made[node] = part.call_function(torch.clone, (made[node],))  # what autograd began with must stay
+    for node in graph.nodes:
+        if node.op == "get_attr" and node in used:
+            made[node] = part.node_copy(node)
+    for node in inside:
+        if node.op not in ("placeholder", "get_attr", "output"):
+            made[node] = part.node_copy(node, made.__getitem__)
+    if leaving is not None:
+        part.output(tuple(made[node] for node in leaving))
+    else:
+        end = next(node for node in graph.nodes if node.op == "output")
+        part.output(fx.node.map_arg(end.args[0], made.__getitem__))
+    return part
+
+
+def _changes(whole: nn.Module, call: fx.Node, value: fx.Node) -> bool:
+    """Whether a call changes a value in place."""
+    if not call.args or call.args[0] is not value:
+        return False
+    if call.op == "call_module":
+        return bool(getattr(whole.get_submodule(str(call.target)), "inplace", False))
+    if call.op == "call_method":
+        name = str(call.target)
+        return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    return call.target in _IN_PLACE or call.target is operator.setitem or bool(call.kwargs.get("inplace"))

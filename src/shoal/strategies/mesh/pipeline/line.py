@@ -1,0 +1,167 @@
+"""A lane whose workers have consecutive stages of the model each."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.errors import SpecError
+from shoal.layout.schedules import make_schedule
+from shoal.ledger.order import mix
+from shoal.spec import Mesh
+from shoal.strategies.base import Part, Piece, Setting, Work
+from shoal.strategies.gradients import Sums, check_finite, check_loss, seed_slot, split_batch
+from shoal.strategies.mesh.axes import Axes
+from shoal.strategies.mesh.lines import LaneSums
+from shoal.strategies.mesh.pipeline.costs import balanced_split
+from shoal.strategies.mesh.pipeline.executor import Executor, Microbatch
+from shoal.strategies.mesh.pipeline.graph import Chain, parse_split
+from shoal.strategies.mesh.pipeline.stage import Stage
+from shoal.strategies.mesh.pipeline.tracing import bind
+from shoal.strategies.mesh.splits import Split
+from shoal.strategies.recompute import compute_once, recompute_whole
+from shoal.strategies.replica import Replica
+
+
+class PipelineLine:
+    """Stage `s` is on worker `s % workers`; a step's pieces follow each other through the stages."""
+
+    def __init__(self, replica: Replica, mesh: Mesh, axes: Axes, setting: Setting) -> None:
+        if replica.task.objective is not None:
+            raise SpecError(
+                f"Task: objective= computes the loss from model and batch in one go, which strategy={mesh} cannot "
+                "cut; use loss=, or data, sharded or ps."
+            )
+        self._replica, self._mesh = replica, mesh
+        self._worker = axes.pipeline.index
+        if replica.recomputes:
+            compute_once(replica.module)  # its blocks are taken apart; stages are computed again as a whole
+        stages = self._cut(mesh, axes, setting)
+        gc.collect()  # tracing leaves cycles that would keep the whole model
+        self._note_names(replica.module, stages)
+        own = {number: stage for number, stage in enumerate(stages) if number % mesh.pipeline == self._worker}
+        self.module: nn.Module = nn.ModuleDict({f"stage{number}": stage for number, stage in own.items()})
+        self.splits: Mapping[str, Split] = {}
+        if mesh.tensor > 1:
+            from shoal.strategies.mesh.tensor.cutting import cut_width
+
+            self.splits = cut_width(self.module, mesh.plan, axes.tensor, replica, setting.report)
+        self._speaks = self._worker == mesh.pipeline - 1 and axes.tensor.is_first
+        if replica.recomputes:
+            for stage in own.values():
+                recompute_whole(stage)
+        self._executor = Executor(own, mesh.num_stages, axes.pipeline, replica.device)
+
+    def _cut(self, mesh: Mesh, axes: Axes, setting: Setting) -> list[Stage]:
+        """As the first worker finds best: what one measures, others may not."""
+        if setting.sample is None:
+            raise SpecError(
+                f"strategy={mesh} must see the model run before it cuts it, but finds no sample of the data here; "
+                "use shoal.train, or data."
+            )
+        inputs, _ = split_batch(setting.sample())
+        # Layers that are cut by width together must stay together.
+        chain = Chain(self._replica.module, inputs, opens_layers=mesh.tensor == 1)
+        self._signature = chain.signature
+        counts = torch.zeros(mesh.num_stages, dtype=torch.int64)
+        if mesh.split != "auto":
+            counts = torch.tensor(parse_split(chain, mesh.split, mesh.num_stages))
+        elif axes.world.is_first:
+            counts = torch.tensor(balanced_split(chain, bind(chain.signature, inputs), mesh.num_stages))
+        axes.world.broadcast_(counts)
+        if axes.world.is_first:
+            setting.report(_describe(chain, counts.tolist()))
+        return chain.stages(counts.tolist())
+
+    def _note_names(self, whole: nn.Module, stages: Sequence[Stage]) -> None:
+        canonical = {id(p): name for name, p in whole.named_parameters()}
+        names: dict[str, str] = {}
+        holders: dict[str, set[int]] = {}
+        for number, stage in enumerate(stages):
+            worker = number % self._mesh.pipeline
+            for name, tensor in stage.state_dict(keep_vars=True).items():
+                known = canonical.get(id(tensor), name)
+                holders.setdefault(known, set()).add(worker)
+                if worker == self._worker:
+                    names[f"stage{number}.{name}"] = known
+        self.names: Mapping[str, str] = names
+        self.stages: Mapping[str, tuple[int, ...]] = {name: tuple(sorted(at)) for name, at in holders.items()}
+
+    def backward(self, work: Work) -> LaneSums:
+        by_slot = {part.slot: self._backward_part(work, part) for part in work.parts}
+        return LaneSums(
+            sums=sum(by_slot.values(), start=Sums()),
+            samples={slot: int(own.samples) for slot, own in by_slot.items()},
+            speaks=self._speaks,
+        )
+
+    def _backward_part(self, work: Work, part: Part) -> Sums:
+        seed_slot(work, part.slot, self._replica.device)  # for what is drawn while samples are read
+        pieces = list(part.load())
+        counted = [piece for piece in pieces if piece[1]]  # padding alone has no mean
+        losses: list[float] = []
+        if counted:
+            schedule = make_schedule(
+                self._mesh.schedule,
+                workers=self._mesh.pipeline,
+                microbatches=len(counted),
+                per_worker=self._mesh.stages_per_worker,
+            )
+            microbatches = [
+                self._microbatch(work, part, number, piece, losses) for number, piece in enumerate(counted)
+            ]
+            self._executor.run(schedule[self._worker], microbatches)
+        weights = [weight for _, weight, _ in counted]
+        return Sums(
+            loss=sum(value * weight for value, weight in zip(losses, weights, strict=False)),
+            weight=sum(weights),
+            samples=sum(samples for _, _, samples in pieces),
+        )
+
+    def _microbatch(self, work: Work, part: Part, number: int, piece: Piece, losses: list[float]) -> Microbatch:
+        batch, weight, _ = piece
+        inputs, target = split_batch(batch)
+        share = weight if part.total_weight is None else weight / part.total_weight
+        precision = self._replica.precision
+        return Microbatch(
+            given=bind(self._signature, inputs),
+            finish=partial(self._loss, work, part, target, losses),
+            share=share * precision.scale,
+            forward_in=partial(precision.autocast, work.step),
+            seed=lambda stage: _seed(
+                mix(work.seed, work.step, part.slot, stage, number) >> 1, self._replica.device
+            ),
+        )
+
+    def _loss(self, work: Work, part: Part, target: Any, losses: list[float], output: Any) -> torch.Tensor:
+        assert self._replica.task.loss is not None
+        loss = self._replica.precision.widened(check_loss(self._replica.task.loss(output, target)))
+        losses.append(loss.item())
+        check_finite(losses[-1], work, part)
+        return loss
+
+    def infer(self, inputs: Any) -> Any:
+        with self._replica.precision.autocast():
+            output = self._executor.infer(bind(self._signature, inputs))
+        return self._replica.precision.widened(output)
+
+
+def _seed(key: int, device: str) -> None:
+    torch.default_generator.manual_seed(key)
+    if device != "cpu":
+        torch.cuda.manual_seed(key)
+
+
+def _describe(chain: Chain, counts: Sequence[int]) -> str:
+    parts: list[str] = []
+    first = 0
+    for number, count in enumerate(counts):
+        links = [name for name, _ in chain.links[first : first + count]]
+        parts.append(f"{number}: {links[0]} to {links[-1]}" if count > 1 else f"{number}: {links[0]}")
+        first += count
+    return f"Pipeline of {len(counts)} stages: {'; '.join(parts)}."

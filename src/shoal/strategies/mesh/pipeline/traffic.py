@@ -1,0 +1,132 @@
+"""Messages between neighbouring stages: sent without waiting, and received ahead of their use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shoal.errors import TaskError
+from shoal.strategies.mesh.axes import Axis
+from shoal.strategies.mesh.pipeline.messages import Form, Parcel, pack
+
+_LENGTH, _HEADER, _VALUES, _GRADIENTS = range(4)
+"""Kinds of messages between two stages."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """One micro-batch on its way into a stage, or its gradients on their way back out of it."""
+
+    stage: int
+    """The later one of the two."""
+    number: int
+    """Of the micro-batch."""
+    shape: Hashable
+    """Of what the model was given: it decides the form of all messages that follow from it."""
+    back: bool = False
+
+
+class Traffic:
+    """What this worker sends to and receives from its neighbours; stage `s` is on worker `s % axis.size`."""
+
+    def __init__(self, axis: Axis, num_stages: int) -> None:
+        self.axis = axis
+        self.waited_s = 0.0
+        """How long this worker has waited for messages."""
+        self._num_stages = num_stages
+        self._forms: dict[tuple[int, Hashable], Form] = {}
+        self._expected: dict[Crossing, tuple[Parcel, dist.Work | None]] = {}
+        self._sent: dict[Crossing, list[tuple[dist.Work, torch.Tensor]]] = {}
+
+    def send(self, crossing: Crossing, values: Sequence[Any]) -> None:
+        """Send values to the next stage, or gradients to the one before."""
+        if crossing.back:
+            form = self._form(crossing)
+            to, kind = crossing.stage - 1, _GRADIENTS
+        else:
+            form = self._tell_form(crossing, Form.of(values))
+            to, kind = crossing.stage, _VALUES
+        if (packed := pack(form, values)).numel():
+            self._isend(packed, to, crossing, kind)
+
+    def expect(self, crossing: Crossing) -> None:
+        """Make room for a message that will be needed, if its form is known."""
+        known = (crossing.stage, crossing.shape) in self._forms
+        if not known or crossing in self._expected:
+            return
+        parcel = Parcel(self._form(crossing))
+        sender, kind = (crossing.stage, _GRADIENTS) if crossing.back else (crossing.stage - 1, _VALUES)
+        work = self._irecv(parcel.room, sender, crossing, kind) if parcel.room.numel() else None
+        self._expected[crossing] = parcel, work
+
+    def receive(self, crossing: Crossing, device: str) -> list[Any]:
+        """Wait for a message."""
+        if (crossing.stage, crossing.shape) not in self._forms:
+            self._learn_form(crossing)
+        self.expect(crossing)
+        parcel, work = self._expected.pop(crossing)
+        if work is not None:
+            self._wait(work)
+        if crossing.back:
+            self._let_go(replace(crossing, back=False))  # whose gradients these are has been taken
+        return parcel.values(device)
+
+    def settle(self) -> None:
+        """Wait until all that was sent has been taken."""
+        for crossing in list(self._sent):
+            self._let_go(crossing)
+
+    def _let_go(self, crossing: Crossing) -> None:
+        for work, _ in self._sent.pop(crossing, ()):
+            work.wait()
+
+    def _form(self, crossing: Crossing) -> Form:
+        form = self._forms[crossing.stage, crossing.shape]
+        return form.differentiable if crossing.back else form
+
+    def _tell_form(self, crossing: Crossing, form: Form) -> Form:
+        known = self._forms.setdefault((crossing.stage, crossing.shape), form)
+        if known is form:
+            told = form.to_bytes()
+            self._isend(torch.tensor([len(told)]), crossing.stage, crossing, _LENGTH)
+            self._isend(told, crossing.stage, crossing, _HEADER)
+        elif known != form:
+            raise TaskError(
+                f"Task: stage {crossing.stage - 1} of the pipeline has sent {known.items} and now, for inputs of "
+                f"the same shape, {form.items}; use sharded or data for models whose shapes depend on values."
+            )
+        return known
+
+    def _learn_form(self, crossing: Crossing) -> None:
+        length = torch.zeros(1, dtype=torch.int64)
+        self._wait(self._irecv(length, crossing.stage - 1, crossing, _LENGTH))
+        told = torch.empty(int(length), dtype=torch.uint8)
+        self._wait(self._irecv(told, crossing.stage - 1, crossing, _HEADER))
+        self._forms[crossing.stage, crossing.shape] = Form.from_bytes(told)
+
+    def _tag(self, crossing: Crossing, kind: int) -> int:
+        return (crossing.number * self._num_stages + crossing.stage) * 4 + kind
+
+    def _isend(self, buffer: torch.Tensor, stage: int, crossing: Crossing, kind: int) -> None:
+        rank = self.axis.ranks[stage % self.axis.size]
+        work = dist.isend(buffer, rank, group=self.axis.group, tag=self._tag(crossing, kind))
+        assert work is not None
+        self._sent.setdefault(crossing, []).append((work, buffer))
+
+    def _irecv(self, room: torch.Tensor, stage: int, crossing: Crossing, kind: int) -> dist.Work:
+        rank = self.axis.ranks[stage % self.axis.size]
+        work = dist.irecv(room, rank, group=self.axis.group, tag=self._tag(crossing, kind))
+        assert work is not None
+        return work
+
+    def _wait(self, work: dist.Work) -> None:
+        if self.axis.on_block is not None:
+            self.axis.on_block()
+        began = time.perf_counter()
+        work.wait()
+        self.waited_s += time.perf_counter() - began

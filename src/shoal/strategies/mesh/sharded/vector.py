@@ -1,0 +1,111 @@
+"""Parameters as one vector, of which each worker keeps a part."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from shoal.layout.state_cuts import StateCut
+from shoal.strategies.mesh.axes import Axis
+from shoal.strategies.mesh.held import Span
+from shoal.strategies.parked import Values
+
+
+class Vector:
+    """Parameters of one dtype. While they are let go, the memory is given back and they read as NaN."""
+
+    def __init__(
+        self, params: Mapping[str, nn.Parameter], cut: StateCut, axis: Axis, values: Values, *, apart: str | None
+    ) -> None:
+        """`values` gives those of a parameter; `apart`: the device of this worker's part where it is kept apart
+        from the vector."""
+        self._params = params
+        self._axis = axis
+        first = next(iter(params.values()))
+        self._vector = torch.empty(sum(cut.numels), dtype=first.dtype, device=first.device)
+        self._num_bytes = self._vector.untyped_storage().nbytes()
+        self._nothing = torch.full((), torch.nan, dtype=first.dtype, device=first.device)
+        self._slices = [self._vector[start:stop] for start, stop in pairwise(cut.bounds)]
+        self._places = {
+            name: slice(start, start + numel)
+            for name, start, numel in zip(params, cut.starts, cut.numels, strict=True)
+        }
+        self.is_gathered = True
+        for name, param in params.items():
+            view = self._vector[self._places[name]].view(param.shape)
+            param.data = view.copy_(values(param))
+        mine = self._slices[axis.index]
+        self._is_apart = apart is not None
+        self._own = mine if apart is None else mine.to(apart, copy=True)
+        self._own_sum: torch.Tensor | None = None
+        self.spans = {
+            name: tuple(Span(*cut.span(number, worker)) for worker in range(axis.size))
+            for number, name in enumerate(params)
+        }
+        self._own_places = {name: self._place_in_own(name, cut.bounds[axis.index]) for name in params}
+        self.parts = {name: self._own[place].detach() for name, place in self._own_places.items()}
+        """What this worker keeps of each parameter: leaf tensors, some of them empty."""
+
+    def _place_in_own(self, name: str, begin: int) -> slice:
+        span = self.spans[name][self._axis.index]
+        if span.start == span.stop:
+            return slice(0, 0)
+        start = self._places[name].start - begin
+        return slice(start + span.start, start + span.stop)
+
+    def gather(self) -> None:
+        """Have the current values of all parameters here; everybody in line calls this."""
+        if not self.is_gathered:
+            self._vector.untyped_storage().resize_(self._num_bytes)
+            for name, param in self._params.items():
+                param.data = self._vector[self._places[name]].view(param.shape)
+            self.is_gathered = True
+        if self._is_apart:
+            self._slices[self._axis.index].copy_(self._own)
+        self._axis.fill_from_owners(self._slices)
+
+    def let_go(self) -> None:
+        """Give the memory back; views that autograd has kept see the values again after `gather`."""
+        if not self.is_gathered:
+            return
+        for param in self._params.values():
+            param.data = self._nothing.expand(param.shape)
+        self._vector.untyped_storage().resize_(0)
+        self.is_gathered = False
+
+    def reduce(self) -> set[str]:
+        """Add what all workers have found to the owners' sums, and let the gradients go; everybody in line calls
+        this. Returns the parameters that had one here."""
+        found = torch.empty_like(self._vector)
+        names = set()
+        for name, param in self._params.items():
+            place = found[self._places[name]].view(param.shape)
+            if param.grad is None:
+                place.zero_()
+            else:
+                place.copy_(param.grad.to_dense())
+                param.grad = None
+                names.add(name)
+        slices = list(found.split([one.numel() for one in self._slices]))
+        self._axis.reduce_to_owners(slices)
+        mine = slices[self._axis.index].to(self._own.device)
+        self._own_sum = mine.clone() if self._own_sum is None else self._own_sum.add_(mine)
+        return names
+
+    def hand_out(self, names: Collection[str]) -> None:
+        """Give the parts of these parameters their gradients, for the optimizer."""
+        if not names & self.parts.keys():
+            return
+        if self._own_sum is None:
+            self._own_sum = torch.zeros_like(self._own)
+        for name in names & self.parts.keys():
+            self.parts[name].grad = self._own_sum[self._own_places[name]]
+
+    def forget_gradients(self) -> None:
+        """The step is over."""
+        self._own_sum = None
+        for part in self.parts.values():
+            part.grad = None

@@ -1,0 +1,98 @@
+"""What the shard axis does with this process's part of the model: who keeps and updates which elements."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from shoal.spec import Mesh
+from shoal.strategies.mesh.axes import Axis
+from shoal.strategies.mesh.held import Span
+from shoal.strategies.parked import Values
+
+
+class Sharding(Protocol):
+    """Trained parameters by name in the task's model. Everybody in line makes the same calls in the same order."""
+
+    def part(self, name: str) -> torch.Tensor:
+        """What the optimizer of this process updates: a leaf tensor, empty where nothing of it is kept here."""
+
+    def spans(self, name: str) -> tuple[Span, ...]:
+        """By worker in line: the elements that it keeps; none where all keep all."""
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """The model runs, forward or back, only within this; in what order and how often is each lane's own
+        business. Who leaves waits until all do."""
+
+    def has_gradient(self, name: str) -> bool:
+        """Whether the backward passes of this step have left a gradient."""
+
+    def gradient(self, name: str) -> torch.Tensor:
+        """The whole gradient that they have left, for a parameter of which all keep all; zeros where none."""
+
+    def reduce(self, names: Iterable[str]) -> None:
+        """Sum the gradients of these over the line: then `part(name).grad` is this process's part of the sum.
+        Whoever has none for one of them adds nothing; the parts of all others have no gradient."""
+
+    def refresh(self) -> None:
+        """The optimizer has taken its step: the next forward pass finds the new values."""
+
+    def close(self) -> None:
+        """Nothing runs any more; what is here stays as it is."""
+
+
+def make_sharding(
+    module: nn.Module,
+    trained: Mapping[str, nn.Parameter],
+    axis: Axis,
+    mesh: Mesh,
+    *,
+    whole: Collection[str],
+    values: Values,
+) -> Sharding:
+    """Cut the parameters over an axis; those named in `whole` are kept by all. `values` gives those of a parameter
+    that has none in memory yet."""
+    if axis.size == 1:
+        return Unsharded(trained)
+    from shoal.strategies.mesh.sharded.sharding import StateSharding
+
+    return StateSharding(module, trained, axis, mesh, whole=whole, values=values)
+
+
+class Unsharded:
+    """The shard axis is one long: this process keeps all that it has."""
+
+    def __init__(self, trained: Mapping[str, nn.Parameter]) -> None:
+        self._trained = trained
+
+    def part(self, name: str) -> torch.Tensor:
+        return self._trained[name]
+
+    def spans(self, name: str) -> tuple[Span, ...]:
+        return ()
+
+    def in_use(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def has_gradient(self, name: str) -> bool:
+        return self._trained[name].grad is not None
+
+    def gradient(self, name: str) -> torch.Tensor:
+        param = self._trained[name]
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
+        return param.grad
+
+    def reduce(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.gradient(name)
+
+    def refresh(self) -> None:
+        """The optimizer has worked on the parameters themselves."""
+
+    def close(self) -> None:
+        """Nothing was done to the model."""

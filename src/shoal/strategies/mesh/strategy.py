@@ -1,0 +1,253 @@
+"""A model cut over a grid of workers: what the ways to cut it have in common.
+
+Every lane (workers that share a part of the batch) computes the gradient of that part; who holds the same part of
+the model adds up what the lanes found; each updates what it holds. How a lane computes is the business of its
+`Line`: the whole model in one process, whatever its layers do inside, or a pipeline of stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from shoal.checkpoint.model_stream import TensorStream
+from shoal.errors import LaunchError
+from shoal.spec import Mesh, World
+from shoal.strategies.base import Fill, Setting, StepResult, Work
+from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
+from shoal.strategies.data.buffers import MovingBuffers
+from shoal.strategies.gradients import Sums, check_skipping, check_weight, step_result
+from shoal.strategies.half_range import Seen
+from shoal.strategies.mesh.axes import Axes
+from shoal.strategies.mesh.held import Held, gather, whole
+from shoal.strategies.mesh.lines import LaneSums, Line, make_line
+from shoal.strategies.mesh.local_optimizer import LocalOptimizer, group_numbers
+from shoal.strategies.mesh.names import WholeNames
+from shoal.strategies.mesh.sharding import make_sharding
+from shoal.strategies.mesh.summing import add_over_stages, sum_flat
+from shoal.strategies.optimizer_state import by_parameter
+from shoal.strategies.parked import Values, hollow_out, unpark, unpark_module
+from shoal.strategies.replica import Replica
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """What all processes know of a step once they have spoken."""
+
+    sums: Sums
+    stop: bool
+    save: bool
+    counted: bool
+    """Whether whole numbers among the moving buffers have changed."""
+    counts: list[int]
+    """By slot: the samples that were used."""
+    touched: frozenset[str]
+    """Parameters that have a gradient, wherever they are."""
+
+
+class MeshStrategy:
+    """Implements every strategy that cuts the model."""
+
+    gathers = True
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+
+    def open(self, replica: Replica, setting: Setting) -> None:
+        self._replica = replica
+        self._setting = setting
+        check_skipping(replica, self.mesh)
+        self._losses = list(replica.start.losses)
+        self.axes = axes = Axes.form(self.mesh, setting)
+        numbers = group_numbers(replica)
+        self._names = WholeNames(replica)
+        self._take_first_workers_values(replica.module)
+        self._line = line = make_line(replica, self.mesh, axes, setting)
+        values = self._bring_in(line, numbers)
+        if self.mesh.batchnorm == "sync":
+            check_pieces(setting)
+            synchronise(line.module, lambda values: axes.lanes.all_reduce_(values.clone()))
+        self._buffers = MovingBuffers(line.module)
+        trained = {
+            line.names[name]: p for name, p in line.module.named_parameters() if line.names[name] in numbers
+        }
+        shared = {name for name in trained if len(line.stages[name]) > 1}
+        self._sharding = make_sharding(line.module, trained, axes.shard, self.mesh, whole=shared, values=values)
+        self._held = {name: self._hold_trained(name, p) for name, p in trained.items()}
+        self._fixed = {
+            line.names[name]: self._hold(line.names[name], tensor)
+            for name, tensor in line.module.state_dict(keep_vars=True).items()
+            if line.names[name] not in trained
+        }
+        replica.forget_whole(line.module)
+        replica.precision.bind(line.module, line.names, setting.report if setting.world.is_first else None)
+        self._optimizer = LocalOptimizer(replica, numbers, list(self._held.values()), axes)
+        self._ever_touched = set(by_parameter(replica.start.optimizer))
+
+    def _bring_in(self, line: Line, trained: Collection[str]) -> Values:
+        """Have in memory what is parked and stays here; of what will be cut, a function gives the values."""
+        is_cut = self.axes.shard.size > 1 and self.mesh.stage == 3
+        cut = {own for own, name in line.names.items() if name in trained and len(line.stages[name]) == 1}
+        unpark_module(line.module, but=cut if is_cut else ())
+        return hollow_out(line.module)
+
+    def _hold(self, name: str, tensor: torch.Tensor) -> Held:
+        split, stages = self._line.splits.get(name), self._line.stages[name]
+        return Held(name=name, tensor=tensor, shape=tensor.shape, split=split, stages=stages)
+
+    def _hold_trained(self, name: str, param: nn.Parameter) -> Held:
+        part, spans = self._sharding.part(name), self._sharding.spans(name)
+        return replace(self._hold(name, param), tensor=part, spans=spans)
+
+    def _take_first_workers_values(self, module: nn.Module) -> None:
+        for tensor in module.parameters():
+            if tensor.is_floating_point():
+                values = unpark(tensor).detach().contiguous().view(-1)
+                self.axes.backend.broadcast_(values)
+                tensor.data.copy_(values.view(tensor.shape))
+
+    def step(self, work: Work) -> StepResult:
+        moved = self._buffers.begin_mean()
+        moved.start()
+        with self._sharding.in_use():
+            own = self._line.backward(work)
+        if self.mesh.batchnorm == "sync":
+            check_took_part(own.sums.weight, work.step)
+        moved.add(own.sums.weight)
+        agreed = self._agree(work, own, moved.counted)
+        check_weight(work, agreed.sums)
+        is_taken = self._sum_gradients(agreed, work)
+        lanes = self.axes.lanes
+        moved.finish(lanes.all_reduce_, agreed.sums.weight, counted=agreed.counted, speaks=lanes.is_first)
+        if is_taken:
+            self._optimizer.step(self._setting.clip_norm)
+        for held in self._held.values():
+            held.tensor.grad = None
+        self._sharding.refresh()
+        self._losses.append(agreed.sums.mean_loss)
+        return step_result(agreed.sums, stop=agreed.stop, save=agreed.save, counts=agreed.counts)
+
+    def _agree(self, work: Work, own: LaneSums, counted: bool) -> Agreement:
+        """Exchange small numbers among all: losses, wishes, samples, and which parameters have gradients."""
+        speaks = float(own.speaks)
+        head = [
+            own.sums.loss * speaks,
+            own.sums.weight * speaks,
+            float(work.stop),
+            float(work.save),
+            float(counted),
+        ]
+        counts = torch.zeros(self._setting.slots, dtype=torch.float64)
+        for slot, samples in own.samples.items():
+            counts[slot] = samples * speaks
+        touched = torch.tensor(
+            [float(name in self._held and self._sharding.has_gradient(name)) for name in self._names.trained],
+            dtype=torch.float64,
+        )
+        control = torch.cat([torch.tensor(head, dtype=torch.float64), counts, touched])
+        self.axes.world.all_reduce_(control)
+        loss, weight, stop, save, has_counted = control[: len(head)].tolist()
+        found = control[len(head) + len(counts) :] > 0
+        names = [name for name, is_touched in zip(self._names.trained, found.tolist(), strict=True) if is_touched]
+        self._ever_touched.update(names)
+        return Agreement(
+            sums=Sums(loss, weight),
+            stop=bool(stop),
+            save=bool(save),
+            counted=bool(has_counted),
+            counts=[int(count) for count in control[len(head) :][: len(counts)].tolist()],
+            touched=frozenset(names),
+        )
+
+    def _sum_gradients(self, agreed: Agreement, work: Work) -> bool:
+        """Over stages that share a parameter, over the workers that share the state, over copies; whether they are
+        fit for a step."""
+        touched = [name for name in self._held if name in agreed.touched]
+        for name in self._names.trained:
+            stages = self._line.stages.get(name, ())
+            if name in agreed.touched and len(stages) > 1 and name in self._held:
+                add_over_stages(self._sharding.gradient(name), stages, self.axes.pipeline)
+        self._sharding.reduce(touched)
+        grads = [self._held[name].tensor.grad for name in touched]
+        sum_flat([grad for grad in grads if grad is not None], self.axes.data)
+        factor = 1.0 if work.parts[0].total_weight is not None else 1 / agreed.sums.weight
+        factor /= self._replica.precision.scale
+        if self._replica.precision.scales and not self._agree_on_range(work):
+            return False
+        if factor != 1.0:
+            torch._foreach_mul_([grad for grad in grads if grad is not None], factor)
+        return True
+
+    def _agree_on_range(self, work: Work) -> bool:
+        """Whether the gradients of all are numbers, so that all take the step or none does."""
+        precision = self._replica.precision
+        counted = [held for held in self._held.values() if held.counts(self.axes)]
+        seen = precision.measure(work.step, ((held.name, held.tensor.grad) for held in counted))
+        values = self.axes.world.all_reduce_(torch.tensor(seen.values, dtype=torch.float64))
+        return precision.conclude(work.step, Seen.of(values.tolist()))
+
+    def reform(self, world: World) -> int:
+        raise LaunchError(
+            f"A worker died, and with strategy={self.mesh} each holds a part of the model that nobody else has; "
+            "go on from a checkpoint with --resume."
+        )
+
+    def losses(self, last_step: int) -> list[float]:
+        return self._losses[:last_step]
+
+    def sizes(self, step: int) -> None:
+        """Always even."""
+
+    def past(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
+        raise AssertionError("a model that is cut has no successors")
+
+    def lanes(self, world: World) -> int:
+        return self.mesh.lanes
+
+    def infer(self, replica: Replica, inputs: Any) -> Any:
+        return self._line.infer(inputs)
+
+    def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
+        table = torch.full(shape, torch.nan, dtype=torch.float64)
+        with self._sharding.in_use():
+            fill(table, self.mesh.lane_of(self._setting.world.global_rank))
+        # Of those in a lane who have filled a row, the last stage speaks, and of its workers the first.
+        is_filled = ~table[:, 0].isnan() & self.axes.tensor.is_first
+        own = is_filled * (self.axes.pipeline.index + 1)
+        speaks = is_filled & (own == self.axes.pipeline.max_(own.clone()))
+        return self.axes.world.all_reduce_(table.where(speaks[:, None], 0.0))
+
+    def settle(self) -> None:
+        """Every process has its part of the committed model."""
+
+    def model_state(self, replica: Replica) -> dict[str, torch.Tensor]:
+        everything = self._held | self._fixed
+        stages = self._line.stages
+        wanted = {name: stages[name][0] for name in self._names.distinct}
+        found = dict(gather(wanted, everything, self.axes, lambda held: whole(held, held.tensor, self.axes)))
+        return self._names.with_aliases(found)
+
+    def model_stream(self, replica: Replica) -> TensorStream:
+        everything, stages, first = self._held | self._fixed, self._line.stages, self._names.canonical
+        wanted = {name: stages[first[name]][0] for name in sorted(first)}
+        held = {name: everything[first[name]] for name in wanted if first[name] in everything}
+        tensors = gather(wanted, held, self.axes, lambda one: whole(one, one.tensor, self.axes))
+        return TensorStream(looks=self._names.looks, tensors=tensors)
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        wanted = {name: self._line.stages[name][0] for name in self._names.trained if name in self._ever_touched}
+        found: dict[str, torch.Tensor] = {}
+        for key in self._optimizer.kinds():
+            for name, value in gather(wanted, self._held, self.axes, partial(self._optimizer.combine, key)):
+                found[f"{name}/{key}"] = value
+        return found
+
+    def close(self) -> None:
+        self._sharding.close()
+        self.axes.close()

@@ -1,0 +1,104 @@
+"""What passes between the workers of a cut layer, forward and back.
+
+| function   | forward              | backward             |
+|------------|----------------------|----------------------|
+| `copy_in`  | nothing              | sum over workers     |
+| `sum_out`  | sum over workers     | nothing              |
+| `gather`   | everybody's parts    | this worker's part   |
+| `scatter`  | this worker's part   | everybody's parts    |
+
+Outside of cut layers all workers compute the same, so each has the whole gradient there; that is why the way back
+of `sum_out` is no sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch.autograd import Function
+
+from shoal.strategies.mesh.splits import Split
+
+
+class Workers(Protocol):
+    """Those who share the layers: an `Axis` of the grid, or threads that try a cut."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor: ...
+
+    def max_(self, tensor: torch.Tensor) -> torch.Tensor: ...
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]: ...
+
+
+def copy_in(tensor: torch.Tensor, workers: Workers) -> torch.Tensor:
+    """A whole tensor enters a layer of which each worker has a part."""
+    return _CopyIn.apply(tensor, workers)
+
+
+def sum_out(tensor: torch.Tensor, workers: Workers) -> torch.Tensor:
+    """The sum of what the workers' parts of a layer have computed leaves it whole."""
+    return _SumOut.apply(tensor, workers)
+
+
+def gather(tensor: torch.Tensor, split: Split, workers: Workers) -> torch.Tensor:
+    """The whole of what each worker has a part of."""
+    return _Gather.apply(tensor, split, workers)
+
+
+def scatter(tensor: torch.Tensor, split: Split, workers: Workers) -> torch.Tensor:
+    """This worker's part of a whole tensor."""
+    return _Scatter.apply(tensor, split, workers)
+
+
+def _sum(tensor: torch.Tensor, workers: Workers) -> torch.Tensor:
+    return workers.all_reduce_(tensor.clone(memory_format=torch.contiguous_format))
+
+
+class _CopyIn(Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, workers: Workers) -> torch.Tensor:
+        ctx.workers = workers
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _sum(grads[0], ctx.workers), None
+
+
+class _SumOut(Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, workers: Workers) -> torch.Tensor:
+        return _sum(tensor, workers)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0], None
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, split: Split, workers: Workers) -> torch.Tensor:
+        ctx.split, ctx.workers = split, workers
+        return split.join(workers.all_gather(tensor.contiguous()))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return ctx.split.cut(grads[0], ctx.workers.index, ctx.workers.size), None, None
+
+
+class _Scatter(Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, split: Split, workers: Workers) -> torch.Tensor:
+        ctx.split, ctx.workers = split, workers
+        return split.cut(tensor, workers.index, workers.size)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return ctx.split.join(ctx.workers.all_gather(grads[0].contiguous())), None, None

@@ -1,0 +1,90 @@
+"""Cuts a model by width: makes the plan, puts each worker's parts in place, and looks whether all is well."""
+
+from __future__ import annotations
+
+import gc
+
+from torch import nn
+
+from shoal.errors import SpecError
+from shoal.layout.tensor_plan import LayerCut, TensorPlan, Wishes
+from shoal.strategies.base import Report
+from shoal.strategies.mesh.splits import Split
+from shoal.strategies.mesh.tensor.building import Parts
+from shoal.strategies.mesh.tensor.collectives import Workers
+from shoal.strategies.mesh.tensor.planning import make_plan
+from shoal.strategies.mesh.tensor.probing import Probe
+from shoal.strategies.mesh.tensor.recording import record
+from shoal.strategies.mesh.tensor.surgery import Surgery
+from shoal.strategies.replica import Replica
+
+
+def cut_width(module: nn.Module, plan: str, axis: Workers, replica: Replica, report: Report) -> dict[str, Split]:
+    """Replace layers of `module`, which is the replica's model or a part of it, by this worker's parts of them.
+
+    Returns, by name in the task's model, how parameters and buffers are cut. Everybody in line calls this.
+    """
+    wishes = Wishes.parse(plan)
+    made = make_plan(replica.module, record(replica), axis.size, wishes)
+    # Part of a model cannot be asked for its loss; the trials of its blocks must do.
+    before = Probe.of(replica) if module is replica.module else None
+    for attempt in (made, *made.retreats()):
+        splits = _cut(module, attempt, axis, replica, before)
+        if splits is not None:
+            break
+        if wishes is not None:
+            raise SpecError(
+                f"plan={plan}: cut like this, the model gives another loss or other gradients than whole; "
+                "leave out layers whose weights are used past them, or use plan=auto."
+            )
+    assert splits is not None, "a whole model agrees with itself"
+    if axis.index == 0:
+        for line in attempt.lines():
+            report(line)
+    gc.collect()  # trials that failed leave cycles, by which whole tensors would be kept
+    return splits
+
+
+def explain_width(replica: Replica, plan: str, count: int) -> list[str]:
+    """What `cut_width` would do with the replica's model, told in lines; nobody else is needed for it."""
+    return make_plan(replica.module, record(replica), count, Wishes.parse(plan)).lines()
+
+
+def _cut(
+    module: nn.Module, plan: TensorPlan, axis: Workers, replica: Replica, before: Probe | None
+) -> dict[str, Split] | None:
+    """Carry a plan out; None, and the model whole again, where it does not compute what it did before."""
+    names = _names_of(replica.module)
+    parts = Parts(axis)
+    surgery = Surgery(module, dict(replica.module.named_modules(remove_duplicate=False)), parts)
+    _carry_out(plan, surgery)
+    splits = {names[key]: split for key, split in parts.splits().items()}
+    if before is None or before.agrees(replica, splits, axis):
+        return splits
+    surgery.undo()
+    return None
+
+
+def _names_of(module: nn.Module) -> dict[int, str]:
+    """By identity, names of parameters and buffers; of tied ones that of `named_parameters`."""
+    state = {id(tensor): name for name, tensor in module.state_dict(keep_vars=True).items()}
+    return state | {id(param): name for name, param in module.named_parameters()}
+
+
+def _carry_out(plan: TensorPlan, surgery: Surgery) -> None:
+    """Cut what is here. Layers that belong together but are not all here (the rest is in another stage of a
+    pipeline, or a traced model has no such module any more) are cut each for itself."""
+    here = {id(each) for each in surgery.root.modules()}
+
+    def is_here(name: str) -> bool:
+        return id(surgery.named[name]) in here
+
+    alone: list[LayerCut] = list(plan.singles)
+    for region in plan.regions:
+        needed = [cut.layer for cut in region.cuts] + [name for name, _ in region.divided]
+        needed += [region.block] if region.narrowed else []
+        if all(map(is_here, needed)):
+            surgery.cut_region(region)
+        else:
+            alone += region.apart()
+    surgery.cut(cut for cut in alone if is_here(cut.layer))

@@ -1,0 +1,122 @@
+"""Layers of which each worker has a part. Parameters have the names that they have in the whole layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from shoal.strategies.mesh.splits import Split
+from shoal.strategies.mesh.tensor.collectives import Workers, copy_in, gather, scatter, sum_out
+from shoal.strategies.mesh.tensor.loss import VocabularyScores
+from shoal.strategies.mesh.tensor.narrowed import unwrapped
+
+Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""A layer's function of input, weight and bias."""
+
+ROWS = Split(0)
+LAST = Split(-1)
+
+
+def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """As `nn.Linear` computes it."""
+    return F.linear(inputs, weight, bias)
+
+
+def transposed_linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """As Hugging Face's `Conv1D` does, whose weight is the transposed one."""
+    return F.linear(inputs, weight.t(), bias)
+
+
+class ColumnLayer(nn.Module):
+    """Each worker computes some of the outputs (features of a linear layer, channels of a convolution)."""
+
+    def __init__(
+        self,
+        compute: Compute,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        workers: Workers,
+        *,
+        gathered: Split | None = None,
+    ) -> None:
+        """`gathered`: how the parts of the output are put together, where what follows needs the whole."""
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self._compute, self._workers, self._gathered = compute, workers, gathered
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        part = self._compute(copy_in(unwrapped(inputs), self._workers), self.weight, self.bias)
+        return part if self._gathered is None else gather(part, self._gathered, self._workers)
+
+
+class RowLayer(nn.Module):
+    """Each worker has some of the inputs; the bias, which every worker has whole, is added to the sum."""
+
+    def __init__(
+        self,
+        compute: Compute,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        workers: Workers,
+        *,
+        features: Split = LAST,
+        scattered: bool = False,
+    ) -> None:
+        """`features`: the inputs' dimension that is cut; `scattered`: here, for it comes whole."""
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self._compute, self._workers = compute, workers
+        self._features, self._is_scattered = features, scattered
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self._is_scattered:
+            inputs = scatter(unwrapped(inputs), self._features, self._workers)
+        total = sum_out(self._compute(inputs, self.weight, None), self._workers)
+        if self.bias is None:
+            return total
+        shape = [1] * total.dim()
+        shape[self._features.dim] = -1
+        return total + self.bias.to(total.dtype).view(shape)
+
+
+class ScoresLayer(ColumnLayer):
+    """An output layer: its scores stay where they are, each worker having those of its part of the vocabulary."""
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return VocabularyScores.wrap(super().forward(inputs), self._workers)
+
+
+class VocabularyEmbedding(nn.Module):
+    """Each worker has the entries of a range of numbers; whoever has the one that is asked for tells it."""
+
+    def __init__(self, weight: nn.Parameter, workers: Workers, padding: int | None) -> None:
+        super().__init__()
+        self.weight = weight
+        self._workers = workers
+        self._first = workers.index * len(weight)
+        here = padding is not None and 0 <= padding - self._first < len(weight)
+        self._padding = padding - self._first if here and padding is not None else None
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        local = numbers - self._first
+        elsewhere = (local < 0) | (local >= len(self.weight))
+        found = F.embedding(local.masked_fill(elsewhere, 0), self.weight, self._padding)
+        return sum_out(found.masked_fill(elsewhere.unsqueeze(-1), 0), self._workers)
+
+
+class NarrowEmbedding(nn.Module):
+    """Each worker has some of the features of every entry: for a vocabulary that cannot be shared out evenly."""
+
+    def __init__(self, weight: nn.Parameter, workers: Workers, padding: int | None) -> None:
+        super().__init__()
+        self.weight = weight
+        self._workers, self._padding = workers, padding
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return gather(F.embedding(numbers, self.weight, self._padding), LAST, self._workers)

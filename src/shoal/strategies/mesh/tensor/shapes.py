@@ -1,0 +1,89 @@
+"""Which layers can be cut, and along which dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from shoal.strategies.mesh.splits import Split
+from shoal.strategies.mesh.tensor.layers import Compute, linear, transposed_linear
+
+_CONVOLUTIONS = {nn.Conv1d: (F.conv1d, 1), nn.Conv2d: (F.conv2d, 2), nn.Conv3d: (F.conv3d, 3)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """A layer that multiplies its inputs by a weight."""
+
+    inputs: int
+    outputs: int
+    compute: Compute
+    out_dim: int = 0
+    """The weight's dimension of outputs."""
+    in_dim: int = 1
+    """The weight's dimension of inputs."""
+    feature_dim: int = -1
+    """The dimension of features or channels in what goes in and comes out."""
+
+    @property
+    def is_convolution(self) -> bool:
+        return self.feature_dim != -1
+
+
+def shape_of(layer: nn.Module) -> LayerShape | None:
+    """None where it is no such layer, or does more than its class says (hooks, a subclass's own ways)."""
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+        return None
+    if type(layer) is nn.Linear:
+        return LayerShape(inputs=layer.in_features, outputs=layer.out_features, compute=linear)
+    if is_transposed_linear(layer):
+        weight = layer._parameters["weight"]
+        assert weight is not None
+        inputs, outputs = weight.shape
+        return LayerShape(inputs=inputs, outputs=outputs, compute=transposed_linear, out_dim=1, in_dim=0)
+    if type(layer) in _CONVOLUTIONS:
+        return _shape_of_convolution(layer)  # type: ignore[arg-type]
+    return None
+
+
+def _shape_of_convolution(layer: nn.Conv2d) -> LayerShape | None:
+    if layer.groups != 1 or layer.padding_mode != "zeros":
+        return None
+    function, dims = _CONVOLUTIONS[type(layer)]
+    convolve = partial(function, stride=layer.stride, padding=layer.padding, dilation=layer.dilation)
+    return LayerShape(
+        inputs=layer.in_channels,
+        outputs=layer.out_channels,
+        compute=convolve,
+        feature_dim=-1 - dims,
+    )
+
+
+def is_transposed_linear(layer: nn.Module) -> bool:
+    """Whether this is Hugging Face's `Conv1D`, told without importing it."""
+    return (
+        type(layer).__name__ == "Conv1D" and hasattr(layer, "nf") and set(layer._parameters) == {"weight", "bias"}
+    )
+
+
+def is_embedding(layer: nn.Module) -> bool:
+    """Whether this is a table that looks entries up and does nothing else."""
+    if type(layer) is not nn.Embedding or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    return layer.max_norm is None and not layer.scale_grad_by_freq
+
+
+def channels_of(norm: nn.Module) -> int | None:
+    """The channels of a norm that treats each (or each group) by itself; None for everything else."""
+    if isinstance(norm, _BatchNorm):
+        return norm.num_features
+    return norm.num_channels if type(norm) is nn.GroupNorm else None
+
+
+def fits(size: int, count: int, blocks: tuple[int, ...] = ()) -> bool:
+    """Whether so many workers can have equal parts."""
+    return Split(0, blocks).fits(size, count)

@@ -1,0 +1,209 @@
+"""Parameters whose values are in a file: a process can build a model that it could not hold.
+
+A parked parameter has a shape, a dtype and strides, and is a parameter to everybody who asks. An operation on it
+brings its values in, works on them, and puts them back where it has changed them; so initialisation draws the same
+random numbers, in the same order, as in a process that holds everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map, tree_map_only
+
+from shoal.strategies.scratch_file import ScratchFile
+
+_View = Callable[[Any], Any]
+"""A step from values to a view of them."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Slot:
+    """Where a parameter's values are."""
+
+    file: ScratchFile
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def fetch(self) -> torch.Tensor:
+        values = torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
+        return self.file.read_into(self.offset, values)
+
+
+class Parked(torch.Tensor):
+    """The whole of a parked parameter, or a view of it."""
+
+    _slot: _Slot
+    _views: tuple[_View, ...]
+    _looks: torch.Tensor
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, slot: _Slot, looks: torch.Tensor, views: tuple[_View, ...] = ()) -> Parked:
+        """`looks` is a tensor without values that has the shape and strides of this."""
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            looks.shape,
+            strides=looks.stride(),
+            storage_offset=looks.storage_offset(),
+            dtype=looks.dtype,
+            device=torch.device("cpu"),
+        )
+        assert isinstance(made, Parked)
+        made._slot, made._looks, made._views = slot, looks, views
+        return made
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Parked(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if id(self) not in memo:
+            copy = park(unpark(self), self._slot.file, requires_grad=self.requires_grad)
+            memo[id(self)] = copy if isinstance(self, nn.Parameter) else copy.detach()
+        found: torch.Tensor = memo[id(self)]
+        return found
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The values without their history, as of any tensor."""
+        return self.detach()
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        if not isinstance(values, Parked):
+            values = park(values, self._slot.file, requires_grad=False).detach()
+        assert isinstance(values, Parked)
+        torch.Tensor.data.__set__(self, values)  # type: ignore[attr-defined]
+        self._slot, self._looks, self._views = values._slot, values._looks, values._views
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.inplace_view in func.tags:
+            return NotImplemented  # another shape for the same values: torch says who asked for it
+        if func.is_view:
+            return _view(func, args, kwargs)
+        return _operate(func, args, kwargs)
+
+
+def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What looks at the same values: it is fetched when somebody asks for them."""
+    origin, *rest = args
+
+    def looked_at(whole: torch.Tensor) -> Any:
+        return func(whole, *rest, **kwargs)
+
+    looks = looked_at(origin._looks)
+    if isinstance(looks, torch.Tensor):
+        return Parked(origin._slot, looks, (*origin._views, looked_at))
+    return [
+        Parked(origin._slot, each, (*origin._views, looked_at, partial(_item, number)))
+        for number, each in enumerate(looks)
+    ]
+
+
+def _item(number: int, several: Any) -> torch.Tensor:
+    found: torch.Tensor = several[number]
+    return found
+
+
+def _operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Bring in what is parked, operate, and put back what has changed."""
+    present: dict[_Slot, torch.Tensor] = {}
+    origins: dict[int, Parked] = {}
+
+    def bring(parked: Parked) -> torch.Tensor:
+        values = present.get(parked._slot)
+        if values is None:
+            values = present[parked._slot] = parked._slot.fetch()
+        for view in parked._views:
+            values = view(values)
+        origins[id(values)] = parked
+        return values
+
+    real_args, real_kwargs = tree_map_only(Parked, bring, (args, kwargs))
+    found = func(*real_args, **real_kwargs)
+    for slot in _written(func, args, kwargs):
+        slot.file.write(slot.offset, present[slot])
+    if func is torch.ops.aten._to_copy.default:  # a model in another precision is as large as the one before
+        return park(found, args[0]._slot.file, requires_grad=False).detach()
+    return tree_map(lambda each: origins.get(id(each), each), found)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[_Slot]:
+    """Those whose values the operation changes."""
+    slots: set[_Slot] = set()
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[number] if number < len(args) else kwargs.get(argument.name)
+            tree_map_only(Parked, lambda parked: slots.add(parked._slot), given)
+    return slots
+
+
+def park(values: torch.Tensor, file: ScratchFile, *, requires_grad: bool) -> nn.Parameter:
+    """A parameter of these values, which are in the file alone once the caller forgets them."""
+    values = values.detach()
+    if not torch.ops.aten.is_non_overlapping_and_dense.default(values):
+        values = values.contiguous()
+    looks = torch.empty_strided(values.shape, values.stride(), dtype=values.dtype, device="meta")
+    slot = _Slot(
+        file=file, offset=file.append(values), shape=values.shape, stride=values.stride(), dtype=values.dtype
+    )
+    return nn.Parameter(Parked(slot, looks), requires_grad=requires_grad)
+
+
+def unpark(tensor: torch.Tensor) -> torch.Tensor:
+    """The values themselves, in memory of their own where the tensor is parked; else the tensor."""
+    if not isinstance(tensor, Parked):
+        return tensor
+    values = tensor._slot.fetch()
+    for view in tensor._views:
+        values = view(values)
+    return values
+
+
+def unpark_module(module: nn.Module, but: Collection[str] = ()) -> None:
+    """Bring a module's parameters into memory, but those named; those that were one stay one."""
+    waiting = {id(param) for name, param in module.named_parameters(remove_duplicate=False) if name in but}
+    _replace(module, lambda parked: parked if id(parked) in waiting else unpark(parked))
+
+
+Values = Callable[[nn.Parameter], torch.Tensor]
+"""Gives the values that a parameter has, or will have."""
+
+
+def hollow_out(module: nn.Module) -> Values:
+    """Put parameters that take no memory, and read as NaN, in the place of parked ones: somebody will set their
+    `data`. Returns what gives the values of any parameter."""
+    parked: dict[int, torch.Tensor] = {}
+
+    def hollow(param: Parked) -> torch.Tensor:
+        return torch.full((), torch.nan, dtype=param.dtype).expand(param.shape)
+
+    for was, now in _replace(module, hollow):
+        parked[id(now)] = was
+    return lambda param: unpark(parked.get(id(param), param)).detach()
+
+
+def _replace(module: nn.Module, make: Callable[[Parked], torch.Tensor]) -> list[tuple[Parked, nn.Parameter]]:
+    """Make other parameters of parked ones; which became which."""
+    made: dict[int, tuple[Parked, nn.Parameter]] = {}
+    for layer in module.modules():
+        for name, param in layer._parameters.items():
+            if isinstance(param, Parked):
+                if id(param) not in made:
+                    values = make(param)
+                    same = values is param
+                    made[id(param)] = param, param if same else nn.Parameter(values, param.requires_grad)
+                layer._parameters[name] = made[id(param)][1]
+    return list(made.values())

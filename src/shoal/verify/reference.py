@@ -1,0 +1,96 @@
+"""The one process that a strategy is compared with: how it cuts its batches to compute the same function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from shoal.ledger.cut_log import CutLog
+from shoal.spec import Data, Job, Layer, Mesh, ModelParallel, Sharded, as_mesh
+from shoal.verify.jobs import alone, with_overrides
+from shoal.verify.trials import Facts
+
+_SAME_SLOTS = "the same slots"
+_SAME_CUT = "the same slots and micro-batches"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two jobs that should leave the same."""
+
+    ours: Job
+    reference: Job
+    title: str
+    """What the reference is."""
+    other_numbers: bool
+    """Random numbers that no precision turns off are other ones in the two."""
+
+
+class Reference:
+    """Finds the jobs to compare a job with."""
+
+    def __init__(self, job: Job, facts: Facts) -> None:
+        self._facts = facts
+        spec = job.spec
+        self._mesh: Mesh | None = as_mesh(spec, job.cluster.places) if isinstance(spec, ModelParallel) else None
+        self.synchronised = facts.has_batchnorm and getattr(spec, "batchnorm", "local") == "sync"
+        """BatchNorm over the whole batch: then that is what one process has to have, and no slots."""
+        self.job = with_overrides(job, facts.synchronised_batch(job.num_slots)) if self.synchronised else job
+        """The job, with batches that can be compared."""
+
+    @property
+    def title(self) -> str:
+        """What the float32 reference is."""
+        if self.synchronised:
+            return "one process, BatchNorm over the whole batch"
+        return f"one process, {self._cut}"
+
+    @property
+    def draws_otherwise(self) -> bool:
+        """Whether the model draws other random numbers than one process: where several compute one pass."""
+        if isinstance(self.job.spec, Layer):
+            return self.job.spec.cuts_model
+        return self._mesh is not None and self._mesh.pipeline * self._mesh.tensor > 1
+
+    def same(self, job: Job, cuts: CutLog | None = None) -> Job:
+        """One process that should compute the same in float32: the same cut, or the whole batch where synchronised
+        BatchNorm makes slots compute that."""
+        return alone(job, self._facts, cuts=cuts) if self.synchronised else self._same_cut(job, cuts)
+
+    def in_double(self) -> Pair:
+        """All in float64, against the whole batch where parts of it compute the same function."""
+        facts, job = self._facts, replace(self.job, numerics="float64", precision="fp32")
+        title, has_whole = "one process in float64, whole batch", True
+        if facts.has_batchnorm:
+            # Only synchronised layers compute the same function on parts as on the whole.
+            has_whole = isinstance(job.spec, Data) or (self._mesh is not None and self._mesh.pipeline == 1)
+            if has_whole:
+                job = self._synchronised(job)
+                title += ", BatchNorm synchronised" * (job.num_slots > 1)
+            else:
+                title = f"one process in float64, {self._cut}"
+        return Pair(
+            ours=job,
+            reference=alone(job, facts) if has_whole else self._same_cut(job),
+            title=title,
+            other_numbers=facts.random_in_float64 and (has_whole or self.draws_otherwise),
+        )
+
+    @property
+    def _cut(self) -> str:
+        return _SAME_CUT if self._mesh is not None and self._mesh.pipeline > 1 else _SAME_SLOTS
+
+    def _same_cut(self, job: Job, cuts: CutLog | None = None) -> Job:
+        job = alone(job, self._facts, slots=job.num_slots, cuts=cuts)
+        if self._mesh is None or self._mesh.pipeline == 1:
+            return job
+        # What follows each other through a pipeline are one process's pieces of a batch.
+        return with_overrides(job, {"accumulate": self._facts.accumulate * self._mesh.num_microbatches})
+
+    def _synchronised(self, job: Job) -> Job:
+        spec = job.spec
+        if isinstance(spec, Data):
+            spec = replace(spec, batchnorm="sync", shares="even")
+        elif isinstance(spec, Sharded | Mesh):
+            spec = replace(spec, batchnorm="sync")
+        job = replace(job, strategy=str(spec), slots=None)
+        return with_overrides(job, self._facts.synchronised_batch(job.num_slots))

@@ -1,0 +1,134 @@
+"""Models whose width is cut: a Hugging Face GPT-2, the GPT of the examples, a weight used past its layer."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import TensorDataset
+
+import shoal
+
+VOCABULARY, LENGTH = 60, 12
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"
+
+
+def _task(model: Callable[[], nn.Module], optimizer: str, steps: int) -> shoal.Task:
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, VOCABULARY, (50, LENGTH + 1), generator=generator)  # the last batch is a small one
+    train = TensorDataset(tokens[:, :-1], tokens[:, 1:])
+
+    def optimize(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        if optimizer == "momentum":
+            return torch.optim.SGD(params, lr=0.05, momentum=0.9)
+        return torch.optim.AdamW(params, lr=1e-3)
+
+    return shoal.Task(
+        model=model,
+        loss=lambda scores, target: F.cross_entropy(scores.flatten(0, 1), target.flatten()),
+        optimizer=optimize,
+        train=train,
+        test=train,
+        metrics={"accuracy": shoal.metrics.accuracy},
+        batch_size=16,
+        epochs=10,
+        max_steps=steps,
+        evaluate_every=steps,
+        clip_norm=0.5,
+    )
+
+
+class Scores(nn.Module):
+    """A Hugging Face model as one that returns its scores."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.inner(input_ids=tokens).logits
+
+
+def hugging_face(optimizer: str = "momentum", steps: int = 5, attention: str = "sdpa") -> shoal.Task:
+    """GPT-2 as its library builds it from a small config."""
+
+    def model() -> nn.Module:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        quiet = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        sizes = {"vocab_size": VOCABULARY, "n_positions": LENGTH, "n_embd": 32, "n_layer": 2, "n_head": 4}
+        config = GPT2Config(**sizes, **quiet, bos_token_id=0, eos_token_id=0, attn_implementation=attention)
+        return Scores(GPT2LMHeadModel(config))
+
+    return _task(model, optimizer, steps)
+
+
+def _example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("example_gpt", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def gpt(
+    optimizer: str = "adamw", steps: int = 5, width: int = 32, vocabulary: int = VOCABULARY, dropout: float = 0.0
+) -> shoal.Task:
+    """The GPT of the examples. `dropout` is that of its blocks, outside of attention."""
+
+    def model() -> nn.Module:
+        net = _example().GPT(vocabulary, LENGTH, width, 4, 2, dropout)
+        for block in net.blocks:
+            block.attention.dropout = 0.0
+        return net
+
+    return _task(model, optimizer, steps)
+
+
+class PastItsLayer(nn.Module):
+    """Scores tokens with the weight of its embedding, which it takes out of the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, 16)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens)
+        return F.linear(x + self.down(torch.tanh(self.up(x))), self.tokens.weight)
+
+
+def past_its_layer(optimizer: str = "momentum", steps: int = 5) -> shoal.Task:
+    return _task(PastItsLayer, optimizer, steps)
+
+
+def measured(folder: str) -> shoal.Task:
+    """As `gpt`, large enough to be measured: every process notes what it holds before its last update."""
+    task = gpt(steps=3, width=256, vocabulary=2048)
+    make = task.model
+
+    def model() -> nn.Module:
+        register_optimizer_step_pre_hook(lambda optimizer, *_: _note_held(optimizer, Path(folder)))
+        return make()
+
+    return replace(task, model=model, test=None, metrics={})
+
+
+def _note_held(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Bytes of all tensors that are alive in this process: parameters, gradients, optimizer state and all else."""
+    if sum(p.numel() for group in optimizer.param_groups for p in group["params"]) < 1000:
+        return  # not the model's: what an optimizer keeps is found out on a few numbers
+    found = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+    found += [each.grad for each in found if each.is_leaf and each.grad is not None]
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in found}
+    (folder / f"{os.getpid()}.json").write_text(json.dumps(sum(storages.values())))

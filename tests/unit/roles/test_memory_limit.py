@@ -1,0 +1,99 @@
+"""A worker that may use only so much memory: it is refused more, and says what would do."""
+
+import mmap
+
+import pytest
+import torch
+
+from helpers.forked import in_processes
+from shoal.arena import Segment
+from shoal.errors import OutOfMemory
+from shoal.roles.failure import is_memory_error
+from shoal.roles.memory import limit_memory, memory_explained
+from shoal.spec import Cluster, Job
+
+MIB = 1 << 20
+TASK = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+import shoal
+
+def task():
+    return shoal.Task(
+        model=lambda: nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8))),
+        loss=F.mse_loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        train=TensorDataset(torch.zeros(4, 512), torch.zeros(4, 512)),
+        batch_size=4,
+        max_steps=1,
+    )
+"""
+
+
+def allocate(num_bytes):
+    return torch.zeros(num_bytes, dtype=torch.uint8)
+
+
+def test_more_than_the_limit_is_refused():
+    def work(world):
+        limit_memory(64 * MIB)
+        # A mapping is new memory in any case; the others may find some that this process has freed.
+        kept = mmap.mmap(-1, 40 * MIB)
+        refused = []
+        for ask in (lambda: mmap.mmap(-1, 40 * MIB), lambda: allocate(1024 * MIB), lambda: bytearray(1024 * MIB)):
+            try:
+                ask()
+            except Exception as error:
+                refused.append(is_memory_error(error))
+        kept.close()
+        mmap.mmap(-1, 40 * MIB).close()  # what was freed can be used again
+        return refused
+
+    assert in_processes(1, work) == [[True, True, True]]
+
+
+def test_what_was_too_little_is_explained(tmp_path):
+    path = tmp_path / "explained.py"
+    path.write_text(TASK)
+    job = Job(target=f"{path}:task", cluster=Cluster(workers=2, memory="16MiB"))
+
+    def work(world):
+        limit_memory(job.cluster.memory_bytes)
+        try:
+            with memory_explained(job):
+                allocate(100 * MIB)
+        except OutOfMemory as error:
+            return str(error), allocate(100 * MIB).numel()  # nothing is limited any more
+        return None
+
+    (told, size), *_ = in_processes(1, work)
+    assert size == 100 * MIB
+    assert "16.0 MiB" in told and "strategy=data and 2 workers" in told
+    assert "sharded with " in told and "pipeline with 2 workers needs 8.0 MiB each" in told
+
+
+def test_a_sentence_made_of_a_refusal_is_explained_too(tmp_path):
+    path = tmp_path / "shared.py"
+    path.write_text(TASK)
+    job = Job(target=f"{path}:task", cluster=Cluster(workers=2, memory="40MiB"))
+
+    def work(world):
+        limit_memory(job.cluster.memory_bytes)
+        segment = Segment(None)
+        segment.reserve("values", 100 * MIB)
+        try:
+            with memory_explained(job):
+                segment.map()
+        except OutOfMemory as error:
+            return str(error)
+
+    (told,) = in_processes(1, work)
+    assert "40.0 MiB" in told and "too little for strategy=data" in told
+
+
+def test_other_errors_and_other_jobs_are_left_alone():
+    for cluster, error in ((Cluster(memory="1GiB"), KeyError("x")), (Cluster(), MemoryError("no limit was set"))):
+        with pytest.raises(type(error)), memory_explained(Job(target="none.py", cluster=cluster)):
+            raise error
