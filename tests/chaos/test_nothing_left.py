@@ -140,7 +140,7 @@ def zygotes() -> Iterator[list[ZygoteProcess]]:
         zygote.close()
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [25, pytest.param(100, marks=pytest.mark.long)])
 def test_runs_on_a_warm_zygote(tmp_path: Path, zygotes: list[ZygoteProcess], count: int) -> None:
     plan = _plan(seed=1, count=count, share_of_zygotes=0.06, length_s=WARM_LENGTH_S)
     for number, fault in enumerate(plan):
@@ -154,7 +154,7 @@ def test_runs_on_a_warm_zygote(tmp_path: Path, zygotes: list[ZygoteProcess], cou
         assert not remains, f"run {number}: {fault} left {remains}"
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.long)])
 def test_cold_runs(tmp_path: Path, count: int) -> None:
     for number, fault in enumerate(_plan(seed=6, count=count, share_of_zygotes=0.34, length_s=COLD_LENGTH_S)):
         run = Run.start(tmp_path / str(number), None)

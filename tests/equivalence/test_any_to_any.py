@@ -99,11 +99,20 @@ def go_on(train: Train, saved: Trained, name: str) -> Trained:
     return resumed
 
 
-def test_one_model_wanders_through_all_of_them(train: Train) -> None:
+def wander(train: Train, names: list[str]) -> None:
     """Each resumes what the one before has left: every way is once resumed from, and once resumed to."""
     run = begin(train, WAYS["one process"])
-    for name in [*list(WAYS)[1:], "one process"]:
+    for name in [*names, "one process"]:
         run = go_on(train, run, name)
+
+
+def test_one_model_wanders_through_many_of_them(train: Train) -> None:
+    wander(train, ["arena of 2", "asp of 2", "bsp of 4", "ring of 2", "bsp of 2 over tcp"])
+
+
+@pytest.mark.long
+def test_one_model_wanders_through_all_of_them(train: Train) -> None:
+    wander(train, list(WAYS)[1:])
 
 
 def test_a_model_is_cut_and_put_together_again(train: Train) -> None:

@@ -33,7 +33,7 @@ def test_asp_with_one_worker_is_one_process(train: Train, model: str) -> None:
     assert served.results["results"] == alone.results["results"]
 
 
-@pytest.mark.parametrize("wire", ["memory", "tcp"])
+@pytest.mark.parametrize("wire", [pytest.param("memory", marks=pytest.mark.long), "tcp"])
 def test_a_large_model_is_fetched_part_by_part(train: Train, wire: str) -> None:
     data = train("mlp", workers=2, width=700, optimizer="adamw")
     for overlap in ("off", "on"):

@@ -29,7 +29,11 @@ def applied_pushes(run: Trained) -> int:
 
 @pytest.mark.parametrize(
     ("model", "workers", "numerics", "bound"),
-    [("mlp", 3, "task", 2e-4), ("conv", 4, "task", 2e-4), ("conv", 4, "float64", 1e-9)],
+    [
+        ("mlp", 3, "task", 2e-4),
+        ("conv", 4, "float64", 1e-9),
+        pytest.param("conv", 4, "task", 2e-4, marks=pytest.mark.long),
+    ],
 )
 def test_groups_add_up_what_they_push(train: Train, model: str, workers: int, numerics: str, bound: float) -> None:
     """Another order of summing; float64 shows that nothing else differs."""

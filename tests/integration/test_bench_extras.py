@@ -28,6 +28,7 @@ def test_a_footprint_is_judged_by_what_must_be_there():
     assert Footprint(six_copies, 0).private_copies == 2 * six_copies
 
 
+@pytest.mark.long
 def test_workers_share_parameters_and_momentum():
     found = measure_memory()
     assert found.finding().met

@@ -72,7 +72,7 @@ def test_weights_stay_right_however_a_batch_is_cut(tmp_path: Path, zygote: Zygot
     assert_sound(run(zygote, args=args, workers=2, slots=3, max_steps=40, chaos=chaos), zygote)
 
 
-@pytest.mark.parametrize("on_failure", ["replace", "shrink"])
+@pytest.mark.parametrize("on_failure", ["replace", pytest.param("shrink", marks=pytest.mark.long)])
 def test_whoever_takes_over_cuts_no_other_way_than_others_have_seen(
     zygote: ZygoteProcess, on_failure: str
 ) -> None:
