@@ -34,7 +34,7 @@ from shoal.strategies.mesh.pipeline.graph import Chain
 
 WORKERS = 2
 MICROBATCHES = (2, 4, 8, 16)
-WIDTH, LAYERS, ROWS = 512, 4, 64
+WIDTH, LAYERS, ROWS = 1024, 4, 128
 """Of a layer, of a stage, and of a micro-batch."""
 OURS = ("gpipe", "1f1b", "zero-bubble")
 TORCHS = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
