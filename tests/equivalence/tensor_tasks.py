@@ -1,4 +1,5 @@
-"""Models whose width is cut: a Hugging Face GPT-2, the GPT of the examples, a weight used past its layer."""
+"""Models whose width is cut: a Hugging Face GPT-2, the GPT of the examples, torch's own encoder, a weight used
+past its layer."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 import shoal
 
-VOCABULARY, LENGTH = 60, 12
+VOCABULARY, LENGTH, CLASSES = 60, 12, 12
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"
 
 
@@ -93,6 +94,47 @@ def gpt(
         return net
 
     return _task(model, optimizer, steps)
+
+
+class Encoder(nn.Module):
+    """Sorts sequences into classes with torch's own layers; tokens of number 0 are padding."""
+
+    def __init__(self, norm_first: bool) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, 32)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, norm_first=norm_first)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first)
+        self.classes = nn.Linear(32, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.encoder(self.tokens(tokens), src_key_padding_mask=tokens == 0)
+        seen = (tokens != 0).unsqueeze(-1).to(hidden.dtype)
+        return self.classes((hidden * seen).sum(1) / seen.sum(1))
+
+
+def encoder(optimizer: str = "adamw", steps: int = 5, norm_first: bool = False) -> shoal.Task:
+    task = _task(lambda: Encoder(norm_first), optimizer, steps)
+    (tokens, _) = task.train.tensors
+    tokens = tokens.clone()
+    for row in range(len(tokens)):
+        tokens[row, 3 + row % LENGTH :] = 0
+    data = TensorDataset(tokens, tokens[:, 0] % CLASSES)
+    return replace(task, loss=F.cross_entropy, train=data, test=data)
+
+
+def grouped(optimizer: str = "momentum", steps: int = 5) -> shoal.Task:
+    """Convolutions each channel by itself, between two others, and in groups between whole neighbours."""
+
+    def model() -> nn.Module:
+        inverted = nn.Sequential(
+            nn.Conv2d(4, 16, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.Conv2d(16, 8, 1)
+        )
+        return nn.Sequential(inverted, nn.Conv2d(8, 8, 3, groups=4), nn.Flatten(), nn.Linear(128, CLASSES))
+
+    generator = torch.Generator().manual_seed(4)
+    images = torch.randn(50, 4, 6, 6, generator=generator)
+    data = TensorDataset(images, torch.randint(0, CLASSES, (50,), generator=generator))
+    return replace(_task(model, optimizer, steps), loss=F.cross_entropy, train=data, test=data)
 
 
 class PastItsLayer(nn.Module):

@@ -79,6 +79,32 @@ def test_hugging_face(wide: Train) -> None:
     assert "inner.transformer.h.*.mlp (2): cut together" in found
 
 
+def test_the_encoder_of_torch_as_one_process(wide: Train) -> None:
+    """One process evaluates on torch's fast path, which reads weights past their layers."""
+    found = require_same(wide, "encoder")
+    assert "encoder.layers.*.self_attn (2): cut by heads" in found
+    assert "encoder.layers.* (2): cut together: linear1 by column, linear2 by row" in found
+
+
+def test_convolutions_in_groups(wide: Train) -> None:
+    found = require_same(wide, "grouped")
+    assert "0: cut together: 0 by column, 3 by row, 2 by groups" in found
+    assert "1: cut by groups, input cut and output gathered" in found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_the_encoder_of_torch_at_four_workers(wide: Train, optimizer: str, norm_first: bool) -> None:
+    require_same(wide, "encoder", optimizer=optimizer, workers=4, norm_first=norm_first)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_convolutions_in_groups_at_four_workers(wide: Train, optimizer: str) -> None:
+    require_same(wide, "grouped", optimizer=optimizer, workers=4)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])

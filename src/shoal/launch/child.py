@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import importlib
 import os
@@ -16,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from shoal.comm.channel import Channel
+from shoal.comm.kernel import die_with_parent, name_process
 from shoal.errors import LaunchError
 from shoal.spec import Job, World
-
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +45,6 @@ class Birth:
             arena_fd=arena[0] if arena else None,
             parent_pid=parent_pid,
         )
-
-
-def die_with_parent(parent_pid: int, signum: int) -> None:
-    """Ask the kernel for `signum` when the parent dies; end now where it already has."""
-    _prctl(_PR_SET_PDEATHSIG, signum)
-    if os.getppid() != parent_pid:
-        os._exit(1)
 
 
 def live(birth: Birth) -> NoReturn:
@@ -117,7 +108,7 @@ def _settle(birth: Birth, job: Job, world: World) -> None:
     sys.path[:] = birth.path
     sys.argv[:] = [job.target]
     importlib.invalidate_caches()
-    _prctl(_PR_SET_NAME, f"shoal-{world.role}-{world.global_rank}".encode())
+    name_process(f"shoal-{world.role}-{world.global_rank}")
     # Forks share what was random in the parent; torch starts from a constant in any case.
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -133,11 +124,3 @@ def _end(code: int) -> NoReturn:
         sys.stderr.flush()
     finally:
         os._exit(code)
-
-
-def _prctl(option: int, value: int | bytes) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    argument = value if isinstance(value, bytes) else ctypes.c_ulong(value)
-    if libc.prctl(option, argument, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"prctl({option}): {os.strerror(number)}")

@@ -24,8 +24,9 @@ from functools import partial
 from typing import Any
 
 from shoal.comm.channel import Channel
+from shoal.comm.kernel import die_with_parent
 from shoal.errors import CommError, PeerLost
-from shoal.launch.child import Birth, die_with_parent, live
+from shoal.launch.child import Birth, live
 
 PRELOAD = ("numpy", "torch", "torch.distributed", "torch._dynamo", "shoal.roles.script", "shoal.roles.worker")
 LIFELINE_FD = 0

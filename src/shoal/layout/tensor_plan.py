@@ -22,6 +22,10 @@ class Way(Enum):
     """The entries of an embedding, or the scores of an output layer, which the loss takes as they are."""
     CHANNELS = "channels"
     """A norm whose channels are those of the cut layer before it."""
+    GROUPS = "groups"
+    """The groups of a convolution: each worker has some of them, with their inputs and outputs."""
+    HEADS = "heads"
+    """The heads of torch's own attention, which is one layer: its input and its output are whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +103,11 @@ class TensorPlan:
 
 
 def _told(cut: LayerCut) -> str:
-    where = {Way.COLUMN: ", output gathered", Way.ROW: ", input cut and output summed"}
+    where = {
+        Way.COLUMN: ", output gathered",
+        Way.ROW: ", input cut and output summed",
+        Way.GROUPS: ", input cut and output gathered",
+    }
     return f"cut by {cut.way.value}" + where.get(cut.way, "")
 
 

@@ -14,12 +14,14 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 from shoal.ledger import Cut
 from shoal.ledger.order import mix
 from shoal.roles.prefetch import Ahead, Loaded, RandomWatch, Wanted
+from shoal.roles.preprocessing import Prepared, Preprocessing
 from shoal.spec import Task
 from shoal.strategies.base import Part, Piece
 
 
 class Feed:
-    """Turns sample numbers into batches of a task; loads ahead what it is told will be needed.
+    """Turns sample numbers into batches of a task; loads ahead what it is told will be needed, in a thread or in
+    so many `processes`.
 
     Feeds whose data is read in turns, as train and test sets are, load `beside` each other: one at a time, as
     they share Python's and numpy's random generators.
@@ -33,6 +35,7 @@ class Feed:
         numerics: str = "task",
         device: str = "cpu",
         beside: Feed | None = None,
+        processes: int = 0,
     ) -> None:
         self._dataset = dataset
         self._collate = task.collate or default_collate
@@ -42,10 +45,13 @@ class Feed:
         self._double = numerics == "float64"
         self._device = device
         self._view, self._tensors = (None, None) if task.collate else _plain_tensors(dataset)
-        self._most_ahead = task.prefetch if self._tensors is None else 0
+        if self._tensors is not None:
+            processes = 0  # cutting them costs less than handing them over
+        self._most_ahead = task.prefetch if self._tensors is None and not processes else 0
         self._watch: RandomWatch | None = RandomWatch() if self._most_ahead else None
         self._ahead: Ahead | None = None
         self._one_at_a_time: threading.Lock = beside._one_at_a_time if beside else threading.Lock()
+        self._preprocessing = Preprocessing(self._prepare, processes) if processes else None
 
     @property
     def waits(self) -> int:
@@ -59,14 +65,7 @@ class Feed:
 
     def batch(self, samples: np.ndarray) -> Any:
         """The batch of these samples."""
-        if self._tensors is not None:
-            index = torch.from_numpy(samples if self._view is None else self._view[samples])
-            batch: Any = tuple(tensor[index] for tensor in self._tensors)
-        else:
-            batch = self._collate(_read(self._dataset, samples.tolist()))
-        if self._double:
-            batch = map_tensors(batch, lambda t: t.double() if t.is_floating_point() else t)
-        return batch if self._device == "cpu" else map_tensors(batch, lambda t: t.to(self._device))
+        return self._moved(self._made(samples))
 
     def keyed_batch(self, samples: np.ndarray, key: int) -> Any:
         """The batch of these samples, with what is drawn meanwhile keyed."""
@@ -84,7 +83,10 @@ class Feed:
         wanted = _wanted(cut, seed, step)
 
         def load() -> Iterator[Piece]:
-            yield from self._pieces(wanted) if self._ahead is None else self._ahead.take(wanted)
+            if self._preprocessing is not None:
+                yield from self._prepared(wanted, self._preprocessing)
+            else:
+                yield from self._pieces(wanted) if self._ahead is None else self._ahead.take(wanted)
 
         return Part(cut.slot, load, total)
 
@@ -93,6 +95,9 @@ class Feed:
 
         Whether it is can be seen from the first loads; until then each is done when its step asks for it.
         """
+        if self._preprocessing is not None:
+            self._preprocessing.foresee((_wanted(cut, seed, step) for step, cut in coming), since)
+            return
         if self._watch is not None and self._watch.is_done:
             if self._watch.allows_thread:
                 self._ahead = Ahead(self._load_whole, self._most_ahead)
@@ -105,6 +110,22 @@ class Feed:
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
+        if self._preprocessing is not None:
+            self._preprocessing.close()
+            self._preprocessing = None
+
+    def _made(self, samples: np.ndarray) -> Any:
+        if self._tensors is not None:
+            index = torch.from_numpy(samples if self._view is None else self._view[samples])
+            batch: Any = tuple(tensor[index] for tensor in self._tensors)
+        else:
+            batch = self._collate(_read(self._dataset, samples.tolist()))
+        if self._double:
+            batch = map_tensors(batch, lambda t: t.double() if t.is_floating_point() else t)
+        return batch
+
+    def _moved(self, batch: Any) -> Any:
+        return batch if self._device == "cpu" else map_tensors(batch, lambda t: t.to(self._device))
 
     def _load_whole(self, wanted: Wanted) -> Loaded:
         with self._one_at_a_time:
@@ -116,15 +137,43 @@ class Feed:
         if watch is not None:
             watch.before_seeding()
         self._seed(wanted.key)
-        several = self._accumulate > 1
-        for samples in np.array_split(wanted.samples, self._accumulate) if several else [wanted.samples]:
-            if len(samples):
-                if watch is None:
+        for samples in self._cut(wanted.samples):
+            if watch is None:
+                batch = self.batch(samples)
+            else:
+                with watch.load():
                     batch = self.batch(samples)
-                else:
-                    with watch.load():
-                        batch = self.batch(samples)
-                yield batch, self.weight(batch, samples), len(samples)
+            yield batch, self.weight(batch, samples), len(samples)
+
+    def _cut(self, samples: np.ndarray) -> list[np.ndarray]:
+        """The samples of each of a part's batches."""
+        several = np.array_split(samples, self._accumulate) if self._accumulate > 1 else [samples]
+        return [each for each in several if len(each)]
+
+    def _prepare(self, wanted: Wanted) -> Prepared:
+        """In a process beside this one: the part's batches, drawn as they would be here."""
+        generator = torch.default_generator
+        generator.manual_seed(wanted.key >> 1)  # as strategies do before they load a part
+        self._seed(wanted.key)
+        prepared: Prepared = []
+        for samples in self._cut(wanted.samples):
+            before = generator.get_state()
+            batch, after = self._made(samples), generator.get_state()
+            prepared.append((batch, None if torch.equal(before, after) else after))
+        return prepared
+
+    def _prepared(self, wanted: Wanted, preprocessing: Preprocessing) -> Iterator[Piece]:
+        """The part's batches from a process beside this one; torch's generator is left as their loads leave it."""
+        prepared = preprocessing.take(wanted)
+        if prepared is None:  # where it failed there, the user's own error is raised here
+            yield from self._pieces(wanted)
+            return
+        self._seed(wanted.key)
+        for samples, (made, state) in zip(self._cut(wanted.samples), prepared, strict=True):
+            if state is not None:
+                torch.default_generator.set_state(state)
+            batch = self._moved(made)
+            yield batch, self.weight(batch, samples), len(samples)
 
     def _seed(self, key: int) -> None:
         if self._tensors is None:  # augmentation may draw from these; torch's is keyed by the strategy

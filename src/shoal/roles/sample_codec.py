@@ -13,8 +13,8 @@ from shoal.errors import ProtocolError, TaskError
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
-def pack(value: Any, frames: list[Frame]) -> list[Any]:
-    """A sample as plain data; its tensors are appended to `frames`."""
+def pack(value: Any, frames: list[Frame], what: str = "Shipped: a sample") -> list[Any]:
+    """A sample as plain data; its tensors are appended to `frames`. `what` names it where it cannot be sent."""
     if isinstance(value, torch.Tensor):
         frames.append(value)
         return ["tensor", len(frames) - 1]
@@ -24,11 +24,11 @@ def pack(value: Any, frames: list[Frame]) -> list[Any]:
     if type(value) in _PLAIN:
         return ["plain", value]
     if type(value) in (tuple, list):
-        return [type(value).__name__, [pack(item, frames) for item in value]]
+        return [type(value).__name__, [pack(item, frames, what) for item in value]]
     if type(value) is dict:
-        return ["dict", [[pack(key, frames), pack(item, frames)] for key, item in value.items()]]
+        return ["dict", [[pack(key, frames, what), pack(item, frames, what)] for key, item in value.items()]]
     raise TaskError(
-        f"Shipped: a sample holds a {type(value).__name__}, which cannot be sent; use tensors, numpy arrays, "
+        f"{what} holds a {type(value).__name__}, which cannot be sent; use tensors, numpy arrays, "
         "numbers and texts, in tuples, lists and dicts."
     )
 

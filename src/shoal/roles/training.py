@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from shoal.errors import TaskError
+from shoal.errors import SpecError, TaskError
 from shoal.ledger import Cut, Schedule, Sizes, make_order
 from shoal.ledger.book import Book
 from shoal.ledger.cut_log import CutLog
@@ -83,14 +83,21 @@ class Training:
         parking: Parking | None = None,
         precision: str = "fp32",
         recompute: bool = False,
+        preprocess: int = 0,
     ) -> None:
         self.task = task
         self.world = world
         train = open_dataset(task, "train", lambda: self.world)
         sets = [train]
+        if preprocess and isinstance(train, ShippedSet):
+            raise SpecError(
+                f"preprocess={preprocess} has processes read the train set beside each worker, but it is Shipped, "
+                "and only workers can ask for its samples; leave preprocess out, or let each worker make the set."
+            )
         self.schedule = make_schedule(task, train, slots, world.world_size)
         order = self.schedule.order
-        self._feed = Feed(task, train, numerics=numerics, device=world.device)
+        # Its processes are forked here: they hold nothing of a model, and few threads run yet.
+        self._feed = Feed(task, train, numerics=numerics, device=world.device, processes=preprocess)
         sample_feed = Feed(task, train, numerics=numerics)  # models are made on the CPU, whatever they train on
         self.replica = Replica(
             task,

@@ -67,8 +67,10 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     task = load_task(job)
     if not job.options.get("evaluate", True):
         task = replace(task, test=None, stop=None)
+    preprocess = 0
     if isinstance(job.spec, ModelParallel):
-        task = cut_by_microbatches(task, as_mesh(job.spec, world.world_size))
+        mesh = as_mesh(job.spec, world.world_size)
+        task, preprocess = cut_by_microbatches(task, mesh), mesh.preprocess
     check_fits(job, task)
     training = Training(
         task,
@@ -80,6 +82,7 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
         parking=make_parking(job),
         precision=job.precision,
         recompute=job.recompute,
+        preprocess=preprocess,
     )
     check_position(training.replica.start, training.schedule, task.seed)
     training.checkpoints = Checkpointing(job, training.replica, training.schedule, reporter)

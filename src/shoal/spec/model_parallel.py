@@ -68,9 +68,12 @@ class Pipeline(StrategySpec):
     """Stages of each worker; 0: 2 where they are interleaved, else 1."""
     split: str = "auto"
     """`auto`: by measured cost; or how many of the model's children each stage has, as in `3+2+3`."""
+    preprocess: int = 0
+    """Processes of each worker that read and prepare samples beside it; 0: it does so itself."""
 
     def __post_init__(self) -> None:
         _check_pipeline(self.name, self.schedule, self.microbatches, self.per_worker, self.split)
+        require_count(self.name, "preprocess", self.preprocess, least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +100,7 @@ class Mesh(StrategySpec):
     per_worker: int = 0
     split: str = "auto"
     batchnorm: str = "local"
+    preprocess: int = 0
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -105,6 +109,7 @@ class Mesh(StrategySpec):
         check_plan(self.name, self.plan)
         _check_pipeline(self.name, self.schedule, self.microbatches, self.per_worker, self.split)
         require_choice(self.name, "batchnorm", self.batchnorm, ("local", "sync"))
+        require_count(self.name, "preprocess", self.preprocess, least=0)
         if self.batchnorm == "sync" and self.pipeline > 1:
             raise SpecError(
                 f"mesh: batchnorm=sync normalises by the whole batch, but with pipeline={self.pipeline} its parts "

@@ -58,6 +58,8 @@ NUMBERS = torch.tensor([[0, 11, 3], [7, 2, 2]])
         (nn.Conv2d(8, 12, 3, stride=2, padding=1), IMAGES, Way.COLUMN),
         (nn.Conv2d(8, 5, 3, dilation=2), IMAGES, Way.ROW),
         (nn.Conv1d(8, 4, 3), IMAGES[:, :, 0], Way.ROW),
+        (nn.Conv2d(8, 12, 3, stride=2, padding=1, groups=4), IMAGES, Way.GROUPS),
+        (nn.Conv1d(8, 16, 3, groups=8, bias=False), IMAGES[:, :, 0], Way.GROUPS),
         (nn.Embedding(12, 8, padding_idx=7), NUMBERS, Way.VOCABULARY),
         (nn.Embedding(13, 8, padding_idx=2), NUMBERS, Way.COLUMN),
     ],

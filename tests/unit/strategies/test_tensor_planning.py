@@ -185,10 +185,107 @@ def test_what_divides_by_nobody_stays_whole_and_is_named() -> None:
     assert plan.whole == {"2": "its sizes do not divide by 4 workers"}
 
 
+class Inverted(nn.Module):
+    """As in a MobileNet: widened, each channel by itself (or in groups), and narrow again."""
+
+    def __init__(self, groups: int = 24) -> None:
+        super().__init__()
+        self.widen, self.bn1 = nn.Conv2d(8, 24, 1, bias=False), nn.BatchNorm2d(24)
+        self.apart, self.bn2 = nn.Conv2d(24, 48, 3, padding=1, groups=groups), nn.BatchNorm2d(48)
+        self.narrow = nn.Conv2d(48, 8, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = torch.relu(self.bn2(self.apart(torch.relu(self.bn1(self.widen(x))))))
+        return x + self.narrow(inner)
+
+
+@pytest.mark.parametrize(("groups", "count"), [(24, 2), (4, 4)])
+def test_convolutions_by_group(groups: int, count: int) -> None:
+    plan = planned(lambda: Inverted(groups), count, "auto", 8, 5, 5)
+    assert len(plan.regions) == 1 and not plan.whole
+    assert ways(plan) == {
+        "widen": "column",
+        "bn1": "channels",
+        "apart": "groups",
+        "bn2": "channels",
+        "narrow": "row",
+    }
+
+
+def test_groups_alone_or_that_do_not_divide() -> None:
+    net = lambda: nn.Sequential(nn.Conv2d(8, 8, 3, groups=4), nn.ReLU(), nn.Conv2d(8, 2, 1))  # noqa: E731
+    assert ways(planned(net, 2, "auto", 8, 5, 5)) == {"0": "groups*", "2": "column*"}
+    plan = planned(lambda: Inverted(3), 2, "auto", 8, 5, 5)
+    assert not plan.regions and plan.whole["apart"] == "its 3 groups do not divide by 2 workers"
+    with pytest.raises(SpecError, match=r"apart=channels cannot be: its 3 groups do not divide by 2 workers"):
+        planned(lambda: Inverted(3), 2, "apart=channels", 8, 5, 5)
+
+
+def encoder(heads: int = 4, *, norm_first: bool = False, batch_first: bool = True) -> nn.Module:
+    made = {"dropout": 0.0, "batch_first": batch_first, "norm_first": norm_first}
+    return nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(WIDTH, heads, 24, **made),
+        2,
+        enable_nested_tensor=False,
+    )
+
+
+@pytest.mark.parametrize(("norm_first", "batch_first", "count"), [(False, True, 2), (True, False, 4)])
+def test_the_encoder_of_torch(norm_first: bool, batch_first: bool, count: int) -> None:
+    plan = planned(lambda: encoder(norm_first=norm_first, batch_first=batch_first), count)
+    layer = {"self_attn": "heads*", "linear1": "column", "linear2": "row"}
+    assert ways(plan) == {f"layers.{number}.{name}": way for number in range(2) for name, way in layer.items()}
+    assert set(plan.whole.values()) == {"LayerNorm is not cut"}
+    assert f"tensor={count}: layers.*.self_attn (2): cut by heads" in plan.lines()
+
+
+def test_the_decoder_of_torch() -> None:
+    class Decoding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.TransformerDecoderLayer(WIDTH, 4, 24, dropout=0.0, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+            return self.layer(x, x.flip(1)[:, :4], tgt_mask=mask, tgt_is_causal=True)
+
+    found = ways(planned(Decoding))
+    assert found.pop("layer.linear1") == "column" and found.pop("layer.linear2") == "row"
+    assert found == {"layer.self_attn": "heads*", "layer.multihead_attn": "heads*"}
+
+
+def test_attention_of_torch_that_stays_whole_is_named() -> None:
+    plan = planned(lambda: encoder(1))
+    reason = "its 1 heads do not divide by 2 workers"
+    assert plan.whole["layers.0.self_attn"] == plan.whole["layers.0.self_attn.out_proj"] == reason
+    by_hand = planned(encoder, 2, "layers.0.self_attn=heads;layers.1.self_attn=whole")
+    assert ways(by_hand) == {"layers.0.self_attn": "heads*"}
+    assert by_hand.whole["layers.1.self_attn"] == "the plan says so"
+    with pytest.raises(SpecError, match=rf"layers\.1\.self_attn=heads cannot be: {reason}"):
+        planned(lambda: encoder(1), 2, "layers.1.self_attn=heads")
+
+
+def test_attention_of_torch_is_tried_before_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a part that forgets to add gradients up."""
+    monkeypatch.setattr("shoal.strategies.mesh.tensor.attention.copy_in", lambda tensor, workers: tensor)
+    plan = planned(encoder)
+    assert plan.whole["layers.1.self_attn"] == "cut by heads, the gradient of its input would be another"
+    assert ways(plan)["layers.1.linear2"] == "row"
+
+
+class PastTheLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.linear(x, self.up.weight))
+
+
 def test_layers_that_are_not_called_stay_whole() -> None:
-    plan = planned(lambda: nn.TransformerEncoderLayer(WIDTH, 4, 24, dropout=0.0, batch_first=True))
-    assert ways(plan) == {"linear1": "column", "linear2": "row"}
-    assert plan.whole["self_attn.out_proj"] == "not called in the pass on a sample"
+    plan = planned(PastTheLayer)
+    assert ways(plan) == {"down": "vocabulary*"}
+    assert plan.whole["up"] == "not called in the pass on a sample"
 
 
 def test_a_plan_by_hand_is_kept_to() -> None:

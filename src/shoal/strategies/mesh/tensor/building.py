@@ -10,15 +10,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.layout.tensor_plan import LayerCut, Way
 from shoal.strategies.mesh.splits import Split
+from shoal.strategies.mesh.tensor.attention import PROJECTIONS, HeadsAttention
 from shoal.strategies.mesh.tensor.collectives import Workers
 from shoal.strategies.mesh.tensor.layers import (
     ColumnLayer,
+    GroupsLayer,
     NarrowEmbedding,
     RowLayer,
     ScoresLayer,
     VocabularyEmbedding,
+    linear,
 )
-from shoal.strategies.mesh.tensor.shapes import LayerShape, shape_of
+from shoal.strategies.mesh.tensor.shapes import LayerShape, convolving, grouped_shape_of, shape_of
 
 
 class Parts:
@@ -59,8 +62,12 @@ def build(layer: nn.Module, cut: LayerCut, parts: Parts) -> nn.Module:
     """This worker's part of a layer."""
     if isinstance(layer, nn.Embedding):
         return _embedding(layer, cut, parts)
+    if isinstance(layer, nn.MultiheadAttention):
+        return _attention(layer, parts)
     if cut.way is Way.CHANNELS:
         return _norm(layer, parts)
+    if cut.way is Way.GROUPS:
+        return _grouped(layer, cut, parts)
     shape = shape_of(layer)
     assert shape is not None
     return _row(layer, shape, cut, parts) if cut.way is Way.ROW else _column(layer, shape, cut, parts)
@@ -93,6 +100,33 @@ def _row(layer: nn.Module, shape: LayerShape, cut: LayerCut, parts: Parts) -> nn
         parts.workers,
         features=Split(shape.feature_dim),
         scattered=cut.alone,
+    )
+
+
+def _grouped(layer: nn.Module, cut: LayerCut, parts: Parts) -> nn.Module:
+    shape = grouped_shape_of(layer)
+    assert shape is not None
+    weight = parts.parameter(layer._parameters["weight"], Split(0))
+    assert weight is not None
+    return GroupsLayer(
+        convolving(layer, shape.groups // parts.workers.size),  # type: ignore[arg-type]
+        weight,
+        parts.parameter(layer._parameters["bias"], Split(0)),
+        parts.workers,
+        channels=Split(shape.feature_dim) if cut.alone else None,
+    )
+
+
+def _attention(whole: nn.MultiheadAttention, parts: Parts) -> nn.Module:
+    fused = Split(0, (whole.embed_dim,) * 3)
+    splits = {"in_proj_weight": fused, **dict.fromkeys(PROJECTIONS, Split(0)), "in_proj_bias": fused}
+    weight = parts.parameter(whole.out_proj.weight, Split(1))
+    assert weight is not None
+    return HeadsAttention(
+        whole,
+        {name: parts.parameter(whole._parameters[name], split) for name, split in splits.items()},
+        RowLayer(linear, weight, whole.out_proj._parameters["bias"], parts.workers),
+        parts.workers,
     )
 
 

@@ -85,6 +85,31 @@ class RowLayer(nn.Module):
         return total + self.bias.to(total.dtype).view(shape)
 
 
+class GroupsLayer(nn.Module):
+    """Each worker has some groups of a convolution, from their inputs to their outputs."""
+
+    def __init__(
+        self,
+        compute: Compute,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        workers: Workers,
+        *,
+        channels: Split | None = None,
+    ) -> None:
+        """`channels`: the dimension that is cut here and gathered again, where neighbours are whole."""
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self._compute, self._workers, self._channels = compute, workers, channels
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self._channels is None:
+            return self._compute(inputs, self.weight, self.bias)
+        part = self._compute(scatter(inputs, self._channels, self._workers), self.weight, self.bias)
+        return gather(part, self._channels, self._workers)
+
+
 class ScoresLayer(ColumnLayer):
     """An output layer: its scores stay where they are, each worker having those of its part of the vocabulary."""
 

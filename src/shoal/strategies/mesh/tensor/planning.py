@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
-import torch
 from torch import nn
 
 from shoal.errors import SpecError
 from shoal.layout.tensor_plan import LayerCut, Region, TensorPlan, Way, Wishes
 from shoal.strategies.mesh.tensor.proposing import Called, regions_of
 from shoal.strategies.mesh.tensor.recording import Recording
-from shoal.strategies.mesh.tensor.shapes import channels_of, fits, is_embedding, shape_of
+from shoal.strategies.mesh.tensor.shapes import (
+    channels_of,
+    fits,
+    grouped_shape_of,
+    is_attention,
+    is_embedding,
+    shape_of,
+)
 from shoal.strategies.mesh.tensor.trial import Trial
 
 MOST_LAYERS = 8
@@ -23,11 +29,9 @@ copied to be tried."""
 
 def make_plan(module: nn.Module, recording: Recording, count: int, wishes: Wishes | None) -> TensorPlan:
     """How to cut a model over so many workers: follows from the model, its recorded pass and the user's wishes."""
-    # Otherwise torch's own transformer layers read the weights of the layers in them, in place of calling these.
-    torch.backends.mha.set_fastpath_enabled(False)
     planner = _Planner(module, recording, count, wishes)
     regions = tuple(planner.regions())
-    singles = tuple(planner.singles())
+    singles = (*planner.attentions(), *planner.singles())
     return TensorPlan(count=count, regions=regions, singles=singles, whole=planner.whole())
 
 
@@ -43,7 +47,12 @@ class _Planner:
         if wishes is not None:
             wishes.check([name for name in self._named if name])
         self._called = [
-            Called(name=names[id(layer)], shape=shape_of(layer), channels=channels_of(layer))
+            Called(
+                name=names[id(layer)],
+                shape=shape_of(layer),
+                channels=channels_of(layer),
+                grouped=grouped_shape_of(layer),
+            )
             for layer in recording.order
             if layer is not module and not list(layer.children())
         ]
@@ -79,10 +88,10 @@ class _Planner:
             each
             for each in self._called
             if id(self._named[each.name]) in inside
-            and (each.shape is not None or each.channels is not None)
+            and (each.shape is not None or each.channels is not None or each.grouped is not None)
             and each.name not in self._cut
             and each.name not in self._ties
-            and (each.shape is None or self._wish(each.name) in together)
+            and (each.channels is not None or self._wish(each.name) in together)
         ]
 
     def _try(self, name: str, block: nn.Module, layers: Sequence[Called]) -> tuple[Region, ...]:
@@ -110,13 +119,44 @@ class _Planner:
         self._known[kind] = _NONE
         return ()
 
+    def attentions(self) -> Iterator[LayerCut]:
+        """Torch's own attention, which computes with its parameters itself: by heads, wherever it is."""
+        for name, module in self._named.items():
+            if not name or not is_attention(module) or id(module) not in self._recording.inputs:
+                continue
+            layers = (name, f"{name}.out_proj")
+            wish = self._wish(name)
+            reason = self._left_out(wish) or self._why_not_by_heads(name, module)
+            if reason is None:
+                self._cut.update(layers)
+                yield LayerCut(layer=name, way=Way.HEADS, alone=True)
+            elif self._wishes is not None and wish == Way.HEADS.value:
+                raise _refused(name, wish, reason)
+            else:
+                self._reasons.update(dict.fromkeys(layers, reason))
+
+    def _why_not_by_heads(self, name: str, attention: nn.MultiheadAttention) -> str | None:
+        if self._wish(name) not in ("any", Way.HEADS.value):
+            return "attention is cut by heads alone"
+        if not fits(attention.num_heads, self._count):
+            return f"its {attention.num_heads} heads do not divide by {self._count} workers"
+        if name in self._ties or f"{name}.out_proj" in self._ties:
+            return "it shares a weight with another layer"
+        region = Region(block=name, cuts=(LayerCut(layer=name, way=Way.HEADS),))
+        try:
+            trial = Trial(name, attention, self._recording.inputs[id(attention)], self._count)
+        except Exception:  # as in a block
+            return "it could not be tried by itself"
+        objection = trial.objection((region,))
+        return objection and f"cut by heads, {objection}"
+
     def singles(self) -> Iterator[LayerCut]:
         """Layers that are in no region: each as it can be cut whatever is around it."""
         for each in self._called:
             if each.name in self._cut or each.name in self._reasons:
                 continue
             layer = self._named[each.name]
-            if each.shape is None and not is_embedding(layer):
+            if each.shape is None and each.grouped is None and not is_embedding(layer):
                 continue
             group = self._ties.get(each.name, (each.name,))
             cuts = self._alike(group)
@@ -127,8 +167,7 @@ class _Planner:
     def _alike(self, group: Sequence[str]) -> list[LayerCut]:
         """Layers that share a weight, or one layer: cut in the first way that all allow."""
         wish = self._wish(group[0])
-        if wish in (None, "whole"):
-            reason = "the plan says so" if wish else "the plan does not name it"
+        if reason := self._left_out(wish):
             self._reasons.update(dict.fromkeys(group, reason))
             return []
         options = [self._options(name, is_tied=len(group) > 1) for name in group]
@@ -140,11 +179,24 @@ class _Planner:
                 return [
                     LayerCut(layer=name, way=way, alone=True) for name, way in zip(group, fitting, strict=True)
                 ]
-        reason = f"its sizes do not divide by {self._count} workers"
+        reason = self._why_not(group[0])
         if self._wishes is not None:
-            raise SpecError(f"plan: {group[0]}={wish} cannot be: {reason}; leave it whole, or use other sizes.")
+            raise _refused(group[0], wish, reason)
         self._reasons.update(dict.fromkeys(group, reason))
         return []
+
+    @staticmethod
+    def _left_out(wish: str | None) -> str | None:
+        """Why the user's plan leaves a layer whole; None where it does not."""
+        return {None: "the plan does not name it", "whole": "the plan says so"}.get(wish)
+
+    def _why_not(self, name: str) -> str:
+        grouped = grouped_shape_of(self._named[name])
+        if grouped is None:
+            return f"its sizes do not divide by {self._count} workers"
+        if fits(grouped.groups, self._count):
+            return "a convolution in groups is cut by these alone"
+        return f"its {grouped.groups} groups do not divide by {self._count} workers"
 
     def _options(self, name: str, *, is_tied: bool) -> tuple[Way | None, Way | None, Way | None]:
         """Ways in the order of preference; for tied layers each place means the same dimension of the weight."""
@@ -153,6 +205,9 @@ class _Planner:
             assert isinstance(layer, nn.Embedding)
             by_entry = Way.VOCABULARY if fits(layer.num_embeddings, count) else None
             return by_entry, None, Way.COLUMN if fits(layer.embedding_dim, count) else None
+        grouped = grouped_shape_of(layer)
+        if grouped is not None and not is_tied:
+            return None, Way.GROUPS if fits(grouped.groups, count) else None, None
         shape = shape_of(layer)
         if shape is None or not self._recording.was_called(layer) or (is_tied and shape.out_dim != 0):
             return None, None, None
@@ -178,15 +233,24 @@ class _Planner:
             return "parameters of its own, used as they are"
         if not self._recording.was_called(module):
             return "not called in the pass on a sample"
-        if shape_of(module) is not None or is_embedding(module):
+        if shape_of(module) is not None or grouped_shape_of(module) is not None or is_embedding(module):
             return "it is the whole model"
         return f"{type(module).__name__} is not cut"
+
+
+def _refused(name: str, wish: str | None, reason: str) -> SpecError:
+    return SpecError(f"plan: {name}={wish} cannot be: {reason}; leave it whole, or use other sizes.")
 
 
 def _kind(name: str, block: nn.Module, layers: Sequence[Called]) -> Hashable:
     """The same for blocks of one class whose layers are of the same sizes."""
     sizes = tuple(
-        (each.name.removeprefix(name), each.channels, each.shape and (each.shape.inputs, each.shape.outputs))
+        (
+            each.name.removeprefix(name),
+            each.channels,
+            each.grouped,
+            each.shape and (each.shape.inputs, each.shape.outputs),
+        )
         for each in layers
     )
     return type(block), sizes

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from shoal.layout.tensor_plan import LayerCut, Region, Way
-from shoal.strategies.mesh.tensor.shapes import LayerShape, channels_of, fits
+from shoal.strategies.mesh.tensor.shapes import GroupedShape, LayerShape, channels_of, fits
 
 HEADS = (
     "heads",
@@ -46,6 +46,8 @@ class Called:
     shape: LayerShape | None = None
     channels: int | None = None
     """Of a norm that treats its channels apart."""
+    grouped: GroupedShape | None = None
+    """Of a convolution that treats its groups apart."""
 
 
 def regions_of(
@@ -70,16 +72,16 @@ def _layerings(called: Sequence[Called], count: int) -> Iterator[list[tuple[Laye
     if len(layers) < 2:
         return
 
-    def with_norms(cuts: tuple[LayerCut, ...]) -> tuple[LayerCut, ...]:
-        return (*cuts, *_norms_between(called, cuts[0].layer, cuts[-1].layer, count))
+    def with_others(cuts: tuple[LayerCut, ...]) -> tuple[LayerCut, ...]:
+        return (*cuts, *_between(called, cuts[0].layer, cuts[-1].layer, count))
 
     # Several layers side by side feed the last one: attention, gated perceptrons.
     for fused in (True, False):
         if cuts := _fan(layers[:-1], layers[-1], count, fused=fused):
-            yield [with_norms(cuts)]
+            yield [with_others(cuts)]
     # One feeds the next: perceptrons, convolutions.
     for fused in (True, False):
-        pairs = [with_norms(pair) for pair in _pairs(layers, count, fused=fused)] if len(layers) > 2 else []
+        pairs = [with_others(pair) for pair in _pairs(layers, count, fused=fused)] if len(layers) > 2 else []
         if pairs:
             yield pairs
         if len(pairs) > 1:
@@ -130,14 +132,17 @@ def _blocks(outputs: int, following: int) -> tuple[int, ...]:
     return () if odd or smaller >= following else (following, smaller, smaller)
 
 
-def _norms_between(called: Sequence[Called], first: str, last: str, count: int) -> list[LayerCut]:
-    """Norms that get what the cut layers before them have computed."""
+def _between(called: Sequence[Called], first: str, last: str, count: int) -> list[LayerCut]:
+    """Norms, and convolutions in groups, that get what the cut layers before them have computed."""
     names = [each.name for each in called]
     found: list[LayerCut] = []
     outputs: int | None = None
     for each in called[names.index(first) : names.index(last)]:
         if each.shape is not None:
             outputs = each.shape.outputs
+        elif each.grouped is not None and each.grouped.inputs == outputs and fits(each.grouped.groups, count):
+            found.append(LayerCut(layer=each.name, way=Way.GROUPS))
+            outputs = each.grouped.outputs
         elif each.channels is not None and each.channels == outputs and fits(each.channels, count):
             found.append(LayerCut(layer=each.name, way=Way.CHANNELS))
     return found

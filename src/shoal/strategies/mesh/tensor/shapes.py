@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeGuard
 
 from torch import nn
 from torch.nn import functional as F
@@ -34,9 +35,19 @@ class LayerShape:
         return self.feature_dim != -1
 
 
+@dataclass(frozen=True, kw_only=True)
+class GroupedShape:
+    """A convolution whose channels are in groups that know nothing of each other."""
+
+    inputs: int
+    outputs: int
+    groups: int
+    feature_dim: int
+
+
 def shape_of(layer: nn.Module) -> LayerShape | None:
     """None where it is no such layer, or does more than its class says (hooks, a subclass's own ways)."""
-    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+    if _has_hooks(layer):
         return None
     if type(layer) is nn.Linear:
         return LayerShape(inputs=layer.in_features, outputs=layer.out_features, compute=linear)
@@ -45,22 +56,45 @@ def shape_of(layer: nn.Module) -> LayerShape | None:
         assert weight is not None
         inputs, outputs = weight.shape
         return LayerShape(inputs=inputs, outputs=outputs, compute=transposed_linear, out_dim=1, in_dim=0)
-    if type(layer) in _CONVOLUTIONS:
-        return _shape_of_convolution(layer)  # type: ignore[arg-type]
+    if _is_convolution(layer) and layer.groups == 1:
+        return LayerShape(
+            inputs=layer.in_channels,
+            outputs=layer.out_channels,
+            compute=convolving(layer, 1),
+            feature_dim=_channel_dim(layer),
+        )
     return None
 
 
-def _shape_of_convolution(layer: nn.Conv2d) -> LayerShape | None:
-    if layer.groups != 1 or layer.padding_mode != "zeros":
+def grouped_shape_of(layer: nn.Module) -> GroupedShape | None:
+    """None where it is no convolution with groups, or does more than its class says."""
+    if not _is_convolution(layer) or layer.groups == 1 or _has_hooks(layer):
         return None
-    function, dims = _CONVOLUTIONS[type(layer)]
-    convolve = partial(function, stride=layer.stride, padding=layer.padding, dilation=layer.dilation)
-    return LayerShape(
+    return GroupedShape(
         inputs=layer.in_channels,
         outputs=layer.out_channels,
-        compute=convolve,
-        feature_dim=-1 - dims,
+        groups=layer.groups,
+        feature_dim=_channel_dim(layer),
     )
+
+
+def convolving(layer: nn.Conv2d, groups: int) -> Compute:
+    """What the convolution does, for so many of its groups."""
+    function, _ = _CONVOLUTIONS[type(layer)]
+    return partial(function, stride=layer.stride, padding=layer.padding, dilation=layer.dilation, groups=groups)
+
+
+def _is_convolution(layer: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Of any number of dimensions; the type stands for all."""
+    return type(layer) in _CONVOLUTIONS and layer.padding_mode == "zeros"
+
+
+def _channel_dim(layer: nn.Conv2d) -> int:
+    return -1 - _CONVOLUTIONS[type(layer)][1]
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
 
 
 def is_transposed_linear(layer: nn.Module) -> bool:
@@ -75,6 +109,16 @@ def is_embedding(layer: nn.Module) -> bool:
     if type(layer) is not nn.Embedding or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     return layer.max_norm is None and not layer.scale_grad_by_freq
+
+
+def is_attention(module: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
+    """Whether this is torch's own attention, without the keys and values that it may add to those it gets."""
+    return (
+        type(module) is nn.MultiheadAttention
+        and not any(_has_hooks(each) for each in module.modules())
+        and module.bias_k is None
+        and not module.add_zero_attn
+    )
 
 
 def channels_of(norm: nn.Module) -> int | None:

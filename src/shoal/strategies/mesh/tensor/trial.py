@@ -132,13 +132,14 @@ class Trial:
         tensors = (*self._block.parameters(), *self._block.buffers())
         own = copy.deepcopy(self._block, {id(tensor): tensor for tensor in tensors})
         parts = Parts(worker)
+        around = nn.ModuleDict({"block": own})  # so that the block itself can be replaced
         named = dict(own.named_modules(prefix=self._name, remove_duplicate=False))
         wholes = {id(p): name for name, p in own.named_parameters()}
-        surgery = Surgery(own, named, parts)
+        surgery = Surgery(around, named, parts)
         for region in regions:
             surgery.cut_region(region)
         splits = {wholes[key]: split for key, split in parts.splits().items() if key in wholes}
-        return _observe(own, self._inputs), splits
+        return _observe(around["block"], self._inputs), splits
 
     def _difference(self, found: Observed, splits: dict[str, Split], index: int) -> str | None:
         expected = self._expected
