@@ -35,6 +35,7 @@ def test_workers_share_parameters_and_momentum():
     assert found.arena < found.private_copies < 2 * found.expected_arena + 1
 
 
+@pytest.mark.long
 def test_the_start_of_both_is_measured():
     told = []
     finding = measure_startup(2, 1, lambda name, seconds: told.append((name, seconds)))

@@ -16,7 +16,9 @@ def test_ddp_trains_in_two_processes_and_reports_once():
     assert row.step_s > 0 and 0 < row.loss < 3
 
 
-@pytest.mark.parametrize("strategy", ["ps:sync=asp", "ps:sync=ssp:3", "ps"])
+@pytest.mark.parametrize(
+    "strategy", ["ps:sync=asp", *(pytest.param(name, marks=pytest.mark.long) for name in ("ps:sync=ssp:3", "ps"))]
+)
 def test_a_timeline_counts_the_samples_of_all_workers(strategy):
     timeline, loss = train(parse([strategy, "digits", "--straggler", "lasting"]), STEPS)
     times, samples = zip(*timeline, strict=True)
