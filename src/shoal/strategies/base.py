@@ -210,3 +210,25 @@ class WholeModel:
     def model_stream(self, replica: Replica) -> TensorStream:
         """All of them are there."""
         return TensorStream.of(self.model_state(replica))
+
+
+class CutModel:
+    """For strategies in which each process has a part of the model, so that nobody can go on for another."""
+
+    gathers = True
+    _losses: list[float]
+    """Of all committed steps."""
+
+    def losses(self, last_step: int) -> list[float]:
+        """Those of this process's own past."""
+        return self._losses[:last_step]
+
+    def sizes(self, step: int) -> None:
+        """Always even."""
+
+    def past(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Asked by successors alone."""
+        raise AssertionError("a model that is cut has no successors")
+
+    def settle(self) -> None:
+        """Every process has its part of the committed model."""

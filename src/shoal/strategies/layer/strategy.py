@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from shoal.checkpoint.model_stream import TensorStream
 from shoal.errors import LaunchError, SpecError
 from shoal.ledger.order import mix
 from shoal.spec import Layer, LayerForm, World
-from shoal.strategies.base import Fill, Setting, StepResult, Work
+from shoal.strategies.base import CutModel, Fill, Setting, StepResult, Work
 from shoal.strategies.clipping import clip_factor
 from shoal.strategies.gradients import Sums, check_weight, step_result
 from shoal.strategies.half_range import Seen
@@ -29,10 +28,8 @@ from shoal.strategies.optimizer_state import load_named_state
 from shoal.strategies.replica import Replica
 
 
-class LayerStrategy:
+class LayerStrategy(CutModel):
     """Implements `layer:place=…` and `layer:decoupled=on`."""
-
-    gathers = True
 
     def __init__(self, spec: Layer) -> None:
         self._spec = spec
@@ -165,15 +162,6 @@ class LayerStrategy:
             "checkpoint with --resume."
         )
 
-    def losses(self, last_step: int) -> list[float]:
-        return self._losses[:last_step]
-
-    def sizes(self, step: int) -> None:
-        """Always even."""
-
-    def past(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
-        raise AssertionError("a model that is cut has no successors")
-
     def lanes(self, world: World) -> int:
         return 1
 
@@ -186,9 +174,6 @@ class LayerStrategy:
         if not self._line.program.has_output:
             table.zero_()  # who has the model's output speaks
         return self._post.sum_(table)
-
-    def settle(self) -> None:
-        """Every worker has its layers of the committed model."""
 
     def model_state(self, replica: Replica) -> dict[str, torch.Tensor]:
         found = {name: self._bring(name) for name in self._names.distinct}

@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from shoal.checkpoint.model_stream import TensorStream
 from shoal.errors import LaunchError
 from shoal.spec import Mesh, World
-from shoal.strategies.base import Fill, Setting, StepResult, Work
+from shoal.strategies.base import CutModel, Fill, Setting, StepResult, Work
 from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
 from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.gradients import Sums, check_skipping, check_weight, step_result
@@ -51,10 +50,8 @@ class Agreement:
     """Parameters that have a gradient, wherever they are."""
 
 
-class MeshStrategy:
+class MeshStrategy(CutModel):
     """Implements every strategy that cuts the model."""
-
-    gathers = True
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -198,15 +195,6 @@ class MeshStrategy:
             "go on from a checkpoint with --resume."
         )
 
-    def losses(self, last_step: int) -> list[float]:
-        return self._losses[:last_step]
-
-    def sizes(self, step: int) -> None:
-        """Always even."""
-
-    def past(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
-        raise AssertionError("a model that is cut has no successors")
-
     def lanes(self, world: World) -> int:
         return self.mesh.lanes
 
@@ -222,9 +210,6 @@ class MeshStrategy:
         own = is_filled * (self.axes.pipeline.index + 1)
         speaks = is_filled & (own == self.axes.pipeline.max_(own.clone()))
         return self.axes.world.all_reduce_(table.where(speaks[:, None], 0.0))
-
-    def settle(self) -> None:
-        """Every process has its part of the committed model."""
 
     def model_state(self, replica: Replica) -> dict[str, torch.Tensor]:
         everything = self._held | self._fixed
