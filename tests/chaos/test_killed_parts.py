@@ -46,3 +46,21 @@ def test_it_says_how_it_could_have_been_resumed(tmp_path: Path, zygote: ZygotePr
     train = Train(TASKS, tmp_path, zygote)
     with pytest.raises(LaunchError, match="train with --checkpoint to be able to go on with --resume"):
         train("mlp", workers=2, strategy="mesh:data=2", chaos="kill worker:0 at step 3")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize("step", [2, 6, 10])
+def test_a_worker_killed_in_any_turn_of_layers_can_be_resumed_with_the_same_bits(
+    tmp_path: Path, zygote: ZygoteProcess, step: int, worker: int
+) -> None:
+    train = Train(TASKS, tmp_path, zygote)
+    task = {"workers": 2, "strategy": "layer:phases=3,every=4", "checkpoint": "every=1", "steps": 12}
+    with pytest.raises(LaunchError, match=rf"Worker {worker} was killed .* nobody can take its place; go on from"):
+        train("mlp_quiet", chaos=f"kill worker:{worker} at step {step}", **task)
+    (folder,) = train.runs
+    assert not processes_in(folder)
+    path, manifest = find_whole(str(folder), tmp_path, print)
+    assert 0 < manifest.step <= step
+    job = resumed_job(Job.from_json((folder / "job.json").read_text()), path, manifest, {"chaos": ""})
+    assert train.run(job).digests() == train("mlp_quiet", **task).digests()

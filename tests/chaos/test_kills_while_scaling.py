@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from shoal.errors import Interrupted
 from shoal.launch import Handle, LocalEngine, Supervisor, ZygoteProcess
 from shoal.launch.control import request_scale
+from shoal.launch.engine import Member
 from shoal.observe import Event
 from shoal.spec import Cluster, Job, World
 
@@ -32,7 +34,7 @@ class Storm(LocalEngine):
         self.killed = 0
         self._folder = folder
         self._random = random.Random(8)
-        self._begin, self._over = threading.Event(), threading.Event()
+        self._begin, self._scaled, self._over = threading.Event(), threading.Event(), threading.Event()
 
     def start(self, job: Job, worlds: Sequence[World]) -> Handle:
         self._handle = super().start(job, worlds)
@@ -43,25 +45,47 @@ class Storm(LocalEngine):
     def on_event(self, event: Event) -> None:
         if event.kind == "steps":
             self._begin.set()
+        elif event.kind == "scaled":
+            self._scaled.set()
 
     def finish(self) -> None:
         self._over.set()
         self._begin.set()
+        self._scaled.set()
         self._thread.join(GUARD_S)
         assert not self._thread.is_alive()
 
     def _run(self) -> None:
         self._begin.wait(GUARD_S)
-        for _ in range(ROUNDS):
-            if self._over.wait(self._random.uniform(0.0, 0.15)):
-                return
-            request_scale(self._folder, workers=self._random.randint(1, PLACES))
-            if self._over.wait(self._random.uniform(0.0, 0.15)):
-                return
-            living = [member for member in self._handle.members if member.is_alive and member.pid is not None]
-            self._handle.signal(self._random.choice(living), signal.SIGKILL)
-            self.killed += 1
-        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            for _ in range(ROUNDS):
+                if self._over.wait(self._random.uniform(0.0, 0.15)):
+                    return
+                request_scale(self._folder, workers=self._random.randint(1, PLACES))
+                if self._over.wait(self._random.uniform(0.0, 0.15)):
+                    return
+                self._handle.signal(self._random.choice(self._living()), signal.SIGKILL)
+                self.killed += 1
+            self._let_it_settle()
+        finally:
+            if not self._over.is_set():
+                os.kill(os.getpid(), signal.SIGINT)  # also where this failed: the run has no other end
+
+    def _let_it_settle(self) -> None:
+        """Ask once more and kill nobody: on a busy host none of the numbers before may have been reached."""
+        self._scaled.clear()
+        request_scale(self._folder, workers=2)
+        assert self._scaled.wait(GUARD_S), (
+            "after the storm, the run did not come to the number of workers asked for"
+        )
+
+    def _living(self) -> list[Member]:
+        """Whom to choose from. For a moment all may be dead, and their successors not yet started."""
+        deadline = time.monotonic() + GUARD_S
+        while not (living := [one for one in self._handle.members if one.is_alive and one.pid is not None]):
+            assert time.monotonic() < deadline, "nobody followed those who were killed"
+            time.sleep(0.001)
+        return living
 
 
 def train(folder: Path, engine: LocalEngine, steps: int, policy: str) -> tuple[dict[str, Any], list[Event]]:

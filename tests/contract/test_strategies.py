@@ -110,7 +110,7 @@ class Seat:
 
     def model(self) -> dict[str, Any]:
         """The whole model's state as plain data; where it is cut, the first process alone has it."""
-        state = self.strategy.model_state(self.replica)
+        state = dict(self.strategy.model_stream(self.replica).tensors)
         return {name: value.float().tolist() for name, value in state.items()}
 
     def step(self, number: int, *, stop: bool = False, weighted: bool = False) -> StepResult:
@@ -162,7 +162,7 @@ def test_steps_train_the_same_model_everywhere(case: tuple[str, int]) -> None:
                 "weights": [result.weight for result in results],
                 "counts": [list(result.counts) for result in results],
                 "model": seat.model(),
-                "state": {name: value.tolist() for name, value in seat.strategy.snapshot().items()},
+                "state": {name: value.tolist() for name, value in seat.strategy.state_stream().tensors},
             }
             seat.strategy.close()
             return found

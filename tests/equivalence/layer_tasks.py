@@ -42,7 +42,11 @@ class Branched(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu(self.stem(x.flatten(1)))
         left, right = self.left(h), self.active(self.right(h)) * self.scale
-        joined = torch.cat([left, right], 1) if self.join == "cat" else left + right
+        if self.join == "cat":
+            joined = torch.cat([left, right], 1)
+        else:
+            left += right  # in place, on what may have come from another worker
+            joined = left
         return self.head(F.dropout(joined, 0.5, self.training))
 
 
@@ -142,6 +146,11 @@ class Overlapping(nn.Module):
         return self.head(torch.cat([self.left(x), self.right(x)], dim=1))
 
 
+def processes(folder: Path, mark: str, steps: int) -> set[str]:
+    """Who left a mark in every step."""
+    return {(folder / f"{mark}-{step}").read_text() for step in range(1, steps + 1)}
+
+
 def _met(model: Callable[[], nn.Module], steps: int) -> shoal.Task:
     return shoal.Task(
         model=model,
@@ -177,6 +186,27 @@ def deep(optimizer: str = "momentum", steps: int = 12) -> shoal.Task:
         batch_size=16,
         epochs=100,
         max_steps=steps,
+    )
+
+
+def images(optimizer: str = "adamw", steps: int = 12) -> shoal.Task:
+    """Convolutions with BatchNorm in a line, for groups with heads of their own."""
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(70, 2, 6, 6, generator=generator)
+    return shoal.Task(
+        model=lambda: nn.Sequential(
+            *(nn.Conv2d(2, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU()),
+            *(nn.Conv2d(12, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(72, 8), nn.ReLU(), nn.Linear(8, 4)),
+        ),
+        loss=F.cross_entropy,
+        optimizer=OPTIMIZERS[optimizer],
+        train=TensorDataset(inputs, inputs.mean((2, 3)).argmax(1) + 2 * (inputs.mean((1, 2, 3)) > 0)),
+        batch_size=16,
+        epochs=100,
+        max_steps=steps,
+        clip_norm=0.5,
+        scheduler=lambda opt: torch.optim.lr_scheduler.StepLR(opt, 5, 0.5),
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -83,7 +84,12 @@ def _example() -> ModuleType:
 
 
 def gpt(
-    optimizer: str = "adamw", steps: int = 5, width: int = 32, vocabulary: int = VOCABULARY, dropout: float = 0.0
+    optimizer: str = "adamw",
+    steps: int = 5,
+    width: int = 32,
+    vocabulary: int = VOCABULARY,
+    dropout: float = 0.0,
+    length: int = LENGTH,
 ) -> shoal.Task:
     """The GPT of the examples. `dropout` is that of its blocks, outside of attention."""
 
@@ -93,7 +99,9 @@ def gpt(
             block.attention.dropout = 0.0
         return net
 
-    return _task(model, optimizer, steps)
+    task = _task(model, optimizer, steps)
+    data = TensorDataset(*(each[:, :length] for each in task.train.tensors))
+    return replace(task, train=data, test=data)
 
 
 class Encoder(nn.Module):
@@ -164,6 +172,51 @@ def measured(folder: str) -> shoal.Task:
         return make()
 
     return replace(task, model=model, test=None, metrics={})
+
+
+class Weighed(nn.Module):
+    """Notes with each pass what it keeps for the way back, and what its process has sent until then."""
+
+    def __init__(self, inner: nn.Module, folder: Path) -> None:
+        super().__init__()
+        self.inner, self.folder, self.notes, self.sent = inner, folder, [], [0.0]
+        for name, halves in {"all_reduce": 2, "all_gather": 1, "all_to_all_single": 1}.items():
+            setattr(dist, name, self._counting(getattr(dist, name), halves))
+
+    def _counting(self, collective: Callable[..., object], halves: int) -> Callable[..., object]:
+        def call(first: Tensor | list[Tensor], *args: object, **kwargs: object) -> object:
+            workers = dist.get_world_size(kwargs.get("group"))
+            whole = first if isinstance(first, list) else [first]
+            num_bytes = sum(tensor.nbytes for tensor in whole)
+            self.sent[0] += halves * (workers - 1) / workers * num_bytes
+            return collective(first, *args, **kwargs)
+
+        return call
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        kept: dict[int, int] = {}
+        known = {param.untyped_storage().data_ptr() for param in self.parameters()}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = getattr(tensor, "local", tensor).untyped_storage()  # of a part of a sequence: its own
+            kept.update({} if storage.data_ptr() in known else {storage.data_ptr(): storage.nbytes()})
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            scores = self.inner(tokens)
+        if self.training:
+            self.notes.append((sum(kept.values()), self.sent[0]))
+            (self.folder / f"{os.getpid()}.json").write_text(json.dumps(self.notes))
+        return scores
+
+
+def weighed(folder: str, width: int = 64, length: int = 64, depth: int = 2, dropout: float = 0.1) -> shoal.Task:
+    """The GPT of the examples, weighed in three steps."""
+    task = _task(
+        lambda: Weighed(_example().GPT(VOCABULARY, length, width, 4, depth, dropout), Path(folder)), "adamw", 3
+    )
+    tokens = torch.randint(0, VOCABULARY, (48, length + 1), generator=torch.Generator().manual_seed(3))
+    return replace(task, train=TensorDataset(tokens[:, :-1], tokens[:, 1:]), test=None, metrics={})
 
 
 def _note_held(optimizer: torch.optim.Optimizer, folder: Path) -> None:

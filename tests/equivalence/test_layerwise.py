@@ -1,11 +1,12 @@
-"""`layer` in real processes: placed layers compute what one process computes, decoupled ones learn as well, and
-groups that take turns keep still in their pause."""
+"""`layer` in real processes: placed layers compute what one process computes, and groups that take turns keep
+still in their pause. (For decoupled ones see `test_layer_decoupled.py`.)"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+import layer_tasks
 import pytest
 import torch
 
@@ -16,7 +17,6 @@ from shoal.launch import ZygoteProcess
 from shoal.observe.checkpoint_names import find_checkpoint
 
 TASKS = Path(__file__).with_name("layer_tasks.py")
-DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 PLACED = "layer:place=left@0+right@1+head@0"
 BOUND = 1e-9
 
@@ -59,42 +59,11 @@ def test_a_placed_run_goes_on_from_a_checkpoint(train):
     assert_equal(train.resume(whole, 6, strategy="data", cluster={"workers": 1}), whole)
 
 
-def processes(folder: Path, mark: str, steps: int) -> set[str]:
-    """Who left a mark in every step."""
-    return {(folder / f"{mark}-{step}").read_text() for step in range(1, steps + 1)}
-
-
 def test_branches_run_at_the_same_time(train, tmp_path):
     """Each branch waits in its pass until the other has begun: the run ends only if they overlap in every step."""
     train("overlapping", workers=2, strategy=PLACED, folder=str(tmp_path), steps=3)
     for left, right in (("left", "right"), ("left-back", "right-back")):
-        assert len(processes(tmp_path, left, 3) | processes(tmp_path, right, 3)) == 2
-
-
-def test_decoupled_groups_train_at_the_same_time(train, tmp_path):
-    """Each group waits in its backward pass until the next has begun its forward pass: for ever, if it needed a
-    gradient from there."""
-    strategy = "layer:decoupled=on,weights=0.3+0.3+1"
-    run = train("following", workers=3, strategy=strategy, folder=str(tmp_path), steps=3)
-    seen = [processes(tmp_path, mark, 3) for mark in ("first-back", "second-back", "end")]
-    assert [len(one) for one in seen] == [1, 1, 1]
-    assert len(set.union(*seen)) == 3
-    assert set(run.model) == {f"{number}.layer.{kind}" for number in range(3) for kind in ("weight", "bias")}
-
-
-@pytest.mark.parametrize(
-    ("tasks", "factory", "overrides"),
-    [
-        (TASKS, "deep", {"max_steps": 60}),
-        pytest.param(DIGITS, "task", {"epochs": 3}, marks=pytest.mark.long),
-    ],
-)
-def test_decoupled_training_learns_as_well(train, tasks, factory, overrides):
-    train = replace(train, tasks=tasks)
-    ours = train(factory, workers=2, strategy="layer:decoupled=on", overrides=overrides)
-    plain = train(factory, strategy="data", overrides=overrides)
-    assert plain.results["results"]["accuracy"] > 0.6
-    assert ours.results["results"]["accuracy"] > plain.results["results"]["accuracy"] - 0.04
+        assert len(layer_tasks.processes(tmp_path, left, 3) | layer_tasks.processes(tmp_path, right, 3)) == 2
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("momentum", marks=pytest.mark.long)])
@@ -119,16 +88,14 @@ def test_placed_layers_in_half_precision(train, precision):
     assert largest_difference(half.model, run.model) < 0.2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("factory", "strategy", "sentence"),
     [
-        ("by_objective", "layer:decoupled=on", "objective= calls the whole model"),
-        pytest.param("by_objective", "layer:place=0@0+1@1", "objective= calls", marks=pytest.mark.long),
-        pytest.param("deep", "layer", "layers form 1 line", marks=pytest.mark.long),
-        pytest.param(
-            "deep", "layer:place=nothing@0", "'nothing', which the model does not", marks=pytest.mark.long
-        ),
-        pytest.param("deep", "layer:phases=4", "phases=4 needs as many layers", marks=pytest.mark.long),
+        ("by_objective", "layer:place=0@0+1@1", "objective= calls"),
+        ("deep", "layer", "layers form 1 line"),
+        ("deep", "layer:place=nothing@0", "'nothing', which the model does not"),
+        ("deep", "layer:phases=4", "phases=4 needs as many layers"),
     ],
 )
 def test_refusals(train, factory, strategy, sentence):

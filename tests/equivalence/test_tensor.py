@@ -71,12 +71,14 @@ def test_heads_are_shared_out(wide: Train) -> None:
     found = require_same(wide, "gpt")
     assert "blocks.*.attention (2): cut together: qkv by column, out by row, heads divided" in found
     assert "tokens, head, positions: cut by vocabulary" in found
+    assert "blocks.*.norm1 (2), blocks.*.norm2 (2), norm: sequence-parallel: 5 norms" in found
 
 
 def test_hugging_face(wide: Train) -> None:
     found = require_same(wide, "hugging_face")
     assert "inner.transformer.h.*.attn (2): cut together: c_attn by column, c_proj by row" in found
     assert "inner.transformer.h.*.mlp (2): cut together" in found
+    assert "sequence-parallel: 5 norms" in found
 
 
 def test_the_encoder_of_torch_as_one_process(wide: Train) -> None:
@@ -163,8 +165,36 @@ def test_memory_of_four_workers(wide: Train, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_sequence_parallel_norms_keep_less(wide: Train, tmp_path: Path) -> None:
+    """What a pass keeps for the way back, and what a step sends, counted in real workers."""
+
+    def weighed(norms: str) -> tuple[float, float]:
+        folder = tmp_path / norms
+        folder.mkdir()
+        wide("weighed", workers=4, strategy=f"tensor:norms={norms}", folder=str(folder))
+        notes = [json.loads(file.read_text()) for file in folder.iterdir()]
+        return max(own[-1][0] for own in notes), max(own[-1][1] - own[-2][1] for own in notes)
+
+    (kept, sent), (kept_in_rows, sent_in_rows) = weighed("replicated"), weighed("auto")
+    assert kept_in_rows < 0.8 * kept
+    assert sent_in_rows < 1.005 * sent
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("length", [12, 11, 3])
+@pytest.mark.parametrize(
+    "strategy", ["tensor", "mesh:data=2,tensor=2", "mesh:shard=2,tensor=2", "mesh:pipeline=2,tensor=2"]
+)
+def test_sequences_of_any_length(wide: Train, strategy: str, length: int) -> None:
+    """Even, uneven, and shorter than the workers are many."""
+    strategy += (":" if strategy == "tensor" else ",") + "norms=sequence"
+    require_same(wide, "gpt", workers=4, strategy=strategy, length=length)
+
+
+@pytest.mark.long
 def test_blocks_that_are_computed_twice(wide: Train) -> None:
-    once = wide("gpt", workers=2, strategy="tensor", numerics="float64")
+    once = wide("gpt", workers=2, strategy="tensor:norms=sequence", numerics="float64")
     twice = wide.run(replace(once.job, recompute=True))
     assert "blocks.*.attention (2): cut together" in told(twice)
+    assert "sequence-parallel: 5 norms" in told(twice)
     assert largest_difference(once.model, twice.model) < 1e-12

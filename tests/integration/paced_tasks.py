@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import torch
@@ -12,6 +13,8 @@ from torch.utils.data import TensorDataset
 import shoal
 
 SECONDS_PER_SAMPLE = 0.001
+UNPACED = "PACED_TASKS_UNPACED"
+"""Set in the environment where only what is computed matters."""
 
 
 class Paced(nn.Module):
@@ -22,7 +25,8 @@ class Paced(nn.Module):
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 4))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        time.sleep(SECONDS_PER_SAMPLE * len(inputs))
+        if UNPACED not in os.environ:
+            time.sleep(SECONDS_PER_SAMPLE * len(inputs))
         return self.layers(inputs)
 
 

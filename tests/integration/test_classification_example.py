@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from helpers.commands import environment
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "classification_servers.py"
 GUARD_S = 180.0
 EVALUATIONS = list(range(10, 101, 10))
@@ -37,9 +39,15 @@ def averaged_by_hand(task, *, workers, rounds, every):
     return losses, mean.state_dict()
 
 
-def test_ten_workers_and_a_server_average_what_they_trained(tmp_path):
+def test_ten_workers_and_a_server_average_what_they_trained(tmp_path, zygote):
     done = subprocess.run(
-        [sys.executable, SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=GUARD_S
+        [sys.executable, SCRIPT],
+        cwd=tmp_path,
+        env=environment(zygote),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=GUARD_S,
     )
     shown = re.findall(r"^step (\d+): test loss ([\d.]+)", done.stdout, re.MULTILINE)
     assert [int(step) for step, _ in shown] == EVALUATIONS

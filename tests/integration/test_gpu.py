@@ -14,21 +14,78 @@ from shoal.spec import Cluster, Job
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 
 
-def train(zygote: ZygoteProcess, folder: Path, device: str, workers: int, strategy: str = "data") -> float:
+WAYS = [
+    (1, "data"),
+    (1, "data:via=backend"),
+    (2, "data"),
+    (1, "sharded"),
+    (2, "sharded:stage=1"),
+    (2, "sharded:stage=2"),
+    (2, "sharded:stage=3"),
+    (2, "sharded:stage=3,offload=on"),
+    (2, "tensor"),
+    (2, "pipeline:schedule=gpipe"),
+    (2, "pipeline:schedule=1f1b"),
+    (2, "pipeline:schedule=interleaved"),
+    (2, "pipeline:schedule=zero-bubble"),
+    (4, "mesh:data=2,tensor=2"),
+    (4, "mesh:data=2,pipeline=2"),
+    (4, "mesh:shard=2,pipeline=2"),
+    (8, "mesh:data=2,pipeline=2,tensor=2"),
+]
+"""On one GPU several workers share it and talk through gloo; with one for each they would talk through NCCL."""
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+
+
+def train(
+    zygote: ZygoteProcess,
+    folder: Path,
+    *,
+    device: str = "cuda",
+    workers: int = 1,
+    strategy: str = "data",
+    task: str = "mlp_quiet",
+    precision: str = "fp32",
+) -> float:
     job = Job(
-        target=f"{TASKS}:mlp_quiet",
+        target=f"{TASKS}:{task}",
         cluster=Cluster(workers=workers, threads=1, device=device),
         strategy=strategy,
+        precision=precision,
         run_dir=str(folder),
     )
     return float(Supervisor(job, lambda event: None, LocalEngine(zygote)).run()["loss"])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
-@pytest.mark.parametrize(("workers", "strategy"), [(1, "data"), (1, "data:via=backend"), (2, "data")])
-def test_gpu_follows_the_cpu(zygote: ZygoteProcess, tmp_path: Path, workers: int, strategy: str) -> None:
-    expected = train(zygote, tmp_path, "cpu", workers)
-    assert train(zygote, tmp_path, "cuda", workers, strategy) == pytest.approx(expected, rel=1e-4)
+@needs_gpu
+@pytest.mark.parametrize("task", ["mlp_quiet", "gpt_quiet"])
+@pytest.mark.parametrize(("workers", "strategy"), WAYS)
+def test_gpu_follows_the_cpu(
+    zygote: ZygoteProcess, tmp_path: Path, workers: int, strategy: str, task: str
+) -> None:
+    expected = train(zygote, tmp_path / "cpu", device="cpu", task=task)
+    found = train(zygote, tmp_path / "gpu", workers=workers, strategy=strategy, task=task)
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+@needs_gpu
+@pytest.mark.parametrize("strategy", ["layer", "layer:decoupled=on", "layer:phases=2,every=5"])
+def test_layers_train_as_on_the_cpu(zygote: ZygoteProcess, tmp_path: Path, strategy: str) -> None:
+    expected = train(zygote, tmp_path / "cpu", device="cpu", workers=2, strategy=strategy, task="gpt_quiet")
+    found = train(zygote, tmp_path / "gpu", workers=2, strategy=strategy, task="gpt_quiet")
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+@needs_gpu
+@pytest.mark.parametrize("strategy", ["data", "sharded", "tensor", "pipeline"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "adaptive"])
+def test_half_precision_learns_as_much(
+    zygote: ZygoteProcess, tmp_path: Path, strategy: str, precision: str
+) -> None:
+    expected = train(zygote, tmp_path / "fp32", task="gpt_quiet")
+    found = train(zygote, tmp_path / "half", workers=2, strategy=strategy, task="gpt_quiet", precision=precision)
+    assert found == pytest.approx(expected, rel=2e-2)
+    assert found != expected
 
 
 def test_what_needs_the_hosts_memory_is_refused() -> None:
@@ -41,4 +98,4 @@ def test_what_needs_the_hosts_memory_is_refused() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_no_gpu_is_said(zygote: ZygoteProcess, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="torch finds no GPU"):
-        train(zygote, tmp_path, "cuda", 1)
+        train(zygote, tmp_path)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shoal.cli.app import run
-from shoal.launch import ZygoteProcess, start_zygote
+from shoal.launch import ZygoteProcess
 from shoal.launch.runs import train
 from shoal.verify import Report, Row, Verdict, replay_run, verify_strategy
 
@@ -104,12 +103,6 @@ def depends_on_batch():
 """
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[ZygoteProcess]:
-    with start_zygote() as process:
-        yield process
-
-
 @pytest.fixture
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
@@ -122,8 +115,13 @@ def rows(report: Report, title: str) -> dict[str, Row]:
     return {row.what: row for row in report.rows if row.comparison == title}
 
 
-def test_digits_pass_in_every_bit(tasks: str, zygote: ZygoteProcess, capfd: pytest.CaptureFixture[str]) -> None:
-    status = run(["verify", str(EXAMPLES / "digits.py"), "--workers", "2", "--steps", "5", "--json"], zygote)
+@pytest.mark.parametrize(
+    "target", ["tasks.py:dropout", pytest.param(str(EXAMPLES / "digits.py"), marks=pytest.mark.long, id="digits")]
+)
+def test_the_same_slots_pass_in_every_bit(
+    tasks: str, zygote: ZygoteProcess, capfd: pytest.CaptureFixture[str], target: str
+) -> None:
+    status = run(["verify", target, "--workers", "2", "--steps", "5", "--json"], zygote)
 
     out, err = capfd.readouterr()
     report = json.loads(out)

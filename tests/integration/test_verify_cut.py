@@ -55,3 +55,30 @@ def test_strategies_compute_what_one_process_computes(
     assert judged == {Verdict.NOT_JUDGED if several_in_a_pass and model != "conv" else Verdict.EQUAL}
     doubles = [row for row in report.rows if "float64" in row.comparison]
     assert doubles and all(row.verdict is Verdict.EQUAL for row in doubles)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "adaptive"])
+@pytest.mark.parametrize(
+    ("strategy", "workers"),
+    [
+        ("data", 2),
+        ("sharded", 2),
+        ("tensor", 2),
+        ("pipeline", 2),
+        ("mesh:data=2,tensor=2", 4),
+        ("layer:place=0@0+3@1", 2),
+        ("layer:phases=2", 2),
+    ],
+)
+def test_half_precision_is_stated_apart(
+    zygote: ZygoteProcess, strategy: str, workers: int, precision: str
+) -> None:
+    report = verify_strategy(
+        f"{SMALL_TASKS}:conv", strategy=strategy, workers=workers, steps=2, precision=precision, zygote=zygote
+    )
+
+    assert report.ok, report.mismatches
+    assert report.precision == precision
+    beside = rows(report, "the same workers in float32")
+    assert any(row.measured for row in beside.values())

@@ -16,6 +16,7 @@ import shoal
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PARAMETERS = {
+    "branches": 36_090,
     "classification_servers": 1_002,
     "digits": 19_210,
     "digits_conv": 24_058,

@@ -41,11 +41,11 @@ def lay_out(tensors: Mapping[str, torch.Tensor]) -> tuple[Place, ...]:
     places, offsets = [], {}
     end = 0
     for name, tensor in tensors.items():
-        dtype = _dtype_name(name, tensor)
+        dtype = dtype_name(name, tensor.dtype, tensor.layout)
         key = memory_key(tensor)
         if key not in offsets:
             offsets[key] = end
-            end = _round_up(end + tensor.nbytes, ALIGNMENT)
+            end = round_up(end + tensor.nbytes, ALIGNMENT)
         places.append(
             Place(
                 name=name,
@@ -60,7 +60,7 @@ def lay_out(tensors: Mapping[str, torch.Tensor]) -> tuple[Place, ...]:
 
 def file_bytes(places: Sequence[Place]) -> int:
     """The length of a file for these: whole pages, so that it can be written past the page cache."""
-    return _round_up(max((place.offset + place.nbytes for place in places), default=0), PAGE_BYTES)
+    return round_up(max((place.offset + place.nbytes for place in places), default=0), PAGE_BYTES)
 
 
 def memory_key(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -70,15 +70,17 @@ def memory_key(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
 
 
-def _dtype_name(name: str, tensor: torch.Tensor) -> str:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if tensor.layout != torch.strided or dtype not in ITEM_BYTES:
+def dtype_name(name: str, dtype: torch.dtype, layout: torch.layout = torch.strided) -> str:
+    """A dtype as the manifest writes it; one that no file can hold is refused."""
+    text = str(dtype).removeprefix("torch.")
+    if layout != torch.strided or text not in ITEM_BYTES:
         raise CheckpointError(
-            f"Snapshot: {name!r} has dtype {dtype} and layout {tensor.layout}, which no checkpoint can hold; "
+            f"Snapshot: {name!r} has dtype {text} and layout {layout}, which no checkpoint can hold; "
             "keep a dense tensor of an ordinary dtype instead."
         )
-    return dtype
+    return text
 
 
-def _round_up(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
+    """The next multiple that is not below the number."""
     return -(-number // multiple) * multiple

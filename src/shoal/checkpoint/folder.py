@@ -18,12 +18,10 @@ from shoal.checkpoint.listing import read_manifest, torn
 from shoal.checkpoint.manifest import PARTS, Manifest, PartFile
 from shoal.checkpoint.model_file import digest
 from shoal.checkpoint.snapshot import PackedSnapshot
-from shoal.checkpoint.wholeness import file_name, open_part, read_chunk
+from shoal.checkpoint.wholeness import PIECE_BYTES, file_name, open_part, read_chunk
 from shoal.observe.checkpoint_names import MANIFEST
 
 CHUNK_BYTES = 64 << 20
-PIECE_BYTES = 4 << 20
-"""Written at once. A checksum keeps Python's lock, and training in this process waits for it; a write does not."""
 
 
 def write_folder(path: Path, snapshot: PackedSnapshot, *, chunk_bytes: int = CHUNK_BYTES) -> Manifest:
@@ -47,6 +45,12 @@ def write_folder(path: Path, snapshot: PackedSnapshot, *, chunk_bytes: int = CHU
         files=files,
         facts=snapshot.facts,
     )
+    write_manifest(path, manifest)
+    return manifest
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """All data is on the disk: say so, which makes the folder whole."""
     part = path / f".{MANIFEST}.part"
     with part.open("wb") as file:
         file.write(manifest.to_bytes())
@@ -55,7 +59,6 @@ def write_folder(path: Path, snapshot: PackedSnapshot, *, chunk_bytes: int = CHU
     sync_folder(path)
     part.replace(path / MANIFEST)
     sync_folder(path)
-    return manifest
 
 
 def read_folder(path: Path, parts: Collection[str] = PARTS) -> PackedSnapshot:
@@ -95,6 +98,7 @@ def _write_chunks(path: Path, memory: torch.Tensor, chunk_bytes: int) -> tuple[s
         for start in range(0, len(view), chunk_bytes):
             chunk = view[start : start + chunk_bytes]
             total = xxhash.xxh3_128()
+            # A checksum keeps Python's lock, and training in this process waits for it; a write does not.
             for piece in (chunk[at : at + PIECE_BYTES] for at in range(0, len(chunk), PIECE_BYTES)):
                 total.update(piece)
                 _write_all(fd, piece)

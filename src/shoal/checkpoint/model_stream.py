@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 import xxhash
 
+from shoal.checkpoint.block import memory_key
 from shoal.checkpoint.model_file import add_to_digest
 from shoal.errors import CheckpointError
 from shoal.observe.disk import writing
 
 _ALIGNMENT = 8
-_LENGTH_BYTES = 8
-_DTYPES = {
+LENGTH_BYTES = 8
+DTYPE_CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -50,6 +51,10 @@ class TensorLooks:
         """Those of a tensor."""
         return cls(dtype=tensor.dtype, shape=tuple(tensor.shape))
 
+    def room(self) -> torch.Tensor:
+        """A tensor in the host's memory that has them, and no values yet."""
+        return torch.empty(self.shape, dtype=self.dtype)
+
     @property
     def nbytes(self) -> int:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
@@ -63,12 +68,17 @@ class TensorStream:
     """Of all that will come."""
     tensors: Iterator[tuple[str, torch.Tensor]]
     """In the order of their sorted names, in which a digest takes them."""
+    same: Mapping[str, str] = field(default_factory=dict)
+    """By name, where several mean one tensor, as those of tied weights do: the one that stands for all of them.
+    It comes once for each name."""
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> TensorStream:
         """Tensors that are all there."""
         looks = {name: TensorLooks.of(tensor) for name, tensor in tensors.items()}
-        return cls(looks=looks, tensors=iter(sorted(tensors.items(), key=lambda item: item[0])))
+        first: dict[tuple[Any, ...], str] = {}
+        same = {name: first.setdefault(memory_key(tensor), name) for name, tensor in tensors.items()}
+        return cls(looks=looks, tensors=iter(sorted(tensors.items(), key=lambda item: item[0])), same=same)
 
     def drain(self) -> None:
         """Take part in what makes the tensors, and keep none."""
@@ -87,7 +97,7 @@ def save_stream(path: Path, stream: TensorStream, **metadata: str) -> str:
             with part.open("wb") as file:
                 begin = _write_header(file, looks, offsets, {"digest": total.hexdigest(), **metadata})
                 for name, (found, tensor) in zip(sorted(looks), stream.tensors, strict=True):
-                    values = _checked(name, looks[name], found, tensor)
+                    values = checked(name, looks[name], found, tensor)
                     add_to_digest(total, name, values)
                     file.seek(begin + offsets[name])
                     if values.numel():
@@ -103,7 +113,8 @@ def save_stream(path: Path, stream: TensorStream, **metadata: str) -> str:
     return str(total.hexdigest())
 
 
-def _checked(name: str, looks: TensorLooks, found: str, tensor: torch.Tensor) -> torch.Tensor:
+def checked(name: str, looks: TensorLooks, found: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that came, side by side in the host's memory; it must be the one that was due."""
     if found != name or TensorLooks.of(tensor) != looks:
         raise CheckpointError(
             f"Saving: {name!r} of {looks} was due, but {found!r} of {TensorLooks.of(tensor)} came; "
@@ -129,14 +140,14 @@ def _write_header(
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     for name in sorted(offsets, key=lambda name: (offsets[name], looks[name].nbytes)):
         look = looks[name]
-        if look.dtype not in _DTYPES:
+        if look.dtype not in DTYPE_CODES:
             raise CheckpointError(f"Saving: {name!r} has dtype {look.dtype}, which safetensors files cannot hold.")
         header[name] = {
-            "dtype": _DTYPES[look.dtype],
+            "dtype": DTYPE_CODES[look.dtype],
             "shape": list(look.shape),
             "data_offsets": [offsets[name], offsets[name] + look.nbytes],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
-    return _LENGTH_BYTES + len(text)
+    file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+    return LENGTH_BYTES + len(text)

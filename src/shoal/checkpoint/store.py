@@ -8,8 +8,10 @@ from pathlib import Path
 
 from shoal.checkpoint.folder import CHUNK_BYTES, read_folder, sync_folder, write_folder
 from shoal.checkpoint.listing import Entry, entry_of, list_entries
+from shoal.checkpoint.manifest import Manifest
 from shoal.checkpoint.room import Room
 from shoal.checkpoint.snapshot import PackedSnapshot, Snapshot
+from shoal.checkpoint.streamed import StreamedFolder, StreamedState
 from shoal.checkpoint.wholeness import newest_whole
 from shoal.observe.checkpoint_names import folder_name, step_folders
 from shoal.observe.disk import writing
@@ -29,20 +31,39 @@ class CheckpointStore:
     def save(self, snapshot: Snapshot) -> Entry:
         """Write a checkpoint, which appears at once and whole; then remove those that are too many."""
         packed = snapshot if isinstance(snapshot, PackedSnapshot) else snapshot.copy_into(Room())
-        path = self.folder / folder_name(snapshot.step)
+        stage = self._hidden(snapshot.step)
         with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-            stage = self._hidden(path)
+            self._prepare()
             try:
                 manifest = write_folder(stage, packed, chunk_bytes=self._chunk_bytes)
             except BaseException:
                 shutil.rmtree(stage, ignore_errors=True)
                 raise
-            self._remove(path)
-            stage.rename(path)
-            sync_folder(self.folder)
-            self._prune(newest=path)
+            return self._show(stage, manifest)
+
+    def take(self, state: StreamedState) -> StreamedFolder:
+        """Write a state while it comes; it is a checkpoint after `finish`."""
+        folder = StreamedFolder(self._hidden(state.step), state.step, chunk_bytes=self._chunk_bytes)
+        folder.attempt(self._prepare)
+        folder.take(state)
+        return folder
+
+    def finish(self, folder: StreamedFolder) -> Entry:
+        """Make it appear, whole; then remove those that are too many."""
+        with writing(self.folder):
+            return self._show(folder.path, folder.finish())
+
+    def _prepare(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+
+    def _show(self, stage: Path, manifest: Manifest) -> Entry:
+        """Give what is whole its name."""
+        path = self.folder / folder_name(manifest.step)
+        self._remove(path)
+        stage.rename(path)
+        sync_folder(self.folder)
+        self._prune(newest=path)
         return entry_of(path, manifest)
 
     def entries(self) -> list[Entry]:
@@ -68,12 +89,12 @@ class CheckpointStore:
     def _remove(self, path: Path) -> None:
         """First its name, at once, then its files: half a checkpoint must never look like one."""
         if path.exists():
-            path.rename(self._hidden(path).with_suffix(".old"))
+            path.rename(path.with_name(f".{path.name}.old"))
 
     def _sweep(self) -> None:
         """What was removed, or left by a process that was killed while it saved."""
         for path in self.folder.glob(".step-*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def _hidden(self, path: Path) -> Path:
-        return path.with_name(f".{path.name}.part")
+    def _hidden(self, step: int) -> Path:
+        return self.folder / f".{folder_name(step)}.part"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path
 from typing import TypeVar
+
+import xxhash
 
 from shoal.checkpoint.fields import Malformed
 from shoal.checkpoint.listing import open_inside, read_manifest, torn
@@ -16,6 +17,8 @@ from shoal.errors import CheckpointError
 from shoal.observe.checkpoint_names import step_folders
 
 T = TypeVar("T")
+PIECE_BYTES = 4 << 20
+"""Read or written at once: a chunk is longer than some processes have room for."""
 
 
 def newest_whole(folder: Path, read: Callable[[Path], T], report: Callable[[str], None]) -> T | None:
@@ -44,26 +47,42 @@ def file_name(part: str) -> str:
     return f"{part}.bin"
 
 
-@contextmanager
-def open_part(path: Path, expected: PartFile) -> Iterator[BufferedReader]:
+def open_part(path: Path, expected: PartFile) -> BufferedReader:
     """A part's file, which is as long as it should be."""
-    with open_inside(path) as file:
-        found = os.fstat(file.fileno()).st_size
-        if found != expected.nbytes:
-            raise Malformed(f"it has {found} bytes, not {expected.nbytes}")
-        yield file
+    file = open_inside(path)
+    found = os.fstat(file.fileno()).st_size
+    if found != expected.nbytes:
+        file.close()
+        raise Malformed(f"it has {found} bytes, not {expected.nbytes}")
+    return file
 
 
 def read_chunk(file: BufferedReader, chunk: memoryview, expected: PartFile, index: int) -> None:
     """Fill the memory with a chunk of the file, and check it."""
     if file.readinto(chunk) != len(chunk) or checksum(chunk) != expected.checksums[index]:
-        raise Malformed(f"chunk {index + 1} of {len(expected.checksums)} does not have its checksum")
+        raise _broken(expected, index)
+
+
+def check_chunk(file: BufferedReader, expected: PartFile, chunk_bytes: int, index: int) -> None:
+    """Read a chunk of the file, piece by piece, and check it."""
+    total = xxhash.xxh3_128()
+    file.seek(index * chunk_bytes)
+    left = min(chunk_bytes, expected.nbytes - index * chunk_bytes)
+    room = memoryview(bytearray(min(PIECE_BYTES, left)))
+    while left and (found := file.readinto(room[:left])):
+        total.update(room[:found])
+        left -= found
+    if left or total.hexdigest() != expected.checksums[index]:
+        raise _broken(expected, index)
 
 
 def _check_file(path: Path, expected: PartFile, chunk_bytes: int) -> None:
     if not expected.nbytes:
         return
     with open_part(path, expected) as file:
-        room = memoryview(bytearray(min(chunk_bytes, expected.nbytes)))
         for index in range(len(expected.checksums)):
-            read_chunk(file, room[: expected.nbytes - index * chunk_bytes], expected, index)
+            check_chunk(file, expected, chunk_bytes, index)
+
+
+def _broken(expected: PartFile, index: int) -> Malformed:
+    return Malformed(f"chunk {index + 1} of {len(expected.checksums)} does not have its checksum")

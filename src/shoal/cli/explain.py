@@ -51,7 +51,7 @@ def _width(job: Job) -> dict[str, Any]:
     if not isinstance(job.spec, ModelParallel):
         return {}
     mesh = as_mesh(job.spec, job.cluster.places)
-    return {"width": {"plan": mesh.plan, "count": mesh.tensor}} if mesh.tensor > 1 else {}
+    return {"width": {"plan": mesh.plan, "norms": mesh.norms, "count": mesh.tensor}} if mesh.tensor > 1 else {}
 
 
 def _show(plan: Plan) -> None:

@@ -15,7 +15,8 @@ from shoal.coordinator.shards import ShardTable
 from shoal.coordinator.store import DurableStore
 from shoal.coordinator.upkeep import Upkeep
 from shoal.errors import ProtocolError
-from shoal.ps.messages import Controlled, Filled, Join, Lease, LeaseRequest, PsMessage, Report
+from shoal.ps.between_servers import Filled
+from shoal.ps.messages import Controlled, Join, Lease, LeaseRequest, PsMessage, Report
 
 TICK_S = 0.25
 

@@ -85,15 +85,16 @@ def can_replace(job: Job) -> bool:
 def advice_after_loss(job: Job) -> str:
     """What to do when a worker was lost that nobody can replace; empty where that is plain."""
     spec = job.spec
-    is_cut = isinstance(spec, ModelParallel) or (isinstance(spec, Layer) and spec.cuts_model)
-    if job.purpose != "train" or not is_cut:
+    if job.purpose != "train" or not isinstance(spec, ModelParallel | Layer):
         return ""
+    holds_all = isinstance(spec, Layer) and not spec.cuts_model
+    why = "nobody can take its place" if holds_all else "nobody else has its part of the model"
     resume = (
         "train with --checkpoint to be able to go on with --resume"
         if job.checkpoint == "none"
         else "go on from the last checkpoint with --resume"
     )
-    return f" With strategy={job.strategy} nobody else has its part of the model; {resume}."
+    return f" With strategy={job.strategy} {why}; {resume}."
 
 
 def _shares_memory(job: Job) -> bool:

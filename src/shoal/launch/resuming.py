@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shoal.checkpoint.aside import count_aside
 from shoal.checkpoint.manifest import Manifest
 from shoal.checkpoint.wholeness import check_folder, newest_whole
 from shoal.errors import CheckpointError, SpecError
 from shoal.observe import RunFolder
 from shoal.observe.checkpoint_names import find_checkpoint, folder_name, names_checkpoint
-from shoal.spec import Cluster, Job, Layer, ModelParallel, ParameterServer, parse_strategy
+from shoal.spec import Cluster, Job, Layer, LayerForm, ModelParallel, ParameterServer, parse_strategy
 
 Report = Callable[[str], None]
 _OF_ONE_ATTEMPT = ("scratch", "from", "resume", "resume_step", "state", "timeline")
@@ -61,6 +62,14 @@ def resumed_job(saved: Job, path: Path, manifest: Manifest, changes: Mapping[str
         options={**kept, "resume": str(path), "resume_step": manifest.step},
         **said,
     )
+
+
+def left_out(job: Job, manifest: Manifest) -> str:
+    """One line about what a resumed job has no use for in its checkpoint; empty where there is nothing."""
+    count = count_aside(place.name for place in manifest.files["optimizer"].places)
+    if not count or (isinstance(job.spec, Layer) and job.spec.form is LayerForm.DECOUPLED):
+        return ""
+    return f"left out: {count} tensors of heads that only layer:decoupled=on trains"
 
 
 def merged_cluster(saved: Cluster, said: Cluster | Mapping[str, Any] | None) -> Cluster:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from shoal.errors import Interrupted, ShoalError, SpecError
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
-from shoal.launch.resuming import find_whole, first_options, resumed_job
+from shoal.launch.resuming import find_whole, first_options, left_out, resumed_job
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import (
     Bus,
@@ -29,6 +29,7 @@ from shoal.observe import (
 from shoal.observe.checkpoint_names import is_checkpoint, step_folders, step_of
 from shoal.observe.run_folder import DEFAULT_ROOT
 from shoal.observe.wording import near
+from shoal.observe.worker_scales import WorkerScales
 from shoal.spec import Cluster, Job, StrategySpec
 
 
@@ -140,7 +141,9 @@ def _resumed(resume: str, runs: str | Path, shown: Sink, said: dict[str, Any]) -
     # What a coordinator remembers is about the attempt that ended.
     folder.decisions.unlink(missing_ok=True)
     folder.result.unlink(missing_ok=True)
-    shown.handle(Event("line", values={"text": f"resuming {folder.name} after step {manifest.step:,}"}))
+    for text in (f"resuming {folder.name} after step {manifest.step:,}", left_out(job, manifest)):
+        if text:
+            shown.handle(Event("line", values={"text": text}))
     return job, folder
 
 
@@ -198,6 +201,7 @@ class _Record:
     def __init__(self) -> None:
         self.results: dict[str, Any] = {}
         self.has_failed = False
+        self._scales = WorkerScales()
         self._memory: dict[str, dict[str, int]] = {}
         """By kind of memory and rank: the most that was held."""
         self._started = time.monotonic()
@@ -217,6 +221,7 @@ class _Record:
     def _note_done(self, event: Event) -> None:
         if event.rank == 0:
             self.results.update(event.values["results"])
+        self.results |= self._scales.note(event.rank or 0, event.values["results"])
         for kind, nbytes in event.values.get("memory", {}).items():
             self._memory.setdefault(kind, {})[str(event.rank)] = nbytes
         names = {"host": "peak_memory", "gpu": "peak_gpu_memory"}

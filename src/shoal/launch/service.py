@@ -23,8 +23,8 @@ from shoal.launch.scaling import ENDING, SCALED_ROLES, Waiting, tell_numbers
 from shoal.launch.succession import Bridge
 from shoal.launch.verdict import Failure
 
-AUDIT_TIMEOUT_S = 10.0
-"""How long the coordinator may take for its last words, once all workers have ended."""
+AUDIT_TIMEOUT_S = 40.0
+"""How long the coordinator may take for its last words. One that hangs is found and followed before that."""
 _CLOSE_S = 2.0
 _DISMISS_S = 30.0
 """How long a process may take to end that was asked to."""
@@ -82,7 +82,8 @@ class Service:
         if any(self._crew.living("worker")):
             self._enter(Phase.WORKING, None)
             return
-        if self._phase is Phase.WORKING:
+        if self._phase is Phase.WORKING or self._coordinator.follows_loss_at is not None:
+            # The time of one that follows begins when it speaks.
             self._enter(Phase.SETTLING, now + AUDIT_TIMEOUT_S)
         if self._is_settled() and self._missing_results() is None:
             self._close(now)

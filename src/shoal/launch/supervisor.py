@@ -29,6 +29,7 @@ from shoal.launch.succession import Succession
 from shoal.launch.verdict import Failure, first_cause
 from shoal.launch.vigil import Vigil
 from shoal.observe.events import Event
+from shoal.observe.worker_scales import WorkerScales
 from shoal.spec import Job, World
 
 _SETTLE_S = 0.3
@@ -59,6 +60,7 @@ class Supervisor:
         self.crew = Crew()
         self.is_stopping = False
         self.results: dict[str, Any] = {}
+        self._scales = WorkerScales()
         self._on_event = on_event
         self._engine = engine or LocalEngine()
         # Who was asked to be quiet does not hang because of that.
@@ -167,6 +169,7 @@ class Supervisor:
             hand.is_done = True
             if global_rank == 0:
                 self.results.update(values["results"])
+            self.results |= self._scales.note(global_rank, values["results"])
         self.emit(kind, global_rank, values)
         if not self._world_told and self.crew.all_ready():
             self._world_told = True

@@ -13,7 +13,7 @@ from shoal.spec import Data, Mesh, ModelParallel, ParameterServer, StrategySpec,
 
 ADVISED = ("sharded", "pipeline")
 """What is named to those whose model does not fit: each cuts everything that a worker holds."""
-_ROOM = 0.75
+ROOM = 0.75
 """How much of its memory a strategy that is advised may fill: the rest is for what is not counted."""
 _MOST_WORKERS = 64
 
@@ -64,16 +64,16 @@ def need(spec: StrategySpec, workers: int, size: ModelSize) -> int:
 
 def _cut_need(mesh: Mesh, size: ModelSize) -> int:
     stages = cut_evenly(size.trained, mesh.pipeline)
-    return size.fixed + max(_stage_need(mesh, stage, size.kept) for stage in stages)
+    return size.fixed + max(stage_need(mesh, sum(stage), max(stage, default=0), size.kept) for stage in stages)
 
 
-def _stage_need(mesh: Mesh, trained: Sequence[int], kept: int) -> int:
-    """Of one stage's parameters, as wide as the tensor axis leaves them at best."""
-    whole = -(-sum(trained) // mesh.tensor)
+def stage_need(mesh: Mesh, trained: int, largest: int, kept: int) -> int:
+    """Of one stage's parameters, as wide as the tensor axis leaves them at best; `largest`: of one of them."""
+    whole = -(-trained // mesh.tensor)
     part = -(-whole // mesh.shard)
     if mesh.shard == 1:
         return (2 + kept) * whole
-    largest = -(-max(trained, default=0) // mesh.tensor)
+    largest = -(-largest // mesh.tensor)
     parameters = whole if mesh.stage < 3 else part + largest
     gradients = whole if mesh.stage < 2 else part + largest
     return parameters + gradients + kept * part
@@ -109,7 +109,7 @@ def fitting(size: ModelSize, limit: int, workers: int) -> list[Fit]:
 def _fewest(name: str, size: ModelSize, limit: int, workers: int) -> Fit | None:
     spec = parse_strategy(name)
     for count in range(workers, max(workers, _MOST_WORKERS) + 1):
-        if (num_bytes := need(spec, count, size)) <= _ROOM * limit:
+        if (num_bytes := need(spec, count, size)) <= ROOM * limit:
             return Fit(strategy=name, workers=count, num_bytes=num_bytes)
     return None
 
@@ -121,23 +121,12 @@ def advice(size: ModelSize, limit: int, workers: int) -> str:
     return f"no strategy fits so little with up to {_MOST_WORKERS} workers, so allow more memory"
 
 
-def refusal(spec: StrategySpec, workers: int, size: ModelSize, limit: int, *, passes_whole: bool = False) -> str:
-    """Why a model cannot be trained so, in a sentence; empty where it can.
-
-    `passes_whole`: checkpoints are written or read, which one process does with the whole state.
-    """
-    num_bytes, allowed = need(spec, workers, size), f"Cluster: memory allows each worker {binary_size(limit)}"
-    if num_bytes > limit:
-        return (
-            f"{allowed}, but with strategy={spec} and {workers} worker{'s' * (workers > 1)} one needs "
-            f"{binary_size(num_bytes)} for parameters, gradients and optimizer state "
-            f"({binary_size(size.parameters)} of parameters in all); {advice(size, limit, workers)}."
-        )
-    whole = size.parameters + size.state + size.fixed
-    if passes_whole and isinstance(spec, ModelParallel) and num_bytes + whole > limit:
-        return (
-            f"{allowed}, but a checkpoint passes through one of them whole, {binary_size(whole)} beside "
-            f"{binary_size(num_bytes)} of its own part; leave --checkpoint, --resume and --from out, or allow "
-            "more."
-        )
-    return ""
+def refusal(spec: StrategySpec, workers: int, size: ModelSize, limit: int) -> str:
+    """Why a model cannot be trained so, in a sentence; empty where it can."""
+    if (num_bytes := need(spec, workers, size)) <= limit:
+        return ""
+    return (
+        f"Cluster: memory allows each worker {binary_size(limit)}, but with strategy={spec} and {workers} "
+        f"worker{'s' * (workers > 1)} one needs {binary_size(num_bytes)} for parameters, gradients and optimizer "
+        f"state ({binary_size(size.parameters)} of parameters in all); {advice(size, limit, workers)}."
+    )

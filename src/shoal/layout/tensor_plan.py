@@ -39,6 +39,8 @@ class LayerCut:
     """Whether it meets whole neighbours: its output is gathered, or its input cut, in the layer itself."""
     blocks: tuple[int, ...] = ()
     """Sizes of what its outputs consist of, where several things are computed in one (query, key and value)."""
+    in_rows: bool = False
+    """Whether each worker gets a part of the sequence of its output, in place of all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,17 @@ class Region:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stream:
+    """A block between whose cut layers (in norms, sums and dropout) each worker has a part of the sequence."""
+
+    block: str
+    width: int
+    """Features of the argument that is cut, which is the first that has as many."""
+    norms: tuple[str, ...]
+    """Those that were seen to work on a part."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TensorPlan:
     """How a model is cut over so many workers."""
 
@@ -67,6 +80,9 @@ class TensorPlan:
     regions: tuple[Region, ...] = ()
     singles: tuple[LayerCut, ...] = ()
     """Layers that are cut each for itself."""
+    streams: tuple[Stream, ...] = ()
+    following: tuple[str, ...] = ()
+    """Norms that get what a stream's block gives."""
     whole: Mapping[str, str] = field(default_factory=dict)
     """Layers that every worker has whole, and why."""
 
@@ -74,6 +90,9 @@ class TensorPlan:
         """Plans that cut less and less, for a model that does not compute the same when it is cut as this says.
 
         Its code may use a layer's weight past the layer, which happens to embeddings most often."""
+        if self.streams:
+            yield self.without_streams("with it sequence-parallel, the model computes something else")
+        self = self.without_streams("the model computes something else when it is cut")
         reason = "with it cut, the model computes something else"
         kept = tuple(cut for cut in self.singles if cut.way is not Way.VOCABULARY)
         for regions, singles in ((self.regions, kept), (self.regions, ()), ((), ())):
@@ -82,6 +101,22 @@ class TensorPlan:
             yield replace(
                 self, regions=regions, singles=singles, whole={**self.whole, **dict.fromkeys(given_up, reason)}
             )
+
+    def without_streams(self, reason: str) -> TensorPlan:
+        """The same with every token in every worker."""
+        return replace(
+            self,
+            regions=tuple(replace(region, cuts=_whole_rows(region.cuts)) for region in self.regions),
+            singles=_whole_rows(self.singles),
+            streams=(),
+            following=(),
+            whole={**self.whole, **dict.fromkeys(self.sequence_norms, reason)},
+        )
+
+    @property
+    def sequence_norms(self) -> list[str]:
+        """Norms of which each worker computes a part of the sequence."""
+        return [norm for stream in self.streams for norm in stream.norms] + list(self.following)
 
     @property
     def cut_layers(self) -> list[str]:
@@ -93,13 +128,21 @@ class TensorPlan:
         told: dict[str, dict[str, None]] = {}
         for region in self.regions:
             parts = [f"{_within(cut.layer, region.block)} by {cut.way.value}" for cut in region.cuts]
-            parts += [f"{_within(module, region.block, name)} divided" for module, name in region.divided]
+            divided = [_within(module, region.block, name) for module, name in region.divided]
+            parts += [f"{', '.join(divided)} divided"] if divided else []
             told.setdefault(f"cut together: {', '.join(parts)}", {})[region.block or "the model"] = None
         for cut in self.singles:
             told.setdefault(_told(cut), {})[cut.layer] = None
+        norms = self.sequence_norms
+        for norm in norms:
+            told.setdefault(f"sequence-parallel: {len(norms)} norm{'s' * (len(norms) > 1)}", {})[norm] = None
         for layer, reason in self.whole.items():
             told.setdefault(f"whole: {reason}", {})[layer] = None
-        return [f"tensor={self.count}: {_together(names)}: {what}" for what, names in told.items()]
+        return [f"{_together(names)}: {what}" for what, names in told.items()]
+
+
+def _whole_rows(cuts: Iterable[LayerCut]) -> tuple[LayerCut, ...]:
+    return tuple(replace(cut, in_rows=False) for cut in cuts)
 
 
 def _told(cut: LayerCut) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.observe.events import Event
+from shoal.observe.worker_scales import WorkerScales
 
 _OF_PRECISION = ("precision", "loss_scale", "skipped_steps", "float32_layers")
 
@@ -82,6 +83,7 @@ class RunSummary:
         """What became of the data, once that was counted."""
         self.precision: dict[str, Any] = {}
         """What the model computed in, and what came of it, where that was not float32 alone."""
+        self._scales = WorkerScales()
         self.outcome: Event | None = None
         """The `finished` or `stopped` event that ended the run."""
 
@@ -198,6 +200,7 @@ class RunSummary:
             worker.peak_rss = max(worker.peak_rss, memory.get("host", 0))
             worker.peak_gpu = max(worker.peak_gpu, memory.get("gpu", 0))
         self.precision |= {name: results[name] for name in _OF_PRECISION if name in results}
+        self.precision |= self._scales.note(event.rank or 0, results)
 
     def _on_saved(self, event: Event) -> None:
         self.saved = event.values

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from shoal.comm.codec import Message
 from shoal.errors import ShoalError
+from shoal.ps.between_servers import Fill, Filled, Replicate, Replicated, Settle
 from shoal.ps.contract import ShardValues
-from shoal.ps.messages import Control, Fill, Filled, Push, Replicate, Replicated, Settle, ShardView
+from shoal.ps.messages import Control, Push, ShardView
 from shoal.ps.packing import unpack
 from shoal.ps.primary import Send
 from shoal.ps.rules import ShardRules

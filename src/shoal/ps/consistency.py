@@ -49,6 +49,16 @@ class Consistency:
         """Whether a worker ever has to wait for others, so that it wants to be told how far they are."""
         return self.mode is not Mode.ASP
 
+    @property
+    def needs_all(self) -> bool:
+        """Whether a gathered round is closed by all slots, and is nothing without one of them."""
+        return self.mode is not Mode.QUORUM or self.quorum[0] == self.quorum[1]
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether every step is a round of all slots, so that all workers come to know the same after each."""
+        return self.mode in (Mode.BSP, Mode.QUORUM) and self.needs_all
+
     def gathers(self, clock: int) -> bool:
         """Whether the gradients of this clock are gathered into one update."""
         if self.mode is Mode.ALTERNATE:

@@ -37,10 +37,14 @@ class ShardValues(Protocol):
         `last`: it completes a step of the whole batch, so the learning rate's schedule moves on.
         """
 
+    def skip(self, pushes: Sequence[Push], *, loss: float, last: bool) -> None:
+        """An update that is not made, because a gradient is no number; all else that goes with one is done."""
+
     def own_part(self, gradients: Sequence[Push], *, scale: float) -> tuple[Frame, ...]:
         """This shard's part in closing a round together with all others, from the sum that `step` would take.
 
-        Without gradients: what has changed since this was last asked, other than by `add`.
+        Without gradients: nothing, where the round is not applied; or, where copies tell each other of changes,
+        what has changed since this was last asked, other than by `add`.
         """
 
     def fits_part(self, shard: int, frames: Sequence[Frame]) -> bool:

@@ -23,6 +23,9 @@ class ShardLink:
     seen: int = 0
     """How many cells its values have seen, as far as it has told."""
     loss: float = 0.0
+    """Of the last gathered round, as the two below."""
+    half: list[float] = field(default_factory=list)
+    found: list[float] = field(default_factory=list)
     unacked: dict[int, Push] = field(default_factory=dict)
     """By sequence, in order."""
     due: float = 0.0
@@ -49,6 +52,7 @@ class ShardLink:
         self.floor = max(self.floor, news.floor)
         if news.rounds >= self.rounds:
             self.rounds, self.loss = news.rounds, news.loss
+            self.half, self.found = news.half, news.found
 
     def take_part(self, part: Values) -> None:
         """Keep a part of the answer to a pull."""

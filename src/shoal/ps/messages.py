@@ -6,7 +6,7 @@ Members are numbered nodes. A node's number is never used again: whoever replace
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -73,9 +73,19 @@ class Push(PsMessage):
     """The gradient is a mean already (of the round where rounds are gathered); else it is to be divided by the
     weights that are gathered with it."""
     scale: float = 1.0
-    """What the gradient is to be multiplied by: its worker has clipped it, where it is an update of its own."""
+    """What the gradient is to be multiplied by: its worker has scaled it up, or clipped it, where it is an update
+    of its own. The same for all that are gathered in one round."""
     place: int = 0
     """Where the bulk lies, for transports that do not carry it as frames: the buffer's number."""
+    half: list[float] = field(default_factory=list)
+    """With half precision, in lockstep: what all workers knew of the loss scale when they began this step."""
+    found: list[float] = field(default_factory=list)
+    """With half precision: what the gradient looks like; first of all, how many of its tensors are no numbers."""
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether the gradient is no number, and so nothing to apply."""
+        return bool(self.found) and self.found[0] > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +103,9 @@ class Ack(PsMessage):
     """The last clock whose pushes were gathered and applied as one update."""
     loss: float = 0.0
     """The mean loss of the last gathered round."""
+    half: list[float] = field(default_factory=list)
+    """What its pushes knew of the loss scale, and below the sum of what they found."""
+    found: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +132,9 @@ class Clocks(PsMessage):
     seen: int = 0
     """How many cells are in the values."""
     loss: float = 0.0
+    half: list[float] = field(default_factory=list)
+    """Of the last gathered round, as in `Ack`."""
+    found: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,94 +168,6 @@ class Values(PsMessage):
     version: int
     part: int
     parts: int
-
-
-# Primary and backup.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replicate(PsMessage):
-    """One entry of a shard's log, for its backup."""
-
-    shard: int
-    generation: int
-    index: int
-    """Entries are taken in this order, from 1, without gaps."""
-    entry: dict[str, Any]
-    """The push or control that was logged, packed; its bulk is in `frames`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replicated(PsMessage):
-    """The backup has every entry up to this one."""
-
-    shard: int
-    generation: int
-    index: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fill(PsMessage):
-    """All of a shard, for a new backup: bookkeeping here, values and optimizer state in `frames`."""
-
-    shard: int
-    generation: int
-    index: int
-    """The last log entry that it contains."""
-    books: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Filled(PsMessage):
-    """The new backup has all of it; also told to the coordinator, by the primary."""
-
-    shard: int
-    generation: int
-    index: int
-
-
-# Shards that close their rounds together.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part(PsMessage):
-    """What a shard contributes to a round that all shards close together; see `settlement.py`."""
-
-    shard: int
-    """Whom it is told to."""
-    origin: int
-    """The shard whose part it is."""
-    round: int
-    facts: dict[str, Any]
-    """What the pushes in it count, where shards are whole copies: cells, weight, loss, scaled."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartRequest(PsMessage):
-    """A shard whose round is complete asks for a part that has not come."""
-
-    shard: int
-    origin: int
-    """The shard that asks."""
-    round: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settle(PsMessage):
-    """An entry of a shard's log: all parts of its complete round are known, and the update may be made.
-
-    What others may have to be told again comes first in `frames`.
-    """
-
-    shard: int
-    round: int
-    factor: float
-    """What the round's gradient is to be multiplied by."""
-    facts: dict[str, Any]
-    kept_frames: int
-    """How many of the frames, with `facts`, others may have to be told again."""
-    total: dict[str, Any]
-    """Where shards add up: what the pushes of all count. The other frames are their sum."""
 
 
 # Everybody and the coordinator.

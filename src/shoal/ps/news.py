@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shoal.ps.messages import Ack, Clocks, Fill, Outcome, Pull, Push, Values
+from shoal.ps.between_servers import Fill
+from shoal.ps.messages import Ack, Clocks, Outcome, Pull, Push, Values
 from shoal.ps.shard import Shard
 
 
@@ -26,6 +27,8 @@ class News:
             floor=self._shard.floor,
             rounds=self._shard.rounds,
             loss=self._shard.loss,
+            half=self._shard.half,
+            found=self._shard.found,
         )
 
     def clocks(self, generation: int, rank: int) -> Clocks:
@@ -39,6 +42,8 @@ class News:
             yours=self._shard.clocks.get(rank, 0),
             seen=len(self._shard.cells),
             loss=self._shard.loss,
+            half=self._shard.half,
+            found=self._shard.found,
         )
 
     def values(self, generation: int, pull: Pull) -> Iterator[Values]:

@@ -7,6 +7,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from shoal.comm.codec import Message
 from shoal.errors import ProtocolError
+from shoal.ps import between_servers  # noqa: F401  its messages are carried, too
 from shoal.ps.messages import KINDS, PsMessage
 
 
@@ -43,7 +44,7 @@ def _form_of(cls: type[PsMessage]) -> _Form:
     hints, small = get_type_hints(cls), [f for f in fields(cls) if f.name != "frames"]
     return _Form(
         types={f.name: hints[f.name] for f in small},
-        required=frozenset(f.name for f in small if f.default is MISSING),
+        required=frozenset(f.name for f in small if f.default is MISSING and f.default_factory is MISSING),
     )
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from shoal.ps.messages import NOBODY, Part, Push, Settle
-from shoal.ps.shard import Shard
+from shoal.ps.between_servers import Part, Settle
+from shoal.ps.messages import NOBODY, Push
+from shoal.ps.shard import Shard, sum_by_place
 
 
 def own_part(shard: Shard, number: int) -> Part:
     """The part that this shard, of this number, has in closing its complete round."""
-    pushes = shard.in_order()
-    frames = shard.values.own_part(pushes, scale=shard.scale_of(pushes))
+    pushes: Sequence[Push] = shard.in_order()
+    if not shard.rules.adds_up:
+        pushes = shard.usable(pushes)
+    frames = shard.values.own_part(pushes, scale=shard.scale_of(pushes) if pushes else 0.0)
     facts = _sum_of_facts(_facts_of(push) for push in pushes) if shard.rules.adds_up else {}
     return Part(shard=NOBODY, origin=number, round=shard.next_round, facts=facts, frames=frames)
 
@@ -20,7 +23,13 @@ def own_part(shard: Shard, number: int) -> Part:
 def fits(shard: Shard, part: Part) -> bool:
     """Whether another shard can have told this."""
     match part.facts:
-        case {"cells": list(), "weight": int() | float(), "loss": int() | float(), "scaled": bool()}:
+        case {
+            "cells": list(),
+            "weight": int() | float(),
+            "loss": int() | float(),
+            "scaled": bool(),
+            "found": list(),
+        }:
             is_complete = True
         case _:
             is_complete = not shard.rules.adds_up
@@ -46,8 +55,8 @@ def settle_with_factor(shard: Shard, number: int, parts: Mapping[int, Part]) -> 
 
 def settle_with_sum(shard: Shard, number: int, total: Part, *, kept: Part) -> Settle:
     """The entry that closes a round with what all copies have gathered; `kept` is what others may ask for."""
-    weight = total.facts["weight"]
-    scale = 1.0 if total.facts["scaled"] or not weight else 1.0 / weight
+    weight = 1.0 if total.facts["scaled"] or not total.facts["weight"] else total.facts["weight"]
+    scale = shard.open_round[0].scale * (1.0 / weight)
     factor = shard.values.factor({total.origin: total.frames}, scale=scale)
     return _entry(shard, number, factor, kept, total)
 
@@ -73,7 +82,7 @@ def _entry(shard: Shard, number: int, factor: float, kept: Part, total: Part | N
 
 
 def _facts_of(push: Push) -> dict[str, Any]:
-    return {"cells": push.cells, "weight": push.weight, "loss": push.loss, "scaled": push.scaled}
+    return {name: getattr(push, name) for name in ("cells", "weight", "loss", "scaled", "found")}
 
 
 def _sum_of_facts(all_facts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -83,4 +92,5 @@ def _sum_of_facts(all_facts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "weight": sum(facts["weight"] for facts in listed),
         "loss": sum(facts["loss"] for facts in listed),
         "scaled": all(facts["scaled"] for facts in listed),
+        "found": sum_by_place(facts["found"] for facts in listed),
     }

@@ -8,22 +8,18 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from shoal.ledger.cells import CellSet
+from shoal.ps.between_servers import Filled, Part, PartRequest, Replicate, Settle
 from shoal.ps.messages import (
     COORDINATOR,
     NOBODY,
     Control,
     Controlled,
-    Filled,
     Hello,
     Outcome,
-    Part,
-    PartRequest,
     PsMessage,
     Pull,
     Push,
     Refused,
-    Replicate,
-    Settle,
     ShardView,
 )
 from shoal.ps.news import News

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shoal.ps.messages import Part, PartRequest, Settle
+from shoal.ps.between_servers import Part, PartRequest, Settle
 from shoal.ps.parts import add_up, fits, last_told, own_part, settle_with_sum
 from shoal.ps.settlement import Tell
 from shoal.ps.shard import Shard

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal.ledger.cells import CellSet
-from shoal.ps.messages import NOBODY, Part, PartRequest, Settle
+from shoal.ps.between_servers import Part, PartRequest, Settle
+from shoal.ps.messages import NOBODY
 from shoal.ps.settlement import Tell
 from shoal.ps.shard import Shard
 

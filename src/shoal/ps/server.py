@@ -31,22 +31,17 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.ps.backup import Backup
+from shoal.ps.between_servers import Fill, Filled, Part, PartRequest, Replicate, Replicated
 from shoal.ps.contract import ShardValues
 from shoal.ps.messages import (
     COORDINATOR,
     Control,
-    Fill,
-    Filled,
     Hello,
     Join,
-    Part,
-    PartRequest,
     PsMessage,
     Pull,
     Push,
     Refused,
-    Replicate,
-    Replicated,
     Report,
     ShardView,
     View,

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from shoal.ps.messages import Part, PartRequest, PsMessage, Settle
+from shoal.ps.between_servers import Part, PartRequest, Settle
+from shoal.ps.messages import PsMessage
 from shoal.ps.parts import add_up, fits, last_told, own_part, settle_with_factor, settle_with_sum
 from shoal.ps.shard import Shard
 

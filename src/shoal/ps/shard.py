@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
 from shoal.comm.codec import Frame, Message
 from shoal.ledger.cells import CellSet
+from shoal.ps.between_servers import Settle
 from shoal.ps.contract import ShardValues
-from shoal.ps.messages import Control, Outcome, Push, Settle
+from shoal.ps.messages import Control, Outcome, Push
 from shoal.ps.packing import pack, unpack
 from shoal.ps.rules import ShardRules, Together
 
@@ -56,6 +57,9 @@ class Shard:
         """The number of the last control."""
         self.loss = 0.0
         """The mean loss of the last update."""
+        self.half: list[float] = []
+        """Of the last gathered round: what its workers knew of the loss scale, and the sum of what they found."""
+        self.found: list[float] = []
         self.tally: Counter[str] = Counter()
         """Pushes by outcome, and the `cells` that went into the values."""
         self.delay_sum = 0
@@ -167,17 +171,21 @@ class Shard:
         self.open_round = []
         self._update(pushes, gathered=True, factor=factor)
         self.rounds = number
+        self.half, self.found = pushes[0].half, sum_by_place(push.found for push in pushes)
 
     def in_order(self) -> list[Push]:
         """The pushes of the open round, in the order of their slots."""
         return sorted(self.open_round, key=lambda push: min(push.cells))
 
+    def usable(self, pushes: Sequence[Push]) -> Sequence[Push]:
+        """Those of a round that are applied: one that is no number is left out, or all where all are needed."""
+        sound = [push for push in pushes if not push.is_spoilt]
+        return sound if len(sound) == len(pushes) or not self.rules.consistency.needs_all else []
+
     def scale_of(self, pushes: Sequence[Push]) -> float:
         """What the sum of these gradients is to be multiplied by to become a mean."""
-        if all(push.scaled for push in pushes):
-            return 1.0
-        weight = sum(push.weight for push in pushes)
-        return 1.0 / weight if weight else 0.0
+        weight = 1.0 if all(push.scaled for push in pushes) else sum(push.weight for push in pushes)
+        return pushes[0].scale * (1.0 / weight) if weight else 0.0
 
     def _update(self, pushes: Sequence[Push], *, gathered: bool, factor: float = 1.0) -> None:
         slots, steps_before = self.rules.slots, len(self.cells) // self.rules.slots
@@ -192,10 +200,14 @@ class Shard:
             share = 1.0 if gathered else min(1.0, len(pushes[0].cells) / (slots * self.rules.every))
             self.values.average(pushes, share=share)
             return
-        scale = self.scale_of(pushes) * (factor if gathered else pushes[0].scale)
         last = gathered or len(self.cells) // slots > steps_before
+        used = self.usable(pushes)
+        if not used:
+            self.values.skip(pushes, loss=self.loss, last=last)
+            return
         rate = self.lr_scale * (1.0 if gathered else self._share_of(pushes[0]))
-        self.values.step(pushes, scale=scale, lr_scale=rate, loss=self.loss, last=last)
+        scale = self.scale_of(used) * factor
+        self.values.step(used, scale=scale, lr_scale=rate, loss=self.loss, last=last)
 
     def _share_of(self, push: Push) -> float:
         """What a gradient of part of the batch counts: together the parts move the model as the whole would."""
@@ -240,6 +252,8 @@ class Shard:
             "lr_scale": self.lr_scale,
             "control": self.control,
             "loss": self.loss,
+            "half": self.half,
+            "found": self.found,
             "tally": dict(self.tally),
             "delays": [self.delay_sum, self.delay_max],
         }
@@ -251,7 +265,7 @@ class Shard:
         """The shard whose `books` these are; `values` become those that it had."""
         shard = cls(rules, values)
         values.load(frames[: books["bulk"]], books["facts"])
-        for name in ("index", "version", "rounds", "lr_scale", "control", "loss"):
+        for name in ("index", "version", "rounds", "lr_scale", "control", "loss", "half", "found"):
             setattr(shard, name, books[name])
         shard.clocks = dict(books["clocks"])
         shard.sequences = dict(books["sequences"])
@@ -268,3 +282,8 @@ class Shard:
                 shard.open_round.append(entry)
             at += num_frames
         return shard
+
+
+def sum_by_place(rows: Iterable[Sequence[float]]) -> list[float]:
+    """Lists of numbers added up, the first with the first and so on."""
+    return [sum(column) for column in zip(*rows, strict=False)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from shoal.comm.codec import Frame
@@ -19,12 +18,12 @@ from shoal.ps.messages import (
     Lease,
     Outcome,
     PsMessage,
-    Push,
     Refused,
     Report,
     Values,
     View,
 )
+from shoal.ps.offers import Offer, Offers
 from shoal.ps.primary import Timing
 
 
@@ -61,14 +60,7 @@ class WorkerMachine:
         self.ignored: Counter[str] = Counter()
         self._address = address
         self._timing = timing or Timing()
-        self._sequence = 0
-        self._cells: dict[int, list[int]] = {}
-        """By sequence: the cells of pushes that not every shard has acknowledged."""
-        self._overlapping: set[int] = set()
-        """Of these, those that a shard could not take because it has some of their cells."""
-        self._drafts: dict[int, Push] = {}
-        self._unsent: dict[int, set[int]] = {}
-        """By sequence, of pushes that are still open: the shards to come."""
+        self._offers = Offers(num_shards)
         self._report_due = now
         self._settle()
 
@@ -93,18 +85,23 @@ class WorkerMachine:
         return [link.version for link in self.links]
 
     @property
+    def slowest(self) -> ShardLink:
+        """The shard that tells of the last round that every shard closed."""
+        return min(self.links, key=lambda link: link.rounds)
+
+    @property
     def rounds_loss(self) -> float:
-        """The mean loss of the last round that every shard closed."""
-        return min(self.links, key=lambda link: link.rounds).loss
+        """The mean loss of that round."""
+        return self.slowest.loss
 
     @property
     def outstanding(self) -> int:
         """Pushes that not every shard has acknowledged."""
-        return len(self._cells)
+        return len(self._offers)
 
     def is_released(self, sequence: int) -> bool:
         """Whether every shard has acknowledged this push: its memory may be used again."""
-        return sequence not in self._cells
+        return sequence not in self._offers
 
     def may_start(self, clock: int, shard: int | None = None) -> bool:
         """Whether consistency lets this worker begin its step `clock`: on all shards, or read one of them."""
@@ -113,80 +110,39 @@ class WorkerMachine:
             clock, floor=min(link.floor for link in links), rounds=min(link.rounds for link in links)
         )
 
-    def push(
-        self,
-        *,
-        clock: int,
-        cells: Sequence[int],
-        based_on: Sequence[int],
-        weight: float,
-        loss: float,
-        frames: Sequence[Sequence[Frame]],
-        now: float,
-        scaled: bool = True,
-        place: int = 0,
-    ) -> int:
+    def push(self, offer: Offer, *, based_on: Sequence[int], frames: Sequence[Sequence[Frame]], now: float) -> int:
         """Push a gradient: `based_on` and `frames` by shard. Returns the sequence that names it."""
-        sequence = self.open_push(clock=clock, cells=cells, weight=weight, loss=loss, scaled=scaled, place=place)
+        sequence = self.open_push(offer)
         for shard in range(len(self.links)):
             self.push_shard(sequence, shard, based_on=based_on[shard], frames=frames[shard], now=now)
         return sequence
 
-    def open_push(
-        self,
-        *,
-        clock: int,
-        cells: Sequence[int],
-        weight: float,
-        loss: float,
-        scaled: bool = True,
-        scale: float = 1.0,
-        place: int = 0,
-    ) -> int:
+    def open_push(self, offer: Offer) -> int:
         """Name a push whose shards follow one by one, as their gradients are complete."""
-        self._sequence += 1
-        self._drafts[self._sequence] = Push(
-            shard=0,
-            generation=0,
-            origin=self.node,
-            sequence=self._sequence,
-            rank=self.rank,
-            clock=clock,
-            cells=list(cells),
-            based_on=0,
-            weight=weight,
-            loss=loss,
-            scaled=scaled,
-            scale=scale,
-            place=place,
-        )
-        self._cells[self._sequence] = list(cells)
-        self._unsent[self._sequence] = set(range(len(self.links)))
-        return self._sequence
+        return self._offers.open(offer)
 
     def push_shard(self, sequence: int, shard: int, *, based_on: int, frames: Sequence[Frame], now: float) -> None:
         """Push one shard's part of an open push."""
         link = self.links[shard]
-        generation = link.holders.generation if link.holders else 0
-        push = replace(
-            self._drafts[sequence],
-            shard=self._first_shard + shard,
-            generation=generation,
+        push = self._offers[sequence].for_shard(
+            self._first_shard + shard,
+            origin=self.node,
+            rank=self.rank,
+            sequence=sequence,
+            generation=link.holders.generation if link.holders else 0,
             based_on=based_on,
-            frames=tuple(frames),
+            frames=frames,
         )
-        self._unsent[sequence].discard(shard)
-        if not self._unsent[sequence]:
-            del self._unsent[sequence], self._drafts[sequence]
+        self._offers.note_sent(sequence, shard)
         if not link.unacked:
             link.due = now + self._timing.patience_s
         link.unacked[sequence] = push
         self._send_to(link, push)
         self._settle()
 
-    def unsent(self, sequence: int) -> list[int]:
+    def unsent(self, sequence: int) -> Collection[int]:
         """The shards that an open push has not gone to yet."""
-        return sorted(self._unsent.get(sequence, ()))
+        return self._offers.unsent(sequence)
 
     def pull(self, shard: int, now: float, *, whole: bool = False) -> int:
         """Ask for a shard's values, or for all of it; `pulled` gives them when they are there."""
@@ -300,11 +256,10 @@ class WorkerMachine:
         link.due = now + self._timing.patience_s
         self.outcomes[ack.outcome] += 1
         if ack.outcome == Outcome.OVERLAP:
-            self._overlapping.add(ack.sequence)
-        if ack.sequence in self._unsent or any(ack.sequence in other.unacked for other in self.links):
+            self._offers.note_overlap(ack.sequence)
+        if self._offers.unsent(ack.sequence) or any(ack.sequence in other.unacked for other in self.links):
             return
-        cells, overlaps = self._cells.pop(ack.sequence), ack.sequence in self._overlapping
-        self._overlapping.discard(ack.sequence)
+        cells, overlaps = self._offers.close(ack.sequence)
         if self.leases is not None and overlaps:
             self.leases.set_apart(cells)
         elif self.leases is not None:

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from shoal.checkpoint.model_stream import TensorStream
 from shoal.checkpoint.saver import BackgroundSaver
 from shoal.checkpoint.snapshot import Snapshot
 from shoal.checkpoint.store import CheckpointStore, Entry
+from shoal.checkpoint.streamed import StreamedState
 from shoal.errors import CheckpointError, SpecError
 from shoal.ledger import Schedule
 from shoal.ledger.book import Book
@@ -105,6 +107,16 @@ class Checkpointing:
         )
         self._last_step, self._saved_at = step, time.monotonic()
 
+    def take(self, step: int, model: TensorStream, state: TensorStream) -> None:
+        """Save what model and optimizer are after this step while they come, tensor by tensor."""
+        self._waited_s = 0.0
+        self._saver = self._open_store(step)
+        losses = torch.tensor(self._losses[:step], dtype=torch.float64)
+        self._saver.take(
+            StreamedState(step=step, model=model, optimizer=state, losses=losses, facts=self._facts(step))
+        )
+        self._last_step, self._saved_at = step, time.monotonic()
+
     def _open_store(self, step: int) -> BackgroundSaver:
         """The way to the run's checkpoints, where the worker that was first before this one may have saved some.
 
@@ -153,44 +165,6 @@ class Checkpointing:
 
     def _on_failed(self, text: str) -> None:
         self._reporter.send({"kind": "warning", "text": f"checkpoint: {text}"})
-
-
-def read_start(job: Job) -> Start:
-    """Where a job begins: `options` name a checkpoint to resume, or one to take the weights of."""
-    resumed, model_of = job.options.get("resume"), job.options.get("from")
-    if resumed:
-        return _start_of(_load(Path(resumed)))
-    if model_of:
-        return Start(model=load_weights(Path(model_of)))
-    return Start()
-
-
-def _start_of(snapshot: Snapshot) -> Start:
-    book = snapshot.facts.get("book")
-    return Start(
-        step=snapshot.step,
-        model=snapshot.model,
-        optimizer=snapshot.optimizer,
-        losses=snapshot.losses.tolist(),
-        evaluations={int(step): results for step, results in snapshot.facts.get("evaluations", {}).items()},
-        sizes=(Book.from_plain(book).cuts.at(snapshot.step) or ()) if book else (),
-        facts=snapshot.facts,
-    )
-
-
-def _load(path: Path) -> Snapshot:
-    store = CheckpointStore(path.parent)
-    for entry in store.entries():
-        if entry.path.name == path.name:
-            return store.load(entry)
-    raise CheckpointError(f"There is no whole checkpoint at {path}; `shoal checkpoint ls` lists those there are.")
-
-
-def load_weights(path: Path) -> dict[str, torch.Tensor]:
-    """A model's values: of a checkpoint's folder, or of a saved model's file."""
-    from shoal.checkpoint import load_tensors
-
-    return dict(_load(path).model) if path.is_dir() else load_tensors(path)
 
 
 def check_position(start: Start, schedule: Schedule, seed: int) -> None:

@@ -42,8 +42,7 @@ def check_fits(job: Job, task: Task) -> None:
     limit = job.cluster.memory_bytes
     if limit is None or (size := size_up(task, job.numerics)) is None:
         return
-    passes_whole = job.checkpoint != "none" or any(job.options.get(name) for name in ("resume", "from"))
-    if text := refusal(job.spec, job.cluster.places, size, limit, passes_whole=passes_whole):
+    if text := refusal(job.spec, job.cluster.places, size, limit):
         raise OutOfMemory(text)
 
 

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from shoal.errors import Diverged, ShoalError
-from shoal.ps.consistency import Mode
 from shoal.roles.borders import Borders
-from shoal.roles.checkpointing import Checkpointing, check_position, read_start
+from shoal.roles.checkpointing import Checkpointing, check_position
 from shoal.roles.departure import Departure
 from shoal.roles.loading import load_task
 from shoal.roles.memory import check_fits
+from shoal.roles.part_fetching import fetch_by_parts
 from shoal.roles.reporter import Reporter
+from shoal.roles.starting import read_start
 from shoal.roles.training import Outcome, Training
+from shoal.roles.turns import Turns
 from shoal.spec import Job, ParameterServer, World
 from shoal.strategies.base import StepResult, Work
 from shoal.strategies.data.single import SingleProcess
-from shoal.strategies.gradients import seed_slot, task_loss
 from shoal.strategies.ps.client import PsClient
+from shoal.strategies.ps.contributions import Computed
 from shoal.strategies.ps.making import make_contribute
 from shoal.strategies.ps.served import Served
-from shoal.strategies.ps.units import find_units, is_safe
 
 DIVERGED_PAUSE_S = 0.25
 """How long a worker whose loss is no number waits before it looks whether the parameters are better."""
@@ -73,7 +71,17 @@ class ServedTraining:
         self._begun_at = start.step
         """Steps that an earlier run took. Servers and coordinator count from here."""
         self._borders = Borders(self.client, spec, world, slots=self._slots, save=self._save)
+        self._turns = Turns(
+            self.client,
+            spec,
+            world,
+            self._borders,
+            slots=self._slots,
+            own=self._my_slots,
+            steps=self._steps_to_take,
+        )
         self._contribute = make_contribute(self.served, self.client, self._make_work, world)
+        self.client.scale.bind(reporter.line, is_first=world.is_first)
         self._checkpoints = Checkpointing(job, self.training.replica, self.training.schedule, reporter)
         self._history: list[float] = []
         self._results: dict[str, float] = {}
@@ -89,10 +97,10 @@ class ServedTraining:
         """Train until the data is used up, or until it is enough, or until asked to stop."""
         self.training.replica.train_mode()
         self._replay()
-        self._fetch_by_parts()
+        fetch_by_parts(self.training, self.client)
         total, is_at_border = self.training.schedule.total_steps, True
         try:
-            for clock, cells in self._leased() if self._spec.is_leased else self._ranked():
+            for clock, cells in self._turns:
                 self._foresee(cells)
                 self._take_step(clock, cells)
                 self._reporter.pulse.sign()
@@ -116,14 +124,11 @@ class ServedTraining:
 
     def _foresee(self, cells: list[int]) -> None:
         """Let the data of what comes next be loaded: these cells, and those that are likely to follow."""
-        leases, slots = self.client.machine.leases, self._slots
-        first = self._begun_at + min(cells) // slots + 1
-        if leases is None:
-            steps = range(first, self.training.schedule.total_steps + 1)
-            self.training.foresee(((step, slot) for step in steps for slot in self._my_slots), first)
-        else:
-            coming = [*cells, *leases.at_hand]
-            self.training.foresee([(self._begun_at + c // slots + 1, c % slots) for c in coming], first)
+        first = self._begun_at + min(cells) // self._slots + 1
+        coming = (
+            (self._begun_at + cell // self._slots + 1, cell % self._slots) for cell in self._turns.after(cells)
+        )
+        self.training.foresee(coming, first)
 
     def _replay(self) -> None:
         """Let what follows the steps, which an earlier run took, see them."""
@@ -149,80 +154,29 @@ class ServedTraining:
         self.client.close()
 
     def facts(self) -> dict[str, Any]:
-        """What the run's results say besides: how this worker's pushes travelled."""
-        codec = self.client.compression
+        """What the run's results say besides: how this worker's pushes travelled, and whose its scale is."""
+        codec, scale = self.client.compression, self.client.scale.facts()
         if self.served.shares_memory:
-            return {"wire": {"kind": "memory"}}
+            return {"wire": {"kind": "memory"}, **scale}
         if self.world.is_first and codec.raw_bytes:
             self._reporter.line(f"compress={codec.text}: pushes took {codec.ratio:.3g} of their bytes on the wire")
         sizes = {"raw_bytes": codec.raw_bytes, "wire_bytes": codec.wire_bytes, "ratio": codec.ratio}
-        return {"wire": {"kind": "tcp", "compress": codec.text, **sizes}}
-
-    def _fetch_by_parts(self) -> None:
-        """Where the model allows it, fetch each part of it just before it computes."""
-        replica, memory = self.training.replica, self.served.memory
-        wanted = self._spec.overlap == "on" or (self._spec.overlap == "auto" and not self.served.shares_memory)
-        if not wanted or self._spec.push == "parameters" or self._spec.pool != "none":
-            return
-        units = find_units(replica.module, memory)
-        work = self.training.work(1, range(1))
-
-        @torch.no_grad()
-        def compute() -> float:
-            seed_slot(work, 0, replica.device)
-            batch, *_ = next(iter(work.parts[0].load()))
-            return float(task_loss(replica, batch))
-
-        if units and is_safe(units, memory.params, compute):
-            self.client.puller.fetch_on_use(units)
-
-    def _ranked(self) -> Iterator[tuple[int, list[int]]]:
-        """Every rank has its own slots of every step: clocks, and the cells of each."""
-        total, every = self._steps_to_take, self._spec.every
-        clock = self.client.join()
-        self._borders.clear()
-        while clock <= -(-total // every):
-            self._borders.heed(clock)
-            steps = range((clock - 1) * every, min(clock * every, total))
-            yield clock, [step * self._slots + slot for slot in self._my_slots for step in steps]
-            # A quorum may have closed several rounds meanwhile: what is over is left out.
-            clock = max(clock + 1, self.client.next_open_round if self._leaves_out_the_late else 0)
-
-    @property
-    def _leaves_out_the_late(self) -> bool:
-        return self.served.consistency.mode is Mode.QUORUM
-
-    def _leased(self) -> Iterator[tuple[int, list[int]]]:
-        """Whoever is free takes the next cells: as many as its share asks for."""
-        clock = self.client.join() - 1
-        self._borders.clear()
-        total = self._steps_to_take * self._slots
-        while (cells := self._borders.take_cells(max(self._spec.every, self._own_share), total)) is not None:
-            clock += 1
-            if cells:
-                yield clock, cells
-            else:
-                self.client.tick(clock)
-
-    @property
-    def _own_share(self) -> int:
-        """Cells of each of this worker's steps, by its share of the data."""
-        shares = self.client.settings.get("shares", {})
-        return max(1, round(self._spec.cells_per_worker * shares.get(self.world.global_rank, 1.0)))
+        return {"wire": {"kind": "tcp", "compress": codec.text, **sizes}, **scale}
 
     def _take_step(self, clock: int, cells: list[int]) -> None:
         """Take a step; where the loss is no number, wait for the coordinator to roll back, and try again."""
         while True:
             try:
-                self._compute_and_push(clock, cells)
-                return
+                parts = self._compute_and_push(clock, cells)
+                break
             except Diverged:
                 if self._spec.is_lockstep or self._spec.diverging == "ignore":
                     raise
                 self.client.report(loss=math.nan)
                 self.client.pause(DIVERGED_PAUSE_S)
+        self._complete(clock, parts)
 
-    def _compute_and_push(self, clock: int, cells: list[int]) -> None:
+    def _compute_and_push(self, clock: int, cells: list[int]) -> list[Computed]:
         """Fetch, compute on these cells, push; each slot's cells are one push."""
         self._borders.begin(clock)
         begun = time.monotonic()
@@ -235,17 +189,22 @@ class ServedTraining:
         for slot, own in by_slot.items():
             moving.copy_(committed)  # every slot starts from the same moving buffers
             parts.append(self._contribute(clock, own, slot))
+        self.client.report(samples_per_s=sum(part.weight for part in parts) / max(time.monotonic() - begun, 1e-9))
+        return parts
+
+    def _complete(self, clock: int, parts: list[Computed]) -> None:
+        """What was pushed is on its way: say so, and where all go on together wait for it."""
         loss, weight = sum(part.loss for part in parts), sum(part.weight for part in parts)
         mean = loss / weight if weight else math.nan
         step = self._begun_at + max(cell for part in parts for cell in part.cells) // self._slots + 1
-        seconds = max(time.monotonic() - begun, 1e-9)
         if math.isnan(self._first_loss):
             self._first_loss = mean
             self.client.report(first_loss=mean)
-        self.client.report(step=step, loss=mean, samples_per_s=weight / seconds)
+        self.client.report(step=step, loss=mean)
         if self.served.consistency.gathers(clock):
             self.client.await_round(clock)
             mean = self.client.machine.rounds_loss
+            self.client.scale.follow_round(step)
         if step > self._step:
             self._step_is_done(step, mean, weight)
         self._departure.is_in_step = False
@@ -263,7 +222,7 @@ class ServedTraining:
         if not self._spec.is_leased:
             self.client.await_all(-(-self._steps_to_take // self._spec.every))
         if self._step < total:  # the others did the last ones
-            loss = self.client.machine.rounds_loss if self._leaves_out_the_late else self._loss
+            loss = self.client.machine.rounds_loss if self._turns.leaves_out_the_late else self._loss
             self._step_is_done(total, loss, 0.0)
 
     def _step_is_done(self, step: int, loss: float, weight: float) -> None:

@@ -13,11 +13,11 @@ from shoal.ledger import make_order
 from shoal.ps.node import Node
 from shoal.ps.server import ServerMachine
 from shoal.roles.beat import Beat, rss_bytes
-from shoal.roles.checkpointing import read_start
 from shoal.roles.feed import Feed
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
 from shoal.roles.shipping import open_dataset
+from shoal.roles.starting import read_start
 from shoal.spec import Job, ParameterServer, Task, World
 from shoal.strategies.ps.served import Served
 from shoal.strategies.replica import Replica

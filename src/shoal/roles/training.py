@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from shoal.errors import SpecError, TaskError
@@ -244,15 +243,19 @@ class Training:
 
     def _save_if_due(self, step: int, checkpoints: Checkpointing, *, asked: bool, is_last: bool) -> None:
         """Nobody can go on before this process, which has a part in every step: the state stands still."""
-        strategy, model = self.strategy, partial(self.strategy.model_state, self.replica)
+        strategy, is_first = self.strategy, self.world.is_first
         checkpoints.failures = self.world.generation
-        at_end = is_last and checkpoints.is_on
-        if not self.world.is_first:
-            if strategy.gathers and (asked or at_end):
-                model()
-                strategy.snapshot()
-        elif at_end or (asked if strategy.gathers else checkpoints.is_due(step)):
-            checkpoints.save(step, model, strategy.snapshot)
+        is_due = asked if strategy.gathers else is_first and checkpoints.is_due(step)
+        if not is_due and not (is_last and checkpoints.is_on and (is_first or strategy.gathers)):
+            return
+        model, state = strategy.model_stream(self.replica), strategy.state_stream()
+        if not is_first:
+            model.drain()
+            state.drain()
+        elif strategy.gathers:
+            checkpoints.take(step, model, state)
+        else:
+            checkpoints.save(step, lambda: dict(model.tensors), lambda: dict(state.tensors))
 
     def _take_step(self, step: int, setting: Setting, observer: Observer, *, stop: bool) -> StepResult:
         def act() -> StepResult:

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from shoal.checkpoint import save_stream, save_tensors
+from shoal.checkpoint import TensorStream, save_stream
 from shoal.comm.channel import Channel
 from shoal.errors import SpecError
 from shoal.ledger.book import audit
 from shoal.ledger.cut_log import CutLog
 from shoal.roles.beat import Beat
 from shoal.roles.chaos import Sabotage
-from shoal.roles.checkpointing import Checkpointing, check_position, read_start
+from shoal.roles.checkpointing import Checkpointing, check_position
 from shoal.roles.incremental import History
 from shoal.roles.inference import evaluate, predict
 from shoal.roles.inspection import inspect
@@ -25,6 +25,7 @@ from shoal.roles.loading import load_task
 from shoal.roles.memory import check_fits, limit_memory, make_parking, memory_explained
 from shoal.roles.reporter import Reporter
 from shoal.roles.served import ServedTraining
+from shoal.roles.starting import read_start
 from shoal.roles.timeline import Timeline
 from shoal.roles.training import Outcome, Training
 from shoal.spec import Data, Job, Layer, Mesh, ModelParallel, ParameterServer, Task, World, as_mesh
@@ -109,7 +110,7 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     training.close()
     training.checkpoints.close()
     if outcome.reason != "released":
-        _finish(job, training, outcome, reporter, strategy.snapshot, _audited(training, outcome, reporter))
+        _finish(job, training, outcome, reporter, strategy.state_stream, _audited(training, outcome, reporter))
     strategy.close()
 
 
@@ -156,7 +157,8 @@ def _train_served(job: Job, world: World, reporter: Reporter) -> None:
     except Exception as error:
         reporter.send(served.training.witness.testify(error))
         raise
-    _finish(job, served.training, outcome, reporter, served.client.puller.snapshot, served.facts())
+    puller = served.client.puller
+    _finish(job, served.training, outcome, reporter, lambda: TensorStream.of(puller.snapshot()), served.facts())
     served.close()
 
 
@@ -194,6 +196,7 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
         on_block=reporter.pulse.block,
         on_cuts=reporter.on_cuts,
         port=job.cluster.port,
+        memory_bytes=job.cluster.memory_bytes,
         relay=isinstance(spec, Data) and spec.partition == "relay",
     )
 
@@ -203,7 +206,7 @@ def _finish(
     training: Training,
     outcome: Outcome,
     reporter: Reporter,
-    snapshot: Callable[[], dict[str, torch.Tensor]],
+    state: Callable[[], TensorStream],
     facts: Mapping[str, Any] | None = None,
 ) -> None:
     """Save the model (the first worker) and tell how it went."""
@@ -221,7 +224,7 @@ def _finish(
     if num_skipped := History(job).num_skipped:
         results["skipped_seen"] = num_skipped
     if training.world.is_first or training.strategy.gathers:
-        results |= _save(job, training, outcome, reporter, snapshot)
+        results |= _save(job, training, outcome, reporter, state)
     reporter.done(results)
 
 
@@ -230,7 +233,7 @@ def _save(
     training: Training,
     outcome: Outcome,
     reporter: Reporter,
-    snapshot: Callable[[], dict[str, torch.Tensor]],
+    state: Callable[[], TensorStream],
 ) -> dict[str, Any]:
     """The first worker writes the model, and the optimizer's state where it is asked for; the digests of both.
     Where the model is cut, all others give what they hold."""
@@ -245,9 +248,11 @@ def _save(
         else:
             stream.drain()
     if job.options.get("state"):
-        state = snapshot()
+        stream = state()
         if is_first:
-            digests["state_digest"] = save_tensors(Path(job.options["state"]), state)
+            digests["state_digest"] = save_stream(Path(job.options["state"]), stream)
+        else:
+            stream.drain()
     return digests
 
 

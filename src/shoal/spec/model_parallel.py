@@ -17,6 +17,7 @@ AXES = ("data", "shard", "pipeline", "tensor")
 """From the one that sends least to the one that sends most: neighbours by rank are neighbours in the last."""
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 POLICIES = ("size", "count", "layer", "device")
+NORMS = ("auto", "sequence", "replicated")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +50,12 @@ class TensorParallel(StrategySpec):
 
     plan: str = "auto"
     """`auto`, or which layer is cut how: `blocks.*.up=column;blocks.*.down=row;head=vocabulary`."""
+    norms: str = "auto"
+    """Norms between cut layers: of a part of the `sequence` each worker, `replicated`, or as it pays: `auto`."""
 
     def __post_init__(self) -> None:
         check_plan(self.name, self.plan)
+        require_choice(self.name, "norms", self.norms, NORMS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,7 @@ class Mesh(StrategySpec):
     capacities: str = "even"
     offload: bool = False
     plan: str = "auto"
+    norms: str = "auto"
     schedule: str = "1f1b"
     microbatches: int = 0
     per_worker: int = 0
@@ -107,6 +112,7 @@ class Mesh(StrategySpec):
             require_count(self.name, axis, getattr(self, axis))
         _check_sharding(self.name, self.stage, self.policy, self.capacities)
         check_plan(self.name, self.plan)
+        require_choice(self.name, "norms", self.norms, NORMS)
         _check_pipeline(self.name, self.schedule, self.microbatches, self.per_worker, self.split)
         require_choice(self.name, "batchnorm", self.batchnorm, ("local", "sync"))
         require_count(self.name, "preprocess", self.preprocess, least=0)
@@ -191,7 +197,7 @@ def _check_sharding(name: str, stage: int, policy: str, capacities: str) -> None
         )
 
 
-PLAN_KINDS = ("column", "row", "heads", "vocabulary", "channels", "whole")
+PLAN_KINDS = ("column", "row", "heads", "vocabulary", "channels", "sequence", "whole")
 
 
 def check_plan(name: str, plan: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice
 from shoal.spec.model_parallel import Mesh, Pipeline
-from shoal.spec.strategy import Data, ParameterServer, StrategySpec
+from shoal.spec.strategy import Data, StrategySpec
 
 if TYPE_CHECKING:
     from shoal.spec.job import Job
@@ -23,11 +23,6 @@ def check_precision(spec: StrategySpec, job: Job) -> None:
     if job.numerics == "float64" and job.precision != "fp32":
         raise SpecError(
             f"Job: numerics=float64 computes all in double precision, but precision={job.precision}; use fp32."
-        )
-    if isinstance(spec, ParameterServer) and job.precision in SCALED:
-        raise SpecError(
-            f"Job: precision={job.precision} lets all workers skip a step together, which servers of "
-            f"strategy={spec} do not know; use bf16, or strategy data."
         )
     if isinstance(spec, Data) and spec.batchnorm == "sync" and job.recompute:
         raise SpecError(

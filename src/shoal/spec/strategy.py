@@ -24,11 +24,15 @@ class StrategySpec:
 
     def __str__(self) -> str:
         changed = [
-            f"{spec.name}={getattr(self, spec.name)}"
+            f"{spec.name}={_written(getattr(self, spec.name))}"
             for spec in fields(self)
             if spec.default is MISSING or getattr(self, spec.name) != spec.default
         ]
         return f"{self.name}:{','.join(changed)}" if changed else self.name
+
+
+def _written(value: Any) -> str:
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import torch
 
@@ -30,10 +28,9 @@ class Backend:
             store_fd = os.open(roster[0], os.O_RDWR)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._dist = dist
-        # NCCL refuses two processes on one GPU; gloo takes GPU tensors too.
+        # NCCL refuses two processes on one GPU, and tensors of the host; gloo takes both.
         own_gpu = world.device != "cpu" and torch.cuda.device_count() >= world.local_size
-        self.name = "nccl" if own_gpu else "gloo"
-        self._device = world.device
+        self.name = "cpu:gloo,cuda:nccl" if own_gpu else "gloo"
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
             dist.init_process_group(
@@ -48,20 +45,11 @@ class Backend:
 
     def allreduce_(self, tensor: torch.Tensor) -> None:
         """Sum over all workers, in place."""
-        self._on_device(tensor, self._dist.all_reduce)
+        self._dist.all_reduce(tensor)
 
     def broadcast_(self, tensor: torch.Tensor) -> None:
         """Take the first worker's values."""
-        self._on_device(tensor, lambda moved: self._dist.broadcast(moved, 0))
-
-    def _on_device(self, tensor: torch.Tensor, collective: Callable[[torch.Tensor], Any]) -> None:
-        """NCCL moves GPU memory alone: small tables of the host go there and back."""
-        if self.name == "nccl" and tensor.device.type == "cpu":
-            moved = tensor.to(self._device)
-            collective(moved)
-            tensor.copy_(moved)
-        else:
-            collective(tensor)
+        self._dist.broadcast(tensor, 0)
 
     def close(self) -> None:
         """Leave the others."""

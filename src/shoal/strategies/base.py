@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -102,7 +103,8 @@ class Setting:
     on_cuts: Callable[[int, Sizes], None] | None = None
     """Told from which step on the slots have which sizes, before anybody uses them."""
     port: int | None = None
-
+    memory_bytes: int | None = None
+    """The most that each worker may use, where that is limited."""
     relay: bool = False
     """Whether workers take turns, each with whole batches, in place of sharing every batch."""
     lanes: tuple[int, ...] = ()
@@ -133,8 +135,8 @@ class Strategy(Protocol):
     """One way for many processes to train one model."""
 
     gathers: bool
-    """Whether the model is cut: all processes must call `infer`, `model_state`, `model_stream` and `snapshot`
-    together."""
+    """Whether the model is cut: all processes must call `infer`, `model_stream` and `state_stream` together, and
+    consume the streams."""
 
     def open(self, replica: Replica, setting: Setting) -> None:
         """Join the others. Afterwards the replica's parameters are the job's."""
@@ -173,20 +175,17 @@ class Strategy(Protocol):
     def settle(self) -> None:
         """Bring the replica's parameters and buffers to the last committed step."""
 
-    def model_state(self, replica: Replica) -> dict[str, torch.Tensor]:
-        """The whole model's state after the last committed step, at the first worker."""
-
     def model_stream(self, replica: Replica) -> TensorStream:
-        """The same, one tensor after the other; others than the first worker drain it."""
+        """The whole model's state after the last committed step, tensor by tensor, at the first worker."""
 
-    def snapshot(self) -> dict[str, torch.Tensor]:
-        """Optimizer state by whole-parameter names, `parameter/key`; parameters are the replica's own."""
+    def state_stream(self) -> TensorStream:
+        """Likewise the optimizer's state, by `parameter/key`. What a strategy keeps besides is `put_aside`."""
 
     def close(self) -> None:
         """Leave; the replica keeps its last values."""
 
 
-class WholeModel:
+class WholeModel(ABC):
     """For strategies in which every process has the whole model."""
 
     gathers = False
@@ -201,15 +200,20 @@ class WholeModel:
 
     def settle(self) -> None:
         """Where nothing else is said, the replica is always where it should be."""
-
-    def model_state(self, replica: Replica) -> dict[str, torch.Tensor]:
-        """The replica's own."""
-        self.settle()
-        return replica.module.state_dict()
+        return
 
     def model_stream(self, replica: Replica) -> TensorStream:
+        """The replica's own."""
+        self.settle()
+        return TensorStream.of(replica.module.state_dict())
+
+    @abstractmethod
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """The optimizer's state, which this process has, too."""
+
+    def state_stream(self) -> TensorStream:
         """All of them are there."""
-        return TensorStream.of(self.model_state(replica))
+        return TensorStream.of(self.snapshot())
 
 
 class CutModel:

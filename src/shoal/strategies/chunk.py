@@ -135,6 +135,8 @@ class ChunkOptimizer:
             for number in self._groups
         ]
         self._optimizer = rebuild(optimizer, groups)
+        # Adagrad makes its state here, and torch before 2.13 makes none later.
+        self._made = {piece: dict(state) for piece, state in self._optimizer.state.items()}
 
     def bind_state(self) -> None:
         """Point the optimizer at the state of every piece that has some, as it is in memory now."""
@@ -145,6 +147,9 @@ class ChunkOptimizer:
                 self._optimizer.state[piece] = self._state_of(number)
             else:
                 self._new.append(number)
+                if piece in self._made:
+                    state = {key: value.clone() for key, value in self._made[piece].items()}
+                    self._optimizer.state[piece] = state
 
     def _state_of(self, number: int) -> dict[str, torch.Tensor]:
         state = {key: flat[self.spans[number]] for key, flat in self._mirrored.items()}

@@ -7,7 +7,7 @@ cut only between units.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -29,6 +29,20 @@ def clip_factor(squares: np.ndarray, clip_norm: float) -> float:
     """What a gradient is to be multiplied by, from the squared norms of all its units."""
     norm = float(squares.sum()) ** 0.5
     return min(1.0, clip_norm / (norm + 1e-6))
+
+
+def clip_together(
+    gradients: Sequence[torch.Tensor],
+    counted: Iterable[torch.Tensor],
+    clip_norm: float,
+    sum_over_all: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Clip this process's gradients by the norm over all processes, each of which counts some of its own."""
+    squares = sum((float(torch.linalg.vector_norm(grad)) ** 2 for grad in counted), start=0.0)
+    total = sum_over_all(torch.tensor([squares], dtype=torch.float64))
+    factor = clip_factor(total.numpy(), clip_norm)
+    if gradients and factor < 1.0:
+        torch._foreach_mul_(list(gradients), factor)
 
 
 class Units:

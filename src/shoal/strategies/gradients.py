@@ -26,15 +26,19 @@ def seed_slot(work: Work, slot: int, device: str) -> None:
 
 def task_loss(replica: Replica, batch: Any, step: int = 0) -> torch.Tensor:
     """The task's loss on a batch, checked to be one number; 0 where it belongs to no step."""
-    task = replica.task
     with replica.precision.autocast(step):
-        if task.objective is not None:
-            loss = task.objective(replica.module, batch)
-        else:
-            inputs, target = split_batch(batch)
-            assert task.loss is not None
-            loss = task.loss(call_model(replica.module, inputs), target)
-    return replica.precision.widened(check_loss(loss))
+        loss = plain_loss(replica, batch)
+    return replica.precision.widened(loss)
+
+
+def plain_loss(replica: Replica, batch: Any) -> torch.Tensor:
+    """The same in the model's own numbers, whatever precision the job asks for."""
+    task = replica.task
+    if task.objective is not None:
+        return check_loss(task.objective(replica.module, batch))
+    inputs, target = split_batch(batch)
+    assert task.loss is not None
+    return check_loss(task.loss(call_model(replica.module, inputs), target))
 
 
 def check_loss(loss: Any) -> torch.Tensor:

@@ -41,10 +41,15 @@ def check_state(replica: Replica) -> None:
 
 def named_state(replica: Replica) -> dict[str, torch.Tensor]:
     """`parameter/key -> tensor` for an optimizer that runs on the replica's own parameters."""
+    return state_by_name(replica.optimizer, replica.trained)
+
+
+def state_by_name(optimizer: torch.optim.Optimizer, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`parameter/key -> tensor`: what an optimizer keeps for these."""
     return {
         f"{name}/{key}": value.detach()
-        for name, param in replica.trained.items()
-        for key, value in replica.optimizer.state.get(param, {}).items()
+        for name, param in params.items()
+        for key, value in optimizer.state.get(param, {}).items()
         if isinstance(value, torch.Tensor)
     }
 
@@ -54,11 +59,15 @@ def load_named_state(replica: Replica) -> None:
     for name, keys in by_parameter(replica.start.optimizer).items():
         if name in replica.trained:
             param = replica.trained[name]
-            # As torch's own load does: a copy that nobody else changes, strided as the parameter.
-            replica.optimizer.state[param] = {
-                key: torch.empty_like(param).copy_(value) if value.shape == param.shape else value.clone()
-                for key, value in keys.items()
-            }
+            replica.optimizer.state[param] = copied_state(param, keys)
+
+
+def copied_state(param: torch.Tensor, keys: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A parameter's state as torch's own load makes it: a copy of one's own, strided as the parameter."""
+    return {
+        key: torch.empty_like(param).copy_(value) if value.shape == param.shape else value.clone()
+        for key, value in keys.items()
+    }
 
 
 def states_to_load(replica: Replica, schema: StateSchema) -> list[dict[str, torch.Tensor]]:

@@ -7,7 +7,8 @@ random numbers, in the same order, as in a process that holds everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map, tree_map_only
 
+from shoal.checkpoint.stored import StoredTensor, ValuesFile
 from shoal.strategies.scratch_file import ScratchFile
 
 _View = Callable[[Any], Any]
@@ -26,7 +28,8 @@ _View = Callable[[Any], Any]
 class _Slot:
     """Where a parameter's values are."""
 
-    file: ScratchFile
+    file: ValuesFile
+    """A scratch file, or one that somebody saved and that nobody changes."""
     offset: int
     shape: torch.Size
     stride: tuple[int, ...]
@@ -35,6 +38,13 @@ class _Slot:
     def fetch(self) -> torch.Tensor:
         values = torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
         return self.file.read_into(self.offset, values)
+
+    @property
+    def scratch(self) -> ScratchFile:
+        """The file, to be written to."""
+        if not isinstance(self.file, ScratchFile):
+            raise TypeError("values that were read from a saved file cannot be changed in place; change a copy")
+        return self.file
 
 
 class Parked(torch.Tensor):
@@ -66,7 +76,7 @@ class Parked(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:
-            copy = park(unpark(self), self._slot.file, requires_grad=self.requires_grad)
+            copy = park(unpark(self), self._slot.scratch, requires_grad=self.requires_grad)
             memo[id(self)] = copy if isinstance(self, nn.Parameter) else copy.detach()
         found: torch.Tensor = memo[id(self)]
         return found
@@ -79,7 +89,7 @@ class Parked(torch.Tensor):
     @data.setter
     def data(self, values: torch.Tensor) -> None:
         if not isinstance(values, Parked):
-            values = park(values, self._slot.file, requires_grad=False).detach()
+            values = park(values, self._slot.scratch, requires_grad=False).detach()
         assert isinstance(values, Parked)
         torch.Tensor.data.__set__(self, values)  # type: ignore[attr-defined]
         self._slot, self._looks, self._views = values._slot, values._looks, values._views
@@ -134,8 +144,9 @@ def _operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     real_args, real_kwargs = tree_map_only(Parked, bring, (args, kwargs))
     found = func(*real_args, **real_kwargs)
     for slot in _written(func, args, kwargs):
-        slot.file.write(slot.offset, present[slot])
-    if func is torch.ops.aten._to_copy.default:  # a model in another precision is as large as the one before
+        slot.scratch.write(slot.offset, present[slot])
+    if func is torch.ops.aten._to_copy.default and isinstance(args[0]._slot.file, ScratchFile):
+        # A model in another precision is as large as the one before.
         return park(found, args[0]._slot.file, requires_grad=False).detach()
     return tree_map(lambda each: origins.get(id(each), each), found)
 
@@ -162,6 +173,29 @@ def park(values: torch.Tensor, file: ScratchFile, *, requires_grad: bool) -> nn.
     return nn.Parameter(Parked(slot, looks), requires_grad=requires_grad)
 
 
+def parked_from(stored: StoredTensor) -> torch.Tensor:
+    """A tensor that somebody saved; its values are read when an operation asks for them."""
+    looks = torch.empty(stored.shape, dtype=stored.dtype, device="meta")
+    slot = _Slot(
+        file=stored.file, offset=stored.offset, shape=looks.shape, stride=looks.stride(), dtype=looks.dtype
+    )
+    return Parked(slot, looks)
+
+
+def take_over(module: nn.Module, saved: Mapping[str, torch.Tensor]) -> set[str]:
+    """Let parked parameters have their values where those of this name were saved: nobody has to move them.
+    Returns the names of those that do."""
+    taken: set[str] = set()
+    for name, param in module.named_parameters(remove_duplicate=False):
+        values = saved.get(name)
+        if not isinstance(param, Parked) or not isinstance(values, Parked):
+            continue
+        if (param.shape, param.dtype, param.stride()) == (values.shape, values.dtype, values.stride()):
+            param.data = values
+            taken.add(name)
+    return taken
+
+
 def unpark(tensor: torch.Tensor) -> torch.Tensor:
     """The values themselves, in memory of their own where the tensor is parked; else the tensor."""
     if not isinstance(tensor, Parked):
@@ -176,6 +210,23 @@ def unpark_module(module: nn.Module, but: Collection[str] = ()) -> None:
     """Bring a module's parameters into memory, but those named; those that were one stay one."""
     waiting = {id(param) for name, param in module.named_parameters(remove_duplicate=False) if name in but}
     _replace(module, lambda parked: parked if id(parked) in waiting else unpark(parked))
+
+
+@contextmanager
+def brought_in(module: nn.Module) -> Iterator[None]:
+    """Have a module's parked parameters in memory for a while; changes of them are lost."""
+    were = _replace(module, unpark)
+    try:
+        yield
+    finally:
+        _put_back(module, {id(now): was for was, now in were})
+
+
+def _put_back(module: nn.Module, parked: Mapping[int, Parked]) -> None:
+    for layer in module.modules():
+        for name, param in layer._parameters.items():
+            if id(param) in parked:
+                layer._parameters[name] = parked[id(param)]  # type: ignore[assignment]
 
 
 Values = Callable[[nn.Parameter], torch.Tensor]

@@ -5,7 +5,7 @@ Parameters, their gradients and the optimizer's state are float32 in any case.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -49,6 +49,10 @@ class Precision:
         if self.kind == "fp32":
             return nullcontext()
         return torch.autocast(self._device, dtype=self._dtype(step))
+
+    def numbers(self, step: int = 0) -> Hashable:
+        """What decides the dtypes of all that a forward pass makes."""
+        return None if self.kind == "fp32" else (self._dtype(step), tuple(self.state.too_small))
 
     def _dtype(self, step: int) -> torch.dtype:
         if self.kind == "fp16":
@@ -109,10 +113,10 @@ class Precision:
         """Go on from this state; layers that half precision is too small for compute in float32."""
         self.state = state
         for name in self.float32_layers:
-            if name in self._in_float32 or name not in self._modules:
+            if name in self._in_float32:
                 continue
             self._in_float32.add(name)
-            for layer in self._modules[name]:
+            for layer in self._modules.get(name, ()):  # none where another process has it
                 compute_in_float32(layer, self._device)
             self._report(f"{name} computes in float32: its gradients leave the range of half precision")
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from shoal.errors import CheckpointError
+from shoal.strategies.parked import take_over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class Start:
     """The module's state; None for the model that the task makes."""
     optimizer: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """`parameter/key -> tensor`, whole tensors."""
+    aside: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What the strategy of the earlier run kept besides; of no use to others."""
     losses: Sequence[float] = ()
     """The loss of each committed step: what a schedule that follows it has seen."""
     evaluations: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
@@ -35,10 +38,19 @@ class Start:
         """Give the module the values that it had."""
         if self.model is None:
             return
+        taken = take_over(module, self.model)
+        left = {name: tensor for name, tensor in self.model.items() if name not in taken}
         try:
-            module.load_state_dict(self.model)
+            missing, unexpected = module.load_state_dict(left, strict=False)
         except RuntimeError as error:
-            raise CheckpointError(
-                "The saved model does not fit the task's; use the arguments that it was trained with. "
-                f"({' '.join(str(error).split())})"
-            ) from None
+            raise _misfit(" ".join(str(error).split())) from None
+        if missing := [name for name in missing if name not in taken]:
+            raise _misfit(f"It has no {', '.join(missing)}.")
+        if unexpected:
+            raise _misfit(f"The task's has no {', '.join(unexpected)}.")
+
+
+def _misfit(details: str) -> CheckpointError:
+    return CheckpointError(
+        f"The saved model does not fit the task's; use the arguments that it was trained with. ({details})"
+    )

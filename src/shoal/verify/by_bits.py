@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shoal.ledger.cut_log import CutLog
@@ -10,21 +11,23 @@ from shoal.spec import Job, ParameterServer
 from shoal.verify.bounds import FLOAT64_BOUND, first_step_bound
 from shoal.verify.claims import Claim
 from shoal.verify.jobs import alone, with_overrides
-from shoal.verify.judging import STATE, Comparison, compare_trials, movement
+from shoal.verify.judging import STATE, Comparison, compare_trials, movement, use_of_half
 from shoal.verify.reference import Reference
 from shoal.verify.report import BITWISE, Report, Row, Verdict
 from shoal.verify.trials import Facts, Laboratory, Trial
+from shoal.verify.words import numbers_of
 
 if TYPE_CHECKING:
     from shoal.verify.difference import Tensors
 
 NUM_TRIALS = 6
 """Where every bit must be equal: inspection, and five runs to compare."""
-_DRIFT = "rounding drifts apart over steps in float32; judged are the first step and all steps in float64"
+_DRIFT = "rounding drifts apart over steps in {}; judged are the first step and all steps in float64"
 _OTHER_NUMBERS = "random numbers (dropout, augmentation) are drawn for each part of a batch, so other ones here"
 _DRAWN_BY_SEVERAL = (
     "several processes compute one pass, each with random numbers (dropout) of its own; judged is float64, without"
 )
+_SKIPPED = "the first step was skipped, for a gradient is no number in half precision; judged is float64"
 _OTHER_FUNCTION = "BatchNorm of a part of the batch is another function than of the whole"
 _OWN_STATES = "with push=parameters each worker has an optimizer of its own, and the servers have none to compare"
 
@@ -39,6 +42,7 @@ def compare_bits(laboratory: Laboratory, job: Job, facts: Facts, initial: Tensor
         slots=job.num_slots,
         steps=steps,
         rows=tuple(rows),
+        precision=job.precision,
     )
 
 
@@ -52,13 +56,16 @@ class _Verification:
         self.job = self.reference.job
         self.bitwise = claim is Claim.BITS and not self.reference.synchronised
         spec = job.spec
+        self._numbers = numbers_of(job.precision)
         self._own_states = isinstance(spec, ParameterServer) and spec.push == "parameters"
 
     def run(self, initial: Tensors) -> tuple[list[Row], int]:
         """All rows, and how many steps were taken."""
         synchronised = self.reference.synchronised
-        # Two runs more for the first step; one less where the whole batch is what to compare with in any case.
-        self.laboratory.num_trials += 2 * (not self.bitwise) - synchronised
+        is_half = self.job.precision != "fp32"
+        # Two runs more for the first step, one for half precision; one less where the whole batch is what to
+        # compare with in any case.
+        self.laboratory.num_trials += 2 * (not self.bitwise) + is_half - synchronised
         rows = _repeatability(self.facts)
         if not self.bitwise:
             rows += self._first_step()
@@ -67,12 +74,14 @@ class _Verification:
         comparison = Comparison(
             title=self.reference.title,
             bound=lambda what: BITWISE if self.bitwise else None,
-            note=_DRIFT * (not self.bitwise),
+            note=_DRIFT.format(self._numbers) * (not self.bitwise),
         )
         rows += self._compare(comparison, split, same)
         rows += self._in_double()
         if not synchronised:
             rows += self._against_whole_batch(split)
+        if is_half:
+            rows += self._beside_float32(split)
         rows += movement(initial, split, same, self.facts)
         if self._own_states:
             rows.append(
@@ -93,12 +102,16 @@ class _Verification:
         split = self.laboratory.train(f"{_workers(job)}, first step", job)
         same = self._alone(job)
         title = f"{reference.title}, first step"
+        if split.skipped:
+            return self._compare(Comparison(title=title, note=_SKIPPED), split, same)
         if facts.random and (reference.synchronised or reference.draws_otherwise):
             note = _OTHER_NUMBERS if reference.synchronised else _DRAWN_BY_SEVERAL
             return self._compare(Comparison(title=title, note=note), split, same)
 
+        narrowed = reference.cuts_width and job.precision != "fp32"
+
         def bound(what: str) -> float:
-            return first_step_bound(what, facts.optimizer, synchronised=reference.synchronised)
+            return first_step_bound(what, facts.optimizer, synchronised=reference.synchronised, narrowed=narrowed)
 
         return self._compare(Comparison(title=title, bound=bound), split, same)
 
@@ -114,10 +127,16 @@ class _Verification:
         return self._compare(comparison, ours, reference)
 
     def _against_whole_batch(self, split: Trial) -> list[Row]:
-        title = "one process in float32, whole batch"
+        title = f"one process in {self._numbers}, whole batch"
         whole = self.laboratory.train(title, alone(self.job, self.facts))
         note = _OTHER_FUNCTION if self.facts.has_batchnorm else _OTHER_NUMBERS * self.facts.random
         return self._compare(Comparison(title=title, note=note), split, whole)
+
+    def _beside_float32(self, split: Trial) -> list[Row]:
+        """How far half precision leads from float32; that it leads anywhere shows that it was used."""
+        title = "the same workers in float32"
+        plain = self.laboratory.train(title, replace(self.job, precision="fp32"))
+        return use_of_half(self._compare(Comparison(title=title), split, plain), self._numbers)
 
 
 def _workers(job: Job) -> str:

@@ -44,6 +44,7 @@ def compare_results(laboratory: Laboratory, job: Job, facts: Facts, seeds: int) 
         strategy=strategy,
         reference=REFERENCE,
         workers=job.cluster.workers,
+        precision=job.precision,
         ours=tuple(ours),
         references=tuple(references),
         contests=tuple(contests([one.results for one, _ in finished], [other.results for _, other in finished])),

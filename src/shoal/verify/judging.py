@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shoal.verify.report import BITWISE, Row, Verdict
@@ -41,11 +41,17 @@ def compare_trials(comparison: Comparison, ours: Trial, reference: Trial, facts:
         ("buffers", *_each(ours, reference, lambda name: name in facts.buffers), _last_word),
         (STATE, ours.state(), reference.state(), _last_word),
     ]
-    return [
+    rows = [
         judge(comparison, what, difference(found, expected, kind_of))
         for what, found, expected, kind_of in kinds
         if found or expected
     ]
+    if ours.skipped != reference.skipped:
+        note = (
+            f"{ours.skipped} were skipped for a gradient that is no number, but {reference.skipped} by the other"
+        )
+        rows.append(Row(comparison=comparison.title, what="skipped steps", verdict=Verdict.WARNING, note=note))
+    return rows
 
 
 def judge(comparison: Comparison, what: str, found: Difference) -> Row:
@@ -66,6 +72,14 @@ def judge(comparison: Comparison, what: str, found: Difference) -> Row:
         worst=found.worst,
         note=comparison.note,
     )
+
+
+def use_of_half(rows: list[Row], numbers: str) -> list[Row]:
+    """Rows of a comparison with float32: to be equal in all bits would be a mistake here."""
+    if any(row.measured for row in rows):
+        return rows
+    note = f"every bit is that of float32: nothing was computed in {numbers}"
+    return [replace(row, verdict=Verdict.MISMATCH, note=note) for row in rows]
 
 
 def movement(initial: Tensors, ours: Trial, reference: Trial, facts: Facts) -> list[Row]:

@@ -8,6 +8,7 @@ from shoal.ledger.cut_log import CutLog
 from shoal.spec import Data, Job, Layer, Mesh, ModelParallel, Sharded, as_mesh
 from shoal.verify.jobs import alone, with_overrides
 from shoal.verify.trials import Facts
+from shoal.verify.words import in_half
 
 _SAME_SLOTS = "the same slots"
 _SAME_CUT = "the same slots and micro-batches"
@@ -39,10 +40,14 @@ class Reference:
 
     @property
     def title(self) -> str:
-        """What the float32 reference is."""
-        if self.synchronised:
-            return "one process, BatchNorm over the whole batch"
-        return f"one process, {self._cut}"
+        """What the reference in the job's own precision is."""
+        cut = "BatchNorm over the whole batch" if self.synchronised else self._cut
+        return f"one process{in_half(self.job.precision)}, {cut}"
+
+    @property
+    def cuts_width(self) -> bool:
+        """Whether several processes compute one layer."""
+        return self._mesh is not None and self._mesh.tensor > 1
 
     @property
     def draws_otherwise(self) -> bool:
@@ -52,8 +57,8 @@ class Reference:
         return self._mesh is not None and self._mesh.pipeline * self._mesh.tensor > 1
 
     def same(self, job: Job, cuts: CutLog | None = None) -> Job:
-        """One process that should compute the same in float32: the same cut, or the whole batch where synchronised
-        BatchNorm makes slots compute that."""
+        """One process that should compute the same in the job's precision: the same cut, or the whole batch where
+        synchronised BatchNorm makes slots compute that."""
         return alone(job, self._facts, cuts=cuts) if self.synchronised else self._same_cut(job, cuts)
 
     def in_double(self) -> Pair:

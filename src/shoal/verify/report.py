@@ -53,6 +53,8 @@ class Report:
     slots: int
     steps: int
     rows: tuple[Row, ...]
+    precision: str = "fp32"
+    """What the model computed in, but for the comparison in float64."""
     replayed: str = ""
     """The run that was repeated; empty where a strategy was compared with one process."""
 

@@ -60,6 +60,8 @@ class ResultReport:
     ours: tuple[SeedRun, ...]
     references: tuple[SeedRun, ...]
     contests: tuple[Contest, ...]
+    precision: str = "fp32"
+    """What the model computed in, in all runs."""
 
     @property
     def lost_runs(self) -> tuple[SeedRun, ...]:

@@ -14,6 +14,7 @@ from shoal.verify.noise import RULE, Spread
 from shoal.verify.report import Verdict
 from shoal.verify.result_report import Pushes, ResultReport, SeedRun
 from shoal.verify.table import STYLES
+from shoal.verify.words import in_half
 
 _MOST_SENTENCES = 3
 
@@ -33,7 +34,7 @@ def _can_be_compared(report: ResultReport) -> bool:
 
 def result_line(report: ResultReport) -> Text:
     """What it all means."""
-    subject = f"{report.strategy} with {wording.plural(report.workers, 'worker')}"
+    subject = f"{report.strategy}{in_half(report.precision)} with {wording.plural(report.workers, 'worker')}"
     style = "bold green" if report.ok else "bold red"
     return Text(f"{subject} {_finding(report)}", style=style)
 
@@ -55,17 +56,19 @@ def _finding(report: ResultReport) -> str:
 
 
 def _seeds(report: ResultReport) -> Table:
-    table = Table(title=f"{report.target}: {report.strategy}\n{_world(report)}")
+    table = Table(title=f"{report.target}: {report.strategy}{in_half(report.precision)}\n{_world(report)}")
     names = list(dict.fromkeys(name for run in (*report.ours, *report.references) for name in run.results))
     table.add_column("seed", justify="right", no_wrap=True)
     for name in names:
         table.add_column(f"{name}\n{_family(report)} / {report.reference}", justify="right")
-    table.add_column("delay\nmean / most", justify="right", no_wrap=True)
+    has_delays = any(run.pushes for run in report.ours)
+    if has_delays:
+        table.add_column("delay\nmean / most", justify="right", no_wrap=True)
     table.add_column("ended\n")
     for one, other in zip(report.ours, report.references, strict=True):
         cells = [f"{wording.number(one.results.get(n))} / {wording.number(other.results.get(n))}" for n in names]
-        delay = f"{one.pushes.delay_mean:.2f} / {one.pushes.delay_max}" if one.pushes else "–"
-        table.add_row(str(one.seed), *cells, delay, _ending(one))
+        delay = [f"{one.pushes.delay_mean:.2f} / {one.pushes.delay_max}" if one.pushes else "–"] * has_delays
+        table.add_row(str(one.seed), *cells, *delay, _ending(one))
     return table
 
 

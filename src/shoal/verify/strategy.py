@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.launch.runs import target_of
-from shoal.spec import Cluster, Data, Job, StrategySpec, parse_strategy
+from shoal.observe.wording import plural
+from shoal.spec import Cluster, Data, Job, Layer, LayerForm, StrategySpec, parse_strategy
 from shoal.spec.checks import require_count
 from shoal.verify.by_bits import NUM_TRIALS, compare_bits
 from shoal.verify.by_result import compare_results, num_trials
 from shoal.verify.claims import Claim, claim_of
 from shoal.verify.jobs import with_overrides
-from shoal.verify.report import Report
+from shoal.verify.report import Report, Row, Verdict
 from shoal.verify.result_report import ResultReport
 from shoal.verify.trials import Progress, open_laboratory
 
@@ -50,10 +51,11 @@ def verify_strategy(
     if steps is not None:
         require_count("verify", "steps", steps)
     spec = parse_strategy(strategy)
+    run = _as_run(spec, steps or DEFAULT_STEPS)
     job = Job(
         target=target if isinstance(target, str) else target_of(target),
         args=dict(args or {}),
-        strategy=str(replace(spec, via="arena") if isinstance(spec, Data) and spec.shares_memory else spec),
+        strategy=str(run),
         cluster=Cluster(workers=workers),
         slots=slots,
         overrides={} if seed is None else {"seed": seed},
@@ -68,4 +70,22 @@ def verify_strategy(
             return compare_results(laboratory, with_overrides(job, limit), facts, seeds)
         job = with_overrides(job, {"max_steps": steps or DEFAULT_STEPS})
         report = compare_bits(laboratory, job, facts, initial, claim)
-    return replace(report, strategy=str(spec))
+    return replace(report, strategy=str(spec), rows=(*report.rows, *_shortened(spec, run)))
+
+
+def _as_run(spec: StrategySpec, steps: int) -> StrategySpec:
+    """The strategy as it is run for so many steps: in a way that can be compared, and with a turn for each group
+    of layers where these take turns."""
+    if isinstance(spec, Data) and spec.shares_memory:
+        return replace(spec, via="arena")
+    if isinstance(spec, Layer) and spec.form is LayerForm.PHASED:
+        return replace(spec, every=min(spec.every, max(1, steps // spec.phases)))
+    return spec
+
+
+def _shortened(spec: StrategySpec, run: StrategySpec) -> list[Row]:
+    """What to say where turns were made shorter."""
+    if not isinstance(run, Layer) or run == spec:
+        return []
+    note = f"shorter than asked for (every={getattr(spec, 'every', '')}), so that each group of layers has one"
+    return [Row(comparison="turns", what=f"of {plural(run.every, 'step')}", verdict=Verdict.NOT_JUDGED, note=note)]

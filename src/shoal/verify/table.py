@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from shoal.verify.report import BITWISE, Report, Row, Verdict
+from shoal.verify.words import in_half
 
 STYLES = {
     Verdict.EQUAL: "green",
@@ -19,21 +22,22 @@ STYLES = {
 
 def report_table(report: Report) -> RenderableType:
     """Every comparison, what there is to say about them, then the verdict in one line."""
-    table = Table(title=f"{report.target}: {report.strategy}, {_world(report)}")
+    strategy = f"{report.strategy}{in_half(report.precision)}"
+    table = Table(title=f"{report.target}: {strategy}\n{_world(report)}")
     table.add_column("compared with")
     table.add_column("what", no_wrap=True)
     table.add_column("measured", justify="right", no_wrap=True)
     table.add_column("bound", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    titles = [row.comparison for row in report.rows]
-    for row, before, after in zip(report.rows, ["", *titles], [*titles[1:], ""], strict=False):
+    for title, group in groupby(report.rows, key=lambda row: row.comparison):
+        rows = list(group)
         table.add_row(
-            "" if row.comparison == before else row.comparison,
-            row.what,
-            _measured(row),
-            _bound(row),
-            Text(row.verdict.value, style=STYLES[row.verdict]),
-            end_section=row.comparison != after,
+            title,
+            "\n".join(row.what for row in rows),
+            "\n".join(map(_measured, rows)),
+            "\n".join(map(_bound, rows)),
+            Text("\n").join(Text(row.verdict.value, style=STYLES[row.verdict]) for row in rows),
+            end_section=True,
         )
     return Group(table, *_notes(report), verdict_line(report))
 
@@ -44,12 +48,13 @@ def verdict_line(report: Report) -> Text:
     if report.replayed:
         ending = "came out again, bit for bit." if report.ok else "did NOT come out again."
         return Text(f"Run {report.replayed} {ending}", style=style)
-    subject = f"{report.strategy} with {_world(report)}"
+    half = in_half(report.precision)
+    subject = f"{report.strategy}{half} with {_world(report)}"
     if report.ok:
-        return Text(f"{subject} computes what one process computes.", style=style)
+        return Text(f"{subject} computes what one process computes{half}.", style=style)
     number = len(report.mismatches)
     failed = "1 comparison" if number == 1 else f"{number} comparisons"
-    return Text(f"{subject} does NOT compute what one process computes: {failed} failed.", style=style)
+    return Text(f"{subject} does NOT compute what one process computes{half}: {failed} failed.", style=style)
 
 
 def _notes(report: Report) -> list[Text]:

@@ -82,6 +82,8 @@ class Trial:
     digest: str
     cuts: CutLog
     """How its batches were cut, where that followed speed."""
+    skipped: int = 0
+    """Steps that changed nothing, because a gradient was no number in half precision."""
 
     def model(self) -> Tensors:
         """Parameters and buffers."""
@@ -128,7 +130,13 @@ class Laboratory:
             options["cuts"] = job.options["cuts"]
         events: list[Event] = []
         results = self._run(replace(job, run_dir=str(folder), options=options), events.append)
-        return Trial(folder, int(results["steps"]), str(results["digest"]), told_cuts(events))
+        return Trial(
+            folder,
+            int(results["steps"]),
+            str(results["digest"]),
+            told_cuts(events),
+            skipped=int(results.get("skipped_steps", 0)),
+        )
 
     def watch(self, label: str, job: Job, on_event: Callable[[Event], None]) -> dict[str, Any]:
         """Train as the job says, and tell of everything that happens; its results."""

@@ -64,12 +64,23 @@ def _push(scenario: Scenario, shard: int, step: int, rank: int, version: int) ->
         based_on=version,
         weight=1.0,
         loss=1.0 / step,
+        half=[float(step)],
+        found=[float(not scenario.spoilt.isdisjoint(cells))],
         frames=(gradient(shard, cells, version),),
     )
 
 
 def _gathers(scenario: Scenario) -> bool:
     return parse_sync(scenario.sync).next_gathered(0) is not None
+
+
+def _to_be_skipped(scenario: Scenario) -> set[int]:
+    """The cells whose gradient is no number; with them, those of a round that needs them."""
+    consistency, workers, cells = parse_sync(scenario.sync), scenario.workers, set(scenario.spoilt)
+    for step in {cell // workers for cell in scenario.spoilt}:
+        if consistency.gathers(step + 1):
+            cells |= set(range(step * workers, (step + 1) * workers))
+    return cells
 
 
 def _copy(cluster: Cluster, shard: int, node: int) -> Shard:
@@ -95,5 +106,7 @@ def _check_cells(cluster: Cluster, number: int, shard: Shard) -> None:
     else:
         assert applied == everything, f"Shard {number}: every cell once was expected, found {applied}"
         assert not told_late, f"Shard {number}: {told_late} were called late."
+        skipped = set(shard.values.place.skipped)
+        assert skipped == _to_be_skipped(cluster.scenario), f"Shard {number}: {skipped} were not applied."
     assert told_applied <= set(applied), f"Shard {number}: acknowledged and lost: {told_applied - set(applied)}"
     assert not shard.open_round

@@ -11,6 +11,7 @@ from helpers.ps_sim.values import ChainValues, Place, gradient
 from shoal.ps.consistency import parse_sync
 from shoal.ps.leasing import LeaseHolder
 from shoal.ps.messages import Ack, Outcome, PsMessage
+from shoal.ps.offers import Offer
 from shoal.ps.primary import Timing
 from shoal.ps.rules import ShardRules, Together
 from shoal.ps.server import ServerMachine
@@ -187,12 +188,17 @@ class WorkerProcess:
         assert self._cell is not None
         cells, based_on = [self._cell], self._based_on
         self._cell, self._ready_at = None, float("inf")
+        spoilt = not self._scenario.spoilt.isdisjoint(cells)
         self.machine.push(
-            clock=self._clock,
-            cells=cells,
+            Offer(
+                clock=self._clock,
+                cells=cells,
+                weight=1.0,
+                loss=1.0 / self._clock,
+                half=[float(self._clock)],
+                found=[float(spoilt)],
+            ),
             based_on=based_on,
-            weight=1.0,
-            loss=1.0 / self._clock,
             frames=[(gradient(shard, cells, version),) for shard, version in enumerate(based_on)],
             now=now,
         )

@@ -39,6 +39,8 @@ class Scenario:
     scale_servers: int = 0
     together: bool = False
     """All shards close their rounds together, as clipping wants it."""
+    spoilt: frozenset[int] = frozenset()
+    """Cells whose gradient is no number: they are taken, and not applied."""
     through_codec: bool = False
     """Every message becomes bytes and back."""
 

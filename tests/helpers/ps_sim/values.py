@@ -31,11 +31,13 @@ class Place:
         """Every cell that went in, as often as it did."""
         self.factors: list[float] = []
         """What the rounds that were closed together with other shards were multiplied by."""
+        self.skipped: list[int] = []
+        """Those of them that were not applied."""
         self.marked: int | None = None
 
     def copy_from(self, other: Place) -> None:
         self.chain, self.updates, self.marked = other.chain, other.updates, other.marked
-        self.cells, self.factors = list(other.cells), list(other.factors)
+        self.cells, self.factors, self.skipped = list(other.cells), list(other.factors), list(other.skipped)
 
 
 class ChainValues:
@@ -79,6 +81,12 @@ class ChainValues:
         if scale != 1.0:
             self.place.factors.append(scale)
 
+    def skip(self, pushes: Sequence[Push], *, loss: float, last: bool) -> None:
+        self.place.updates += 1
+        for push in pushes:
+            self.place.cells.extend(push.cells)
+            self.place.skipped.extend(push.cells)
+
     def average(self, pushes: Sequence[Push], *, share: float) -> None:
         self._mix(pushes, share)
 
@@ -91,6 +99,7 @@ class ChainValues:
             "updates": self.place.updates,
             "cells": list(self.place.cells),
             "factors": list(self.place.factors),
+            "skipped": list(self.place.skipped),
             "marked": self.place.marked,
         }
 
@@ -102,6 +111,7 @@ class ChainValues:
         self.place.updates = facts["updates"]
         self.place.cells = list(facts["cells"])
         self.place.factors = list(facts["factors"])
+        self.place.skipped = list(facts["skipped"])
         self.place.marked = facts["marked"]
 
     def mark(self) -> None:

@@ -150,6 +150,25 @@ def test_a_run_without_an_audit_says_so(play: Stage, monkeypatch: pytest.MonkeyP
     assert "did not say what it counted" in play.told("warning")[0]["text"]
 
 
+@pytest.mark.long
+def test_a_coordinator_that_follows_after_the_workers_end_has_its_own_time(
+    play: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one dies after more than half of the time, and the second one needs more than the rest."""
+    monkeypatch.setattr("shoal.launch.service.AUDIT_TIMEOUT_S", 2.0)
+    coordinator = f"""
+if once("died"):
+    await_end("last worker")
+    time.sleep(1.2)
+    die()
+time.sleep(1.0)
+{COORDINATOR}
+"""
+    worker = f'note("last worker", os.getpid()); {WORKER}'
+    assert play(coordinator=coordinator, worker=worker, workers=1)["audit"] == {"clean": True}
+    assert not play.told("warning")
+
+
 @pytest.mark.parametrize("coordinator", ['hear("stop")', COORDINATOR])
 def test_a_first_worker_that_nobody_replaces(
     play: Stage, monkeypatch: pytest.MonkeyPatch, coordinator: str

@@ -126,6 +126,18 @@ def test_a_pipeline_says_how_long_it_waits(strategy: str, share: str) -> None:
     assert f"nothing to do for {share} of a step" in plan(strategy).manner.meaning
 
 
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("pipeline:preprocess=1", "Beside each worker a process reads and prepares the samples"),
+        ("mesh:pipeline=2,preprocess=3", "Beside each worker 3 processes read and prepare the samples"),
+    ],
+)
+def test_it_says_who_prepares_samples(strategy: str, words: str) -> None:
+    assert words in plan(strategy).manner.meaning
+    assert "samples" not in plan("pipeline").manner.meaning
+
+
 def test_nobody_replaces_a_part_of_the_model() -> None:
     assert "go on with --resume" in plan("tensor").manner.on_failure
 

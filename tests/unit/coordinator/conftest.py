@@ -10,7 +10,8 @@ import pytest
 
 from shoal.coordinator import Coordinator, JobPlan, MemoryStore, Order
 from shoal.ledger.cells import CellSet
-from shoal.ps.messages import Filled, Join, Lease, LeaseRequest, PsMessage, Report, ShardView, View
+from shoal.ps.between_servers import Filled
+from shoal.ps.messages import Join, Lease, LeaseRequest, PsMessage, Report, ShardView, View
 
 PLAN = JobPlan(
     num_shards=4,

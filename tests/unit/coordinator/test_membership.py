@@ -6,7 +6,8 @@ import pytest
 
 from shoal.coordinator import JobPlan, Order, StoreError
 from shoal.errors import SpecError
-from shoal.ps.messages import NOBODY, Ack, Filled, Join, Report
+from shoal.ps.between_servers import Filled
+from shoal.ps.messages import NOBODY, Ack, Join, Report
 
 
 def start(role: str, rank: int) -> Order:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.launch import elastic
-from shoal.launch.places import can_move, can_replace, describe_world, member_place, plan_places
+from shoal.launch.places import advice_after_loss, can_move, can_replace, describe_world, member_place, plan_places
 from shoal.spec import Cluster, Job
 
 
@@ -77,3 +77,18 @@ def test_fewer_workers_than_places(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_can_follow_whom(workers: int, strategy: str, spares: int, moves: bool, replaces: bool) -> None:
     asked = job(workers, strategy, spares=spares)
     assert (can_move(asked), can_replace(asked)) == (moves, replaces)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "why"),
+    [
+        ("tensor", "nobody else has its part of the model"),
+        ("layer", "nobody else has its part of the model"),
+        ("layer:phases=2", "nobody can take its place"),
+    ],
+)
+def test_after_a_loss_it_says_why_the_run_ends_and_how_to_go_on(strategy: str, why: str) -> None:
+    assert advice_after_loss(job(2, strategy)) == (
+        f" With strategy={strategy} {why}; train with --checkpoint to be able to go on with --resume."
+    )
+    assert advice_after_loss(job(2)) == ""

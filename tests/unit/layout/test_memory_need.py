@@ -56,13 +56,5 @@ def test_a_refusal_names_need_limit_and_ways_out():
     assert refusal(parse_strategy("data"), 2, LAYERS, 323 * MIB) == ""
 
 
-def test_a_checkpoint_needs_room_for_the_whole_where_the_model_is_cut():
-    sharded = parse_strategy("sharded")
-    text = refusal(sharded, 4, LAYERS, 200 * MIB, passes_whole=True)
-    assert "243.0 MiB" in text and "--checkpoint" in text
-    assert refusal(sharded, 4, LAYERS, 200 * MIB) == ""
-    assert refusal(sharded, 4, LAYERS, 350 * MIB, passes_whole=True) == ""
-
-
 def test_nothing_is_advised_that_does_not_fit():
     assert "allow more memory" in advice(LAYERS, 10 * MIB, 2)

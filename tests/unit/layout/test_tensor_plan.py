@@ -30,12 +30,12 @@ def test_equal_blocks_are_told_in_one_line() -> None:
         cuts=(LayerCut(layer="blocks.1.up", way=Way.COLUMN), LayerCut(layer="blocks.1.down", way=Way.ROW)),
     )
     plan = TensorPlan(count=4, regions=(region,))
-    assert plan.lines() == ["tensor=4: blocks.1: cut together: up by column, down by row"]
+    assert plan.lines() == ["blocks.1: cut together: up by column, down by row"]
     first, *rest = PLAN.lines()
-    assert first.startswith("tensor=2: blocks.0: cut together: up by column, norm by channels, down by row, heads")
-    assert "tensor=2: tokens: cut by vocabulary" in rest
-    assert "tensor=2: side: cut by row, input cut and output summed" in rest
-    assert rest[-1] == "tensor=2: last: whole: LayerNorm is not cut"
+    assert first.startswith("blocks.0: cut together: up by column, norm by channels, down by row, heads")
+    assert "tokens: cut by vocabulary" in rest
+    assert "side: cut by row, input cut and output summed" in rest
+    assert rest[-1] == "last: whole: LayerNorm is not cut"
 
 
 def test_layers_of_a_region_apart_are_cut_each_for_itself() -> None:

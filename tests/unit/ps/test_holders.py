@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from helpers.ps_pushes import make_push
 from helpers.ps_servers import BACKUP, PRIMARY, THIRD, WORKER, alone, pair, sent, server, tell, view
-from shoal.ps.messages import COORDINATOR, NOBODY, Ack, Clocks, Fill, Filled, Refused, Replicate, Replicated
+from shoal.ps.between_servers import Fill, Filled, Replicate, Replicated
+from shoal.ps.messages import COORDINATOR, NOBODY, Ack, Clocks, Refused
 from shoal.ps.primary import Primary
 from shoal.ps.server import ServerMachine
 

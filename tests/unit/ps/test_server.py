@@ -6,6 +6,7 @@ import pytest
 
 from helpers.ps_pushes import make_push
 from helpers.ps_servers import BACKUP, PRIMARY, WORKER, alone, pair, sent, server, tell, view
+from shoal.ps.between_servers import Replicate, Replicated
 from shoal.ps.messages import (
     COORDINATOR,
     NOBODY,
@@ -18,8 +19,6 @@ from shoal.ps.messages import (
     Pull,
     Push,
     Refused,
-    Replicate,
-    Replicated,
     Report,
     Values,
 )

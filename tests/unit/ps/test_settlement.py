@@ -6,21 +6,8 @@ import pytest
 
 from helpers.ps_pushes import make_push
 from helpers.ps_servers import BACKUP, PRIMARY, THIRD, WORKER, sent, server
-from shoal.ps.messages import (
-    COORDINATOR,
-    NOBODY,
-    Ack,
-    Clocks,
-    Part,
-    PartRequest,
-    PsMessage,
-    Push,
-    Replicate,
-    Replicated,
-    ShardView,
-    View,
-    shard_rows,
-)
+from shoal.ps.between_servers import Part, PartRequest, Replicate, Replicated
+from shoal.ps.messages import COORDINATOR, NOBODY, Ack, Clocks, PsMessage, Push, ShardView, View, shard_rows
 from shoal.ps.rules import Together
 from shoal.ps.server import ServerMachine
 

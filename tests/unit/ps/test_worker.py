@@ -25,6 +25,7 @@ from shoal.ps.messages import (
     View,
     shard_rows,
 )
+from shoal.ps.offers import Offer
 from shoal.ps.primary import Timing
 from shoal.ps.worker import WorkerMachine
 
@@ -79,7 +80,8 @@ def ready(sync: str = "asp", **how: Any) -> WorkerMachine:
 
 def push(machine: WorkerMachine, clock: int = 1, now: float = 0.0) -> int:
     frames = [(gradient(shard, [clock], 0),) for shard in range(2)]
-    return machine.push(clock=clock, cells=[clock], based_on=[0, 0], weight=1.0, loss=1.0, frames=frames, now=now)
+    offer = Offer(clock=clock, cells=[clock], weight=1.0, loss=1.0)
+    return machine.push(offer, based_on=[0, 0], frames=frames, now=now)
 
 
 def test_it_is_not_ready_before_it_knows_where_the_shards_are():
@@ -208,7 +210,8 @@ def test_cells_of_a_push_that_overlaps_are_done_again_one_by_one():
     machine.on_message(COORDINATOR, Lease(term=1, cells=[3, 4, 5], committed=0, over=False), 0.0)
     together = [leases.take(0.0), leases.take(0.0)]
     assert not leases.is_closed(together)
-    machine.push(clock=1, cells=together, based_on=[0, 0], weight=1.0, loss=0.0, frames=[(), ()], now=0.0)
+    offer = Offer(clock=1, cells=together, weight=1.0, loss=0.0)
+    machine.push(offer, based_on=[0, 0], frames=[(), ()], now=0.0)
     machine.on_message(OLD, ack(0, 1, "overlap"), 0.0)
     machine.on_message(OLD, ack(1, 1), 0.0)
     for cell in together:

@@ -33,7 +33,7 @@ def test_both_forms_are_one_thing(spec: Data) -> None:
 
 def test_only_what_differs_from_the_default_is_written() -> None:
     assert str(Data()) == "data"
-    assert str(Data(journal=False, via="ring")) == "data:via=ring,journal=False"
+    assert str(Data(journal=False, via="ring")) == "data:via=ring,journal=off"
     assert parse_strategy("data:") == parse_strategy("data") == Data()
 
 

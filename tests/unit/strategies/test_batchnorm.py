@@ -98,6 +98,19 @@ def test_a_shifted_mean_does_not_drown_the_variance() -> None:
     torch.testing.assert_close(layer(x).double(), expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_statistics_of_half_precision_are_computed_in_float32(dtype: torch.dtype) -> None:
+    """A sum of squares of these would be infinite in float16, and a mean of 40 off by an eighth in bfloat16."""
+    plain = nn.BatchNorm2d(2)
+    layer = copy.deepcopy(plain)
+    synchronise(layer, lambda values: values)
+    x = (torch.randn(32, 2, 16, 16) * 30 + 40).to(dtype)
+    found, expected = layer(x), plain(x)
+    assert found.dtype == expected.dtype == dtype
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(layer.running_var, plain.running_var)
+
+
 def test_evaluation_is_torchs_own() -> None:
     plain = nn.BatchNorm1d(3)
     plain.running_mean.fill_(2.0)

@@ -9,7 +9,11 @@ from shoal.strategies.layer.program import cut_into_segments
 
 
 def layer(name, *inputs, size=10):
-    return Node(name=name, inputs=inputs, module=name, size=size)
+    return Node(name=name, inputs=inputs, module=name, size=size, has_weights=True)
+
+
+def norm(name, *inputs):
+    return Node(name=name, inputs=inputs, module=name, size=8)
 
 
 def function(name, *inputs):
@@ -118,10 +122,12 @@ def test_a_line_is_divided_evenly():
     assert divide([0, 0, 9], 3) == [range(1), range(1, 2), range(2, 3)]
 
 
-def test_groups_end_behind_activations_and_where_one_result_crosses():
+def test_groups_end_behind_norms_and_activations_and_where_one_result_crosses():
     assert names(groups_by_depth(LINE, 2)) == [["first", "relu"], ["second", "third", "output"]]
     assert names(groups_by_depth(DIAMOND, 2)) == [
         ["stem", "relu"],
         ["left", "right", "tanh", "cat", "head", "output"],
     ]
     assert len(groups_by_depth(DIAMOND, 9)) == 3  # stem, both branches, head: not between the branches
+    normed = (layer("first"), norm("norm", "first"), function("relu", "norm"), layer("second", "relu"))
+    assert names(groups_by_depth(normed, 3)) == [["first", "norm", "relu"], ["second"]]

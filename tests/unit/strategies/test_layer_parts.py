@@ -54,18 +54,23 @@ def test_workers_take_values_by_name_and_agree_on_sums():
 
 
 @pytest.mark.parametrize(
-    ("features", "output", "pooled"),
+    ("features", "output", "hidden"),
     [
-        ((2, 8), (2, 3), (8,)),
-        ((2, 8, 4, 4), (2, 3), (8,)),
-        ((2, 5, 8), (2, 3), (8,)),
-        ((2, 5, 8), (2, 5, 3), (5, 8)),
-        ((2, 8), (2,), (8,)),
+        ((2, 8), (2, 3), (8, 64)),
+        ((2, 200), (2, 3), (200, 200)),
+        ((2, 8, 6, 6), (2, 3), (8 * 4 * 4, 64)),
+        ((2, 8, 3, 9), (2, 3), (8 * 3 * 4, 64)),
+        ((2, 600, 8, 8), (2, 3), (600 * 2 * 2, 600)),  # 4 x 4 places would be too many
+        ((2, 5000, 8, 8), (2, 3), (5000, 1024)),
+        ((2, 8, 6, 6, 6), (2, 3), (8 * 4 * 4 * 4, 64)),
+        ((2, 5, 8), (2, 3), (8, 64)),
+        ((2, 5, 8), (2, 5, 3), (8, 64)),
+        ((2, 8), (2,), (8, 64)),
     ],
 )
-def test_a_head_makes_what_looks_like_the_output(features, output, pooled):
+def test_a_head_makes_what_looks_like_the_output(features, output, hidden):
     head = AuxiliaryHead(torch.zeros(features), torch.zeros(output))
-    assert head.linear.in_features == pooled[-1]
+    assert (head.hidden.in_features, head.hidden.out_features) == hidden
     assert head(torch.zeros(7, *features[1:])).shape == (7, *output[1:])
 
 

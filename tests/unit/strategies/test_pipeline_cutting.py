@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.errors import SpecError, TaskError
+from shoal.errors import OutOfMemory, SpecError, TaskError
+from shoal.layout.stage_memory import StageDemand
+from shoal.spec import Mesh
 from shoal.strategies.mesh.pipeline.costs import balanced_split
 from shoal.strategies.mesh.pipeline.graph import Chain, parse_split
 from shoal.strategies.mesh.pipeline.messages import Form, Parcel, pack
@@ -173,7 +176,40 @@ def test_costs_decide_the_split() -> None:
     cheap = [nn.Linear(512, 8), *(nn.Linear(8, 8) for _ in range(4))]
     inputs = torch.randn(256, 512)
     chain = Chain(nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512), *cheap), inputs)
-    assert balanced_split(chain, {"input": inputs}, 2) == (1, 6)
+    demand = StageDemand(mesh=Mesh(pipeline=2), microbatches=4)
+    assert balanced_split(chain, {"input": inputs}, demand, trained=()) == (1, 6)
+
+
+def test_memory_decides_where_cost_would_not_fit() -> None:
+    """The first layer takes nearly all of the time, and the last nearly all of the memory."""
+    model = nn.Sequential(nn.Linear(256, 256), *(nn.Linear(256, 256) for _ in range(6)), nn.Linear(256, 4096))
+    inputs = torch.randn(2, 256)
+    chain, given = Chain(model, inputs), {"input": inputs}
+    trained = [name for name, _ in model.named_parameters()]
+    layer, last = (sum(p.nbytes for p in part.parameters()) for part in (model[0], model[-1]))
+
+    def split(limit: int) -> tuple[int, ...]:
+        demand = StageDemand(mesh=Mesh(pipeline=2), microbatches=2, kept=2, limit=limit)
+        return balanced_split(chain, given, demand, trained=trained)
+
+    room = 4 * layer // 2  # for activations
+    assert split(4 * max(7 * layer, last) + room) == (7, 1)
+    with pytest.raises(OutOfMemory, match=r"however the model is cut into 2 stages for 2 workers, one needs at l"):
+        split(4 * last)
+
+
+def test_what_is_kept_for_the_backward_pass_is_counted_once() -> None:
+    """A linear layer keeps what it is given, tanh what it makes, and the next layer is given just that."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+    inputs = torch.randn(16, 4)
+    chain = Chain(model, inputs)
+    # With gpipe all micro-batches are held; parameters are not the optimizer's here, and counted once.
+    held, parameters = 100, sum(p.nbytes for p in model.parameters())
+    needed = parameters + held * 2 * (16 * 8 * 4)
+    for limit, fits in ((needed, True), (needed - 1, False)):
+        demand = StageDemand(mesh=Mesh(pipeline=1, schedule="gpipe"), microbatches=held, limit=limit)
+        with nullcontext() if fits else pytest.raises(OutOfMemory):
+            assert balanced_split(chain, {"input": inputs}, demand, trained=()) == (len(chain.links),)
 
 
 def test_the_user_splits_by_children() -> None:

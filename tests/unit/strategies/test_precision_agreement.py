@@ -82,7 +82,7 @@ def train(written: str, precision: str, bad: range, slots: int) -> Callable[[Wor
         for step in range(1, STEPS + 1):
             parts = tuple(part(step, slot, slots, bad) for slot in setting.slots_of(world.global_rank))
             strategy.step(Work(step, parts, 0))
-            state = strategy.model_state(replica)
+            state = dict(strategy.model_stream(replica).tensors)
             models.append({name: value.tolist() for name, value in state.items()})
             skipped.append(replica.precision.state.skipped)
         strategy.close()

@@ -86,6 +86,15 @@ class Tied(nn.Module):
         return self.last(self.middle(self.first(x)) + self.shift)
 
 
+def test_a_layer_that_another_process_has_is_told_of_too() -> None:
+    lines: list[str] = []
+    precision = Precision("adaptive", layers=["0", "1"])
+    precision.bind(nn.ModuleDict({"0": nn.Linear(4, 4)}), report=lines.append)
+    for step in range(1, PATIENCE + 1):
+        precision.conclude(step, Seen(nonzero=(20, 20), outside=(0, 20)))
+    assert [line.partition(" ")[0] for line in lines] == precision.float32_layers == ["1"]
+
+
 def test_a_layer_that_left_computes_in_float32_wherever_its_weight_is_used() -> None:
     module = Tied()
     layers = layers_of(module, [name for name, _ in module.named_parameters()])
@@ -124,8 +133,6 @@ def test_what_does_not_go_together_is_refused() -> None:
         Replica(task(torch.optim.LBFGS), precision="fp16")
     with pytest.raises(SpecError, match="numerics=float64"):
         Job(target="a.py", numerics="float64", precision="bf16")
-    with pytest.raises(SpecError, match="use bf16"):
-        Job(target="a.py", strategy="ps", precision="fp16")
     with pytest.raises(SpecError, match="precision"):
         Job(target="a.py", precision="fp8")
     with pytest.raises(SpecError, match="batchnorm=local"):

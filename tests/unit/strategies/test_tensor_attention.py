@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shoal.layout.tensor_plan import LayerCut, Way
 from shoal.strategies.mesh.tensor.building import Parts, build
-from shoal.strategies.mesh.tensor.trial import ThreadWorker, together
+from shoal.strategies.mesh.tensor.threads import ThreadWorker, together
 
 BATCH, LENGTH, SOURCE, WIDTH, HEADS = 3, 5, 6, 16, 4
 CAUSAL = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)

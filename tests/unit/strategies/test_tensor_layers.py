@@ -13,7 +13,7 @@ from shoal.strategies.mesh.splits import Split
 from shoal.strategies.mesh.tensor.building import Parts, build
 from shoal.strategies.mesh.tensor.collectives import copy_in, gather, scatter, sum_out
 from shoal.strategies.mesh.tensor.narrowed import NarrowedInput
-from shoal.strategies.mesh.tensor.trial import ThreadWorker, together
+from shoal.strategies.mesh.tensor.threads import ThreadWorker, together
 
 
 class Conv1D(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.strategies.mesh.tensor.loss import VocabularyScores
-from shoal.strategies.mesh.tensor.trial import ThreadWorker, together
+from shoal.strategies.mesh.tensor.threads import ThreadWorker, together
 
 SCORES = 4 * torch.randn(3, 5, 12, dtype=torch.float64)
 TARGET = torch.tensor([[0, 11, 3, -100, 6], [7, 2, 2, 5, 9], [-100, 1, 4, 10, 8]])

@@ -236,7 +236,7 @@ def test_the_encoder_of_torch(norm_first: bool, batch_first: bool, count: int) -
     layer = {"self_attn": "heads*", "linear1": "column", "linear2": "row"}
     assert ways(plan) == {f"layers.{number}.{name}": way for number in range(2) for name, way in layer.items()}
     assert set(plan.whole.values()) == {"LayerNorm is not cut"}
-    assert f"tensor={count}: layers.*.self_attn (2): cut by heads" in plan.lines()
+    assert "layers.*.self_attn (2): cut by heads" in plan.lines()
 
 
 def test_the_decoder_of_torch() -> None:
@@ -267,7 +267,7 @@ def test_attention_of_torch_that_stays_whole_is_named() -> None:
 
 def test_attention_of_torch_is_tried_before_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a part that forgets to add gradients up."""
-    monkeypatch.setattr("shoal.strategies.mesh.tensor.attention.copy_in", lambda tensor, workers: tensor)
+    monkeypatch.setattr("shoal.strategies.mesh.tensor.attention.entered", lambda tensor, workers: tensor)
     plan = planned(encoder)
     assert plan.whole["layers.1.self_attn"] == "cut by heads, the gradient of its input would be another"
     assert ways(plan)["layers.1.linear2"] == "row"

@@ -9,9 +9,9 @@ import math
 import pytest
 from rich.console import Console
 
-from shoal.verify.bounds import NORMALISED_BOUND, SUM_BOUND, SYNCHRONISED_BOUND, first_step_bound
+from shoal.verify.bounds import NARROWED_BOUND, NORMALISED_BOUND, SUM_BOUND, SYNCHRONISED_BOUND, first_step_bound
 from shoal.verify.difference import Difference
-from shoal.verify.judging import Comparison, judge
+from shoal.verify.judging import Comparison, judge, use_of_half
 from shoal.verify.report import BITWISE, Report, Row, Verdict
 from shoal.verify.table import report_table
 
@@ -54,8 +54,24 @@ def test_what_is_proportional_to_the_gradient_is_judged_tightly(
     assert first_step_bound(what, optimizer, synchronised=synchronised) == bound
 
 
-def _report(*rows: Row) -> Report:
-    return Report(target="digits.py", strategy="data", workers=2, slots=2, steps=20, rows=rows)
+def test_layers_cut_by_width_in_half_precision_have_a_bound_of_their_own():
+    for synchronised in (False, True):
+        found = first_step_bound("optimizer state", "SGD", synchronised=synchronised, narrowed=True)
+        assert found == NARROWED_BOUND
+    assert first_step_bound("parameters", "AdamW", synchronised=False, narrowed=True) == NORMALISED_BOUND
+
+
+def test_half_precision_that_gives_the_bits_of_float32_was_not_used():
+    differing = [_row(Verdict.NOT_JUDGED, 0.0), _row(Verdict.NOT_JUDGED, 0.01)]
+    assert use_of_half(differing, "bf16") == differing
+    for row in use_of_half([_row(Verdict.NOT_JUDGED, 0.0)], "bf16"):
+        assert row.verdict is Verdict.MISMATCH and "nothing was computed in bf16" in row.note
+
+
+def _report(*rows: Row, precision: str = "fp32") -> Report:
+    return Report(
+        target="digits.py", strategy="data", workers=2, slots=2, steps=20, rows=rows, precision=precision
+    )
 
 
 def _row(verdict: Verdict, measured: float | None = None) -> Row:
@@ -90,3 +106,24 @@ def test_table_ends_with_the_verdict(verdict: Verdict):
 
     assert ("does NOT compute" in lines[-1]) == (verdict is Verdict.MISMATCH)
     assert any("2.5e-01" in line for line in lines) == (verdict is Verdict.MISMATCH)
+
+
+def test_the_table_fits_a_narrow_terminal_and_says_what_it_computed_in():
+    rows = [
+        Row(
+            comparison="one process in bf16, the same slots and micro-batches, first step",
+            what=what,
+            measured=0.01,
+            bound=NARROWED_BOUND,
+            verdict=Verdict.EQUAL,
+        )
+        for what in ("parameters", "optimizer state")
+    ]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(report_table(_report(*rows, precision="bf16")))
+    lines = console.export_text().splitlines()
+
+    assert max(map(len, lines)) <= 80
+    assert "data in bf16" in lines[0] and lines[-1].endswith("in bf16.")
+    first, second = (next(number for number, line in enumerate(lines) if row.what in line) for row in rows)
+    assert second == first + 1, "what is long beside them does not tear them apart"

@@ -44,11 +44,16 @@ def _meaning(mesh: Mesh) -> list[str]:
     else:
         sentences.append("All work on the same batch.")
     if mesh.shard > 1:
-        sentences.append(f"{_STAGES[mesh.stage]} cut over {plural(mesh.shard, 'worker')}, by {mesh.policy}.")
+        how = f"as {mesh.capacities}" if mesh.policy == "device" else f"by {mesh.policy}"
+        sentences.append(f"{_STAGES[mesh.stage]} cut over {plural(mesh.shard, 'worker')}, {how}.")
     if mesh.tensor > 1:
         sentences.append(f"Layers are cut by width over {plural(mesh.tensor, 'worker')}.")
     if mesh.pipeline > 1:
         sentences += _pipeline(mesh)
+    if mesh.preprocess:
+        count = mesh.preprocess
+        they = "a process reads and prepares" if count == 1 else f"{count} processes read and prepare"
+        sentences.append(f"Beside each worker {they} the samples of the coming steps.")
     return sentences
 
 
@@ -82,7 +87,7 @@ def _memory(mesh: Mesh, parcels: Sequence[Parcel], sizes: Sizes) -> tuple[Holdin
         largest = max((parcel.num_bytes for parcel in parcels), default=0)
         holdings.append(
             Holding(
-                what="its largest parameter whole, while it is used",
+                what="largest parameter whole, while it is used",
                 num_bytes=-(-largest // mesh.tensor),
                 times=mesh.num_workers,
             )

@@ -70,7 +70,9 @@ def _forward(layer: _BatchNorm, sum_over_slots: Sum, x: torch.Tensor) -> torch.T
     if not layer.training:
         return type(layer).forward(layer, x)
     channels = x.shape[1]
-    normalised, mean, variance, count = _Normalise.apply(x, layer.eps, sum_over_slots)
+    # As torch does: half precision cannot hold the sums, nor tell a value from its mean.
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    normalised, mean, variance, count = _Normalise.apply(wide, layer.eps, sum_over_slots)
     if layer.track_running_stats and layer.running_mean is not None and layer.running_var is not None:
         with torch.no_grad():
             assert layer.num_batches_tracked is not None
@@ -82,7 +84,7 @@ def _forward(layer: _BatchNorm, sum_over_slots: Sum, x: torch.Tensor) -> torch.T
     shape = [1, channels] + [1] * (x.dim() - 2)
     if layer.affine:
         normalised = normalised * layer.weight.view(shape) + layer.bias.view(shape)
-    return normalised
+    return normalised.to(x.dtype)
 
 
 class _Normalise(torch.autograd.Function):

@@ -14,11 +14,10 @@ from shoal.strategies.gradients import split_batch
 from shoal.strategies.layer.graph import groups_by_depth
 from shoal.strategies.layer.heads import AuxiliaryHead
 from shoal.strategies.layer.lines import Line
-from shoal.strategies.layer.losses import loss_of
 from shoal.strategies.layer.post import Post
 from shoal.strategies.layer.program import Root
 from shoal.strategies.layer.tracing import Traced, in_mode
-from shoal.strategies.optimizers import prefer_fused, settings_of
+from shoal.strategies.layer.trained_head import TrainedHead
 from shoal.strategies.replica import Replica
 
 
@@ -32,12 +31,9 @@ class DecoupledLine(Line):
     ) -> None:
         super().__init__(replica, post, placed=_blocks(replica.module))
         self._weight = weights[post.rank]
-        self._head: AuxiliaryHead | None = None
         if not self.program.has_output:
             assert sample is not None, "only training has groups with heads"
-            self._head = self._make_head(sample())
-            self._optimizer = replica.task.optimizer(list(self._head.parameters()))
-            prefer_fused(self._optimizer)
+            self.head = TrainedHead(self._make_head(sample()), replica, reads=self.features)
 
     def _place(self, traced: Traced) -> Mapping[str, int]:
         groups = groups_by_depth(traced.nodes, self._post.size)
@@ -68,31 +64,16 @@ class DecoupledLine(Line):
         program = self.program
         return [name for name in program.traced.steps if program.workers[name] == self._post.rank][-1]
 
-    def train(self, batch: Any, step: int, share: float) -> float | None:
+    def train(self, batch: Any, step: int, share: float) -> float:
         inputs, target = split_batch(batch)
         one = self._pass_forward(inputs, step)
-        result = one.result(self.features)
-        if self._head is None:
-            loss = loss_of(self._replica, result, target, step)
-        else:
+        output = one.result(self.features)
+        if self.head is not None:
             with self._replica.precision.autocast(step):
-                guess = self._head(result)
-            loss = loss_of(self._replica, guess, target, step)
+                output = self.head.module(output)
+        loss = self._loss(output, target, step)
         one.backward(Root(result=self.features, loss=loss, share=share * self._weight))
-        return float(loss) if self._head is None else None
-
-    @property
-    def heads(self) -> Sequence[nn.Parameter]:
-        return [] if self._head is None else list(self._head.parameters())
-
-    def update_heads(self) -> None:
-        """By an optimizer like the task's, with the settings that its scheduler has left."""
-        if self._head is None:
-            return
-        for own, other in zip(self._optimizer.param_groups, self._replica.optimizer.param_groups, strict=False):
-            own.update(settings_of(other))
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        return loss.item()
 
 
 class _Shapes(fx.Interpreter):

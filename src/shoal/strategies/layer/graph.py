@@ -18,6 +18,8 @@ class Node:
     """The submodule that is called; empty for a function."""
     size: int = 0
     """Elements of the parameters that it uses."""
+    has_weights: bool = False
+    """Whether one of them is a matrix, or has more dimensions; activations and norms have none."""
 
 
 def chains(nodes: Sequence[Node]) -> list[list[Node]]:
@@ -64,8 +66,8 @@ def groups_by_depth(nodes: Sequence[Node], count: int) -> list[Sequence[Node]]:
     pieces = [nodes[start:stop] for start, stop in pairwise(places)]
     blocks: list[list[Node]] = []
     for piece in pieces:
-        # What has no parameters stays with the layer before it: a head wants to see its activation, too.
-        if blocks and not (_size(piece) and _size(blocks[-1])):
+        # Norms and activations stay with the layer before them: a head wants to see what the next layer will.
+        if blocks and not (_has_weights(piece) and _has_weights(blocks[-1])):
             blocks[-1].extend(piece)
         else:
             blocks.append(list(piece))
@@ -75,6 +77,10 @@ def groups_by_depth(nodes: Sequence[Node], count: int) -> list[Sequence[Node]]:
 
 def _size(nodes: Sequence[Node]) -> int:
     return sum(node.size for node in nodes)
+
+
+def _has_weights(nodes: Sequence[Node]) -> bool:
+    return any(node.has_weights for node in nodes)
 
 
 def _narrow_places(nodes: Sequence[Node]) -> list[int]:

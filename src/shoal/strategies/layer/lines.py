@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch import nn
+import torch
 
-from shoal.strategies.gradients import split_batch
-from shoal.strategies.layer.losses import loss_of
+from shoal.strategies.gradients import check_loss, split_batch
 from shoal.strategies.layer.placement import assign, check_homes, spread
 from shoal.strategies.layer.post import Post
 from shoal.strategies.layer.program import Pass, Program, Root
 from shoal.strategies.layer.tracing import Traced, state_used, trace
+from shoal.strategies.layer.trained_head import TrainedHead
 from shoal.strategies.replica import Replica
 
 
@@ -22,6 +22,8 @@ class Line(ABC):
 
     returns = True
     """Whether gradients go back to the workers that results came from."""
+    head: TrainedHead | None = None
+    """What this worker trains besides the model."""
 
     def __init__(self, replica: Replica, post: Post, placed: Collection[str] = ()) -> None:
         self._replica = replica
@@ -41,6 +43,7 @@ class Line(ABC):
         """The worker of each submodule."""
 
     def _assign(self, traced: Traced) -> Mapping[str, int]:
+        """The worker of each step."""
         return assign(traced.nodes, self.homes)
 
     @property
@@ -58,23 +61,14 @@ class Line(ABC):
         return {key: tuple(sorted(workers)) for key, workers in found.items()}
 
     @abstractmethod
-    def train(self, batch: Any, step: int, share: float) -> float | None:
-        """Leave this worker's gradients of a batch, times its share, in `p.grad`; returns the task's loss where it
-        is known."""
+    def train(self, batch: Any, step: int, share: float) -> float:
+        """Leave this worker's gradients of a batch, times its share, in `p.grad`; returns its loss, 0 where it has
+        none. The task's own is that of the worker with the model's output."""
 
     def infer(self, inputs: Any) -> Any:
         """The model's output; None where another worker has it."""
         one = self._pass_forward(inputs)
         return one.result(self.program.traced.output) if self.program.has_output else None
-
-    @property
-    def heads(self) -> Sequence[nn.Parameter]:
-        """Parameters of this worker besides the model's."""
-        return ()
-
-    def update_heads(self) -> None:
-        """Move these, too, where there are any."""
-        return
 
     def _pass_forward(self, inputs: Any, step: int = 0) -> Pass:
         self._serial += 1
@@ -82,6 +76,14 @@ class Line(ABC):
         with self._replica.precision.autocast(step):
             one.forward()
         return one
+
+    def _loss(self, output: Any, target: Any, step: int) -> torch.Tensor:
+        """The task's loss of the model's output, or of what stands in for it."""
+        replica = self._replica
+        assert replica.task.loss is not None
+        with replica.precision.autocast(step):
+            loss = check_loss(replica.task.loss(output, target))
+        return replica.precision.widened(loss)
 
 
 class PlacedLine(Line):
@@ -98,13 +100,13 @@ class PlacedLine(Line):
         workers = assign(nodes, homes)
         return {node.module: workers[node.name] for node in nodes if node.module}
 
-    def train(self, batch: Any, step: int, share: float) -> float | None:
+    def train(self, batch: Any, step: int, share: float) -> float:
         inputs, target = split_batch(batch)
         one = self._pass_forward(inputs, step)
         if not self.program.has_output:
             one.backward()
-            return None
+            return 0.0
         output = self.program.traced.output
-        loss = loss_of(self._replica, one.result(output), target, step)
+        loss = self._loss(one.result(output), target, step)
         one.backward(Root(result=output, loss=loss, share=share))
-        return float(loss)
+        return loss.item()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from shoal.errors import SpecError
 from shoal.strategies.layer.graph import Node, chains, sources_of
@@ -65,13 +66,13 @@ def spread(nodes: Sequence[Node], workers: int) -> dict[str, int]:
         return line[0].name not in before[other[0].name] and other[0].name not in before[line[0].name]
 
     taken: list[list[Sequence[Node]]] = [[] for _ in range(workers)]
+
+    def burden(line: Sequence[Node], worker: int) -> tuple[int, int]:
+        own = taken[worker]
+        return sum(size(other) for other in own if together(line, other)), sum(map(size, own))
+
     for line in sorted(lines, key=size, reverse=True):
-
-        def burden(worker: int, line: Sequence[Node] = line) -> tuple[int, int]:
-            own = taken[worker]
-            return sum(size(other) for other in own if together(line, other)), sum(map(size, own))
-
-        taken[min(range(workers), key=burden)].append(line)
+        taken[min(range(workers), key=partial(burden, line))].append(line)
     return {
         node.module: worker for worker, own in enumerate(taken) for line in own for node in line if node.module
     }
@@ -81,7 +82,7 @@ def check_homes(nodes: Sequence[Node], homes: Mapping[str, int], workers: int) -
     """Every name must be that of a submodule that the model calls, and every worker must have work."""
     called = list(dict.fromkeys(node.module for node in nodes if node.module))
     for name in homes:
-        if home_of(name, {name: 0}) is None or not any(home_of(module, {name: 0}) == 0 for module in called):
+        if all(home_of(module, {name: 0}) is None for module in called):
             raise SpecError(
                 f"layer: place names {name!r}, which the model does not call; it calls {', '.join(called)}."
             )

@@ -92,7 +92,7 @@ class Post:
             self.send(0, tag, tensor)
             return tensor.copy_(self.take(0, tag))
         for peer in range(1, self.size):
-            tensor.add_(self.take(peer, tag))
+            tensor.add_(self.take(peer, tag).to(tensor.device))
         for peer in range(1, self.size):
             self.send(peer, tag, tensor)
         return tensor
@@ -106,14 +106,30 @@ class Post:
             for peer in range(1, self.size):
                 self.send(peer, tag, tensor)
 
+    def share(self, value: Any) -> list[Any]:
+        """What every worker has, by rank. All call this in the same order."""
+        tag = self._next_round("share")
+        others = [peer for peer in range(self.size) if peer != self.rank]
+        for peer in others:
+            self.send(peer, tag, value)
+        found = {peer: self.take(peer, tag) for peer in others}
+        return [found.get(peer, value) for peer in range(self.size)]
+
     def bring(self, value: Any, owner: int) -> Any:
-        """What one worker has, at the first; None elsewhere. All call this in the same order."""
+        """What one worker has, at the first; None elsewhere. All call this in the same order.
+
+        It is sent once the first worker asks for it, who so has one value at a time, however many are brought.
+        """
         tag = self._next_round("bring")
         if owner == self.rank == 0:
             return value
         if self.rank == owner:
+            self.take(0, f"{tag} asked")
             self.send(0, tag, value)
-        return self.take(owner, tag) if self.rank == 0 else None
+        if self.rank:
+            return None
+        self.send(owner, f"{tag} asked", None)
+        return self.take(owner, tag)
 
     def _next_round(self, what: str) -> str:
         self._rounds += 1

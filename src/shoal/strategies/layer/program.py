@@ -6,6 +6,7 @@ its own, so that gradients leave for other workers as soon as they are there, an
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from shoal.strategies.layer.graph import Node, chains
 from shoal.strategies.layer.packing import replace_tensors, tensors_in
 from shoal.strategies.layer.post import Post
 from shoal.strategies.layer.tracing import Traced
+
+_IN_PLACE = frozenset({operator.iadd, operator.isub, operator.imul, operator.itruediv})
+"""What `a += b` and the like call; functions and methods of torch's that do so end in an underscore."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +102,10 @@ class Program:
         return env[steps[segment.result]]
 
     def _works_in_place(self, step: fx.Node) -> bool:
-        is_layer = step.op == "call_module"
-        return is_layer and getattr(self._interpreter.submodules[str(step.target)], "inplace", False)
+        if step.op == "call_module":
+            return getattr(self._interpreter.submodules[str(step.target)], "inplace", False)
+        name = str(getattr(step.target, "__name__", step.target))
+        return step.target in _IN_PLACE or name.endswith("_") or bool(step.kwargs.get("inplace"))
 
 
 @dataclass(frozen=True, kw_only=True)

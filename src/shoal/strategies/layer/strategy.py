@@ -7,24 +7,24 @@ here, and are left alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from shoal.checkpoint.model_stream import TensorStream
+from shoal.checkpoint.aside import put_aside
+from shoal.checkpoint.model_stream import TensorLooks, TensorStream
 from shoal.errors import LaunchError, SpecError
-from shoal.ledger.order import mix
 from shoal.spec import Layer, LayerForm, World
 from shoal.strategies.base import CutModel, Fill, Setting, StepResult, Work
-from shoal.strategies.clipping import clip_factor
-from shoal.strategies.gradients import Sums, check_weight, step_result
+from shoal.strategies.clipping import clip_together
+from shoal.strategies.gradients import Sums, check_finite, check_weight, seed_slot, step_result
 from shoal.strategies.half_range import Seen
 from shoal.strategies.layer.decoupled import DecoupledLine
 from shoal.strategies.layer.lines import Line, PlacedLine
 from shoal.strategies.layer.post import open_post
 from shoal.strategies.mesh.names import WholeNames
-from shoal.strategies.optimizer_state import load_named_state
+from shoal.strategies.optimizer_state import load_named_state, state_by_name
 from shoal.strategies.replica import Replica
 
 
@@ -44,11 +44,15 @@ class LayerStrategy(CutModel):
         for param in replica.module.parameters():
             post.broadcast_(param.data)
         self._line = self._make_line()
-        users = self._line.owners()
-        self._tensors = replica.module.state_dict(keep_vars=True)
-        self._owners = {name: users.get(id(self._tensors[name]), (0,)) for name in self._names.distinct}
+        users, tensors = self._line.owners(), replica.module.state_dict(keep_vars=True)
+        self._owners = {name: users.get(id(tensors[name]), (0,)) for name in self._names.distinct}
+        self._own = {name: tensors[name] for name, workers in self._owners.items() if post.rank in workers}
         load_named_state(replica)
         self._forget_others()
+        self._updated = {name: p for name, p in replica.trained.items() if name in self._own}
+        """Parameters that move here: those of the model, and those of a head."""
+        if self._line.head is not None:
+            self._updated |= put_aside(self._line.head.params)
         replica.precision.bind(replica.module, report=setting.report if setting.world.is_first else None)
         self._report()
 
@@ -60,14 +64,15 @@ class LayerStrategy(CutModel):
 
     def _forget_others(self) -> None:
         """Keep of parameters that only others use no more than their looks, and no state."""
-        self._own = {name: self._tensors[name] for name, users in self._owners.items() if self._post.rank in users}
         for name, param in {**self._replica.trained, **self._replica.untrained}.items():
             if name not in self._own:
                 param.data = param.data.new_zeros(()).expand(param.shape)
                 self._replica.optimizer.state.pop(param, None)
-        self._trained = {name: p for name, p in self._replica.trained.items() if name in self._own}
 
     def _report(self) -> None:
+        head, start = self._line.head, self._replica.start
+        if head is not None and start.step and not head.was_saved:
+            self._setting.report(f"layer: the checkpoint has no head that reads {head.reads}, so it begins anew")
         if self._setting.world.is_first and self._post.size > 1:
             homes = self._line.homes
             for worker in range(self._post.size):
@@ -84,8 +89,9 @@ class LayerStrategy(CutModel):
         if self._scale_down(work, sums.weight):
             self._clip()
             self._replica.optimizer.step()
-            self._line.update_heads()
-        for param in (*self._trained.values(), *self._line.heads):
+            if self._line.head is not None:
+                self._line.head.step()
+        for param in self._updated.values():
             param.grad = None
         self._losses.append(sums.mean_loss)
         return step_result(sums, stop=bool(stop), save=bool(save), counts=[int(sums.samples)])
@@ -93,15 +99,16 @@ class LayerStrategy(CutModel):
     def _backward(self, work: Work) -> Sums:
         """This worker's gradients of all pieces of the batch; the loss only where the model's output is."""
         part = work.parts[0]
-        torch.default_generator.manual_seed(mix(work.seed, work.step, self._post.rank) >> 1)
+        seed_slot(work, self._post.rank, self._replica.device)  # each worker draws its own numbers
         sums, scale = Sums(), self._replica.precision.scale
         for batch, weight, samples in part.load():
             sums += Sums(samples=samples)
             if weight:  # else padding alone: it counts nothing, and its mean is not a number
                 share = weight if part.total_weight is None else weight / part.total_weight
                 loss = self._line.train(batch, work.step, share * scale)
-                sums += Sums((loss or 0.0) * weight, weight)
-        for param in self._trained.values():
+                check_finite(loss, work, part)
+                sums += Sums(loss * weight * self._line.program.has_output, weight)
+        for param in self._updated.values():
             if param.grad is not None and param.grad.is_sparse:
                 param.grad = param.grad.to_dense()
         return sums
@@ -128,8 +135,7 @@ class LayerStrategy(CutModel):
         precision = self._replica.precision
         factor = (1.0 if work.parts[0].total_weight is not None else 1 / weight) / precision.scale
         if precision.scales:
-            counted = ((name, p.grad) for name, p in self._trained.items() if self._counts(name))
-            seen = precision.measure(work.step, counted)
+            seen = precision.measure(work.step, self._counted().items())
             values = self._post.sum_(torch.tensor(seen.values, dtype=torch.float64))
             if not precision.conclude(work.step, Seen.of(values.tolist())):
                 return False
@@ -139,22 +145,16 @@ class LayerStrategy(CutModel):
 
     def _clip(self) -> None:
         """By the norm of the gradient at all workers."""
-        if self._setting.clip_norm is None:
-            return
-        counted = [p.grad for name, p in self._trained.items() if p.grad is not None and self._counts(name)]
-        counted += [p.grad for p in self._line.heads if p.grad is not None]
-        squares = sum((float(torch.linalg.vector_norm(grad)) ** 2 for grad in counted), start=0.0)
-        total = self._post.sum_(torch.tensor([squares], dtype=torch.float64))
-        if (factor := clip_factor(total.numpy(), self._setting.clip_norm)) < 1.0:
-            torch._foreach_mul_(self._gradients(), factor)
-
-    def _counts(self, name: str) -> bool:
-        """Whether this worker is the one that counts a parameter."""
-        return self._owners[name][0] == self._post.rank
+        if self._setting.clip_norm is not None:
+            clip_together(self._gradients(), self._counted().values(), self._setting.clip_norm, self._post.sum_)
 
     def _gradients(self) -> list[torch.Tensor]:
-        params = (*self._trained.values(), *self._line.heads)
-        return [param.grad for param in params if param.grad is not None]
+        return [param.grad for param in self._updated.values() if param.grad is not None]
+
+    def _counted(self) -> dict[str, torch.Tensor]:
+        """Gradients by name, without those that another worker has, too, and counts."""
+        others = {name for name, users in self._owners.items() if users[0] != self._post.rank}
+        return {name: p.grad for name, p in self._updated.items() if p.grad is not None and name not in others}
 
     def reform(self, world: World) -> int:
         raise LaunchError(
@@ -175,34 +175,36 @@ class LayerStrategy(CutModel):
             table.zero_()  # who has the model's output speaks
         return self._post.sum_(table)
 
-    def model_state(self, replica: Replica) -> dict[str, torch.Tensor]:
-        found = {name: self._bring(name) for name in self._names.distinct}
-        return self._names.with_aliases({name: tensor for name, tensor in found.items() if tensor is not None})
-
     def model_stream(self, replica: Replica) -> TensorStream:
-        first = self._names.canonical
+        names = self._names
+        own = {name: self._own[first] for name, first in names.canonical.items() if first in self._own}
+        homes = {name: self._owners[first][0] for name, first in names.canonical.items()}
+        return TensorStream(looks=names.looks, tensors=self._bring_all(own, homes), same=names.canonical)
 
-        def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-            for name in sorted(first):
-                tensor = self._bring(first[name])
-                if tensor is not None:
-                    yield name, tensor
+    def state_stream(self) -> TensorStream:
+        trained = {
+            name: p for name, p in self._replica.trained.items() if self._owners[name][0] == self._post.rank
+        }
+        own = state_by_name(self._replica.optimizer, trained)
+        if self._line.head is not None:
+            own |= put_aside(self._line.head.state())
+        told = self._post.share({path: [str(value.dtype), list(value.shape)] for path, value in own.items()})
+        homes = {path: rank for rank, each in enumerate(told) for path in each}
+        looks = {
+            path: TensorLooks(dtype=getattr(torch, dtype.removeprefix("torch.")), shape=tuple(shape))
+            for each in told
+            for path, (dtype, shape) in each.items()
+        }
+        return TensorStream(looks=looks, tensors=self._bring_all(own, homes))
 
-        return TensorStream(looks=self._names.looks, tensors=tensors())
-
-    def _bring(self, name: str) -> torch.Tensor | None:
-        """A tensor of the model's state, at the first worker."""
-        tensor = self._post.bring(self._own.get(name), self._owners[name][0])
-        return None if tensor is None else tensor.detach()
-
-    def snapshot(self) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
-        for name, param in self._replica.trained.items():
-            kept = self._replica.optimizer.state.get(param, {})
-            tensors = {key: value for key, value in kept.items() if isinstance(value, torch.Tensor)}
-            brought = self._post.bring(tensors, self._owners[name][0])
-            found.update({f"{name}/{key}": value for key, value in (brought or {}).items()})
-        return found
+    def _bring_all(
+        self, own: Mapping[str, torch.Tensor], homes: Mapping[str, int]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """One tensor after the other, in the order of their names, at the first worker."""
+        for name in sorted(homes):
+            tensor = self._post.bring(own.get(name), homes[name])
+            if tensor is not None:
+                yield name, tensor.detach()
 
     def close(self) -> None:
         self._post.close()

@@ -60,15 +60,7 @@ def trace(module: nn.Module, placed: Collection[str] = (), *, training: bool = T
         ) from None
     inputs = {node for node in graph.nodes if node.op == "placeholder"}
     steps = {node.name: node for node in graph.nodes if node not in inputs}
-    nodes = tuple(
-        Node(
-            name=node.name,
-            inputs=tuple(source.name for source in node.all_input_nodes if source not in inputs),
-            module=str(node.target) if node.op == "call_module" else "",
-            size=_size(module, node),
-        )
-        for node in steps.values()
-    )
+    nodes = tuple(_described(module, node, inputs) for node in steps.values())
     placeholders = tuple(node for node in graph.nodes if node in inputs)
     return Traced(steps=steps, nodes=nodes, placeholders=placeholders, output=nodes[-1].name, graph=graph)
 
@@ -96,5 +88,13 @@ def state_used(module: nn.Module, node: fx.Node) -> list[torch.Tensor]:
     return []
 
 
-def _size(module: nn.Module, node: fx.Node) -> int:
-    return sum(tensor.numel() for tensor in state_used(module, node) if isinstance(tensor, nn.Parameter))
+def _described(module: nn.Module, node: fx.Node, inputs: Collection[fx.Node]) -> Node:
+    """A step as plain data; the model's inputs are left out of what it reads."""
+    params = [tensor for tensor in state_used(module, node) if isinstance(tensor, nn.Parameter)]
+    return Node(
+        name=node.name,
+        inputs=tuple(source.name for source in node.all_input_nodes if source not in inputs),
+        module=str(node.target) if node.op == "call_module" else "",
+        size=sum(param.numel() for param in params),
+        has_weights=any(param.dim() > 1 for param in params),
+    )

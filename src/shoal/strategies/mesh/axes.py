@@ -42,14 +42,14 @@ class Axis:
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum in place; the same bits everywhere."""
         if self.size > 1:
-            self._wait()
+            self.wait()
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def max_(self, tensor: torch.Tensor) -> torch.Tensor:
         """The elementwise maximum, in place."""
         if self.size > 1:
-            self._wait()
+            self.wait()
             dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
         return tensor
 
@@ -57,16 +57,27 @@ class Axis:
         """Everybody's tensor, by index; all have one shape."""
         if self.size == 1:
             return [tensor]
-        self._wait()
+        self.wait()
         tensor = tensor.contiguous()
         parts = [torch.empty_like(tensor) for _ in self.ranks]
         dist.all_gather(parts, tensor, group=self.group)
         return parts
 
+    def sum_scattered(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Part i becomes, at worker i, the sum of all; parts are of one shape. What is sent is half an
+        `all_reduce_`. Worker i adds up itself: on CPUs that is faster than gloo's own way."""
+        if self.size == 1:
+            return parts[0]
+        self.wait()
+        sent = torch.stack(list(parts))
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self.group)
+        return received.sum(0)
+
     def broadcast_(self, tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
         """Take the values of the one with this index."""
         if self.size > 1:
-            self._wait()
+            self.wait()
             dist.broadcast(tensor, self.ranks[index], group=self.group)
         return tensor
 
@@ -74,7 +85,7 @@ class Axis:
         """Slice i is taken from worker i, wherever it has another value; slices may differ in size."""
         if self.size == 1:
             return
-        self._wait()
+        self.wait()
         sent = [
             dist.broadcast(one, self.ranks[index], group=self.group, async_op=True)
             for index, one in enumerate(slices)
@@ -87,7 +98,7 @@ class Axis:
         """Slice i becomes, at worker i, the sum of all; elsewhere it is undefined."""
         if self.size == 1:
             return
-        self._wait()
+        self.wait()
         sent = [
             dist.reduce(one, self.ranks[index], group=self.group, async_op=True)
             for index, one in enumerate(slices)
@@ -96,7 +107,8 @@ class Axis:
         for each in sent:
             each.wait()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Tell that this process is about to wait for others."""
         if self.on_block is not None:
             self.on_block()
 

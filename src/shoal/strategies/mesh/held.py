@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from shoal.strategies.mesh.axes import Axes
+from shoal.checkpoint.model_stream import TensorLooks
+from shoal.strategies.mesh.axes import Axes, Axis
 from shoal.strategies.mesh.splits import Split
-from shoal.strategies.mesh.wires import receive, send
+from shoal.strategies.mesh.wires import receive_values, send_values
 
 
 @dataclass(frozen=True)
@@ -45,43 +46,77 @@ class Held:
         return first_of_lane and first_of_width and axes.pipeline.index == self.stages[0]
 
 
-Combine = Callable[[Held], torch.Tensor | None]
-"""Makes something whole out of the parts of all workers in line along shard and tensor, who all call it."""
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A tensor that is to come whole to the first worker: a parameter, a buffer, or what goes with a parameter."""
+
+    name: str
+    looks: TensorLooks
+    """Of the whole."""
+    stage: int
+    """The worker of the pipeline axis that gives it."""
+    held: Held | None
+    """The parameter or buffer; None in other stages."""
+    value: torch.Tensor | None
+    """This process's part of it; None where it has nothing of it."""
+    is_cut: bool = True
+    """Whether it is cut as the parameter is; else it is one number, or whatever, that each part has."""
 
 
-def whole(held: Held, value: torch.Tensor, axes: Axes) -> torch.Tensor:
-    """A parameter, or what is shaped as one, from the parts of it; `value` is this process's."""
-    if held.spans:
-        flat = torch.empty(held.shape.numel(), dtype=value.dtype, device=value.device)
-        slices = [flat[span.start : span.stop] for span in held.spans]
-        slices[axes.shard.index].copy_(value.reshape(-1))
-        axes.shard.fill_from_owners(slices)
-        value = flat.view(held.shape)
-    return value if held.split is None else held.split.join(axes.tensor.all_gather(value))
-
-
-def single(held: Held, value: torch.Tensor | None, dtype: torch.dtype, axes: Axes) -> torch.Tensor | None:
-    """A number that goes with a parameter, from whoever has any of it."""
-    if not held.spans:
-        return value
-    owner = next(index for index, span in enumerate(held.spans) if span.stop > span.start)
-    number = torch.zeros((), dtype=dtype) if value is None else value.clone()
-    return axes.shard.broadcast_(number, owner)
-
-
-def gather(
-    wanted: Mapping[str, int], held: Mapping[str, Held], axes: Axes, combine: Combine
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """One whole tensor after the other, at the first worker alone; all workers call this and consume all of it.
-
-    `wanted`: by name, the worker of the pipeline axis that has it. Nobody ever has more than one whole tensor.
-    """
-    for name, stage in wanted.items():
-        found = combine(held[name]) if axes.pipeline.index == stage else None
-        if stage and axes.lanes.is_first and axes.tensor.is_first:
-            if axes.pipeline.index == stage:
-                send(found, 0, axes.pipeline)
+def gather(wanted: Iterable[Wanted], axes: Axes) -> Iterator[tuple[str, torch.Tensor]]:
+    """One whole tensor after the other, in the host's memory, at the first worker alone; all workers call this and
+    consume all of it. Parts go straight there: others send theirs, and nobody has more than one whole tensor."""
+    for one in wanted:
+        found = None
+        if axes.data.is_first and axes.pipeline.index == one.stage:
+            assert one.held is not None
+            found = _over_width(one, one.held, _over_spans(one, one.held, axes.shard), axes.tensor)
+        if one.stage and axes.lanes.is_first and axes.tensor.is_first:
+            if found is not None:
+                send_values(found, 0, axes.pipeline)
             elif axes.pipeline.is_first:
-                found = receive(stage, axes.pipeline)
-        if axes.world.is_first and found is not None:
-            yield name, found.detach()
+                found = one.looks.room()
+                receive_values(found, one.stage, axes.pipeline)
+        if axes.world.is_first:
+            assert found is not None
+            yield one.name, found.detach()
+
+
+def _over_spans(one: Wanted, held: Held, axis: Axis) -> torch.Tensor | None:
+    """This worker's width of it, at the first of the shard axis."""
+    if not held.spans:
+        return one.value if axis.is_first else None
+    owners = [index for index, span in enumerate(held.spans) if span.stop > span.start]
+    if not one.is_cut:
+        del owners[1:]  # each has the same
+    if not axis.is_first:
+        if axis.index in owners:
+            assert one.value is not None
+            send_values(one.value, 0, axis)
+        return None
+    found = torch.empty(held.shape, dtype=one.looks.dtype) if one.is_cut else one.looks.room()
+    for owner in owners:
+        span = held.spans[owner] if one.is_cut else Span(0, found.numel())
+        room = found.view(-1)[span.start : span.stop]
+        if owner:
+            receive_values(room, owner, axis)
+        else:
+            assert one.value is not None
+            room.copy_(one.value.reshape(-1))
+    return found
+
+
+def _over_width(one: Wanted, held: Held, value: torch.Tensor | None, axis: Axis) -> torch.Tensor | None:
+    """All of its width, at the first of the tensor axis; `value` is this worker's."""
+    if held.split is None or not one.is_cut or value is None:
+        return value if axis.is_first else None
+    if not axis.is_first:
+        send_values(value, 0, axis)
+        return None
+    found = one.looks.room()
+    part = torch.empty(value.shape, dtype=value.dtype).copy_(value.detach())
+    for index in range(axis.size):
+        if index:
+            receive_values(part, index, axis)
+        held.split.fill(found, index, axis.size, part)
+    return found

@@ -75,7 +75,7 @@ class WholeLine:
 
             if replica.recomputes:
                 compute_once(module)
-            self.splits = cut_width(module, mesh.plan, axes.tensor, replica, setting.report)
+            self.splits = cut_width(module, mesh, axes.tensor, replica, setting)
             if replica.recomputes:
                 recompute_blocks(module)
         self.module = module

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from shoal.checkpoint.model_stream import TensorLooks
 from shoal.errors import SpecError
-from shoal.strategies.clipping import clip_factor
+from shoal.strategies.clipping import clip_together
 from shoal.strategies.mesh.axes import Axes
-from shoal.strategies.mesh.held import Held, Span, single, whole
+from shoal.strategies.mesh.held import Held, Span
+from shoal.strategies.mesh.wires import share_plain
 from shoal.strategies.optimizer_state import by_parameter
 from shoal.strategies.optimizers import ELEMENTWISE, prefer_fused, rebuild, settings_of, state_schema
 from shoal.strategies.replica import Replica
-
-_MOST_KEY_BYTES = 1024
 
 
 class LocalOptimizer:
@@ -39,42 +39,42 @@ class LocalOptimizer:
     def step(self, clip_norm: float | None) -> None:
         """Clip by the norm of the whole model's gradient, and update what is here."""
         if clip_norm is not None:
-            self._clip(clip_norm)
+            updated = [(one, one.tensor.grad) for one in self.held if one.tensor.grad is not None]
+            counted = [grad for one, grad in updated if one.counts(self._axes)]
+            clip_together([grad for _, grad in updated], counted, clip_norm, self._axes.world.all_reduce_)
         if self._own is None:
             return
         for number, group in zip(self._used, self._own.param_groups, strict=True):
             group.update(settings_of(self._template.param_groups[number]))
         _step_newcomers_apart(self._own)
 
-    def _clip(self, clip_norm: float) -> None:
-        counted = [one.tensor.grad for one in self.held if one.tensor.grad is not None and one.counts(self._axes)]
-        squares = sum((float(torch.linalg.vector_norm(grad)) ** 2 for grad in counted), start=0.0)
-        total = self._axes.world.all_reduce_(torch.tensor([squares], dtype=torch.float64))
-        factor = clip_factor(total.numpy(), clip_norm)
-        grads = [one.tensor.grad for one in self.held if one.tensor.grad is not None]
-        if grads and factor < 1.0:
-            torch._foreach_mul_(grads, factor)
+    def looks(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorLooks]:
+        """All that is kept for any parameter, by `parameter/key`, as it looks whole; everybody calls this.
 
-    def combine(self, key: str, one: Held) -> torch.Tensor | None:
-        """What the optimizer keeps under this key for a whole parameter; everybody in line calls this."""
+        `shapes`: those of whole parameters, by name.
+        """
+        own = {}
+        for one in self.held:
+            for key, value in self._kept(one).items():
+                shape = shapes[one.name] if self.is_cut(key) else tuple(value.shape)
+                own[f"{one.name}/{key}"] = (str(value.dtype).removeprefix("torch."), shape)
+        found = {path: told for each in share_plain(own, self._axes.world) for path, told in each.items()}
+        return {
+            path: TensorLooks(dtype=getattr(torch, dtype), shape=tuple(shape))
+            for path, (dtype, shape) in found.items()
+        }
+
+    def is_cut(self, key: str) -> bool:
+        """Whether what is kept under this key is cut where its parameter is."""
+        return self._schema is not None and key in self._schema.mirrored
+
+    def value(self, key: str, one: Held) -> torch.Tensor | None:
+        """What is kept here under this key."""
+        return self._kept(one).get(key)
+
+    def _kept(self, one: Held) -> dict[str, torch.Tensor]:
         kept = {} if self._own is None else self._own.state.get(one.tensor, {})
-        value = kept.get(key)
-        if self._schema is None:
-            return value if isinstance(value, torch.Tensor) else None  # nothing is cut
-        if key in self._schema.mirrored:
-            return whole(one, torch.empty_like(one.tensor) if value is None else value, self._axes)
-        return single(one, value, dict(self._schema.scalars)[key], self._axes)
-
-    def kinds(self) -> list[str]:
-        """All that is kept for any parameter, by the same names at every worker."""
-        if self._schema is not None:
-            return [*self._schema.mirrored, *(key for key, _ in self._schema.scalars)]
-        own = sorted({key for kept in self._own.state.values() for key in kept}) if self._own is not None else []
-        text = torch.zeros(_MOST_KEY_BYTES, dtype=torch.uint8)
-        written = ",".join(own).encode()
-        text[: len(written)] = torch.tensor(list(written), dtype=torch.uint8)
-        found = (bytes(row.tolist()).rstrip(b"\0").decode() for row in self._axes.world.all_gather(text))
-        return sorted({key for row in found for key in row.split(",") if key})
+        return {key: value for key, value in kept.items() if isinstance(value, torch.Tensor)}
 
     def _load(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Begin with what an earlier run left: of each whole tensor, the part that is here."""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-
 from shoal.checkpoint.model_stream import TensorLooks
 from shoal.strategies.replica import Replica
 
@@ -26,7 +22,3 @@ class WholeNames:
         self.looks = {name: TensorLooks.of(tensor) for name, tensor in state.items()}
         self.distinct = list(dict.fromkeys(self.canonical.values()))
         """One name of each tensor."""
-
-    def with_aliases(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """All names of the model's state, from one name of each tensor; empty where there are none."""
-        return {name: tensors[first] for name, first in self.canonical.items()} if tensors else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,13 +26,15 @@ class Split:
 
     def cut(self, whole: torch.Tensor, index: int, count: int) -> torch.Tensor:
         """The part of worker `index` of `count`; memory of its own."""
-        blocks = whole.split(self.sizes(whole.shape[self.dim]), self.dim)
-        return torch.cat([block.chunk(count, self.dim)[index] for block in blocks], self.dim).contiguous()
+        return torch.cat(self.parts(whole, index, count), self.dim).contiguous()
 
-    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The whole again, from the parts of all workers."""
-        if not self.blocks:
-            return torch.cat(list(parts), self.dim)
-        sizes = [size // len(parts) for size in self.blocks]
-        by_worker = [part.split(sizes, self.dim) for part in parts]
-        return torch.cat([each[block] for block in range(len(sizes)) for each in by_worker], self.dim)
+    def parts(self, whole: torch.Tensor, index: int, count: int) -> list[torch.Tensor]:
+        """The same as views of the whole, block by block."""
+        blocks = whole.split(self.sizes(whole.shape[self.dim]), self.dim)
+        return [block.chunk(count, self.dim)[index] for block in blocks]
+
+    def fill(self, whole: torch.Tensor, index: int, count: int, part: torch.Tensor) -> None:
+        """Put the part of worker `index` of `count` where it belongs."""
+        own = self.parts(whole, index, count)
+        for place, values in zip(own, part.split([each.shape[self.dim] for each in own], self.dim), strict=True):
+            place.copy_(values)

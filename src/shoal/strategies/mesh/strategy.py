@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,13 +23,12 @@ from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.gradients import Sums, check_skipping, check_weight, step_result
 from shoal.strategies.half_range import Seen
 from shoal.strategies.mesh.axes import Axes
-from shoal.strategies.mesh.held import Held, gather, whole
+from shoal.strategies.mesh.held import Held, Wanted, gather
 from shoal.strategies.mesh.lines import LaneSums, Line, make_line
 from shoal.strategies.mesh.local_optimizer import LocalOptimizer, group_numbers
 from shoal.strategies.mesh.names import WholeNames
 from shoal.strategies.mesh.sharding import make_sharding
 from shoal.strategies.mesh.summing import add_over_stages, sum_flat
-from shoal.strategies.optimizer_state import by_parameter
 from shoal.strategies.parked import Values, hollow_out, unpark, unpark_module
 from shoal.strategies.replica import Replica
 
@@ -64,7 +62,8 @@ class MeshStrategy(CutModel):
         self.axes = axes = Axes.form(self.mesh, setting)
         numbers = group_numbers(replica)
         self._names = WholeNames(replica)
-        self._take_first_workers_values(replica.module)
+        if replica.start.model is None:  # else all have read the same
+            self._take_first_workers_values(replica.module)
         self._line = line = make_line(replica, self.mesh, axes, setting)
         values = self._bring_in(line, numbers)
         if self.mesh.batchnorm == "sync":
@@ -85,7 +84,6 @@ class MeshStrategy(CutModel):
         replica.forget_whole(line.module)
         replica.precision.bind(line.module, line.names, setting.report if setting.world.is_first else None)
         self._optimizer = LocalOptimizer(replica, numbers, list(self._held.values()), axes)
-        self._ever_touched = set(by_parameter(replica.start.optimizer))
 
     def _bring_in(self, line: Line, trained: Collection[str]) -> Values:
         """Have in memory what is parked and stays here; of what will be cut, a function gives the values."""
@@ -152,7 +150,6 @@ class MeshStrategy(CutModel):
         loss, weight, stop, save, has_counted = control[: len(head)].tolist()
         found = control[len(head) + len(counts) :] > 0
         names = [name for name, is_touched in zip(self._names.trained, found.tolist(), strict=True) if is_touched]
-        self._ever_touched.update(names)
         return Agreement(
             sums=Sums(loss, weight),
             stop=bool(stop),
@@ -211,27 +208,32 @@ class MeshStrategy(CutModel):
         speaks = is_filled & (own == self.axes.pipeline.max_(own.clone()))
         return self.axes.world.all_reduce_(table.where(speaks[:, None], 0.0))
 
-    def model_state(self, replica: Replica) -> dict[str, torch.Tensor]:
-        everything = self._held | self._fixed
-        stages = self._line.stages
-        wanted = {name: stages[name][0] for name in self._names.distinct}
-        found = dict(gather(wanted, everything, self.axes, lambda held: whole(held, held.tensor, self.axes)))
-        return self._names.with_aliases(found)
-
     def model_stream(self, replica: Replica) -> TensorStream:
-        everything, stages, first = self._held | self._fixed, self._line.stages, self._names.canonical
-        wanted = {name: stages[first[name]][0] for name in sorted(first)}
-        held = {name: everything[first[name]] for name in wanted if first[name] in everything}
-        tensors = gather(wanted, held, self.axes, lambda one: whole(one, one.tensor, self.axes))
-        return TensorStream(looks=self._names.looks, tensors=tensors)
+        everything, stages, names = self._held | self._fixed, self._line.stages, self._names
 
-    def snapshot(self) -> dict[str, torch.Tensor]:
-        wanted = {name: self._line.stages[name][0] for name in self._names.trained if name in self._ever_touched}
-        found: dict[str, torch.Tensor] = {}
-        for key in self._optimizer.kinds():
-            for name, value in gather(wanted, self._held, self.axes, partial(self._optimizer.combine, key)):
-                found[f"{name}/{key}"] = value
-        return found
+        def want(name: str) -> Wanted:
+            first = names.canonical[name]
+            held = everything.get(first)
+            value = None if held is None else held.tensor
+            return Wanted(name=name, looks=names.looks[name], stage=stages[first][0], held=held, value=value)
+
+        tensors = gather(map(want, sorted(names.looks)), self.axes)
+        return TensorStream(looks=names.looks, tensors=tensors, same=names.canonical)
+
+    def state_stream(self) -> TensorStream:
+        optimizer, stages = self._optimizer, self._line.stages
+        looks = optimizer.looks({name: self._names.looks[name].shape for name in self._names.trained})
+
+        def want(path: str) -> Wanted:
+            name, _, key = path.rpartition("/")
+            held = self._held.get(name)
+            value = None if held is None else optimizer.value(key, held)
+            is_cut = optimizer.is_cut(key)
+            return Wanted(
+                name=path, looks=looks[path], stage=stages[name][0], held=held, value=value, is_cut=is_cut
+            )
+
+        return TensorStream(looks=looks, tensors=gather(map(want, sorted(looks)), self.axes))
 
     def close(self) -> None:
         self._sharding.close()

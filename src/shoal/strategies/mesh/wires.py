@@ -1,6 +1,9 @@
-"""Tensors from one worker to another, whatever their shape: a short header says it, and the values follow."""
+"""Tensors from one worker to another. Where the receiver cannot know the shape, a short header says it."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,6 +48,28 @@ def receive(sender: int, axis: Axis) -> torch.Tensor | None:
     if tensor.numel():
         dist.recv(as_bytes(tensor), axis.ranks[sender], group=axis.group)
     return tensor
+
+
+def send_values(tensor: torch.Tensor, to: int, axis: Axis) -> None:
+    """Send values to the one with this index in line, who knows their shape; waits until it takes them."""
+    if tensor.numel():
+        axis.wait()
+        dist.send(as_bytes(tensor.detach().cpu().contiguous()), axis.ranks[to], group=axis.group)
+
+
+def receive_values(room: torch.Tensor, sender: int, axis: Axis) -> None:
+    """Fill a tensor of the host, whose elements lie side by side."""
+    if room.numel():
+        axis.wait()
+        dist.recv(as_bytes(room), axis.ranks[sender], group=axis.group)
+
+
+def share_plain(value: Any, axis: Axis) -> list[Any]:
+    """What everybody in line gives, by index: plain JSON data of any length."""
+    text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    lengths = [int(length) for length in axis.all_gather(torch.tensor([len(text)]))]
+    rows = axis.all_gather(torch.nn.functional.pad(text, (0, max(lengths) - len(text))))
+    return [json.loads(row[:length].numpy().tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -86,17 +86,21 @@ class FramedBulk(SharedBulk):
             if not isinstance(frame, torch.Tensor) or (frame.dtype, frame.shape) != (target.dtype, target.shape):
                 raise ProtocolError("A push's flags or buffers do not fit the model.")
         self._unpacked.pop(push.place, None)
-        targets = parcels(self._memory, self._shard, f"gradients/{push.place}", self._compression)
-        unwrap(self._compression, gradients, targets)
+        if gradients or not push.is_spoilt:
+            targets = parcels(self._memory, self._shard, f"gradients/{push.place}", self._compression)
+            unwrap(self._compression, gradients, targets)
         for frame, target in flags:
             assert isinstance(frame, torch.Tensor)
             target.copy_(frame)
         self._unpacked[push.place] = (push.origin, push.sequence)
 
 
-def frames_of(memory: ServedMemory, shard: int, place: int, compression: Compression) -> tuple[Frame, ...]:
-    """What a push of this buffer carries for one shard."""
+def frames_of(memory: ServedMemory, shard: int, place: int, compression: Compression | None) -> tuple[Frame, ...]:
+    """What a push of this buffer carries for one shard; without `compression`, no gradient."""
+    flags = memory.touched(place), memory.moved(place)
+    if compression is None:
+        return flags
     tensors = parcels(memory, shard, f"gradients/{place}", compression)
     # Feedback is kept by slot, whichever of its buffers is in turn.
     key = (shard, place // BUFFERS_PER_SLOT)
-    return (*wrap(compression, key, tensors), memory.touched(place), memory.moved(place))
+    return (*wrap(compression, key, tensors), *flags)

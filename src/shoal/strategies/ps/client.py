@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import LaunchError
 from shoal.ps.leasing import LeaseHolder
 from shoal.ps.node import Node
+from shoal.ps.offers import Offer
 from shoal.ps.rules import Together
 from shoal.ps.worker import WorkerMachine
 from shoal.spec import World
@@ -23,28 +23,15 @@ from shoal.spec.update_path import cells_ahead
 from shoal.strategies.data.direct import leave, write_directly
 from shoal.strategies.data.tap import GradientTap
 from shoal.strategies.ps.bulk import frames_of
+from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.memory import BUFFERS_PER_SLOT, BUFFERS_PER_TURN, TURNS, Label
 from shoal.strategies.ps.norms import WorkerClip
 from shoal.strategies.ps.puller import Puller
+from shoal.strategies.ps.scaling import WorkerScale
 from shoal.strategies.ps.served import Served
 
 _BIND_ADDRESS = "tcp://127.0.0.1:*"
 _TICK_S = 0.05
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contribution:
-    """What a worker computed on some cells."""
-
-    clock: int
-    cells: Sequence[int]
-    place: int
-    """The buffer that holds it."""
-    weight: float
-    loss: float
-    scaled: bool
-    is_inherited: bool = False
-    """Another worker, now dead, has left it in memory."""
 
 
 class PsClient:
@@ -73,6 +60,7 @@ class PsClient:
         clip_norm = served.replica.task.clip_norm if served.spec.push == "gradients" else None
         self._clip = None if clip_norm is None else WorkerClip(served.memory, clip_norm)
         self._views: dict[int, list[torch.Tensor]] = {}
+        self.scale = WorkerScale(served, self.machine, self.views)
         self._in_use: dict[int, int] = {}
         """By buffer: the push whose gradient it holds."""
         self._params_of = [
@@ -84,8 +72,8 @@ class PsClient:
         ]
         self._awaited: list[int] = []
         """By shard: gradients that the open push still waits for."""
-        self._open = (0, 0)
-        """Sequence and buffer of the push under way."""
+        self._open: tuple[int, Contribution]
+        """The push under way, and its sequence."""
         self._turn = world.generation % TURNS
         """How often this rank has been replaced decides which of its slots' buffers are its own."""
         self._replaces = world.generation > 0
@@ -104,6 +92,7 @@ class PsClient:
             self._first_clock = rounds
         else:
             self._first_clock = self.machine.completed + 1
+        self.scale.catch_up()
         return self._first_clock
 
     def inherited(self, clock: int, cell: int, slot: int) -> Contribution | None:
@@ -123,6 +112,7 @@ class PsClient:
                     weight=label.weight,
                     loss=label.loss,
                     scaled=label.scaled,
+                    scale=label.scale,
                     is_inherited=True,
                 )
         return None
@@ -176,7 +166,7 @@ class PsClient:
     def tick(self, clock: int) -> None:
         """Take a step without data."""
         self.wait(lambda: self.machine.may_start(clock))
-        sequence = self.machine.open_push(clock=clock, cells=[], weight=0.0, loss=0.0)
+        sequence = self.machine.open_push(Offer(clock=clock, cells=[], weight=0.0, loss=0.0))
         for shard in self.machine.unsent(sequence):
             self.machine.push_shard(sequence, shard, based_on=0, frames=(), now=time.monotonic())
 
@@ -204,28 +194,32 @@ class PsClient:
 
     def push(self, made: Contribution) -> None:
         """Push what was computed; it is kept until every shard has acknowledged it."""
-        self.open_push(made, scale=self._clip_factor(made))
+        judged = self.scale.judge(made)
+        self.open_push(judged, clip=self._clip_factor(judged))
         self.complete_push()
 
-    def open_push(self, made: Contribution, *, scale: float = 1.0) -> None:
+    def open_push(self, made: Contribution, *, clip: float = 1.0) -> None:
         """Name a push. From now on a shard's part goes out when the gradients of all its parameters are there."""
         memory = self.served.memory
         if not made.is_inherited:
             moved = self.served.moving.gather()
             if self.served.moving.nbytes:
                 memory.moved(made.place).copy_(moved)
-            memory.put_label(made.place, Label(made.clock, made.cells[0], made.weight, made.loss, made.scaled))
-        sequence = self.machine.open_push(
+            label = Label(made.clock, made.cells[0], made.weight, made.loss, made.scaled, made.scale)
+            memory.put_label(made.place, label)
+        offer = Offer(
             clock=made.clock,
             cells=made.cells,
             weight=made.weight,
             loss=made.loss,
             scaled=made.scaled,
-            scale=scale,
+            scale=made.scale * clip,
             place=made.place,
+            half=made.half,
+            found=made.seen.values if made.seen is not None else (),
         )
-        self._in_use[made.place] = sequence
-        self._open = (sequence, made.place)
+        self._open = self.machine.open_push(offer), made
+        self._in_use[made.place] = self._open[0]
         self._awaited = [len(params) for params in self._params_of]
 
     def on_gradient(self, param: int) -> None:
@@ -243,20 +237,21 @@ class PsClient:
         self._node.pump(0.0)
 
     def _push_shard(self, shard: int) -> None:
-        sequence, place = self._open
+        sequence, made = self._open
         frames: Sequence[Frame] = ()
         if not self.served.shares_memory:
-            frames = frames_of(self.served.memory, shard, place, self.compression)
+            compression = None if made.is_spoilt else self.compression
+            frames = frames_of(self.served.memory, shard, made.place, compression)
         self.machine.push_shard(
             sequence, shard, based_on=self.puller.based_on[shard], frames=frames, now=time.monotonic()
         )
 
     def _clip_factor(self, made: Contribution) -> float:
         """Servers clip what they gather; what is an update of its own is clipped here."""
-        if self._clip is None or self.served.consistency.gathers(made.clock):
+        if self._clip is None or self.served.consistency.gathers(made.clock) or made.is_spoilt:
             return 1.0
         mean = 1.0 if made.scaled else 1.0 / made.weight if made.weight else 0.0
-        return self._clip.factor(made.place, mean)
+        return self._clip.factor(made.place, mean * made.scale)
 
     def finish(self) -> None:
         """Wait until everything pushed is safe."""

@@ -11,7 +11,8 @@ import torch
 from shoal.ps.consistency import Mode
 from shoal.strategies.base import Work
 from shoal.strategies.gradients import backward_part, check_weight
-from shoal.strategies.ps.client import Contribution, PsClient
+from shoal.strategies.ps.client import PsClient
+from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.served import Served
 
 
@@ -71,11 +72,15 @@ class GradientMaker:
 
     @property
     def _pushes_by_parts(self) -> bool:
-        """Not in lockstep: the gradient of a worker that dies in between would be torn, and the result another."""
-        spec, task = self._served.spec, self._served.replica.task
+        """Not in lockstep: the gradient of a worker that dies in between would be torn, and the result another.
+
+        Nor where all of a gradient must be known before any of it may be applied.
+        """
+        spec, replica = self._served.spec, self._served.replica
         wanted = spec.overlap == "on" or (spec.overlap == "auto" and not self._served.shares_memory)
         gathers = self._served.consistency.mode in (Mode.BSP, Mode.QUORUM)
-        return wanted and not gathers and task.accumulate == 1 and task.clip_norm is None
+        knows_all_first = replica.task.clip_norm is not None or replica.precision.scales
+        return wanted and not gathers and replica.task.accumulate == 1 and not knows_all_first
 
     def _push_by_parts(self, clock: int, cells: Sequence[int], place: int) -> Computed:
         """Each shard's gradient goes out while the backward pass goes on to the layers before."""
@@ -117,7 +122,7 @@ class GradientMaker:
         apart = not self._served.consistency.gathers(clock)
         work = self._make_work(step + 1, range(slot, slot + 1), apart=apart)
         # A quorum's mean is over those that came, and who they are is known only then.
-        is_mean = alone and self._served.consistency.mode is not Mode.QUORUM
+        is_mean = alone and self._served.consistency.needs_all
         part = work.parts[0] if is_mean else replace(work.parts[0], total_weight=None)
         sums = backward_part(self._served.replica, work, part, self._client.tap.backward)
         return sums.loss, sums.weight, part.total_weight is not None
@@ -156,13 +161,23 @@ class ParameterMaker:
             param.grad = None
         sums = backward_part(replica, work, work.parts[0])
         check_weight(work, sums)
-        loss, weight = sums.loss, sums.weight
-        if work.parts[0].total_weight is None and weight != 1.0:
-            torch._foreach_mul_([p.grad for p in self._params if p.grad is not None], 1 / weight)
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._params, self._clip_norm)
-        replica.optimizer.step()
-        replica.advance(loss / weight)
+        if self._scale_down(work, sums.weight):
+            if self._clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self._params, self._clip_norm)
+            replica.optimizer.step()
+        replica.advance(sums.loss / sums.weight)
         for param in self._params:
             param.grad = None
-        return loss, weight
+        return sums.loss, sums.weight
+
+    def _scale_down(self, work: Work, weight: float) -> bool:
+        """Make gradients those of the mean loss; whether they are fit for a step."""
+        replica, factor = self._served.replica, 1.0 if work.parts[0].total_weight is not None else 1 / weight
+        if (precision := replica.precision).scales:
+            factor /= precision.scale
+            gradients = ((name, param.grad) for name, param in replica.trained.items())
+            if not precision.conclude(work.step, precision.measure(work.step, gradients)):
+                return False
+        if factor != 1.0:
+            torch._foreach_mul_([p.grad for p in self._params if p.grad is not None], factor)
+        return True

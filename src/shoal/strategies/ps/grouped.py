@@ -9,7 +9,9 @@ import torch
 
 from shoal.strategies.data.buffers import BufferMean
 from shoal.strategies.gradients import backward_part
-from shoal.strategies.ps.client import Contribution, PsClient
+from shoal.strategies.half_range import Seen
+from shoal.strategies.ps.client import PsClient
+from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.contributions import Computed, MakeWork
 from shoal.strategies.ps.group import Group
 from shoal.strategies.ps.memory import ServedMemory
@@ -23,6 +25,7 @@ class _Own:
     loss: float
     weight: float
     scaled: bool
+    seen: Seen | None
     moved: BufferMean
 
 
@@ -39,7 +42,7 @@ class GroupMaker:
     def __call__(self, clock: int, cells: Sequence[int], slot: int) -> Computed:
         place = self._client.aim(slot, clock)
         own = self._differentiate(cells, place)
-        loss, weight = self._agree(own, place)
+        loss, weight, seen = self._agree(own, place)
         if place not in self._flats:
             self._flats[place] = flat_gradients(self._served.memory, place)
         for flat in self._flats[place]:
@@ -53,6 +56,7 @@ class GroupMaker:
                     weight=weight,
                     loss=loss,
                     scaled=own.scaled,
+                    seen=seen,
                 )
             )
         return Computed(cells=cells, loss=own.loss, weight=own.weight)
@@ -72,14 +76,15 @@ class GroupMaker:
             moved.add(sums.weight)
             loss, weight = loss + sums.loss, weight + sums.weight
             scaled = work.parts[0].total_weight is not None
+        seen = self._client.scale.measure(place, cells)
         touched = self._served.memory.touched(place).tolist()
         for view, has_gradient in zip(self._client.views(place), touched, strict=True):
             if not has_gradient:
                 view.zero_()
-        return _Own(loss=loss, weight=weight, scaled=scaled, moved=moved)
+        return _Own(loss=loss, weight=weight, scaled=scaled, seen=seen, moved=moved)
 
-    def _agree(self, own: _Own, place: int) -> tuple[float, float]:
-        """Everything but the gradients, summed over the group; its weighted loss and its weight.
+    def _agree(self, own: _Own, place: int) -> tuple[float, float, Seen | None]:
+        """Everything but the gradients, summed over the group; its weighted loss, weight, and what it has seen.
 
         It is small, and goes first: when it is through, everybody is there.
         """
@@ -87,14 +92,16 @@ class GroupMaker:
         weights = torch.zeros(len(ranks), dtype=torch.float64)
         weights[rank - ranks.start] = own.weight
         head = torch.tensor([own.loss, float(own.moved.counted)], dtype=torch.float64)
-        table = torch.cat([head, weights, touched.double()])
+        seen = torch.tensor(() if own.seen is None else own.seen.values, dtype=torch.float64)
+        table = torch.cat([head, weights, touched.double(), seen])
         self._group.add_up(table)
-        (loss, counted), weights = table[:2].tolist(), table[2 : 2 + len(ranks)]
-        touched.copy_(table[2 + len(ranks) :] > 0)
+        head, weights, touching, seen = table.split([len(head), len(ranks), len(touched), len(seen)])
+        loss, counted = head.tolist()
+        touched.copy_(touching > 0)
         if weight := float(weights.sum()):
             speaker = ranks.start + int(weights.nonzero()[0])
             own.moved.finish(self._group.add_up, weight, counted=bool(counted), speaks=speaker == rank)
-        return loss, weight
+        return loss, weight, None if own.seen is None else Seen.of(seen.tolist())
 
     def _cells_of_group(self, step: int) -> list[int]:
         slots, workers, ranks = self._served.rules.slots, self._served.rules.workers, self._group.ranks

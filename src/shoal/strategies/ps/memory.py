@@ -32,12 +32,13 @@ BUFFERS_PER_SLOT = BUFFERS_PER_TURN * TURNS
 class Label:
     """What a complete buffer holds, written before anybody hears of it."""
 
-    NBYTES: ClassVar[int] = 5 * 8
+    NBYTES: ClassVar[int] = 6 * 8
     clock: int
     cell: int
     weight: float
     loss: float
     scaled: bool
+    scale: float
 
 
 class ServedMemory:
@@ -110,12 +111,13 @@ class ServedMemory:
 
     def label(self, number: int) -> Label:
         """What a buffer holds; of clock 0 where it was never filled."""
-        clock, cell, weight, loss, scaled = self.segment.tensor(f"label/{number}", torch.float64).tolist()
-        return Label(int(clock), int(cell), weight, loss, bool(scaled))
+        values = self.segment.tensor(f"label/{number}", torch.float64).tolist()
+        clock, cell, weight, loss, scaled, scale = values
+        return Label(int(clock), int(cell), weight, loss, bool(scaled), scale)
 
     def put_label(self, number: int, label: Label) -> None:
         """Say what a buffer holds."""
-        values = [label.clock, label.cell, label.weight, label.loss, label.scaled]
+        values = [label.clock, label.cell, label.weight, label.loss, label.scaled, label.scale]
         self.segment.tensor(f"label/{number}", torch.float64).copy_(torch.tensor(values, dtype=torch.float64))
 
     def touched(self, number: int) -> torch.Tensor:

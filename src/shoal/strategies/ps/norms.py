@@ -25,6 +25,8 @@ class ShardNorms:
         ]
         """By shard: its units, in the order of its part."""
         self._chunks = [ChunkNorms(memory.units, block.chunk) for block in memory.blocks[shard]]
+        self.nothing = torch.zeros(self._numbers[shard].shape, dtype=torch.float64)
+        """The part of a shard that has no gradient to measure."""
 
     def measure(self, block: int, gradient: torch.Tensor) -> np.ndarray:
         """The squared norms of one of the shard's blocks."""

@@ -16,7 +16,8 @@ import torch
 from shoal.spec.update_path import Pooling
 from shoal.strategies.base import Piece, Work
 from shoal.strategies.gradients import backward_part
-from shoal.strategies.ps.client import Contribution, PsClient
+from shoal.strategies.ps.client import PsClient
+from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.contributions import Computed, MakeWork
 from shoal.strategies.ps.served import Served
 
@@ -53,10 +54,11 @@ class PoolMaker:
         first = deque(dict.fromkeys([*cells, *self._unpushed]))
         self._unpushed = []
         self._gather(first, total)
-        taken, self._unpushed = sorted(self._unpushed), []
+        taken = sorted(self._unpushed)
         self._client.push(
             Contribution(clock=clock, cells=taken, place=place, weight=total.weight, loss=total.loss, scaled=False)
         )
+        self._unpushed = []
         return Computed(cells=taken, loss=total.loss, weight=total.weight)
 
     def close(self) -> None:

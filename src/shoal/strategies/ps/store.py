@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -23,6 +22,7 @@ from shoal.strategies.ps.moving import KEEPER, MovingMean
 from shoal.strategies.ps.norms import ShardNorms
 from shoal.strategies.ps.parcelling import wrap
 from shoal.strategies.ps.schedule import ShardSchedule
+from shoal.strategies.ps.versions import BlockVersions
 from shoal.strategies.replica import Replica
 
 
@@ -57,10 +57,8 @@ class ShardStore:
         self._shared = shared
         """The other copy lies in the same segment: filling is copying from there."""
         self._pulls = pulls
-        self._versions = memory.versions(copy)
-        self._make_even()
+        self._versions = BlockVersions(memory, shard, copy)
         home = memory.home(copy)
-        self._numbers = [block.number for block in memory.blocks[shard]]
         self._optimizers = [
             ChunkOptimizer(home, block.chunk, block.first_piece, by_element(replica), memory.params)
             for block in memory.blocks[shard]
@@ -103,11 +101,6 @@ class ShardStore:
             load_state(home, block.chunk, block.first_piece, self._memory.params, states)
         self._rebind()
 
-    def _make_even(self) -> None:
-        """Whoever held this copy before may have been killed in the middle of a block."""
-        for block in self._memory.blocks[self._shard]:
-            self._versions[block.number] += self._versions[block.number] & 1
-
     def fits(self, push: Push) -> bool:
         """Whether what the push brings has the shapes and types of this shard."""
         return self._bulk.fits(push)
@@ -124,7 +117,7 @@ class ShardStore:
                     for span, param in zip(optimizer.spans, optimizer.params, strict=True)
                 ]
             )
-            with self._changing(number):
+            with self._versions.changing(number):
                 optimizer.step()
         self._commit(gradients, loss, last=last)
 
@@ -136,9 +129,15 @@ class ShardStore:
         if last:
             self._schedule.advance(loss)
 
+    def skip(self, pushes: Sequence[Push], *, loss: float, last: bool) -> None:
+        """Parameters and optimizer state stay as they are; moving buffers and the schedule go on."""
+        self._commit(pushes, loss, last=last)
+
     def own_part(self, gradients: Sequence[Push], *, scale: float) -> tuple[Frame, ...]:
         """The squared norms of what `step` would take."""
         assert self._norms is not None
+        if not gradients:
+            return (self._norms.nothing,)
         self.before_update()
         totals = enumerate(self._totals(gradients, scale))
         squares = [self._norms.measure(number, total) for number, (total, _) in totals]
@@ -161,7 +160,7 @@ class ShardStore:
         """Add what another copy changed, block by block."""
         for number, frame in enumerate(frames):
             assert isinstance(frame, torch.Tensor)
-            with self._changing(number):
+            with self._versions.changing(number):
                 self._optimizers[number].values.add_(frame)
         self._updates[self._shard] += 1
         for _ in range(steps):
@@ -172,7 +171,7 @@ class ShardStore:
         total = sum(push.weight for push in pushes)
         bulks = [self._bulk.gradients(push) for push in pushes]
         for number, optimizer in enumerate(self._optimizers):
-            with self._changing(number):
+            with self._versions.changing(number):
                 optimizer.values.mul_(1.0 - share)
                 for push, bulk in zip(pushes, bulks, strict=True):
                     optimizer.values.add_(bulk[number], alpha=share * push.weight / total)
@@ -193,7 +192,7 @@ class ShardStore:
         targets = self._live(self._copy)
         if not isinstance(advances, torch.Tensor) or not _alike(sources, targets):
             raise ProtocolError("What should fill a shard does not fit it.")
-        with self._all_changing():
+        with self._versions.all_changing():
             torch._foreach_copy_(targets, list(sources))
         self._rebind()
         self._schedule = ShardSchedule(self._replica)
@@ -208,7 +207,7 @@ class ShardStore:
         """Go back to what was marked."""
         if self._marked is None:
             return False
-        with self._all_changing():
+        with self._versions.all_changing():
             torch._foreach_copy_(self._live(self._copy), self._marked)
         self._rebind()
         self._updates[self._shard] += 1
@@ -283,22 +282,6 @@ class ShardStore:
     def _rebind(self) -> None:
         for optimizer in self._optimizers:
             optimizer.bind_state()
-
-    @contextmanager
-    def _changing(self, number: int) -> Iterator[None]:
-        """Readers that see an odd version, or another one afterwards, read again."""
-        place = self._numbers[number]
-        self._versions[place] += 1
-        yield
-        self._versions[place] += 1
-
-    @contextmanager
-    def _all_changing(self) -> Iterator[None]:
-        for place in self._numbers:
-            self._versions[place] += 1
-        yield
-        for place in self._numbers:
-            self._versions[place] += 1
 
 
 def _alike(sources: Sequence[Frame], targets: Sequence[torch.Tensor]) -> TypeGuard[Sequence[torch.Tensor]]:

@@ -41,7 +41,7 @@ class WholeStore(ShardStore):
         optimizer = self._replica.optimizer
         for group, settings in zip(optimizer.param_groups, self._schedule.settings(lr_scale), strict=True):
             group.update(settings)
-        with self._all_changing():
+        with self._versions.all_changing():
             optimizer.step()
         self._commit(gradients, loss, last=last)
 

@@ -34,6 +34,8 @@ class Microbatch:
     """Called before a stage's forward pass."""
     forward_in: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Forward passes run in it."""
+    numbers: Hashable = None
+    """The kinds of numbers that forward passes compute in."""
 
 
 class Executor:
@@ -47,7 +49,7 @@ class Executor:
 
     def run(self, actions: Actions, microbatches: Sequence[Microbatch]) -> None:
         """Take all micro-batches forward and back; gradients are left in the parameters."""
-        shapes = [self._shape(each.given) for each in microbatches]
+        shapes = [self._shape(each.given, each.numbers) for each in microbatches]
         for position, action in enumerate(actions):
             for coming in actions[position : position + _AHEAD]:
                 if (crossing := self._needed(coming, shapes)) is not None:
@@ -56,10 +58,10 @@ class Executor:
         self.traffic.settle()
 
     @torch.no_grad()
-    def infer(self, given: Mapping[str, Any]) -> Any:
+    def infer(self, given: Mapping[str, Any], numbers: Hashable = None) -> Any:
         """The model's output at the last stage; None elsewhere."""
         output = None
-        shape = self._shape(given)
+        shape = self._shape(given, numbers)
         for stage, run in self._runs.items():
             entered = self.traffic.receive(Crossing(stage, 0, shape), self._device) if stage else []
             output = run.forward(0, entered, given, None)
@@ -107,11 +109,11 @@ class Executor:
         if stage:
             self.traffic.send(Crossing(stage, number, shape, back=True), found)
 
-    def _shape(self, given: Mapping[str, Any]) -> Hashable:
+    def _shape(self, given: Mapping[str, Any], numbers: Hashable) -> Hashable:
         """What decides the form of all messages; the same at every worker of the pipeline."""
         training = next(iter(self._runs.values())).module.training
         leaves = tree_leaves(dict(given))
         shapes = tuple(
             (leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf) for leaf in leaves
         )
-        return training, torch.is_grad_enabled(), shapes
+        return training, torch.is_grad_enabled(), numbers, shapes

@@ -12,6 +12,7 @@ from torch import nn
 
 from shoal.errors import SpecError
 from shoal.layout.schedules import make_schedule
+from shoal.layout.stage_memory import StageDemand
 from shoal.ledger.order import mix
 from shoal.spec import Mesh
 from shoal.strategies.base import Part, Piece, Setting, Work
@@ -24,6 +25,7 @@ from shoal.strategies.mesh.pipeline.graph import Chain, parse_split
 from shoal.strategies.mesh.pipeline.stage import Stage
 from shoal.strategies.mesh.pipeline.tracing import bind
 from shoal.strategies.mesh.splits import Split
+from shoal.strategies.optimizers import state_schema
 from shoal.strategies.recompute import compute_once, recompute_whole
 from shoal.strategies.replica import Replica
 
@@ -50,7 +52,7 @@ class PipelineLine:
         if mesh.tensor > 1:
             from shoal.strategies.mesh.tensor.cutting import cut_width
 
-            self.splits = cut_width(self.module, mesh.plan, axes.tensor, replica, setting.report)
+            self.splits = cut_width(self.module, mesh, axes.tensor, replica, setting)
         self._speaks = self._worker == mesh.pipeline - 1 and axes.tensor.is_first
         if replica.recomputes:
             for stage in own.values():
@@ -72,11 +74,22 @@ class PipelineLine:
         if mesh.split != "auto":
             counts = torch.tensor(parse_split(chain, mesh.split, mesh.num_stages))
         elif axes.world.is_first:
-            counts = torch.tensor(balanced_split(chain, bind(chain.signature, inputs), mesh.num_stages))
+            demand, given = self._demand(mesh, setting), bind(chain.signature, inputs)
+            counts = torch.tensor(balanced_split(chain, given, demand, trained=self._replica.trained))
         axes.world.broadcast_(counts)
         if axes.world.is_first:
             setting.report(_describe(chain, counts.tolist()))
         return chain.stages(counts.tolist())
+
+    def _demand(self, mesh: Mesh, setting: Setting) -> StageDemand:
+        schema = state_schema(self._replica.optimizer)
+        return StageDemand(
+            mesh=mesh,
+            microbatches=setting.extent.accumulate,
+            kept=0 if schema is None else len(schema.mirrored),
+            recomputes=self._replica.recomputes,
+            limit=setting.memory_bytes,
+        )
 
     def _note_names(self, whole: nn.Module, stages: Sequence[Stage]) -> None:
         canonical = {id(p): name for name, p in whole.named_parameters()}
@@ -133,6 +146,7 @@ class PipelineLine:
             finish=partial(self._loss, work, part, target, losses),
             share=share * precision.scale,
             forward_in=partial(precision.autocast, work.step),
+            numbers=precision.numbers(work.step),
             seed=lambda stage: _seed(
                 mix(work.seed, work.step, part.slot, stage, number) >> 1, self._replica.device
             ),
@@ -146,9 +160,10 @@ class PipelineLine:
         return loss
 
     def infer(self, inputs: Any) -> Any:
-        with self._replica.precision.autocast():
-            output = self._executor.infer(bind(self._signature, inputs))
-        return self._replica.precision.widened(output)
+        precision = self._replica.precision
+        with precision.autocast():
+            output = self._executor.infer(bind(self._signature, inputs), precision.numbers())
+        return precision.widened(output)
 
 
 def _seed(key: int, device: str) -> None:

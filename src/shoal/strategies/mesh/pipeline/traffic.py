@@ -27,7 +27,7 @@ class Crossing:
     number: int
     """Of the micro-batch."""
     shape: Hashable
-    """Of what the model was given: it decides the form of all messages that follow from it."""
+    """Of what the model was given, and the kinds of numbers: these decide the form of all messages that follow."""
     back: bool = False
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from shoal.strategies.mesh.splits import Split
 from shoal.strategies.mesh.tensor.collectives import Workers, copy_in, gather, scatter, sum_out
 from shoal.strategies.mesh.tensor.layers import RowLayer
-from shoal.strategies.mesh.tensor.narrowed import unwrapped
+from shoal.strategies.mesh.tensor.sequence import entered
 
 PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 """Where query, key and value are of different widths; else `in_proj_weight` holds all three."""
@@ -67,24 +67,24 @@ class HeadsAttention(nn.Module):
             weights = self._whole_weights(parts, average=average_attn_weights)
         else:
             mixed = F.scaled_dot_product_attention(queries, keys, values, mask, dropout)
-        output = self.out_proj(mixed.transpose(1, 2).flatten(-2))
+        mixed = mixed.transpose(1, 2).flatten(-2)
         if not is_batched:
-            return output[0], None if weights is None else weights[0]
-        return output if self.batch_first else output.transpose(0, 1), weights
+            return self.out_proj(mixed[0]), None if weights is None else weights[0]
+        return self.out_proj(mixed if self.batch_first else mixed.transpose(0, 1)), weights
 
     def _projected(self, *wholes: torch.Tensor) -> Sequence[torch.Tensor]:
         """Query, key and value, (batch, length, features of this worker's heads) each."""
-        entered = {id(each): self._entered(each) for each in wholes}
-        inputs = [entered[id(each)] for each in wholes]
+        different = {id(each): self._entered(each) for each in wholes}
+        inputs = [different[id(each)] for each in wholes]
         fused, bias = self._parameters["in_proj_weight"], self._parameters["in_proj_bias"]
-        if fused is not None and len(entered) == 1:
+        if fused is not None and len(different) == 1:
             return F.linear(inputs[0], fused, bias).chunk(3, -1)
         weights = [self._parameters[name] for name in PROJECTIONS] if fused is None else fused.chunk(3)
         biases = (None,) * 3 if bias is None else bias.chunk(3)
         return [F.linear(*each) for each in zip(inputs, weights, biases, strict=True)]  # type: ignore[arg-type]
 
     def _entered(self, inputs: torch.Tensor) -> torch.Tensor:
-        inputs = copy_in(unwrapped(inputs), self._workers)
+        inputs = entered(inputs, self._workers)
         if inputs.dim() == 2:
             return inputs[None]
         return inputs if self.batch_first else inputs.transpose(0, 1)

@@ -63,7 +63,7 @@ def build(layer: nn.Module, cut: LayerCut, parts: Parts) -> nn.Module:
     if isinstance(layer, nn.Embedding):
         return _embedding(layer, cut, parts)
     if isinstance(layer, nn.MultiheadAttention):
-        return _attention(layer, parts)
+        return _attention(layer, cut, parts)
     if cut.way is Way.CHANNELS:
         return _norm(layer, parts)
     if cut.way is Way.GROUPS:
@@ -74,10 +74,11 @@ def build(layer: nn.Module, cut: LayerCut, parts: Parts) -> nn.Module:
 
 
 def _embedding(layer: nn.Embedding, cut: LayerCut, parts: Parts) -> nn.Module:
-    kind = VocabularyEmbedding if cut.way is Way.VOCABULARY else NarrowEmbedding
     weight = parts.parameter(layer.weight, Split(0 if cut.way is Way.VOCABULARY else 1))
     assert weight is not None
-    return kind(weight, parts.workers, layer.padding_idx)
+    if cut.way is Way.VOCABULARY:
+        return VocabularyEmbedding(weight, parts.workers, layer.padding_idx, in_rows=cut.in_rows)
+    return NarrowEmbedding(weight, parts.workers, layer.padding_idx)
 
 
 def _column(layer: nn.Module, shape: LayerShape, cut: LayerCut, parts: Parts) -> nn.Module:
@@ -100,6 +101,7 @@ def _row(layer: nn.Module, shape: LayerShape, cut: LayerCut, parts: Parts) -> nn
         parts.workers,
         features=Split(shape.feature_dim),
         scattered=cut.alone,
+        in_rows=cut.in_rows,
     )
 
 
@@ -117,7 +119,7 @@ def _grouped(layer: nn.Module, cut: LayerCut, parts: Parts) -> nn.Module:
     )
 
 
-def _attention(whole: nn.MultiheadAttention, parts: Parts) -> nn.Module:
+def _attention(whole: nn.MultiheadAttention, cut: LayerCut, parts: Parts) -> nn.Module:
     fused = Split(0, (whole.embed_dim,) * 3)
     splits = {"in_proj_weight": fused, **dict.fromkeys(PROJECTIONS, Split(0)), "in_proj_bias": fused}
     weight = parts.parameter(whole.out_proj.weight, Split(1))
@@ -125,7 +127,7 @@ def _attention(whole: nn.MultiheadAttention, parts: Parts) -> nn.Module:
     return HeadsAttention(
         whole,
         {name: parts.parameter(whole._parameters[name], split) for name, split in splits.items()},
-        RowLayer(linear, weight, whole.out_proj._parameters["bias"], parts.workers),
+        RowLayer(linear, weight, whole.out_proj._parameters["bias"], parts.workers, in_rows=cut.in_rows),
         parts.workers,
     )
 

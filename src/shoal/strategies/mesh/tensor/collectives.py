@@ -13,6 +13,7 @@ of `sum_out` is no sum.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +36,8 @@ class Workers(Protocol):
     def max_(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]: ...
+
+    def sum_scattered(self, parts: Sequence[torch.Tensor]) -> torch.Tensor: ...
 
 
 def copy_in(tensor: torch.Tensor, workers: Workers) -> torch.Tensor:
@@ -59,6 +62,13 @@ def scatter(tensor: torch.Tensor, split: Split, workers: Workers) -> torch.Tenso
 
 def _sum(tensor: torch.Tensor, workers: Workers) -> torch.Tensor:
     return workers.all_reduce_(tensor.clone(memory_format=torch.contiguous_format))
+
+
+def _joined(parts: Sequence[torch.Tensor], split: Split) -> torch.Tensor:
+    """The whole, from the parts of all workers."""
+    sizes = [size // len(parts) for size in split.blocks] or [parts[0].shape[split.dim]]
+    by_worker = [part.split(sizes, split.dim) for part in parts]
+    return torch.cat([each[block] for block in range(len(sizes)) for each in by_worker], split.dim)
 
 
 class _CopyIn(Function):
@@ -86,7 +96,7 @@ class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, split: Split, workers: Workers) -> torch.Tensor:
         ctx.split, ctx.workers = split, workers
-        return split.join(workers.all_gather(tensor.contiguous()))
+        return _joined(workers.all_gather(tensor.contiguous()), split)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -101,4 +111,4 @@ class _Scatter(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return ctx.split.join(ctx.workers.all_gather(grads[0].contiguous())), None, None
+        return _joined(ctx.workers.all_gather(grads[0].contiguous()), ctx.split), None, None

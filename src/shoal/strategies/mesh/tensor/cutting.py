@@ -8,24 +8,28 @@ from torch import nn
 
 from shoal.errors import SpecError
 from shoal.layout.tensor_plan import LayerCut, TensorPlan, Wishes
-from shoal.strategies.base import Report
+from shoal.spec import Mesh
+from shoal.strategies.base import Setting
 from shoal.strategies.mesh.splits import Split
 from shoal.strategies.mesh.tensor.building import Parts
 from shoal.strategies.mesh.tensor.collectives import Workers
 from shoal.strategies.mesh.tensor.planning import make_plan
 from shoal.strategies.mesh.tensor.probing import Probe
 from shoal.strategies.mesh.tensor.recording import record
+from shoal.strategies.mesh.tensor.residual import with_streams
 from shoal.strategies.mesh.tensor.surgery import Surgery
 from shoal.strategies.replica import Replica
 
 
-def cut_width(module: nn.Module, plan: str, axis: Workers, replica: Replica, report: Report) -> dict[str, Split]:
+def cut_width(
+    module: nn.Module, mesh: Mesh, axis: Workers, replica: Replica, setting: Setting
+) -> dict[str, Split]:
     """Replace layers of `module`, which is the replica's model or a part of it, by this worker's parts of them.
 
     Returns, by name in the task's model, how parameters and buffers are cut. Everybody in line calls this.
     """
-    wishes = Wishes.parse(plan)
-    made = make_plan(replica.module, record(replica), axis.size, wishes)
+    wishes = Wishes.parse(mesh.plan)
+    made = _planned(replica, mesh.plan, mesh.norms, axis.size)
     # Part of a model cannot be asked for its loss; the trials of its blocks must do.
     before = Probe.of(replica) if module is replica.module else None
     for attempt in (made, *made.retreats()):
@@ -34,20 +38,26 @@ def cut_width(module: nn.Module, plan: str, axis: Workers, replica: Replica, rep
             break
         if wishes is not None:
             raise SpecError(
-                f"plan={plan}: cut like this, the model gives another loss or other gradients than whole; "
+                f"plan={mesh.plan}: cut like this, the model gives another loss or other gradients than whole; "
                 "leave out layers whose weights are used past them, or use plan=auto."
             )
     assert splits is not None, "a whole model agrees with itself"
-    if axis.index == 0:
+    if setting.world.is_first:
         for line in attempt.lines():
-            report(line)
+            setting.report(f"tensor={axis.size}: {line}")
     gc.collect()  # trials that failed leave cycles, by which whole tensors would be kept
     return splits
 
 
-def explain_width(replica: Replica, plan: str, count: int) -> list[str]:
+def explain_width(replica: Replica, plan: str, norms: str, count: int) -> list[str]:
     """What `cut_width` would do with the replica's model, told in lines; nobody else is needed for it."""
-    return make_plan(replica.module, record(replica), count, Wishes.parse(plan)).lines()
+    return _planned(replica, plan, norms, count).lines()
+
+
+def _planned(replica: Replica, plan: str, norms: str, count: int) -> TensorPlan:
+    recording, wishes = record(replica), Wishes.parse(plan)
+    made = make_plan(replica.module, recording, count, wishes)
+    return with_streams(made, replica.module, recording, wishes, norms)
 
 
 def _cut(
@@ -58,6 +68,8 @@ def _cut(
     parts = Parts(axis)
     surgery = Surgery(module, dict(replica.module.named_modules(remove_duplicate=False)), parts)
     _carry_out(plan, surgery)
+    if plan.streams:
+        surgery.end_streams([module] if module is replica.module else module.children())
     splits = {names[key]: split for key, split in parts.splits().items()}
     if before is None or before.agrees(replica, splits, axis):
         return splits
@@ -88,3 +100,6 @@ def _carry_out(plan: TensorPlan, surgery: Surgery) -> None:
         else:
             alone += region.apart()
     surgery.cut(cut for cut in alone if is_here(cut.layer))
+    for stream in plan.streams:
+        if is_here(stream.block):
+            surgery.cut_stream(stream)

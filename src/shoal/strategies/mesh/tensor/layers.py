@@ -10,9 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from shoal.strategies.mesh.splits import Split
-from shoal.strategies.mesh.tensor.collectives import Workers, copy_in, gather, scatter, sum_out
+from shoal.strategies.mesh.tensor.collectives import Workers, gather, scatter, sum_out
 from shoal.strategies.mesh.tensor.loss import VocabularyScores
 from shoal.strategies.mesh.tensor.narrowed import unwrapped
+from shoal.strategies.mesh.tensor.sequence import SequencePart, can_be_cut, entered, whole_of
+from shoal.strategies.mesh.tensor.sequence_collectives import leave_rows
 
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """A layer's function of input, weight and bias."""
@@ -50,7 +52,7 @@ class ColumnLayer(nn.Module):
         self._compute, self._workers, self._gathered = compute, workers, gathered
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        part = self._compute(copy_in(unwrapped(inputs), self._workers), self.weight, self.bias)
+        part = self._compute(entered(inputs, self._workers), self.weight, self.bias)
         return part if self._gathered is None else gather(part, self._gathered, self._workers)
 
 
@@ -66,18 +68,24 @@ class RowLayer(nn.Module):
         *,
         features: Split = LAST,
         scattered: bool = False,
+        in_rows: bool = False,
     ) -> None:
-        """`features`: the inputs' dimension that is cut; `scattered`: here, for it comes whole."""
+        """`features`: the inputs' dimension that is cut; `scattered`: here, for it comes whole. `in_rows`: each
+        worker gets a part of the sequence of the output, where there is one."""
         super().__init__()
         self.weight = weight
         self.bias = bias
         self._compute, self._workers = compute, workers
-        self._features, self._is_scattered = features, scattered
+        self._features, self._is_scattered, self._in_rows = features, scattered, in_rows
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self._is_scattered:
-            inputs = scatter(unwrapped(inputs), self._features, self._workers)
-        total = sum_out(self._compute(inputs, self.weight, None), self._workers)
+            inputs = scatter(whole_of(unwrapped(inputs)), self._features, self._workers)
+        part = self._compute(inputs, self.weight, None)
+        if self._in_rows and can_be_cut(part, self._workers):
+            bias = None if self.bias is None else self.bias.to(part.dtype)
+            return SequencePart.wrap(leave_rows(part, bias, self._workers), part.shape[-2], self._workers)
+        total = sum_out(part, self._workers)
         if self.bias is None:
             return total
         shape = [1] * total.dim()
@@ -120,10 +128,13 @@ class ScoresLayer(ColumnLayer):
 class VocabularyEmbedding(nn.Module):
     """Each worker has the entries of a range of numbers; whoever has the one that is asked for tells it."""
 
-    def __init__(self, weight: nn.Parameter, workers: Workers, padding: int | None) -> None:
+    def __init__(
+        self, weight: nn.Parameter, workers: Workers, padding: int | None, *, in_rows: bool = False
+    ) -> None:
+        """`in_rows`: each worker gets a part of the sequence of what is found."""
         super().__init__()
         self.weight = weight
-        self._workers = workers
+        self._workers, self._in_rows = workers, in_rows
         self._first = workers.index * len(weight)
         here = padding is not None and 0 <= padding - self._first < len(weight)
         self._padding = padding - self._first if here and padding is not None else None
@@ -132,7 +143,10 @@ class VocabularyEmbedding(nn.Module):
         local = numbers - self._first
         elsewhere = (local < 0) | (local >= len(self.weight))
         found = F.embedding(local.masked_fill(elsewhere, 0), self.weight, self._padding)
-        return sum_out(found.masked_fill(elsewhere.unsqueeze(-1), 0), self._workers)
+        found = found.masked_fill(elsewhere.unsqueeze(-1), 0)
+        if self._in_rows and can_be_cut(found, self._workers):
+            return SequencePart.wrap(leave_rows(found, None, self._workers), found.shape[-2], self._workers)
+        return sum_out(found, self._workers)
 
 
 class NarrowEmbedding(nn.Module):

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from shoal.strategies.gradients import task_loss
-from shoal.strategies.mesh.tensor.trial import Inputs
+from shoal.strategies.gradients import plain_loss
+from shoal.strategies.mesh.tensor.observing import Inputs
 from shoal.strategies.replica import Replica
 
 
@@ -25,6 +25,9 @@ class Recording:
     """Modules without children, as they were first called."""
     inputs: dict[int, Inputs] = field(default_factory=dict)
     """Of modules with children: the arguments of their first call, copied to the host's memory."""
+
+    sources: dict[int, list[int]] = field(default_factory=dict)
+    """Of modules without children: those whose output was their argument, as it was."""
 
     def was_called(self, module: nn.Module) -> bool:
         """Whether a leaf module took part."""
@@ -39,10 +42,19 @@ def record(replica: Replica) -> Recording:
     if replica.sample is None:
         return seen
 
+    outputs: dict[int, tuple[torch.Tensor, list[int]]] = {}  # kept, for another tensor may get the number of one
+
+    def note_output(module: nn.Module, args: Any, output: Any) -> None:
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, torch.Tensor):
+                outputs.setdefault(id(leaf), (leaf, []))[1].append(id(module))
+
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not any(True for _ in module.children()):
             if not seen.was_called(module):
                 seen.order.append(module)
+                found = [outputs[id(value)][1] for value in args if id(value) in outputs]
+                seen.sources[id(module)] = [source for sources in found for source in sources]
         elif id(module) not in seen.inputs:
             # What cannot be copied cannot be tried either: then there are no inputs.
             try:
@@ -52,9 +64,12 @@ def record(replica: Replica) -> Recording:
 
     modules = list(replica.module.modules())
     handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
+    handles += [
+        module.register_forward_hook(note_output) for module in modules if any(True for _ in module.children())
+    ]
     try:
         with undisturbed(replica.module), torch.no_grad():
-            task_loss(replica, sample_of(replica))
+            plain_loss(replica, sample_of(replica))
     finally:
         for handle in handles:
             handle.remove()

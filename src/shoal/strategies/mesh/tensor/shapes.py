@@ -128,6 +128,15 @@ def channels_of(norm: nn.Module) -> int | None:
     return norm.num_channels if type(norm) is nn.GroupNorm else None
 
 
+def is_token_norm(module: nn.Module) -> bool:
+    """Whether this looks like a norm of each token's features: torch's own, or a class that is called so."""
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return True
+    is_called_so = type(module).__name__.endswith("Norm") and not type(module).__module__.startswith("torch.nn")
+    params = list(module.parameters())
+    return is_called_so and bool(params) and all(param.dim() == 1 for param in params)
+
+
 def fits(size: int, count: int, blocks: tuple[int, ...] = ()) -> bool:
     """Whether so many workers can have equal parts."""
     return Split(0, blocks).fits(size, count)

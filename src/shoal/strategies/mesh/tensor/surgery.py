@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from shoal.layout.tensor_plan import LayerCut, Region
+from shoal.layout.tensor_plan import LayerCut, Region, Stream
 from shoal.strategies.mesh.tensor.building import Parts, build
 from shoal.strategies.mesh.tensor.narrowed import narrow_inputs
+from shoal.strategies.mesh.tensor.sequence import cut_stream, end_stream
 
 
 @dataclass
@@ -48,6 +49,14 @@ class Surgery:
         if region.narrowed:
             block = self.named[region.block]
             self._hooks.append(narrow_inputs(block, region.narrowed, self.parts.workers.size))
+
+    def cut_stream(self, stream: Stream) -> None:
+        """Give a block its part of the sequence."""
+        self._hooks.append(cut_stream(self.named[stream.block], stream.width, self.parts.workers))
+
+    def end_streams(self, modules: Iterable[nn.Module]) -> None:
+        """Let what these modules return be whole."""
+        self._hooks += [end_stream(module) for module in modules]
 
     def undo(self) -> None:
         """Make the model whole again."""

@@ -1,0 +1,35 @@
+"""Marks by which whoever reads a shard's values in shared memory sees that they changed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shoal.strategies.ps.memory import ServedMemory
+
+
+class BlockVersions:
+    """A number for each of a shard's blocks. Who sees an odd one, or another one afterwards, reads again."""
+
+    def __init__(self, memory: ServedMemory, shard: int, copy: int) -> None:
+        self._words = memory.versions(copy)
+        self._places = [block.number for block in memory.blocks[shard]]
+        for place in self._places:  # Whoever held this copy before may have been killed in the middle of a block.
+            self._words[place] += self._words[place] & 1
+
+    @contextmanager
+    def changing(self, block: int) -> Iterator[None]:
+        """One of the blocks changes."""
+        place = self._places[block]
+        self._words[place] += 1
+        yield
+        self._words[place] += 1
+
+    @contextmanager
+    def all_changing(self) -> Iterator[None]:
+        """All of the blocks change."""
+        for place in self._places:
+            self._words[place] += 1
+        yield
+        for place in self._places:
+            self._words[place] += 1
