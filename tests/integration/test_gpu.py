@@ -23,7 +23,8 @@ WAYS = [
     (2, "sharded:stage=2"),
     (2, "sharded:stage=3"),
     (2, "sharded:stage=3,offload=on"),
-    (2, "tensor"),
+    (2, "tensor:norms=replicated"),
+    (2, "tensor:norms=sequence"),
     (2, "pipeline:schedule=gpipe"),
     (2, "pipeline:schedule=1f1b"),
     (2, "pipeline:schedule=interleaved"),
@@ -73,7 +74,7 @@ def test_gpu_follows_the_cpu(
 def test_layers_train_as_on_the_cpu(zygote: ZygoteProcess, tmp_path: Path, strategy: str) -> None:
     expected = train(zygote, tmp_path / "cpu", device="cpu", workers=2, strategy=strategy, task="gpt_quiet")
     found = train(zygote, tmp_path / "gpu", workers=2, strategy=strategy, task="gpt_quiet")
-    assert found == pytest.approx(expected, rel=1e-3)
+    assert found == pytest.approx(expected, rel=1e-2)
 
 
 @needs_gpu

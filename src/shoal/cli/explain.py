@@ -51,7 +51,10 @@ def _width(job: Job) -> dict[str, Any]:
     if not isinstance(job.spec, ModelParallel):
         return {}
     mesh = as_mesh(job.spec, job.cluster.places)
-    return {"width": {"plan": mesh.plan, "norms": mesh.norms, "count": mesh.tensor}} if mesh.tensor > 1 else {}
+    if mesh.tensor == 1:
+        return {}
+    saves_memory = job.cluster.memory_bytes is not None or job.recompute or job.cluster.device != "cpu"
+    return {"width": {"plan": mesh.plan, "norms": mesh.norms, "count": mesh.tensor, "saves_memory": saves_memory}}
 
 
 def _show(plan: Plan) -> None:

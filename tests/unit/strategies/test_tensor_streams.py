@@ -73,6 +73,7 @@ def planned(
     norms: str = "auto",
     plan: str = "auto",
     length: int = LENGTH,
+    saves_memory: bool = True,
 ) -> TensorPlan:
     inputs = torch.randn(4, length, WIDTH)
     task = shoal.Task(
@@ -86,7 +87,7 @@ def planned(
     replica = Replica(task, sample=lambda: (inputs[:2], inputs[:2]))
     recording, wishes = record(replica), Wishes.parse(plan)
     made = make_plan(replica.module, recording, count, wishes)
-    return with_streams(made, replica.module, recording, wishes, norms)
+    return with_streams(made, replica.module, recording, wishes, norms, saves_memory=saves_memory)
 
 
 @pytest.mark.parametrize("block", [Before, After, lambda: Before(nn.RMSNorm)])
@@ -102,6 +103,7 @@ def test_norms_of_residual_blocks_and_what_follows_them(block: Callable[[], nn.M
     ("module", "args", "reason"),
     [
         (lambda: Stack(Before()), {"norms": "replicated"}, "norms=replicated"),
+        (lambda: Stack(Before()), {"saves_memory": False}, "without a limit of memory that is faster"),
         (lambda: Stack(Before()), {"count": 8, "length": 4}, "sequence of 4 is shorter than the workers"),
         (lambda: Stack(Before(mix=True)), {}, r"its block would (send \d+% more|keep no less)"),
         (lambda: Stack(Before()), {"length": 5, "count": 4}, r"its block would send \d+% more"),

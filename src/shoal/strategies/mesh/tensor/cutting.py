@@ -29,7 +29,8 @@ def cut_width(
     Returns, by name in the task's model, how parameters and buffers are cut. Everybody in line calls this.
     """
     wishes = Wishes.parse(mesh.plan)
-    made = _planned(replica, mesh.plan, mesh.norms, axis.size)
+    saves_memory = setting.memory_bytes is not None or replica.recomputes or replica.device != "cpu"
+    made = _planned(replica, mesh.plan, mesh.norms, axis.size, saves_memory=saves_memory)
     # Part of a model cannot be asked for its loss; the trials of its blocks must do.
     before = Probe.of(replica) if module is replica.module else None
     for attempt in (made, *made.retreats()):
@@ -49,15 +50,15 @@ def cut_width(
     return splits
 
 
-def explain_width(replica: Replica, plan: str, norms: str, count: int) -> list[str]:
+def explain_width(replica: Replica, plan: str, norms: str, count: int, *, saves_memory: bool) -> list[str]:
     """What `cut_width` would do with the replica's model, told in lines; nobody else is needed for it."""
-    return _planned(replica, plan, norms, count).lines()
+    return _planned(replica, plan, norms, count, saves_memory=saves_memory).lines()
 
 
-def _planned(replica: Replica, plan: str, norms: str, count: int) -> TensorPlan:
+def _planned(replica: Replica, plan: str, norms: str, count: int, *, saves_memory: bool) -> TensorPlan:
     recording, wishes = record(replica), Wishes.parse(plan)
     made = make_plan(replica.module, recording, count, wishes)
-    return with_streams(made, replica.module, recording, wishes, norms)
+    return with_streams(made, replica.module, recording, wishes, norms, saves_memory=saves_memory)
 
 
 def _cut(

@@ -22,10 +22,17 @@ SEQUENCE = "sequence"
 
 
 def with_streams(
-    plan: TensorPlan, module: nn.Module, recording: Recording, wishes: Wishes | None, norms: str
+    plan: TensorPlan,
+    module: nn.Module,
+    recording: Recording,
+    wishes: Wishes | None,
+    norms: str,
+    *,
+    saves_memory: bool,
 ) -> TensorPlan:
-    """The plan with norms sequence-parallel where that is right and pays, or is wished."""
-    finder = _Finder(plan, module, recording, wishes, norms)
+    """The plan with norms sequence-parallel where that is right and pays, or is wished; what it costs in time, it
+    pays in memory."""
+    finder = _Finder(plan, module, recording, wishes, norms, saves_memory=saves_memory)
     streams = finder.streams()
     known = {norm for stream in streams for norm in stream.norms}
     following = tuple(finder.following(streams, known))
@@ -50,9 +57,17 @@ def with_streams(
 
 class _Finder:
     def __init__(
-        self, plan: TensorPlan, module: nn.Module, recording: Recording, wishes: Wishes | None, norms: str
+        self,
+        plan: TensorPlan,
+        module: nn.Module,
+        recording: Recording,
+        wishes: Wishes | None,
+        norms: str,
+        *,
+        saves_memory: bool,
     ) -> None:
         self._plan, self._recording, self._wishes, self._mode = plan, recording, wishes, norms
+        self._saves_memory = saves_memory
         self._named = dict(module.named_modules())
         self._verdicts: dict[Hashable, tuple[int, frozenset[str]] | str] = {}
         """By kind of block, see `_tried`."""
@@ -106,8 +121,10 @@ class _Finder:
     def _left_out(self, norms: list[str]) -> str | None:
         if self._mode == "replicated":
             return "norms=replicated"
-        if self._wishes is None or self._mode == SEQUENCE:
+        if self._mode == SEQUENCE:
             return None
+        if self._wishes is None:
+            return None if self._saves_memory else "without a limit of memory that is faster"
         is_wished = any(self._wishes.of(norm) == SEQUENCE for norm in norms)
         return None if is_wished else "the plan does not name it"
 
