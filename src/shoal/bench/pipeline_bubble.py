@@ -126,8 +126,9 @@ def run_worker(rank: int, store: str, rounds: int) -> None:
     for microbatches in MICROBATCHES:
         steps = {name: contest.variant(name, microbatches) for name in names}
         for number in range(rounds + 1):
-            for name, step in steps.items():
-                duration, bubble = contest.time(step)
+            first = number % len(names)  # each takes every turn: one that follows another finds its memory
+            for name in (*names[first:], *names[:first]):
+                duration, bubble = contest.time(steps[name])
                 if number:  # the first round tells shapes and fills caches
                     timings = found.setdefault((name, microbatches), Timings())
                     timings.step_s.append(duration)
