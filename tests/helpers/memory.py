@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from dataclasses import dataclass
 
 import psutil
 
@@ -25,9 +26,38 @@ def require_flat(grown_bytes: int, limit_mib: float) -> None:
     assert grown_mib < limit_mib, f"memory grew by {grown_mib:.1f} MiB"
 
 
-def held_bytes() -> int:
+class _MallocFacts(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Memory of a process at one moment."""
+
+    resident_bytes: int
+    used_bytes: int
+    """What was asked of malloc and not freed. A forked process finds room in what it inherited, so that what it
+    keeps need not show in `resident_bytes`."""
+
+    def grown_since(self, before: Held) -> int:
+        """By whichever tells of more."""
+        return max(self.resident_bytes - before.resident_bytes, self.used_bytes - before.used_bytes)
+
+
+def held() -> Held:
     """What this process holds once it has given back all that it can."""
     gc.collect()
+    libc = ctypes.CDLL(None)
     # What a passing queue needed was freed, but the allocator likes to keep it.
-    ctypes.CDLL(None).malloc_trim(0)
-    return psutil.Process().memory_info().rss
+    libc.malloc_trim(0)
+    libc.mallinfo2.restype = _MallocFacts
+    facts = libc.mallinfo2()
+    return Held(resident_bytes=psutil.Process().memory_info().rss, used_bytes=facts.uordblks + facts.hblkhd)

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from helpers.forked import in_processes
-from helpers.memory import MIB, held_bytes
+from helpers.memory import MIB, held
 from shoal.comm import ZmqWire
 from shoal.comm.reliable import Packet
 from shoal.spec import World
@@ -77,9 +77,9 @@ def _receive(open_target: OpenTarget, shooter: Connection, limit_bytes: int, tri
     with open_target() as target:
         _withstand(target, shooter)
         while len(grown) < tries and (not grown or min(grown) >= limit_bytes):
-            before = held_bytes()
+            before = held()
             _withstand(target, shooter)
-            grown.append(held_bytes() - before)
+            grown.append(held().grown_since(before))
         shooter.send(None)
     return [min(grown)]
 

@@ -156,13 +156,12 @@ def test_a_stubborn_stranger_takes_no_memory(kind, stranger):
 
 
 def test_strangers_that_are_kept_are_noticed(kind):
-    """Connections as above, none of which ends: what each of them holds is seen. Twice as many, because a process
-    that was forked finds room for some in what it inherited."""
+    """As many connections as above, none of which ends: what each of them holds is seen."""
     mechanism = b"CURVE" if kind == "curve" else b"PLAIN"
     kept: list[socket.socket] = []
 
     def stay(address: str, number: int) -> Volley:
-        for _ in range(2 * KNOCKS[min(number, 1)]):
+        for _ in range(KNOCKS[min(number, 1)]):
             kept.append(bare_connection(address))
             kept[-1].sendall(greeting(mechanism))
             assert kept[-1].recv(1)  # somebody is there for it
