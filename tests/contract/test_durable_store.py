@@ -96,8 +96,8 @@ def make_reopen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         memory, path, prefix = MemoryStore(), tmp_path_factory.mktemp("store") / "file", f"/shoal/{uuid.uuid4()}"
         stores: dict[str, Reopen] = {
             "memory": lambda: memory,
-            "sqlite": lambda: SqliteStore(path),
-            "etcd": lambda: EtcdStore(endpoint, prefix),
+            "sqlite": lambda: SqliteStore(path, "a"),
+            "etcd": lambda: EtcdStore(endpoint, prefix, "a"),
         }
         return stores[request.param]
 
@@ -163,9 +163,36 @@ def test_of_many_that_claim_one_term_one_wins(reopen):
     assert reopen().load()[0] == 5
 
 
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("etcd", marks=pytest.mark.long)])
+def test_attempts_in_one_place_do_not_see_each_other(kind, tmp_path, request):
+    if kind == "sqlite":
+        first, second = (SqliteStore(tmp_path / "file", attempt) for attempt in "ab")
+    else:
+        endpoint, prefix = request.getfixturevalue("etcd"), f"/shoal/{uuid.uuid4()}"
+        first, second = (EtcdStore(endpoint, prefix, attempt) for attempt in "ab")
+    assert first.claim(1)
+    first.save(1, STATE)
+    assert second.load() == (0, None)
+    assert second.claim(1), "its terms are its own"
+    second.save(1, {"number": 8})
+    first.save(1, {"number": 9})
+    assert (first.load(), second.load()) == ((1, {"number": 9}), (1, {"number": 8}))
+
+
+def test_an_attempt_whose_store_was_removed_falls_silent(tmp_path):
+    path = tmp_path / "coordinator.sqlite"
+    old = SqliteStore(path, "old")
+    assert old.claim(1)
+    path.unlink()
+    assert SqliteStore(path, "new").claim(1)
+    with pytest.raises(Superseded, match="another attempt's by now"):
+        old.save(1, STATE)
+    assert not old.claim(2)
+
+
 def test_the_file_is_its_owners_alone(tmp_path):
     path = tmp_path / "coordinator.sqlite"
-    store = SqliteStore(path)
+    store = SqliteStore(path, "a")
     store.claim(1)
     store.save(1, STATE)
     assert [stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()] == [0o600]
@@ -174,24 +201,24 @@ def test_the_file_is_its_owners_alone(tmp_path):
 def test_a_file_that_was_open_to_others_is_closed_to_them(tmp_path):
     path = tmp_path / "coordinator.sqlite"
     path.touch(mode=0o644)
-    SqliteStore(path)
+    SqliteStore(path, "a")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(StoreError, match=r"nowhere/file \(No such file or directory\)"):
-        SqliteStore(tmp_path / "nowhere" / "file")
+        SqliteStore(tmp_path / "nowhere" / "file", "a")
 
 
 def test_a_file_that_is_no_store_is_named(tmp_path):
     path = tmp_path / "coordinator.sqlite"
     path.write_bytes(b"something else, and long enough to be looked at" * 100)
     with pytest.raises(StoreError, match=r"coordinator\.sqlite cannot be read"):
-        SqliteStore(path)
+        SqliteStore(path, "a")
 
 
 def save_for_ever(path: Path, tell: int) -> None:
-    store = SqliteStore(path)
+    store = SqliteStore(path, "a")
     term, state = store.load()
     assert store.claim(term + 1)
     number = 0 if state is None else state["number"]
@@ -217,7 +244,7 @@ def test_what_was_saved_survives_kill_9(tmp_path):
             os.kill(saver, signal.SIGKILL)
             last = int([*told, *lines][-1])
         os.waitpid(saver, 0)
-        term, state = SqliteStore(path).load()
+        term, state = SqliteStore(path, "a").load()
         assert term == life and state is not None
         assert state["number"] in (last, last + 1)
         assert state["bulk"] == bytes([state["number"] % 256]) * 20_000
@@ -225,7 +252,7 @@ def test_what_was_saved_survives_kill_9(tmp_path):
 
 def test_an_etcd_that_is_not_there_is_named():
     (port,) = _free_ports(1)
-    store = EtcdStore(f"http://127.0.0.1:{port}", "/shoal", timeout_s=1.0)
+    store = EtcdStore(f"http://127.0.0.1:{port}", "/shoal", "a", timeout_s=1.0)
     for attempt in (store.load, lambda: store.claim(1), lambda: store.save(1, STATE)):
         with pytest.raises(StoreError, match=f"{port}.*check that it runs"):
             attempt()
@@ -233,17 +260,17 @@ def test_an_etcd_that_is_not_there_is_named():
 
 def test_an_etcd_that_does_not_answer_is_not_waited_for_for_ever():
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        store = EtcdStore(f"http://127.0.0.1:{silent.getsockname()[1]}", "/shoal", timeout_s=0.2)
+        store = EtcdStore(f"http://127.0.0.1:{silent.getsockname()[1]}", "/shoal", "a", timeout_s=0.2)
         with pytest.raises(StoreError, match=r"within 0\.2 s"):
             store.load()
 
 
 def test_an_endpoint_is_an_address():
     with pytest.raises(SpecError, match="http://host:port"):
-        EtcdStore("localhost:2379", "/shoal")
+        EtcdStore("localhost:2379", "/shoal", "a")
 
 
 @pytest.mark.long
 def test_what_etcd_refuses_is_passed_on(etcd):
     with pytest.raises(StoreError, match="refused"):
-        EtcdStore(f"{etcd}/nowhere", "/shoal").load()
+        EtcdStore(f"{etcd}/nowhere", "/shoal", "a").load()

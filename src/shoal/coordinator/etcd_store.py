@@ -1,6 +1,7 @@
 """The coordinator's durable memory in etcd, for jobs on several machines.
 
-Two keys under a prefix: the term, and the state. Both are only ever changed by transactions that compare the term.
+Two keys under a prefix and the attempt's name: the term, and the state. Both are only ever changed by
+transactions that compare the term.
 Spoken to through etcd's HTTP gateway, so that no client library is needed.
 """
 
@@ -21,14 +22,14 @@ TERM_DIGITS = 20
 
 
 class EtcdStore:
-    """State in etcd (v3) at `endpoint`, as `http://host:2379`; `prefix` tells jobs apart."""
+    """State in etcd (v3) at `endpoint`, as `http://host:2379`; `prefix` and `attempt` tell jobs apart."""
 
-    def __init__(self, endpoint: str, prefix: str, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, endpoint: str, prefix: str, attempt: str, *, timeout_s: float = TIMEOUT_S) -> None:
         if not endpoint.startswith(("http://", "https://")):
             raise SpecError(f"EtcdStore: endpoint must be written http://host:port, found {endpoint!r}.")
         self._url = endpoint.rstrip("/") + "/v3/kv/txn"
-        self._term_key = _text(f"{prefix}/term")
-        self._state_key = _text(f"{prefix}/state")
+        self._term_key = _text(f"{prefix}/{attempt}/term")
+        self._state_key = _text(f"{prefix}/{attempt}/state")
         self._timeout_s = timeout_s
         # A proxy for the web is not the way to a job's own store.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -2,6 +2,9 @@
 
 Whoever coordinates first claims a higher term. From then on nothing can be saved under a lower one, so what the
 new coordinator loads after its claim is the last that its predecessor could have told anybody.
+
+Terms order the coordinators of one attempt at a run. Another attempt (the run resumed, or begun anew in the same
+place) has a name of its own, and neither sees nor changes what the first one keeps.
 """
 
 from __future__ import annotations
@@ -94,29 +97,39 @@ class MemoryStore:
 class SqliteStore:
     """A file on one host. What was saved survives `kill -9` at any point, and a power cut."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, attempt: str) -> None:
         self._path = path
+        self._attempt = attempt
         self._make_private()
         with self._transaction() as database:
-            database.execute("CREATE TABLE IF NOT EXISTS coordinator (term INTEGER NOT NULL, state BLOB)")
-            database.execute("INSERT INTO coordinator SELECT 0, NULL WHERE NOT EXISTS (SELECT * FROM coordinator)")
+            columns = "attempt TEXT PRIMARY KEY, term INTEGER NOT NULL, state BLOB"
+            database.execute(f"CREATE TABLE IF NOT EXISTS coordinator ({columns})")
+            database.execute("INSERT OR IGNORE INTO coordinator VALUES (?, 0, NULL)", (attempt,))
 
     def load(self) -> tuple[int, dict[str, Any] | None]:
         with self._transaction() as database:
-            term, packed = database.execute("SELECT term, state FROM coordinator").fetchone()
+            term, packed = self._read(database)
         return term, None if packed is None else unpack_state(packed)
 
     def claim(self, term: int) -> bool:
         with self._transaction() as database:
-            cursor = database.execute("UPDATE coordinator SET term = ? WHERE term < ?", (term, term))
+            given = (term, self._attempt, term)
+            cursor = database.execute("UPDATE coordinator SET term = ? WHERE attempt = ? AND term < ?", given)
             return cursor.rowcount == 1
 
     def save(self, term: int, state: dict[str, Any]) -> None:
-        packed = pack_state(state)
+        given = (pack_state(state), self._attempt, term)
         with self._transaction() as database:
-            cursor = database.execute("UPDATE coordinator SET state = ? WHERE term = ?", (packed, term))
+            cursor = database.execute("UPDATE coordinator SET state = ? WHERE attempt = ? AND term = ?", given)
             if cursor.rowcount != 1:
-                raise superseded_by(term, database.execute("SELECT term FROM coordinator").fetchone()[0])
+                raise superseded_by(term, self._read(database)[0])
+
+    def _read(self, database: sqlite3.Connection) -> tuple[int, bytes | None]:
+        given = (self._attempt,)
+        found = database.execute("SELECT term, state FROM coordinator WHERE attempt = ?", given).fetchone()
+        if found is None:
+            raise Superseded(f"{self._path} is another attempt's by now; this coordinator must stop.")
+        return found
 
     def _make_private(self) -> None:
         """Make the file here and not by SQLite, so that others cannot read it, not even for a moment."""

@@ -15,6 +15,7 @@ from shoal.spec import Data, Job, Layer, ModelParallel, ParameterServer, World
 from shoal.spec.world import LOOPBACK
 
 _SECRET_BYTES = 32
+_ATTEMPT_BYTES = 8
 
 
 def servers_of(job: Job) -> int:
@@ -40,6 +41,7 @@ def plan_places(job: Job) -> list[World]:
         local_size=workers,
         coordinator=f"{LOOPBACK}:{_choose_port(job.cluster.port)}",
         secret="" if is_alone else secrets.token_hex(_SECRET_BYTES),
+        attempt=secrets.token_hex(_ATTEMPT_BYTES),
     )
     if not servers:
         hosted = spread(workers, elastic.starting_workers(job.cluster))

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,8 +27,9 @@ from shoal.observe import (
     TensorBoardSink,
     write_report,
 )
-from shoal.observe.checkpoint_names import is_checkpoint, step_folders, step_of
+from shoal.observe.checkpoint_names import find_run, is_checkpoint, step_folders, step_of
 from shoal.observe.run_folder import DEFAULT_ROOT
+from shoal.observe.run_lock import RunLock
 from shoal.observe.wording import near
 from shoal.observe.worker_scales import WorkerScales
 from shoal.spec import Cluster, Job, StrategySpec
@@ -100,7 +102,8 @@ def train(
                 f"resume={resume!r} goes on with that run's own task, in its own folder; leave target, args, "
                 "name, weights_from and skip_seen out."
             )
-        job, folder = _resumed(resume, runs, shown, said)
+        folder = find_run(resume, runs)
+        prepare = partial(_resumed, resume, runs, shown, said, folder)
     else:
         if skip_seen and weights_from is None:
             raise SpecError("--skip-seen leaves out what a checkpoint has seen; name it with --from.")
@@ -109,9 +112,12 @@ def train(
             options = first_options(weights_from, runs, _warning_to(shown), skip_seen=skip_seen)
         job = new_job(target, args, options, said)
         folder = RunFolder.create(runs, name, overwrite, target=job.target)
-    extra = [TensorBoardSink(folder.tensorboard)] if tensorboard else []
-    job = replace(job, run_dir=str(folder.path))
-    return execute(job, folder, shown, extra=extra, zygote=zygote)
+        prepare = partial(_begun_anew, job, folder)
+    # Nobody else works in the folder from here on; nothing of it is read or changed before.
+    with RunLock(folder.path, _warning_to(shown)):
+        job = replace(prepare(), run_dir=str(folder.path))
+        extra = [TensorBoardSink(folder.tensorboard)] if tensorboard else []
+        return execute(job, folder, shown, extra=extra, zygote=zygote)
 
 
 def new_job(
@@ -134,9 +140,13 @@ def new_job(
     )
 
 
-def _resumed(resume: str, runs: str | Path, shown: Sink, said: dict[str, Any]) -> tuple[Job, RunFolder]:
+def _begun_anew(job: Job, folder: RunFolder) -> Job:
+    folder.clear()
+    return job
+
+
+def _resumed(resume: str, runs: str | Path, shown: Sink, said: dict[str, Any], folder: RunFolder) -> Job:
     path, manifest = find_whole(resume, runs, _warning_to(shown))
-    folder = RunFolder.open(path.parent.parent)
     job = resumed_job(folder.read_job(), path, manifest, said)
     # What a coordinator remembers is about the attempt that ended.
     folder.decisions.unlink(missing_ok=True)
@@ -144,7 +154,7 @@ def _resumed(resume: str, runs: str | Path, shown: Sink, said: dict[str, Any]) -
     for text in (f"resuming {folder.name} after step {manifest.step:,}", left_out(job, manifest)):
         if text:
             shown.handle(Event("line", values={"text": text}))
-    return job, folder
+    return job
 
 
 def _warning_to(shown: Sink) -> Callable[[str], None]:

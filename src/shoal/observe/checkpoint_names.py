@@ -42,6 +42,13 @@ def names_checkpoint(text: str) -> bool:
     return is_checkpoint(Path(text)) or bool(run and step.isascii() and step.isdecimal())
 
 
+def find_run(text: str, root: Path | str = DEFAULT_ROOT) -> RunFolder:
+    """The run that this names, or a checkpoint of which it names."""
+    if is_checkpoint(Path(text)):
+        return RunFolder.open(Path(text).absolute().parent.parent)
+    return RunFolder.open(text.rpartition("@")[0] if names_checkpoint(text) else text, root)
+
+
 def find_checkpoint(text: str, root: Path | str = DEFAULT_ROOT) -> Path:
     """A checkpoint's folder, from its path, from `RUN@STEP`, or from `RUN` for its latest."""
     if is_checkpoint(Path(text)):

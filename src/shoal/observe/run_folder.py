@@ -90,17 +90,17 @@ class RunFolder:
         *,
         target: str = "run",
     ) -> RunFolder:
-        """A folder for a new run; without a name it is called after `target` and the time."""
+        """A folder for a new run; without a name it is called after `target` and the time.
+
+        With `overwrite` it may be an earlier run's: `clear` it once nobody else works in it.
+        """
         root = Path(root).absolute()
         try:
             with writing(root):
                 root.mkdir(parents=True, exist_ok=True)
-            folder = cls(_make_unique(root, target) if name is None else _make_named(root, name, overwrite))
-            with writing(folder.path):
-                folder.logs.mkdir()
+            return cls(_make_unique(root, target) if name is None else _make_named(root, name, overwrite))
         except (FileExistsError, NotADirectoryError):
             raise SpecError(f"Runs folder {root} is a file, not a folder; name another one.") from None
-        return folder
 
     @classmethod
     def open(cls, path_or_name: Path | str, root: Path | str = DEFAULT_ROOT) -> RunFolder:
@@ -155,7 +155,6 @@ def _make_named(root: Path, name: str, overwrite: bool) -> Path:
                 raise SpecError(
                     f"Run {name!r} is there already, in {path}; choose another name, or say overwrite."
                 ) from None
-            RunFolder(path).clear()
     return path
 
 

@@ -41,7 +41,8 @@ def run_coordinator(job: Job, world: World, channel: Channel) -> int:
     with Beat(channel, reporter.pulse):
         reporter.on_state("starting", 0)
         plan = make_plan(job, world)
-        store = SqliteStore(Path(job.run_dir or job.options["scratch"]) / "coordinator.sqlite")
+        folder = Path(job.run_dir or job.options["scratch"])
+        store = SqliteStore(folder / "coordinator.sqlite", world.attempt)
         with ZmqWire(f"tcp://{world.coordinator}", key=RunKey.from_text(world.secret)) as wire:
             wire.watch(channel)
             machine = Coordinator(plan, store, time.monotonic())

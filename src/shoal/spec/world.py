@@ -37,6 +37,8 @@ class World:
     """In a job with servers: this process's number, never used again; the coordinator's is 0."""
     secret: str = field(default="", repr=False)
     """The run's key, by which its processes know each other. Never printed, never on disk."""
+    attempt: str = ""
+    """Which attempt at a run this is, by a name that no other has: one supervisor's life."""
     arena_fd: int | None = None
     """The host's shared segment, where the launcher made one: a file descriptor of this process."""
     places: tuple[int, ...] = ()

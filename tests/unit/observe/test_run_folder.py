@@ -24,8 +24,7 @@ from shoal.spec import Cluster, Job
 def test_default_name_says_what_and_when(tmp_path, target, stem):
     folder = RunFolder.create(tmp_path / "runs", target=target)
     assert re.fullmatch(rf"{stem}-\d{{8}}-\d{{6}}", folder.name)
-    assert folder.logs.is_dir()
-    assert folder.path.is_absolute()
+    assert folder.path.is_dir() and folder.path.is_absolute()
 
 
 def test_default_names_are_unique(tmp_path):
@@ -36,13 +35,16 @@ def test_default_names_are_unique(tmp_path):
 def test_existing_name_is_refused_unless_overwritten(tmp_path):
     first = RunFolder.create(tmp_path, "mine")
     first.write_result({"loss": 1.0})
+    first.logs.mkdir()
     (first.logs / "worker-0.log").write_text("old")
     (first.path / "notes.txt").write_text("the user's own")
     with pytest.raises(SpecError, match=r"'mine' is there already.*overwrite"):
         RunFolder.create(tmp_path, "mine")
     again = RunFolder.create(tmp_path, "mine", overwrite=True)
+    assert again.result.exists(), "another run may be going on in it"
+    again.clear()
     assert not again.result.exists()
-    assert list(again.logs.iterdir()) == []
+    assert not again.logs.exists()
     assert (again.path / "notes.txt").read_text() == "the user's own"
 
 
@@ -89,7 +91,7 @@ def test_job_and_result_are_read_back(tmp_path):
     folder.write_result({"loss": 0.5})
     assert folder.read_job() == job
     assert folder.read_result() == {"loss": 0.5}
-    assert sorted(path.name for path in folder.path.iterdir()) == ["job.json", "logs", "result.json"]
+    assert sorted(path.name for path in folder.path.iterdir()) == ["job.json", "result.json"]
 
 
 def test_open_by_name_and_by_path(tmp_path):
