@@ -150,7 +150,6 @@ def _resumed(resume: str, runs: str | Path, shown: Sink, said: dict[str, Any], f
     job = resumed_job(folder.read_job(), path, manifest, said)
     # What a coordinator remembers is about the attempt that ended.
     folder.decisions.unlink(missing_ok=True)
-    folder.result.unlink(missing_ok=True)
     for text in (f"resuming {folder.name} after step {manifest.step:,}", left_out(job, manifest)):
         if text:
             shown.handle(Event("line", values={"text": text}))
@@ -180,9 +179,12 @@ def execute(
     zygote: ZygoteProcess | None = None,
 ) -> Run:
     """Run a job that keeps a folder; whatever happens, the folder tells."""
-    folder.write_job(job)
+    if not folder.job.is_file():
+        folder.write_job(job)
     record = _Record()
-    bus = Bus([JsonlSink(folder.path), record, *extra, *([shown] if shown is not None else [])])
+    bus = Bus(
+        [JsonlSink(folder.path), record, _Beginning(job, folder), *extra, *([shown] if shown is not None else [])]
+    )
     ending = Event("stopped", values={"reason": "failed"})
     try:
         Supervisor(job, bus.emit, LocalEngine(zygote)).run()
@@ -203,6 +205,26 @@ def execute(
         bus.close()
         write_report(folder.path)
     return Run(folder.path, record.results)
+
+
+class _Beginning:
+    """A sink that lets a job take the place of the one before it, once its run has really begun.
+
+    What is refused until then, by whomever, leaves a run that is resumed as it was.
+    """
+
+    def __init__(self, job: Job, folder: RunFolder) -> None:
+        self._job = job
+        self._folder = folder
+        self._has_begun = False
+
+    def handle(self, event: Event) -> None:
+        if not self._has_begun and event.kind in ("steps", "evaluation", "checkpoint"):
+            self._has_begun = True
+            self._folder.write_job(self._job)
+            self._folder.result.unlink(missing_ok=True)
+
+    def close(self) -> None: ...
 
 
 class _Record:

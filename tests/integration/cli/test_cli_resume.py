@@ -15,6 +15,20 @@ import pytest
 
 from helpers.commands import GUARD_S, SMALL_TASK, command, environment
 
+BROKEN = """
+sound_task = task
+
+
+def fail(outputs, targets):
+    raise RuntimeError("broken on purpose")
+
+
+def task():
+    import dataclasses
+
+    return dataclasses.replace(sound_task(), loss=fail)
+"""
+"""What turns a sound task into one whose first step fails."""
 GROWING = Path(__file__).parents[1] / "growing_task.py"
 
 
@@ -97,6 +111,36 @@ def test_what_cannot_be_resumed_says_why(shoal, saved, words, text):
     answer = shoal("train", *words)
     assert answer.returncode in (1, 2) and text in " ".join(answer.stderr.split())
     assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--epochs", "1"], "the run has 13 steps, so none is left"),
+        (["--batch-size", "32"], "a batch size of 16, but this run has 32"),
+    ],
+)
+def test_what_was_refused_leaves_the_run_as_it_was(shoal, saved, tmp_path, words, text):
+    shutil.rmtree(tmp_path / "runs/mine/checkpoints/step-000000026")
+    kept = [tmp_path / "runs/mine" / name for name in ("job.json", "result.json")]
+    before = [path.read_bytes() for path in kept]
+    refused = shoal("train", "--resume", "mine", *words)
+    assert refused.returncode in (1, 2) and text in " ".join(refused.stderr.split()), refused.stderr
+    assert [path.read_bytes() for path in kept] == before
+    assert result(shoal("train", "--resume", "mine", "--json"))["digest"] == saved
+
+
+def test_what_fails_in_its_first_step_leaves_the_run_as_it_was(shoal, saved, tmp_path):
+    folder, own = tmp_path / "runs/mine", tmp_path / "own.py"
+    own.write_text(SMALL_TASK.read_text() + BROKEN)
+    sound = (folder / "job.json").read_text()
+    broken = sound.replace(str(SMALL_TASK), str(own))
+    (folder / "job.json").write_text(broken)
+    failed = shoal("train", "--resume", "mine@20", "--on-failure", "stop", "--workers", "1")
+    assert failed.returncode == 1 and "broken on purpose" in failed.stderr
+    assert (folder / "job.json").read_text() == broken and (folder / "result.json").exists()
+    (folder / "job.json").write_text(sound)
+    assert result(shoal("train", "--resume", "mine@20", "--json"))["digest"] == saved
 
 
 def test_an_interrupted_run_says_how_to_go_on(zygote, tmp_path):
