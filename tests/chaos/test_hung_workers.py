@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.observed import ObservedEngine
 from shoal.errors import WorkerFailed
-from shoal.launch import Handle, LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch import ZygoteProcess
 from shoal.observe import Event
-from shoal.spec import Cluster, Job, World
+from shoal.spec import Cluster, Job
 
 TASKS = Path(__file__).with_name("hanging_tasks.py")
 NOTICED_WITHIN_S = 6.0
@@ -23,7 +24,7 @@ FEW: dict[str, int] = {"steps": 60, "at_read": 160}
 SERVED = "ps:servers=2"
 
 
-class Stopper(LocalEngine):
+class Stopper(ObservedEngine):
     """An engine that stops one member for good, once training has come to a certain step."""
 
     def __init__(self, zygote: ZygoteProcess, role: str, rank: int = 0, at_step: int = 30) -> None:
@@ -32,17 +33,14 @@ class Stopper(LocalEngine):
         self._victim = (role, rank)
         self._at_step = at_step
 
-    def start(self, job: Job, worlds: Sequence[World]) -> Handle:
-        self._handle = super().start(job, worlds)
-        return self._handle
-
     def on_event(self, event: Event) -> None:
         if self.stopped or event.kind != "steps" or event.values["steps"][-1][0] < self._at_step:
             return
-        for member in self._handle.members:
-            if (member.role, member.global_rank) == self._victim and member.is_alive:
-                self._handle.signal(member, signal.SIGSTOP)
-                self.stopped.append(member.name)
+        role, rank = self._victim
+        for hand in self.running(role):
+            if hand.global_rank == rank:
+                self.signal(hand, signal.SIGSTOP)
+                self.stopped.append(hand.name)
 
 
 class Run:
@@ -57,7 +55,7 @@ class Run:
         self,
         name: str,
         *,
-        engine: LocalEngine | None = None,
+        engine: ObservedEngine | None = None,
         strategy: str = "data:via=arena",
         spares: int = 0,
         workers: int = 2,
@@ -80,7 +78,7 @@ class Run:
             run_dir=str(self.run_dir),
             options={"state": str(self.run_dir / "state.safetensors")},
         )
-        return Supervisor(job, listen, engine or LocalEngine(self.zygote)).run()
+        return (engine or ObservedEngine(self.zygote)).run(job, listen)
 
     def told(self, kind: str) -> list[dict[str, Any]]:
         return [event.values for event in self.events if event.kind == kind]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections import Counter
@@ -12,16 +13,17 @@ from typing import Any
 
 import pytest
 
+from helpers.observed import ObservedEngine
 from shoal.checkpoint import load_tensors
-from shoal.launch import Handle, LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch import LocalHost, ZygoteProcess
 from shoal.observe import Event
-from shoal.spec import Cluster, Job, World
+from shoal.spec import Cluster, Job
 
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 GUARD_S = 90.0
 
 
-class Killer(LocalEngine):
+class Killer(ObservedEngine):
     """An engine whose members are killed, one after the other; the next when all has been made whole again."""
 
     def __init__(self, zygote: ZygoteProcess, victims: Sequence[str]) -> None:
@@ -38,11 +40,11 @@ class Killer(LocalEngine):
         self._has_started = False
         self._over = False
 
-    def start(self, job: Job, worlds: Sequence[World]) -> Handle:
-        self._handle = super().start(job, worlds)
+    def open(self, job: Job) -> LocalHost:
+        host = super().open(job)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        return self._handle
+        return host
 
     def on_event(self, event: Event) -> None:
         """Follow what is missing: a process that was killed, backups that are not filled yet."""
@@ -89,14 +91,13 @@ class Killer(LocalEngine):
             time.sleep(self._random.uniform(0.05, 0.1))
 
     def _kill(self, role: str) -> None:
-        victims = [member for member in self._handle.members if member.role == role and member.is_alive]
         self._killed_at = time.monotonic()
-        self._handle.signal(self._random.choice(victims), 9)
+        self.signal(self._random.choice(self.running(role)), signal.SIGKILL)
         self.killed[role] += 1
 
 
 def run(
-    folder: Path, engine: LocalEngine, strategy: str, *, steps: int, on_event: Any = lambda event: None
+    folder: Path, engine: ObservedEngine, strategy: str, *, steps: int, on_event: Any = lambda event: None
 ) -> tuple[dict[str, Any], list[Event]]:
     folder.mkdir()
     job = Job(
@@ -114,7 +115,7 @@ def run(
         events.append(event)
         on_event(event)
 
-    return Supervisor(job, listen, engine).run(), events
+    return engine.run(job, listen), events
 
 
 def train_under_fire(
@@ -136,7 +137,7 @@ VICTIMS = ("server", "coordinator", "worker", "server", "coordinator", "worker",
 
 @pytest.mark.parametrize(("kills", "steps"), [(5, 600), pytest.param(9, 1000, marks=pytest.mark.long)])
 def test_kills_change_no_bit_in_lockstep(tmp_path: Path, zygote: ZygoteProcess, kills: int, steps: int) -> None:
-    calm, _ = run(tmp_path / "calm", LocalEngine(zygote), "data:via=arena", steps=steps)
+    calm, _ = run(tmp_path / "calm", ObservedEngine(zygote), "data:via=arena", steps=steps)
     victims = VICTIMS[:kills]
     _, results, _ = train_under_fire(tmp_path / "fire", zygote, "ps:servers=2,shards=4", victims, steps=steps)
     assert results["digest"] == calm["digest"]

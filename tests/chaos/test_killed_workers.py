@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from helpers.killing import Killer, anywhere
+from helpers.observed import ObservedEngine
 from shoal.errors import Interrupted
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch import ZygoteProcess
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 
@@ -20,7 +21,7 @@ MLP = {"width": 700}
 
 
 def train(
-    folder: Path, engine: LocalEngine, model: str, args: dict[str, Any], steps: int, **job: Any
+    folder: Path, engine: ObservedEngine, model: str, args: dict[str, Any], steps: int, **job: Any
 ) -> tuple[dict[str, Any], list[Event]]:
     """Train until the end or until the killer has had enough; what the run left, and what it told."""
     folder.mkdir()
@@ -43,7 +44,7 @@ def train(
             engine.on_event(event)
 
     try:
-        Supervisor(asked, listen, engine).run()
+        engine.run(asked, listen)
     except Interrupted:
         assert isinstance(engine, Killer)
     finally:
@@ -63,7 +64,7 @@ def storm_and_calm(
     """Train under fire and in peace: all kills must have fired, and all bits must agree. What the storm told."""
     killer = Killer(zygote, plan)
     stormy, events = train(folder / "stormy", killer, model, args, 100_000, **job)
-    calm, _ = train(folder / "calm", LocalEngine(zygote), model, args, stormy["steps"], workers=job["workers"])
+    calm, _ = train(folder / "calm", ObservedEngine(zygote), model, args, stormy["steps"], workers=job["workers"])
     assert killer.killed == len(plan)
     assert sum(event.kind == "lost" for event in events) == len(plan)
     assert stormy["reason"] == "stopped"

@@ -7,18 +7,18 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.observed import ObservedEngine
 from shoal.errors import Interrupted
-from shoal.launch import Handle, LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch import LocalHost, ZygoteProcess
 from shoal.launch.control import request_scale
-from shoal.launch.engine import Member
+from shoal.launch.crew import Hand
 from shoal.observe import Event
-from shoal.spec import Cluster, Job, World
+from shoal.spec import Cluster, Job
 
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 PLACES = 4
@@ -26,7 +26,7 @@ ROUNDS = 24
 GUARD_S = 60.0
 
 
-class Storm(LocalEngine):
+class Storm(ObservedEngine):
     """Asks for another number of workers and kills somebody, in turn, at any moment; then stops the run."""
 
     def __init__(self, zygote: ZygoteProcess, folder: Path) -> None:
@@ -36,11 +36,11 @@ class Storm(LocalEngine):
         self._random = random.Random(8)
         self._begin, self._scaled, self._over = threading.Event(), threading.Event(), threading.Event()
 
-    def start(self, job: Job, worlds: Sequence[World]) -> Handle:
-        self._handle = super().start(job, worlds)
+    def open(self, job: Job) -> LocalHost:
+        host = super().open(job)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        return self._handle
+        return host
 
     def on_event(self, event: Event) -> None:
         if event.kind == "steps":
@@ -64,7 +64,7 @@ class Storm(LocalEngine):
                 request_scale(self._folder, workers=self._random.randint(1, PLACES))
                 if self._over.wait(self._random.uniform(0.0, 0.15)):
                     return
-                self._handle.signal(self._random.choice(self._living()), signal.SIGKILL)
+                self.signal(self._random.choice(self._living()), signal.SIGKILL)
                 self.killed += 1
             self._let_it_settle()
         finally:
@@ -79,16 +79,16 @@ class Storm(LocalEngine):
             "after the storm, the run did not come to the number of workers asked for"
         )
 
-    def _living(self) -> list[Member]:
+    def _living(self) -> list[Hand]:
         """Whom to choose from. For a moment all may be dead, and their successors not yet started."""
         deadline = time.monotonic() + GUARD_S
-        while not (living := [one for one in self._handle.members if one.is_alive and one.pid is not None]):
+        while not (living := self.running()):
             assert time.monotonic() < deadline, "nobody followed those who were killed"
             time.sleep(0.001)
         return living
 
 
-def train(folder: Path, engine: LocalEngine, steps: int, policy: str) -> tuple[dict[str, Any], list[Event]]:
+def train(folder: Path, engine: ObservedEngine, steps: int, policy: str) -> tuple[dict[str, Any], list[Event]]:
     folder.mkdir()
     job = Job(
         target=f"{TASKS}:mlp",
@@ -108,7 +108,7 @@ def train(folder: Path, engine: LocalEngine, steps: int, policy: str) -> tuple[d
             engine.on_event(event)
 
     try:
-        Supervisor(job, listen, engine).run()
+        engine.run(job, listen)
     except Interrupted:
         assert isinstance(engine, Storm)
     finally:
@@ -121,7 +121,7 @@ def train(folder: Path, engine: LocalEngine, steps: int, policy: str) -> tuple[d
 def test_kills_while_places_change_hands(tmp_path: Path, zygote: ZygoteProcess, policy: str) -> None:
     storm = Storm(zygote, tmp_path / "stormy")
     stormy, events = train(tmp_path / "stormy", storm, 100_000, policy)
-    calm, _ = train(tmp_path / "calm", LocalEngine(zygote), stormy["steps"], policy)
+    calm, _ = train(tmp_path / "calm", ObservedEngine(zygote), stormy["steps"], policy)
     assert storm.killed == ROUNDS
     for kind in ("lost", "replaced", "scaled"):
         assert any(event.kind == kind for event in events), f"nobody was {kind}"

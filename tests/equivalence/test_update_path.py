@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from helpers.observed import ObservedEngine
 from helpers.training import Train, Trained, largest_difference
 from shoal.errors import Interrupted, WorkerFailed
-from shoal.launch import Handle, LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch import ZygoteProcess
 from shoal.observe import Event
-from shoal.spec import Cluster, Job, World
+from shoal.spec import Cluster, Job
 
 STEPS = 20
 GROUPS = {"ring": 1, "router:2": 2}
@@ -78,7 +79,7 @@ def test_a_group_stops_on_request(train: Train) -> None:
         train("mlp", workers=3, strategy="ps:via=ring", on_event=interrupt, steps=5000)
 
 
-class Sniper(LocalEngine):
+class Sniper(ObservedEngine):
     """Kills one worker after the first steps."""
 
     def __init__(self, zygote: ZygoteProcess, victim: int) -> None:
@@ -86,16 +87,11 @@ class Sniper(LocalEngine):
         self._victim = victim
         self.has_fired = False
 
-    def start(self, job: Job, worlds: Sequence[World]) -> Handle:
-        self._handle = super().start(job, worlds)
-        return self._handle
-
     def on_event(self, event: Event) -> None:
         if event.kind == "steps" and not self.has_fired:
             self.has_fired = True
-            workers = [member for member in self._handle.members if member.role == "worker"]
-            (victim,) = [member for member in workers if member.global_rank == self._victim]
-            self._handle.signal(victim, signal.SIGKILL)
+            (victim,) = [one for one in self.running("worker") if one.global_rank == self._victim]
+            self.signal(victim, signal.SIGKILL)
 
 
 def train_and_kill(
@@ -111,7 +107,7 @@ def train_and_kill(
         run_dir=str(train.folder),
     )
     try:
-        return Supervisor(job, sniper.on_event, sniper).run()
+        return sniper.run(job, sniper.on_event)
     finally:
         assert sniper.has_fired
 

@@ -1,4 +1,4 @@
-"""An engine of small plain processes that play the members of a run by a script."""
+"""A host of small plain processes that play the members of a run by a script."""
 
 from __future__ import annotations
 
@@ -7,74 +7,79 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.comm.channel import Channel
-from shoal.launch import Member
+from shoal.launch.links import Links
+from shoal.launch.messages import Ended, Load, Said, Sight, Started
+from shoal.launch.stacks import explain_state
 from shoal.spec import Job, World
 
 GUARD_S = 30.0
 
 
 @dataclass
-class ActorHandle:
+class ActorHost:
     """Processes of our own. Each gets its role, number, channel, the part given to all, and its node."""
 
     script: str
     part: Any
     worlds: list[World] = field(default_factory=list)
-    members: list[Member] = field(default_factory=list)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     pidfds: list[int] = field(default_factory=list)
-    deaths: select.epoll = field(default_factory=select.epoll)
+    links: Links = field(default_factory=Links)
+    news: select.epoll = field(default_factory=select.epoll)
+    told: list[Started | Said | Ended] = field(default_factory=list)
+    living: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.news.register(self.links, select.EPOLLIN)
 
     def fileno(self) -> int:
-        return self.deaths.fileno()
+        return self.news.fileno()
 
-    def add(self, world: World) -> Member:
-        ours, theirs = Channel.pair()
+    def start(self, process: int, world: World) -> None:
+        assert process == len(self.processes)
+        theirs = self.links.open(process)
         identity = [world.role, world.global_rank, theirs.fileno(), json.dumps(self.part), world.node]
-        process = subprocess.Popen(
+        started = subprocess.Popen(
             [sys.executable, "-c", self.script, *map(str, identity)], pass_fds=[theirs.fileno()]
         )
         theirs.close()
-        self.processes.append(process)
-        self.pidfds.append(os.pidfd_open(process.pid))
-        self.deaths.register(self.pidfds[-1], select.EPOLLIN | select.EPOLLONESHOT)
+        self.processes.append(started)
+        self.pidfds.append(os.pidfd_open(started.pid))
+        self.news.register(self.pidfds[-1], select.EPOLLIN | select.EPOLLONESHOT)
         self.worlds.append(world)
-        self.members.append(Member(world.role, world.global_rank, ours, "", pid=process.pid, node=world.node))
-        return self.members[-1]
+        self.living.add(process)
+        self.told.append(Started(process))
 
-    def collect(self) -> list[Member]:
-        ended = []
-        self.deaths.poll(0)
-        for member, process in zip(self.members, self.processes, strict=True):
-            if member.is_alive and process.poll() is not None:
-                member.exit_code = process.returncode
-                ended.append(member)
-        return ended
+    def collect(self) -> list[Started | Said | Ended]:
+        told, self.told = [*self.told, *self.links.collect()], []
+        for number in sorted(self.living):
+            if (code := self.processes[number].poll()) is not None:
+                self.living.remove(number)
+                told += [*self.links.drain(number), Ended(process=number, exit_code=code)]
+        return told
 
-    def signal(self, member: Member, signum: int) -> None:
-        self.processes[self.members.index(member)].send_signal(signum)
+    def say(self, process: int, message: dict[str, Any]) -> None:
+        self.links.say(process, message)
 
-    def wait(self, timeout_s: float) -> bool:
-        for process in self.processes:
-            try:
-                process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                return False
-        return True
+    def signal(self, process: int, signum: int) -> None:
+        self.processes[process].send_signal(signum)
 
-    def last_output(self, member: Member) -> str:
-        return ""
+    def look_into(self, processes: Collection[int]) -> dict[int, Sight]:
+        return {number: Sight(state=explain_state(self.processes[number].pid)) for number in processes}
+
+    def measure_load(self) -> Load:
+        return Load(idle_cores=0.0, waiting=0.0)
 
     def close(self) -> None:
         for process in self.processes:
             process.kill()
             process.wait(GUARD_S)
-        self.deaths.close()
+        self.links.close()
+        self.news.close()
         for pidfd in self.pidfds:
             os.close(pidfd)
 
@@ -86,16 +91,14 @@ class ActorHandle:
 
 @dataclass
 class ActorEngine:
-    """Starts actors who all follow one script, each in its own part."""
+    """Opens a stage for actors who all follow one script, each in its own part."""
 
     script: str
     part: Any
     job: Job | None = None
-    handle: ActorHandle | None = None
+    host: ActorHost | None = None
 
-    def start(self, job: Job, worlds: Sequence[World]) -> ActorHandle:
+    def open(self, job: Job) -> ActorHost:
         self.job = job
-        self.handle = ActorHandle(self.script, self.part)
-        for world in worlds:
-            self.handle.add(world)
-        return self.handle
+        self.host = ActorHost(self.script, self.part)
+        return self.host

@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Sequence
 
+from helpers.observed import ObservedEngine
 from shoal.arena.waits import LINE
-from shoal.launch import Handle, LocalEngine, ZygoteProcess
+from shoal.launch import LocalHost, ZygoteProcess
 from shoal.observe import Event
 from shoal.spec import Job, World
 from shoal.strategies.base import Setting
@@ -26,7 +27,7 @@ def anywhere(kills: int, places: int, seed: int = 11) -> list[tuple[int, bool]]:
     return [(chance.randrange(places), bool(number % 2)) for number in range(kills)]
 
 
-class Killer(LocalEngine):
+class Killer(ObservedEngine):
     """Kills the hosts of places in turn, each when the one before has been followed; then stops the run.
 
     `plan`: the place, and whether to wait until its host is in the middle of a chunk.
@@ -40,11 +41,11 @@ class Killer(LocalEngine):
         self._ready = threading.Semaphore(0)
         self._over = threading.Event()
 
-    def start(self, job: Job, worlds: Sequence[World]) -> Handle:
-        self._handle = super().start(job, worlds)
+    def open(self, job: Job) -> LocalHost:
+        host = super().open(job)
         self._thread = threading.Thread(target=self._run, args=(job,))
         self._thread.start()
-        return self._handle
+        return host
 
     def on_event(self, event: Event) -> None:
         """All places have hosts (again): the next kill may come."""
@@ -73,12 +74,12 @@ class Killer(LocalEngine):
             os.kill(os.getpid(), signal.SIGINT)  # enough: the run may end
 
     def _wait_for_torn_chunk(self, marks: Marks, place: int) -> None:
-        with mmap.mmap(self._handle._arena_fd, marks.count * LINE, prot=mmap.PROT_READ) as memory:
+        with mmap.mmap(self.host.arena_fd, marks.count * LINE, prot=mmap.PROT_READ) as memory:
             give_up = time.monotonic() + 0.2  # a small model has no chunk for every worker
             while not memory[marks.progress[place] * LINE] & 1 and time.monotonic() < give_up:
                 time.sleep(0.00005)
 
     def _kill(self, place: int) -> None:
-        victim = next(m for m in self._handle.members if place in m.places and m.is_alive)
-        self._handle.signal(victim, 9)
+        victim = next(one for one in self.running("worker") if place in one.places)
+        self.signal(victim, signal.SIGKILL)
         self.killed += 1

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from shoal.errors import Interrupted, LaunchError
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess, elastic
+from shoal.launch import LocalEngine, Supervisor, ZygoteProcess, elastic, load
 from shoal.launch.control import request_scale
+from shoal.launch.messages import Load
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 
@@ -142,8 +143,8 @@ def test_workers_are_added_where_cores_are_idle(
     monkeypatch.setattr(elastic, "COOL_DOWN_S", 0.2)
     monkeypatch.setattr(elastic, "LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(elastic, "GAIN", 0.0)
-    monkeypatch.setattr(elastic, "starting_workers", lambda cluster: 1)
-    monkeypatch.setattr(elastic, "read_load", lambda: elastic.Load(idle_cores=8.0, waiting=-7.0))
+    monkeypatch.setattr(load, "starting_workers", lambda cluster: 1)
+    monkeypatch.setattr(load, "read_load", lambda: Load(idle_cores=8.0, waiting=-7.0))
     found, events = train(tmp_path / "grown", zygote, 100_000, "1:4", Growth(3))
     calm, _ = train(tmp_path / "calm", zygote, found["steps"], 4)
     scaled = [event.values for event in events if event.kind == "scaled"]

@@ -16,8 +16,9 @@ import zmq
 
 from helpers.fuzz import fuzz_port
 from helpers.memory import MIB, require_flat_under
+from helpers.observed import ObservedEngine
 from shoal.comm import RunKey
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch import ZygoteProcess
 from shoal.observe import Event
 from shoal.ps.messages import Ack, Join, Push, View, shard_rows
 from shoal.ps.node import decode_bundle, encode_bundle
@@ -63,7 +64,7 @@ def test_the_packets_that_get_damaged_are_valid() -> None:
 class Shooter:
     """Finds the ports of a run's processes once it trains, and shoots at them."""
 
-    def __init__(self, engine: LocalEngine, rounds: int, values: int) -> None:
+    def __init__(self, engine: ObservedEngine, rounds: int, values: int) -> None:
         self.ports: dict[str, int] = {}
         self.answers: list[bytes] = []
         self.sent_bytes: dict[str, int] = {}
@@ -84,11 +85,11 @@ class Shooter:
 
     def _shoot(self) -> None:
         processes = {}
-        for member in self._engine.handle.members:  # type: ignore[attr-defined]
-            process = psutil.Process(member.pid)
+        for hand in self._engine.running():
+            process = psutil.Process(self._engine.pid_of(hand))
             (listener,) = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
             assert listener.laddr.ip == "127.0.0.1"
-            self.ports[member.name], processes[member.name] = listener.laddr.port, process
+            self.ports[hand.name], processes[hand.name] = listener.laddr.port, process
         for port in self.ports.values():
             self._knock_without_key(f"tcp://127.0.0.1:{port}")
         self._fire(seed=0)  # for the allocators, which grow once
@@ -132,14 +133,6 @@ class Shooter:
 KEY = RunKey.create()
 
 
-class Engine(LocalEngine):
-    """An engine that remembers its processes."""
-
-    def start(self, job: Job, worlds: Any) -> Any:
-        self.handle = super().start(job, worlds)
-        return self.handle
-
-
 @pytest.mark.parametrize(
     ("rounds", "values", "steps"),
     [(1, 12_288, 700), pytest.param(67, 256, 7_200, marks=pytest.mark.long, id="a hundred thousand frames")],
@@ -150,7 +143,7 @@ def test_ports_under_fire(
 ) -> None:
     monkeypatch.setattr(secrets, "token_hex", lambda count: KEY.text)
 
-    def train(name: str, strategy: str, shooter: Shooter | None, engine: LocalEngine) -> dict[str, Any]:
+    def train(name: str, strategy: str, shooter: Shooter | None, engine: ObservedEngine) -> dict[str, Any]:
         (tmp_path / name).mkdir()
         job = Job(
             target=f"{TASKS}:mlp",
@@ -159,9 +152,9 @@ def test_ports_under_fire(
             overrides={"max_steps": steps, "epochs": steps, "evaluate_every": 10_000},
             run_dir=str(tmp_path / name),
         )
-        return Supervisor(job, shooter.on_event if shooter else lambda event: None, engine).run()
+        return engine.run(job, shooter.on_event if shooter else lambda event: None)
 
-    engine = Engine(zygote)
+    engine = ObservedEngine(zygote)
     shooter = Shooter(engine, rounds, values)
     try:
         hit = train("hit", "ps:servers=2", shooter, engine)
@@ -173,4 +166,4 @@ def test_ports_under_fire(
         require_flat_under(shooter.sent_bytes[name], grown_bytes, LIMIT_MIB)
     assert hit["audit"]["clean"]
     # Workers in lockstep end with the same bits without any server and port, and sooner.
-    assert hit["digest"] == train("calm", "data:via=arena", None, LocalEngine(zygote))["digest"]
+    assert hit["digest"] == train("calm", "data:via=arena", None, ObservedEngine(zygote))["digest"]

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from shoal.lazy import found_in
 
 if TYPE_CHECKING:
-    from shoal.launch.engine import Engine, Handle, Member
-    from shoal.launch.local import LocalEngine
+    from shoal.launch.engine import Engine, Host
+    from shoal.launch.local import LocalEngine, LocalHost
     from shoal.launch.owner import ZygoteProcess, start_zygote
     from shoal.launch.supervisor import Supervisor, run_job
 
 __all__ = [
     "Engine",
-    "Handle",
+    "Host",
     "LocalEngine",
-    "Member",
+    "LocalHost",
     "Supervisor",
     "ZygoteProcess",
     "run_job",
@@ -29,9 +29,9 @@ __all__ = [
 
 _HOMES = {
     "Engine": "engine",
-    "Handle": "engine",
+    "Host": "engine",
     "LocalEngine": "local",
-    "Member": "engine",
+    "LocalHost": "local",
     "Supervisor": "supervisor",
     "ZygoteProcess": "owner",
     "run_job": "supervisor",

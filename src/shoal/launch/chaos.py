@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from random import Random
 from typing import Any
 
-from shoal.errors import PeerLost
-from shoal.launch.crew import Crew, Hand
-from shoal.launch.engine import Member
+from shoal.launch.crew import Hand
 from shoal.launch.places import servers_of
+from shoal.launch.succession import Bridge
 from shoal.observe.wording import plural
-from shoal.spec import Job
 from shoal.spec.chaos import COOPERATIVE, RANDOM_FACTOR, RANDOM_SLOW_S, Chaos, Fault, RandomFaults, parse_chaos
 
 _TRAINS = ("training", "evaluating")
@@ -113,45 +110,38 @@ class RandomStream:
 
 
 class Mischief:
-    """Lets a job's faults happen, and tells of each. Called from the supervisor's one loop."""
+    """Lets a job's faults happen, and tells of each. A part of the supervisor's machine."""
 
-    def __init__(
-        self,
-        job: Job,
-        crew: Crew,
-        emit: Callable[[str, int | None, dict[str, Any]], None],
-        send_signal: Callable[[Member, int], None],
-    ) -> None:
-        servers = servers_of(job)
+    def __init__(self, bridge: Bridge) -> None:
+        job, servers = bridge.job, servers_of(bridge.job)
         sizes = {"worker": job.cluster.places, "server": servers, "coordinator": min(servers, 1)}
         self._timetable = Timetable(parse_chaos(job.chaos), sizes)
-        self._crew = crew
-        self._emit = emit
-        self._send_signal = send_signal
+        self._bridge = bridge
         self._struck = 0
         self._frozen: list[tuple[float, Hand]] = []
         """Processes that hang for a time, and when they may go on."""
 
-    def note(self, hand: Hand, message: dict[str, Any], now: float) -> None:
+    def note(self, hand: Hand, message: dict[str, Any]) -> None:
         """A process has said something: perhaps how far it is."""
         if hand.is_worker and "step" in message and hand.state in _TRAINS:
-            for place in hand.member.places:
-                self._timetable.note(place, message["step"], now)
+            for place in hand.places:
+                self._timetable.note(place, message["step"], self._bridge.now)
 
-    def act(self, now: float) -> None:
+    def act(self) -> None:
         """Do what is due to those that are there."""
+        now = self._bridge.now
         for fault in self._timetable.ready(now):
             target = self._target_of(fault)
             if target is not None or fault.always:
                 self._timetable.strike(fault, now)
-                self._strike(fault, target, now)
+                self._strike(fault, target)
         for entry in [entry for entry in self._frozen if entry[0] <= now]:
             self._frozen.remove(entry)
-            self._send_signal(entry[1].member, signal.SIGCONT)
+            self._bridge.signal(entry[1], signal.SIGCONT)
 
-    def next_deadline(self, now: float) -> float | None:
+    def next_deadline(self) -> float | None:
         """When `act` must be called at the latest."""
-        times = [self._timetable.next_time(now), *(at for at, _ in self._frozen)]
+        times = [self._timetable.next_time(self._bridge.now), *(at for at, _ in self._frozen)]
         return min((at for at in times if at is not None), default=None)
 
     def tell_open(self) -> None:
@@ -159,31 +149,28 @@ class Mischief:
         if missed := self._timetable.open:
             total = plural(len(missed) + self._struck, "fault")
             text = f"{len(missed)} of {total} never fired: {'; '.join(str(fault) for fault in missed)}"
-            self._emit("warning", None, {"text": text})
+            self._bridge.emit("warning", None, {"text": text})
 
     def _target_of(self, fault: Fault) -> Hand | None:
         """The process that this is about, where it is at work."""
-        for hand in self._crew.living(fault.role):
+        for hand in self._bridge.crew.living(fault.role):
             is_at_work = hand.state in (_TRAINS if hand.is_worker else _SERVES)
-            ranks = hand.member.places if hand.is_worker else (hand.member.global_rank,)
+            ranks = hand.places if hand.is_worker else (hand.global_rank,)
             if fault.rank in ranks and is_at_work and not hand.is_done:
                 return hand
         return None
 
-    def _strike(self, fault: Fault, target: Hand | None, now: float) -> None:
+    def _strike(self, fault: Fault, target: Hand | None) -> None:
         self._struck += 1
-        self._emit("fault", fault.rank if fault.role == "worker" else None, asdict(fault))
+        self._bridge.emit("fault", fault.rank if fault.role == "worker" else None, asdict(fault))
         if fault.always or target is None:
             return  # Whoever computes this part knows it from the job.
         if fault.kind == "kill":
-            self._send_signal(target.member, signal.SIGKILL)
+            self._bridge.signal(target, signal.SIGKILL)
         elif fault.kind == "hang":
-            self._send_signal(target.member, signal.SIGSTOP)
+            self._bridge.signal(target, signal.SIGSTOP)
             if fault.seconds is not None:
-                self._frozen.append((now + fault.seconds, target))
+                self._frozen.append((self._bridge.now + fault.seconds, target))
         else:
             wish = {"kind": "chaos", "fault": fault.kind, "factor": fault.factor, "seconds": fault.seconds}
-            try:
-                target.member.channel.send(wish)
-            except PeerLost:
-                pass  # It is ending already, of something worse.
+            self._bridge.say(target, wish)

@@ -11,38 +11,16 @@ import secrets
 import selectors
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shoal.comm.channel import Channel
 from shoal.errors import CommError, CommTimeout, LaunchError, PeerLost, SpecError
+from shoal.launch.messages import ScaleRequest
 from shoal.observe.disk import writing
 
 FILE_NAME = "control"
 _BACKLOG = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScaleRequest:
-    """So many workers and servers are wanted; where both are None, the question is how many there are."""
-
-    channel: Channel
-    workers: int | None = None
-    servers: int | None = None
-
-    @property
-    def is_question(self) -> bool:
-        """Whether nothing is to be changed."""
-        return self.workers is None and self.servers is None
-
-    def answer(self, text: str, **facts: Any) -> None:
-        """It is done, or will be."""
-        _reply(self.channel, {"kind": "scaled", "text": text, **facts})
-
-    def refuse(self, text: str) -> None:
-        """It will not be done, for this reason."""
-        _reply(self.channel, {"kind": "refused", "text": text})
 
 
 class ControlSocket:
@@ -52,7 +30,9 @@ class ControlSocket:
         name = f"shoal-control-{os.getpid()}-{secrets.token_hex(16)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._selector = selectors.EpollSelector()
-        self._channels: list[Channel] = []
+        self._channels: dict[int, Channel] = {}
+        """By the number of the request that comes or came through it."""
+        self._asked = 0
         self._file = Path(run_dir) / FILE_NAME
         try:
             self._listener.bind(f"\0{name}")
@@ -79,12 +59,19 @@ class ControlSocket:
                 requests.append(request)
         return requests
 
+    def reply(self, number: int, message: dict[str, Any]) -> None:
+        """Answer a request, and hang up."""
+        channel = self._channels.pop(number)
+        with suppress(PeerLost):  # It did not wait for the answer.
+            channel.send(message)
+        channel.close()
+
     def close(self) -> None:
         """Turn away whoever still waits, and leave nothing behind."""
         self._file.unlink(missing_ok=True)
         self._selector.close()
         self._listener.close()
-        for channel in self._channels:
+        for channel in self._channels.values():
             channel.close()
 
     def _accept(self) -> None:
@@ -94,10 +81,12 @@ class ControlSocket:
             if channel.peer_uid() != os.getuid():
                 channel.close()
                 return
-            self._selector.register(channel, selectors.EVENT_READ, channel)
-            self._channels = [one for one in self._channels if one.fileno() != -1] + [channel]
+            self._asked += 1
+            self._channels[self._asked] = channel
+            self._selector.register(channel, selectors.EVENT_READ, self._asked)
 
-    def _read(self, channel: Channel) -> ScaleRequest | None:
+    def _read(self, number: int) -> ScaleRequest | None:
+        channel = self._channels[number]
         try:
             message = channel.poll()
         except CommError:
@@ -107,11 +96,11 @@ class ControlSocket:
         # One question per connection: whatever this is, nothing more is read from there.
         self._selector.unregister(channel)
         wanted = [message.get(name) for name in ("workers", "servers")]
-        request = ScaleRequest(channel=channel)
         if message.get("kind") != "scale" or not all(one is None or _is_count(one) for one in wanted):
-            request.refuse("This is not a request that a run understands; it takes whole numbers of at least 1.")
+            text = "This is not a request that a run understands; it takes whole numbers of at least 1."
+            self.reply(number, {"kind": "refused", "text": text})
             return None
-        return ScaleRequest(channel=channel, workers=wanted[0], servers=wanted[1])
+        return ScaleRequest(number=number, workers=wanted[0], servers=wanted[1])
 
 
 def request_scale(
@@ -153,12 +142,6 @@ def _connect(run_dir: Path) -> Channel:
 
 def _not_running(run_dir: Path) -> SpecError:
     return SpecError(f"Run {run_dir.name!r} is not running; only a run that is going on can be scaled.")
-
-
-def _reply(channel: Channel, message: dict[str, Any]) -> None:
-    with suppress(PeerLost):  # It did not wait for the answer.
-        channel.send(message)
-    channel.close()
 
 
 def _is_count(value: object) -> bool:

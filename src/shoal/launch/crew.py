@@ -6,22 +6,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.launch.engine import Member
 from shoal.launch.hangs import Life
-from shoal.launch.stacks import StackSource
+from shoal.launch.messages import Ended
+from shoal.spec import World
 
 
 @dataclass(eq=False)
 class Hand:
     """One process as the supervisor sees it."""
 
-    member: Member
+    number: int
+    """What its host calls it; never used twice in a run."""
+    role: str
+    global_rank: int
+    """A worker's rank; of any other role its number, until a spare takes a worker's place."""
     life: Life
+    node: int = 0
+    """Its own number among all processes that a job with servers ever had."""
+    places: tuple[int, ...] = ()
+    """The ranks whose work a worker does; its own is the lowest of them."""
+    is_started: bool = False
+    end: Ended | None = None
+    """How it ended; None while it is starting or running."""
     state: str = "starting"
     is_done: bool = False
     has_reported_failure: bool = False
-    stacks: StackSource | None = None
-    """How to ask it where it is; None until it has said so."""
     hang: str = ""
     """Set when it was ended because it hung: how that showed, and where it was."""
     succeeds: list[Vacancy] = field(default_factory=list)
@@ -38,9 +47,30 @@ class Hand:
     """What it last said about a peer that it could not do without."""
 
     @property
+    def name(self) -> str:
+        """`worker 1`, for sentences."""
+        return f"{self.role} {self.global_rank}"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is starting or running."""
+        return self.end is None
+
+    @property
     def is_worker(self) -> bool:
         """Whether it trains; others wait, or serve."""
-        return self.member.role == "worker"
+        return self.role == "worker"
+
+    @property
+    def rank(self) -> int | None:
+        """A worker's rank; None for others, whom events about ranks are not about."""
+        return self.global_rank if self.is_worker else None
+
+    @property
+    def exit_code(self) -> int:
+        """How it ended, once it has; negative for the signal that ended it."""
+        assert self.end is not None
+        return self.end.exit_code
 
 
 @dataclass(frozen=True)
@@ -66,13 +96,16 @@ class Crew:
     fruitless_losses: int = 0
     """Processes lost since the last step forward."""
 
+    def welcome(self, world: World, now: float) -> Hand:
+        """A process is about to be started for this place."""
+        places = world.places or ((world.global_rank,) if world.role == "worker" else ())
+        hand = Hand(len(self.hands), world.role, world.global_rank, Life(now), world.node, places)
+        self.hands.append(hand)
+        return hand
+
     def living(self, *roles: str) -> Iterator[Hand]:
         """The processes of these roles that are starting or running; without any, of all roles."""
-        return (one for one in self.hands if one.member.is_alive and (not roles or one.member.role in roles))
-
-    def hand_of(self, member: Member) -> Hand:
-        """What is known about this process."""
-        return next(one for one in self.hands if one.member is member)
+        return (one for one in self.hands if one.is_alive and (not roles or one.role in roles))
 
     def ready_spare(self) -> Hand | None:
         """A spare that can take a place now."""
@@ -92,7 +125,7 @@ class Crew:
 
     def watched(self) -> list[Hand]:
         """Started processes that are not known to hang."""
-        return [one for one in self.living() if one.member.pid is not None and not one.hang]
+        return [one for one in self.living() if one.is_started and not one.hang]
 
 
 def _furthest_step(message: dict[str, Any]) -> int:

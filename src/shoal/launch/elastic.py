@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 
-import psutil
-
+from shoal.launch.messages import Load
 from shoal.spec import Cluster
 
 GAIN = 1.05
@@ -19,16 +17,6 @@ RETRY_S = 60.0
 LOOK_EVERY_S = 1.0
 ENOUGH_IDLE = 0.75
 """Cores."""
-_GLANCE_S = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """What else the machine does."""
-
-    idle_cores: float
-    waiting: float
-    """Processes that would run if there were more cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,23 +71,6 @@ def decide(outlook: Outlook, past: Experience) -> tuple[Decision | None, Experie
     return None, past
 
 
-def read_load() -> Load:
-    """The load of this machine since the last call."""
-    cores = len(os.sched_getaffinity(0))
-    busy = psutil.cpu_percent(interval=None) / 100
-    return Load(idle_cores=cores * (1 - busy), waiting=os.getloadavg()[0] - cores)
-
-
-def starting_workers(cluster: Cluster) -> int:
-    """How many workers to begin with: one for each idle core, within the limits."""
-    if not cluster.is_elastic:
-        return cluster.workers
-    psutil.cpu_percent(interval=_GLANCE_S)
-    idle = len(os.sched_getaffinity(0)) * (1 - psutil.cpu_percent(interval=_GLANCE_S) / 100)
-    assert cluster.min_workers is not None
-    return max(cluster.min_workers, min(cluster.places, round(idle)))
-
-
 class Autoscaler:
     """Watches the speed of a run, and decides now and then."""
 
@@ -121,16 +92,18 @@ class Autoscaler:
         self._begun = self._latest = None
 
     def next_look(self) -> float | None:
-        """When to ask again."""
+        """When to look again."""
         return self._looked_at + LOOK_EVERY_S if self.is_on else None
 
-    def look(self, workers: int, now: float, *, is_settled: bool) -> Decision | None:
-        """Another number of workers, where one is due; never while places change hands."""
+    def is_due(self, now: float) -> bool:
+        """Whether to look again; not twice for one time."""
         if not self.is_on or now < self._looked_at + LOOK_EVERY_S:
-            return None
+            return False
         self._looked_at = now
-        if not is_settled:
-            return None
+        return True
+
+    def look(self, workers: int, load: Load, now: float) -> Decision | None:
+        """Another number of workers, where one is due; not to be asked while places change hands."""
         assert self._cluster.min_workers is not None
         outlook = Outlook(
             now=now,
@@ -138,7 +111,7 @@ class Autoscaler:
             least=self._cluster.min_workers,
             most=self._cluster.places,
             speed=self._speed(),
-            load=read_load(),
+            load=load,
         )
         decision, self._past = decide(outlook, self._past)
         return decision

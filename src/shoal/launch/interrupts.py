@@ -17,7 +17,7 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.count = 0
+        self._count = 0
         self._wake, self._woken = socket.socketpair()
         for sock in (self._wake, self._woken):
             sock.setblocking(False)
@@ -40,16 +40,18 @@ class Interrupts:
         self._woken.close()
 
     def fileno(self) -> int:
-        """Readable after a signal; `clear` before the next wait."""
+        """Readable after a signal, until it is taken."""
         return self._woken.fileno()
 
-    def clear(self) -> None:
-        """Forget that something arrived, not how often."""
+    def take(self) -> int:
+        """How many have come since the last call."""
         try:
             while self._woken.recv(64):
                 pass
         except BlockingIOError:
             pass
+        taken, self._count = self._count, 0
+        return taken
 
     def _count_one(self, *_: object) -> None:
-        self.count += 1
+        self._count += 1

@@ -1,24 +1,29 @@
-"""The local engine: processes of this host, forked from a zygote, sharing one arena."""
+"""This host: processes forked from a zygote, sharing one arena."""
 
 from __future__ import annotations
 
 import os
 import select
+import selectors
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shoal.comm.channel import Channel
 from shoal.errors import LaunchError, PeerLost, ProtocolError
+from shoal.launch import load
 from shoal.launch.deaths import signal_name
 from shoal.launch.echo import Echo
-from shoal.launch.engine import Member
+from shoal.launch.links import Links
+from shoal.launch.memory_watch import MemoryWatch
+from shoal.launch.messages import Ended, Load, Said, Sight, Started
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, connect, start_zygote
+from shoal.launch.stacks import StackSource, collect_stacks, explain_state
 from shoal.spec import Job, World
 
 _END_TIMEOUT_S = 5.0
@@ -32,116 +37,128 @@ class LocalEngine:
         self._zygote = zygote
         self._echo = echo
 
-    def start(self, job: Job, worlds: Sequence[World]) -> LocalHandle:
-        """Ask for one process per world."""
+    def open(self, job: Job) -> LocalHost:
+        """This host, for one job."""
         name = self._zygote.name if self._zygote is not None else os.environ.get(ZYGOTE_VARIABLE)
         private = None if name else start_zygote()
         try:
             channel = connect(name or private.name)  # type: ignore[union-attr]
-            handle = LocalHandle(job, channel, private, self._echo)
+            return LocalHost(job, channel, private, self._echo)
         except BaseException:
             if private is not None:
                 private.close()
             raise
-        try:
-            for world in worlds:
-                handle.add(world)
-        except BaseException:
-            handle.close()
-            raise
-        return handle
 
 
-class LocalHandle:
+@dataclass
+class LocalProcess:
+    """What this host knows of one process."""
+
+    log_fd: int
+    log_name: str
+    """Where its output is, for people."""
+    pid: int | None = None
+    """None until it has been started."""
+    pidfd: int = -1
+    is_alive: bool = True
+    stacks: StackSource | None = None
+    """How to ask it where it is; None until it has said so."""
+
+
+class LocalHost:
     """The processes of one run on this host."""
 
     def __init__(self, job: Job, zygote: Channel, private: ZygoteProcess | None, echo: Echo | None) -> None:
-        self.members: list[Member] = []
+        self.processes: dict[int, LocalProcess] = {}
         self._job = job
         self._zygote = zygote
         self._private = private
         self._echo = echo
-        self._logs: list[int] = []
-        self._pidfds: dict[int, int] = {}
+        self._links = Links()
+        self._memory = MemoryWatch()
+        self._selector = selectors.EpollSelector()
+        self._selector.register(zygote, selectors.EVENT_READ)
+        self._selector.register(self._links, selectors.EVENT_READ)
         # No name in any file system: it is gone when the last process that holds it is.
-        self._arena_fd = os.memfd_create("shoal-arena")
+        self.arena_fd = os.memfd_create("shoal-arena")
 
     def fileno(self) -> int:
-        """The zygote's connection."""
-        return self._zygote.fileno()
+        """The zygote's connection and all channels in one."""
+        return self._selector.fileno()
 
-    def add(self, world: World) -> Member:
+    def start(self, process: int, world: World) -> None:
         """Ask the zygote for one more process."""
         stem = "rank" if world.role == "worker" else world.role
-        log_fd, log_name = self._open_log(stem, world.global_rank)
-        self._logs.append(log_fd)
-        ours, theirs = Channel.pair()
-        member = Member(world.role, world.global_rank, ours, log_name, node=world.node, places=world.places)
-        self.members.append(member)
+        started = self.processes[process] = LocalProcess(*self._open_log(stem, world.global_rank))
+        theirs = self._links.open(process)
         try:
-            self._zygote.send(self._request(world), [log_fd, theirs.fileno(), self._arena_fd])
+            request = self._request(process, world)
+            self._zygote.send(request, [started.log_fd, theirs.fileno(), self.arena_fd])
         except PeerLost:
             raise self._zygote_lost() from None
         except ProtocolError as error:
             raise LaunchError(f"The job and the environment are too big to hand over: {error}") from None
         finally:
             theirs.close()
-        return member
 
-    def collect(self) -> list[Member]:
-        """What the zygote has said since the last call."""
-        changed = []
+    def collect(self) -> list[Started | Said | Ended]:
+        """What processes and the zygote have said since the last call."""
+        # Words before deaths: the last word of a process explains its end.
+        news: list[Started | Said | Ended] = list(self._heard(self._links.collect()))
         try:
             while (received := self._zygote.poll_with_fds()) is not None:
-                changed.append(self._take(*received))
+                news += self._take(*received)
         except PeerLost:
             raise self._zygote_lost() from None
-        return changed
+        return news
 
-    def signal(self, member: Member, signum: int) -> None:
-        """Send a signal to a member, if it still lives."""
-        if member.is_alive and member.pid is not None:
+    def say(self, process: int, message: dict[str, Any]) -> None:
+        """Say something to a process, if it still lives."""
+        self._links.say(process, message)
+
+    def signal(self, process: int, signum: int) -> None:
+        """Send a signal to a process, if it still lives."""
+        target = self.processes[process]
+        if target.is_alive and target.pid is not None:
             try:
-                signal.pidfd_send_signal(self._pidfds[member.pid], signum)
+                signal.pidfd_send_signal(target.pidfd, signum)
             except ProcessLookupError:
                 pass
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until every member has ended."""
-        deadline = time.monotonic() + timeout_s
-        while any(member.is_alive for member in self.members):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
-            select.select([self], [], [], left_s)
-            self.collect()
-        return True
+    def look_into(self, processes: Collection[int]) -> dict[int, Sight]:
+        """The stacks of these processes, and why those that do not run don't."""
+        known = {number: self.processes[number] for number in processes}
+        by_pid = {one.pid: number for number, one in known.items()}
+        sources = [one.stacks for one in known.values() if one.stacks is not None]
+        stacks = collect_stacks(sources, lambda source: self.signal(by_pid[source.pid], source.signum))
+        return {
+            number: Sight(stacks=stacks.get(one.pid, ""), state=explain_state(one.pid))
+            for number, one in known.items()
+            if one.pid is not None
+        }
 
-    def last_output(self, member: Member) -> str:
-        """The last lines of its log; nothing where they were shown as they came."""
-        if self._echo is not None:
-            return ""
-        log_fd = self._logs[self.members.index(member)]
-        start = max(0, os.fstat(log_fd).st_size - _TAIL_BYTES)
-        text = os.pread(log_fd, _TAIL_BYTES, start).decode("utf-8", "replace")
-        return "\n".join(text.splitlines()[-_TAIL_LINES:])
+    def measure_load(self) -> Load:
+        """The load of this machine since the last call."""
+        return load.read_load()
 
     def close(self) -> None:
         """Kill what still runs, wait until it is gone, give back every file."""
         if self._private is not None:
             self._private.close()
         self._hang_up()
-        for member in self.members:
-            if member.is_alive and member.pid is not None:
-                _end_group(member.pid, self._pidfds[member.pid])
-            member.channel.close()
-        for fd in (*self._logs, *self._pidfds.values(), self._arena_fd):
-            os.close(fd)
+        self._links.close()
+        self._selector.close()
+        for one in self.processes.values():
+            if one.is_alive and one.pid is not None:
+                _end_group(one.pid, one.pidfd)
+            for fd in (one.log_fd, *([one.pidfd] if one.pid is not None else [])):
+                os.close(fd)
+        os.close(self.arena_fd)
 
-    def _request(self, world: World) -> dict[str, Any]:
+    def _request(self, process: int, world: World) -> dict[str, Any]:
         return {
             "kind": "spawn",
-            "id": len(self.members) - 1,
+            "id": process,
             "job": self._job.to_json(),
             "world": asdict(world),
             "env": dict(os.environb),
@@ -149,17 +166,43 @@ class LocalHandle:
             "path": sys.path,
         }
 
-    def _take(self, message: dict[str, Any], fds: list[int]) -> Member:
+    def _heard(self, said: Iterable[Said]) -> Iterator[Said]:
+        """What is meant for the supervisor. How to see a process's stacks is this host's business."""
+        for news in said:
+            if news.message["kind"] == "stacks":
+                offer = news.message
+                source = StackSource(pid=offer["pid"], signum=offer["signal"], fd=offer["fd"])
+                self.processes[news.process].stacks = source
+            else:
+                yield news
+
+    def _take(self, message: dict[str, Any], fds: list[int]) -> list[Started | Said | Ended]:
         if message["kind"] == "spawned":
-            member = self.members[message["id"]]
-            member.pid = message["pid"]
-            self._pidfds[message["pid"]] = fds[0]
-        elif message["kind"] == "exited":
-            member = next(one for one in self.members if one.pid == message["pid"] and one.is_alive)
-            member.exit_code = message["code"]
-        else:
-            raise LaunchError(f"No process could be started: {message['text']}.")
-        return member
+            process = message["id"]
+            self.processes[process].pid, self.processes[process].pidfd = message["pid"], fds[0]
+            return [Started(process)]
+        if message["kind"] == "exited":
+            living = {one.pid: number for number, one in self.processes.items() if one.is_alive}
+            process, code = living[message["pid"]], message["code"]
+            self.processes[process].is_alive = False
+            end = Ended(
+                process=process,
+                exit_code=code,
+                log_name=self.processes[process].log_name,
+                last_output=self._last_output(process),
+                ran_out_of_memory=code == -signal.SIGKILL and self._memory.ran_out(),
+            )
+            return [*self._heard(self._links.drain(process)), end]
+        raise LaunchError(f"No process could be started: {message['text']}.")
+
+    def _last_output(self, process: int) -> str:
+        """The last lines of its log; nothing where they were shown as they came."""
+        if self._echo is not None:
+            return ""
+        log_fd = self.processes[process].log_fd
+        start = max(0, os.fstat(log_fd).st_size - _TAIL_BYTES)
+        text = os.pread(log_fd, _TAIL_BYTES, start).decode("utf-8", "replace")
+        return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
     def _hang_up(self) -> None:
         """Hang up on the zygote. It does the same once it has killed and reaped our processes."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-import time
 from dataclasses import replace
 from typing import Any
 
-from shoal.launch.control import ScaleRequest
 from shoal.launch.crew import Hand, Vacancy
 from shoal.launch.elastic import Autoscaler
 from shoal.launch.failure_log import Evidence, FailureLog
+from shoal.launch.messages import Load, MeasureLoad, ScaleRequest
 from shoal.launch.moves import Moves
 from shoal.launch.places import advice_after_loss, can_move, can_replace
 from shoal.launch.resizing import Resizing
@@ -52,9 +51,19 @@ class Membership:
                 self._fill(vacancy)
         if self._resizing.act():
             self._autoscaler.begin_period()
-        hosts = self._moves.hosts()
-        is_settled = bool(hosts) and self._resizing.is_idle and not self._crew.vacancies
-        decision = self._autoscaler.look(len(hosts), time.monotonic(), is_settled=is_settled)
+        if self._is_settled and self._autoscaler.is_due(self._bridge.now):
+            self._bridge.ask(MeasureLoad())
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether no places change hands."""
+        return bool(self._moves.hosts()) and self._resizing.is_idle and not self._crew.vacancies
+
+    def hear_load(self, load: Load) -> None:
+        """Another number of workers may be better, by what else the machine does."""
+        if not self._is_settled:
+            return
+        decision = self._autoscaler.look(len(self._moves.hosts()), load, self._bridge.now)
         if decision is not None:
             self._resizing.want(decision.workers, decision.reason)
 
@@ -68,14 +77,12 @@ class Membership:
             self._vacate(self._moves.share_out(vacancy.places, vacancy), vacancy.lost_at)
             return
         if (spare := self._crew.ready_spare()) is not None:
-            known = replace(vacancy, spare=spare.member.global_rank)
-            if self._moves.give(spare, vacancy.places, known):
-                self._crew.vacancies.remove(vacancy)
-                self._keep_spares()
-        elif not any(self._crew.living("spare")) and self._moves.give(
-            self._moves.start_spare(), vacancy.places, vacancy
-        ):
             self._crew.vacancies.remove(vacancy)
+            self._moves.give(spare, vacancy.places, replace(vacancy, spare=spare.global_rank))
+            self._keep_spares()
+        elif not any(self._crew.living("spare")):
+            self._crew.vacancies.remove(vacancy)
+            self._moves.give(self._moves.start_spare(), vacancy.places, vacancy)
 
     def _keep_spares(self) -> None:
         while len(list(self._crew.living("spare"))) < self._bridge.job.cluster.spares:
@@ -95,11 +102,11 @@ class Membership:
         elif kind == "adopted":
             self._confirm(hand, set(values["places"]))
         elif kind == "released":
-            self._vacate(self._resizing.take_released(hand, values["places"]), time.monotonic())
+            self._vacate(self._resizing.take_released(hand, values["places"]), self._bridge.now)
         elif kind == "raised":
             self._evidence[hand] = Evidence.from_message(values)
         elif kind == "steps":
-            self._autoscaler.note(values["samples"], time.monotonic())
+            self._autoscaler.note(values["samples"], self._bridge.now)
 
     def _confirm(self, hand: Hand, places: set[int]) -> None:
         """It goes on with these places."""
@@ -109,8 +116,8 @@ class Membership:
             told: dict[str, Any] = {
                 "rank": vacancy.places[0],
                 "places": list(vacancy.places),
-                "seconds": time.monotonic() - vacancy.lost_at,
-                "hosts": sorted(list(one.member.places) for one in self._moves.hosts()),
+                "seconds": self._bridge.now - vacancy.lost_at,
+                "hosts": sorted(list(one.places) for one in self._moves.hosts()),
             }
             if vacancy.spare is not None:
                 told["spare"] = vacancy.spare
@@ -122,7 +129,7 @@ class Membership:
         """A worker that raised while it trained may be followed by another; who raises before, always will."""
         evidence = self._evidence.get(hand)
         if not hand.is_worker:
-            self._bridge.emit("warning", None, {"text": f"{hand.member.name} failed: {failure.message}"})
+            self._bridge.emit("warning", None, {"text": f"{hand.name} failed: {failure.message}"})
             self._resizing.give_up()
         elif evidence is None or evidence.final or not self._replaces:
             self._bridge.fail(failure)
@@ -140,34 +147,33 @@ class Membership:
             return
         elif hand.is_done or self._ended_well(hand):
             self._note_end_of_work(hand)
-        elif hand.member.places:
+        elif hand.places:
             self._lose_worker(hand)
 
     def _ended_well(self, hand: Hand) -> bool:
-        code = hand.member.exit_code
-        assert code is not None
+        code = hand.exit_code
         is_script = self._bridge.job.purpose == "script"
         if self._bridge.is_stopping and (code in STOP_SIGNALS or code == 0 or (is_script and code > 0)):
             return True
-        return code == 0 and (hand.is_done or is_script or not hand.member.places)
+        return code == 0 and (hand.is_done or is_script or not hand.places)
 
     def _note_end_of_work(self, hand: Hand) -> None:
         if not self._ended_well(hand):
             text = f"after its work was done: {self._bridge.explain(hand)}"
-            self._bridge.emit("warning", hand.member.global_rank, {"text": text})
+            self._bridge.emit("warning", hand.global_rank, {"text": text})
         # What it was given at the last moment, it has not done.
-        self._vacate(sorted(hand.unconfirmed), time.monotonic())
+        self._vacate(sorted(hand.unconfirmed), self._bridge.now)
 
     def _lose_worker(self, hand: Hand) -> None:
-        member, failure = hand.member, self._last_words.get(hand)
+        failure = self._last_words.get(hand)
         if failure is None:
             failure = self._bridge.failure_of(hand, self._bridge.explain(hand))
         if (end := self._final_failure(hand, failure)) is not None:
             self._bridge.fail(end)
             return
-        told = {"rank": member.global_rank, "places": list(member.places), "reason": failure.message}
-        self._bridge.emit("lost", member.global_rank, told)
-        self._vacate(list(member.places), time.monotonic())
+        told = {"rank": hand.global_rank, "places": list(hand.places), "reason": failure.message}
+        self._bridge.emit("lost", hand.global_rank, told)
+        self._vacate(list(hand.places), self._bridge.now)
 
     @property
     def _replaces(self) -> bool:
@@ -176,14 +182,13 @@ class Membership:
 
     def _final_failure(self, hand: Hand, failure: Failure) -> Failure | None:
         """What to end the run with; None where others can go on."""
-        evidence, code = self._evidence.get(hand), hand.member.exit_code
-        assert code is not None
+        evidence, code = self._evidence.get(hand), hand.exit_code
         if not self._replaces or (code >= 0 and evidence is None):
             advice = advice_after_loss(self._bridge.job) if code < 0 else ""
             return replace(failure, message=failure.message + advice)
         if evidence is not None and self._log.is_poisoned(evidence):
             return replace(failure, message=evidence.verdict)
-        if self._log.is_too_much(time.monotonic()):
+        if self._log.is_too_much(self._bridge.now):
             return replace(failure, message=f"{failure.message} {self._log.complaint}")
         return None if self._may_go_on() else failure
 
@@ -215,16 +220,16 @@ class Membership:
         """Other workers for the same places, as many as there are at most."""
         workers, most = len(self._moves.hosts()), self._bridge.job.cluster.places
         if request.is_question:
-            request.answer(f"{plural(workers, 'worker')}.", workers=workers, servers=0)
+            self._bridge.answer(request, f"{plural(workers, 'worker')}.", workers=workers, servers=0)
         elif self._bridge.is_stopping or any(hand.is_done for hand in self._crew.living("worker")):
-            request.refuse(ENDING)
+            self._bridge.refuse(request, ENDING)
         elif (refusal := self._refusal(request, most)) is not None:
-            request.refuse(refusal)
+            self._bridge.refuse(request, refusal)
         else:
             assert request.workers is not None
             self._autoscaler.is_on = False  # from now on it is as the user says
             self._resizing.want(request.workers, "asked for")
-            request.answer(BEGUN, workers=request.workers)
+            self._bridge.answer(request, BEGUN, workers=request.workers)
 
     def _refusal(self, request: ScaleRequest, most: int) -> str | None:
         job = self._bridge.job

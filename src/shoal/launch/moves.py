@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from shoal.errors import PeerLost
 from shoal.launch.crew import Hand, Vacancy
 from shoal.launch.places import member_place
 from shoal.launch.seats import share_out
@@ -28,7 +27,7 @@ class Moves:
 
     def hosts(self) -> list[Hand]:
         """The workers that have places and have not come to the end."""
-        return [one for one in self._crew.living("worker") if one.member.places and not one.is_done]
+        return [one for one in self._crew.living("worker") if one.places and not one.is_done]
 
     def able_hosts(self) -> list[Hand]:
         """Those of them that look out for more: they take steps, and are not about to leave."""
@@ -40,52 +39,38 @@ class Moves:
         self._num_spares += 1
         return self._bridge.start(place)
 
-    def give(self, hand: Hand, places: Collection[int], vacancy: Vacancy | None = None) -> bool:
-        """Give places to a worker or a spare, in place of those that were lost; False where it is gone."""
-        member = hand.member
+    def give(self, hand: Hand, places: Collection[int], vacancy: Vacancy | None = None) -> None:
+        """Give places to a worker or a spare, in place of those that were lost."""
         kind = "adopt" if hand.is_worker else "takeover"
-        message = {"kind": kind, "places": sorted(places), "generation": self._crew.generation + 1}
-        try:
-            member.channel.send(message)
-            if kind == "takeover" and self._bridge.is_stopping:
-                member.channel.send({"kind": "stop"})
-        except PeerLost:
-            return False  # The engine will tell of its end.
         self._crew.generation += 1
+        self._bridge.say(hand, {"kind": kind, "places": sorted(places), "generation": self._crew.generation})
+        if kind == "takeover" and self._bridge.is_stopping:
+            self._bridge.say(hand, {"kind": "stop"})
         if vacancy is not None:
-            adopter = member.global_rank if hand.is_worker else None
-            hand.succeeds.append(replace(vacancy, places=tuple(sorted(places)), adopter=adopter))
+            hand.succeeds.append(replace(vacancy, places=tuple(sorted(places)), adopter=hand.rank))
         hand.unconfirmed |= set(places)
-        self._seat(hand, {*member.places, *places})
-        return True
+        self._seat(hand, {*hand.places, *places})
 
     def share_out(self, places: Collection[int], vacancy: Vacancy | None = None) -> list[int]:
         """Give places to the workers that there are; returns those for which there was none."""
-        hosts = {one: one.member.places for one in self.able_hosts()}
+        hosts = {one: one.places for one in self.able_hosts()}
         if not hosts:
             return list(places)
-        left: list[int] = []
         for hand, given in share_out(tuple(places), hosts).items():
-            if not self.give(hand, given, vacancy):
-                left += given
-        return left
+            self.give(hand, given, vacancy)
+        return []
 
-    def ask_back(self, hand: Hand, places: Collection[int]) -> bool:
-        """Ask a worker to release places after its step; False where it is gone."""
+    def ask_back(self, hand: Hand, places: Collection[int]) -> None:
+        """Ask a worker to release places after its step."""
         self._crew.generation += 1
         message = {"kind": "release", "places": sorted(places), "generation": self._crew.generation}
-        try:
-            hand.member.channel.send(message)
-        except PeerLost:
-            return False
-        return True
+        self._bridge.say(hand, message)
 
     def take_back(self, hand: Hand, places: Collection[int]) -> None:
         """A worker has released places."""
-        self._seat(hand, set(hand.member.places) - set(places))
+        self._seat(hand, set(hand.places) - set(places))
 
     def _seat(self, hand: Hand, places: set[int]) -> None:
-        member = hand.member
-        member.places = tuple(sorted(places))
-        if member.places:
-            member.role, member.global_rank = "worker", member.places[0]
+        hand.places = tuple(sorted(places))
+        if hand.places:
+            hand.role, hand.global_rank = "worker", hand.places[0]

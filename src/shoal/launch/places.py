@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.arena import supported
 from shoal.errors import LaunchError, SpecError
-from shoal.launch import elastic
+from shoal.launch import load
 from shoal.launch.seats import spread
 from shoal.spec import Data, Job, Layer, ModelParallel, ParameterServer, World
 from shoal.spec.world import LOOPBACK
@@ -44,7 +44,7 @@ def plan_places(job: Job) -> list[World]:
         attempt=secrets.token_hex(_ATTEMPT_BYTES),
     )
     if not servers:
-        hosted = spread(workers, elastic.starting_workers(job.cluster))
+        hosted = spread(workers, load.starting_workers(job.cluster))
         ranks = [ground.hosting(places, generation=0) for places in hosted]
         return ranks + [member_place(ground, "spare", number) for number in range(spares)]
     roles = [("coordinator", 0)]

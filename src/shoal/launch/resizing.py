@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 
 from shoal.launch.crew import Hand
@@ -75,13 +74,12 @@ class Resizing:
         for place in places:
             self._releasing.pop(place, None)
             taker = self._takers.pop(place, None)
-            if taker is not None and taker.member.is_alive:
+            if taker is not None and taker.is_alive:
                 by_taker[taker].append(place)
             else:
                 orphans.append(place)
         for taker, given in by_taker.items():
-            if not self._moves.give(taker, given):
-                orphans += given
+            self._moves.give(taker, given)
         return self._moves.share_out(orphans)
 
     def forget(self, hand: Hand) -> None:
@@ -91,10 +89,10 @@ class Resizing:
             self._newcomers.remove(hand)
 
     def _shrink(self, hosts: list[Hand], wanted: int) -> None:
-        for hand in leavers({one: one.member.places for one in hosts}, wanted):
-            if self._moves.ask_back(hand, hand.member.places):
-                hand.dismissed_at = time.monotonic()
-                self._releasing |= dict.fromkeys(hand.member.places, hand)
+        for hand in leavers({one: one.places for one in hosts}, wanted):
+            self._moves.ask_back(hand, hand.places)
+            hand.dismissed_at = self._bridge.now
+            self._releasing |= dict.fromkeys(hand.places, hand)
 
     def _grow(self, hosts: list[Hand], missing: int) -> None:
         self._newcomers = [one for one in self._newcomers if not one.is_worker]
@@ -103,13 +101,13 @@ class Resizing:
         if any(one.state != "ready" for one in self._newcomers):
             return
         asked: dict[Hand, list[int]] = defaultdict(list)
-        moves = gifts({one: one.member.places for one in hosts}, self._newcomers)
+        moves = gifts({one: one.places for one in hosts}, self._newcomers)
         for place, (giver, taker) in moves.items():
             self._takers[place] = taker
             asked[giver].append(place)
         for giver, places in asked.items():
-            if self._moves.ask_back(giver, places):
-                self._releasing |= dict.fromkeys(places, giver)
+            self._moves.ask_back(giver, places)
+            self._releasing |= dict.fromkeys(places, giver)
 
     def _finish(self, hosts: list[Hand]) -> None:
         self._wanted = None
@@ -117,7 +115,7 @@ class Resizing:
         told = {
             "workers": len(hosts),
             "before": self._before,
-            "hosts": sorted(list(one.member.places) for one in hosts),
+            "hosts": sorted(list(one.places) for one in hosts),
             "reason": self._reason,
         }
         self._bridge.emit("scaled", None, told)

@@ -6,18 +6,18 @@ nobody else can deal with: a successor is started at the same address, and told 
 
 from __future__ import annotations
 
-import time
+import signal
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from shoal.errors import PeerLost, ProtocolError
-from shoal.launch.control import ScaleRequest
+from shoal.errors import ProtocolError
 from shoal.launch.crew import Hand
 from shoal.launch.failure_log import Evidence, FailureLog
 from shoal.launch.membership import STOP_SIGNALS
+from shoal.launch.messages import Load, ScaleRequest
 from shoal.launch.places import member_place
 from shoal.launch.scaling import ENDING, SCALED_ROLES, Waiting, tell_numbers
 from shoal.launch.succession import Bridge
@@ -55,7 +55,7 @@ class Service:
         self._coordinator_deaths: deque[float] = deque(maxlen=_MOST_COORDINATORS)
         self._lost_worker: Failure | None = None
         """What to tell if nobody finishes a lost worker's work."""
-        self._waiting = Waiting()
+        self._waiting = Waiting(bridge)
         self._log = FailureLog(bridge.job.max_failures)
         self._evidence: dict[Hand, Evidence] = {}
         """What workers said about the errors that ended them."""
@@ -66,17 +66,17 @@ class Service:
         """Whether servers and coordinator have ended after the workers, or had their time to."""
         if self._phase is not Phase.CLOSING or self._phase_ends_at is None:
             return False
-        return not any(self._crew.living()) or time.monotonic() >= self._phase_ends_at
+        return not any(self._crew.living()) or self._bridge.now >= self._phase_ends_at
 
     def act(self) -> None:
         """Go from phase to phase; end those that were asked to and did not."""
-        now = time.monotonic()
+        now = self._bridge.now
         for hand in self._stubborn():
             if now >= _patience_ends(hand):
-                text = f"{hand.member.name} did not end within {_DISMISS_S:.0f} s of being asked and was killed."
+                text = f"{hand.name} did not end within {_DISMISS_S:.0f} s of being asked and was killed."
                 hand.is_overdue = True
                 self._bridge.emit("warning", None, {"text": text})
-                self._bridge.kill(hand)
+                self._bridge.signal(hand, signal.SIGKILL)
         if self._phase is Phase.CLOSING:
             return
         if any(self._crew.living("worker")):
@@ -105,13 +105,11 @@ class Service:
         if self._bridge.is_stopping and not any(role == "worker" for role, _ in self._lost_at):
             return True  # It counts whole runs only.
         # One that is gone and has no successor was ended together with the run.
-        return self._coordinator.is_done or not self._coordinator.member.is_alive
+        return self._coordinator.is_done or not self._coordinator.is_alive
 
     def _missing_results(self) -> Failure | None:
         """Why there are no results: a worker was lost, and the first one never came to its end."""
-        has_results = any(
-            hand.is_done and hand.member.global_rank == 0 for hand in self._crew.hands if hand.is_worker
-        )
+        has_results = any(hand.is_done and hand.global_rank == 0 for hand in self._crew.hands if hand.is_worker)
         return None if has_results or self._bridge.is_stopping else self._lost_worker
 
     def _give_up(self, now: float) -> None:
@@ -127,7 +125,7 @@ class Service:
         self._enter(Phase.CLOSING, now + _CLOSE_S)
         self._waiting.refuse_all(ENDING)
         for hand in self._crew.living():
-            _tell(hand, {"kind": "stop"})
+            self._bridge.say(hand, {"kind": "stop"})
 
     def _stubborn(self) -> Iterator[Hand]:
         return (one for one in self._crew.living() if one.dismissed_at is not None and not one.is_overdue)
@@ -136,17 +134,16 @@ class Service:
 
     def hear(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
         """A successor speaks for the first time; the coordinator orders, decides, counts, answers."""
-        member = hand.member
         if kind == "state" and values["state"] != "starting" and hand.follows_loss_at is not None:
-            seconds = time.monotonic() - hand.follows_loss_at
+            seconds = self._bridge.now - hand.follows_loss_at
             hand.follows_loss_at = None
             self._emit_about(hand, "replaced", {"seconds": seconds})
         if kind == "raised":
             self._evidence[hand] = Evidence.from_message(values)
-        if member.role == "coordinator":
+        if hand.role == "coordinator":
             self._hear_coordinator(hand, kind, values)
         if not hand.is_worker and kind in ("line", "warning"):
-            self._bridge.emit(kind, None, {**values, "text": f"{member.name}: {values['text']}"})
+            self._bridge.emit(kind, None, {**values, "text": f"{hand.name}: {values['text']}"})
 
     def _hear_coordinator(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
         if kind == "order":
@@ -163,9 +160,7 @@ class Service:
     def hear_failure(self, hand: Hand, failure: Failure) -> None:
         """Who lost a peer, or raised at what another may manage, is itself lost; other failures are the run's."""
         if self._phase is Phase.CLOSING:
-            self._bridge.emit(
-                "warning", None, {"text": f"at its end, {hand.member.name} failed: {failure.message}"}
-            )
+            self._bridge.emit("warning", None, {"text": f"at its end, {hand.name} failed: {failure.message}"})
         elif failure.consequence:
             hand.complaint = failure.message
         elif (evidence := self._evidence.get(hand)) is None or evidence.final:
@@ -190,20 +185,20 @@ class Service:
     def _start(self, role: str, rank: int) -> None:
         if self._bridge.is_stopping and (role, rank) not in self._lost_at:
             return  # Nobody died there: whom the coordinator misses has stopped on request.
-        node = 1 + max(hand.member.node for hand in self._crew.hands)
-        before = sum((one.member.role, one.member.global_rank) == (role, rank) for one in self._crew.hands)
+        node = 1 + max(hand.node for hand in self._crew.hands)
+        before = sum((one.role, one.global_rank) == (role, rank) for one in self._crew.hands)
         place = member_place(self._bridge.first_place, role, rank, node=node, generation=before)
         hand = self._bridge.start(place)
         hand.follows_loss_at = self._lost_at.pop((role, rank), None)
         if hand.is_worker and self._bridge.is_stopping:
-            _tell(hand, {"kind": "stop"})
+            self._bridge.say(hand, {"kind": "stop"})
 
     def _dismiss(self, node: int) -> None:
         # It may have died a moment ago; then the coordinator is about to hear of it.
         for hand in self._members():
-            if hand.member.node == node and hand.dismissed_at is None:
-                hand.dismissed_at = time.monotonic()
-                _tell(hand, {"kind": "stop"})
+            if hand.node == node and hand.dismissed_at is None:
+                hand.dismissed_at = self._bridge.now
+                self._bridge.say(hand, {"kind": "stop"})
 
     # What becomes of them.
 
@@ -213,32 +208,33 @@ class Service:
             return
         if self._ended_well(hand):
             if hand.dismissed_at is not None:
-                _tell(self._coordinator, {"kind": "lost", **_identity(hand)})  # It lives no more; see its places.
+                self._bridge.say(
+                    self._coordinator, {"kind": "lost", **_identity(hand)}
+                )  # It lives no more; see its places.
             return
         reason = hand.complaint or self._bridge.explain(hand)
         if hand.is_done:
-            text = f"{hand.member.name}, after its work was done: {reason}"
+            text = f"{hand.name}, after its work was done: {reason}"
             self._bridge.emit("warning", None, {"text": text})
             return
         failure = self._bridge.failure_of(hand, reason)
         if self._bridge.job.on_failure == "stop":
             self._bridge.fail(failure)
             return
-        if self._log.is_too_much(time.monotonic()):
+        if self._log.is_too_much(self._bridge.now):
             self._bridge.fail(replace(failure, message=f"{reason} {self._log.complaint}"))
             return
-        self._lost_at[hand.member.role, hand.member.global_rank] = time.monotonic()
+        self._lost_at[hand.role, hand.global_rank] = self._bridge.now
         self._emit_about(hand, "lost", {"reason": reason})
-        if hand.member.role == "coordinator":
+        if hand.role == "coordinator":
             self._succeed_coordinator(failure)
             return
         if hand.is_worker:
             self._lost_worker = failure
-        _tell(self._coordinator, {"kind": "lost", **_identity(hand)})
+        self._bridge.say(self._coordinator, {"kind": "lost", **_identity(hand)})
 
     def _ended_well(self, hand: Hand) -> bool:
-        code = hand.member.exit_code
-        assert code is not None
+        code = hand.exit_code
         if self._phase is Phase.CLOSING or hand.is_overdue:
             return True
         if self._bridge.is_stopping and (code in STOP_SIGNALS or (code == 0 and hand.is_worker)):
@@ -248,7 +244,7 @@ class Service:
 
     def _succeed_coordinator(self, failure: Failure) -> None:
         self._waiting.refuse_all("The coordinator was lost before it answered; ask again.")
-        now = time.monotonic()
+        now = self._bridge.now
         self._coordinator_deaths.append(now)
         if len(self._coordinator_deaths) == _MOST_COORDINATORS and now - self._coordinator_deaths[0] < _PERIOD_S:
             last = f"{failure.message} It was the {_MOST_COORDINATORS}th within a minute, so none follows."
@@ -257,24 +253,27 @@ class Service:
         hand = self._bridge.start(member_place(self._bridge.first_place, "coordinator", 0))
         hand.follows_loss_at = self._lost_at.pop(("coordinator", 0))
         living = [_identity(one) for one in self._members()]
-        _tell(hand, {"kind": "living", "nodes": [one["node"] for one in living], "members": living})
+        self._bridge.say(hand, {"kind": "living", "nodes": [one["node"] for one in living], "members": living})
 
     # What the user asks for.
 
     def scale(self, request: ScaleRequest) -> None:
         """The coordinator decides about numbers; how many there are is known here."""
         if request.is_question:
-            tell_numbers(request, self._crew)
+            tell_numbers(request, self._bridge)
         elif self._phase is not Phase.WORKING or self._bridge.is_stopping:
-            request.refuse(ENDING)
+            self._bridge.refuse(request, ENDING)
         else:
-            _tell(self._coordinator, self._waiting.add(request))
+            self._bridge.say(self._coordinator, self._waiting.add(request))
+
+    def hear_load(self, load: Load) -> None:
+        """Nobody asks: with servers, numbers follow the user's wishes only."""
 
     # Who is who.
 
     @property
     def _coordinator(self) -> Hand:
-        return next(hand for hand in reversed(self._crew.hands) if hand.member.role == "coordinator")
+        return next(hand for hand in reversed(self._crew.hands) if hand.role == "coordinator")
 
     def _members(self) -> Iterator[Hand]:
         return self._crew.living(*SCALED_ROLES)
@@ -283,20 +282,13 @@ class Service:
         return all(hand.is_done for hand in self._crew.living("worker"))
 
     def _emit_about(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
-        self._bridge.emit(kind, hand.member.global_rank if hand.is_worker else None, {**_identity(hand), **values})
+        self._bridge.emit(kind, hand.rank, {**_identity(hand), **values})
 
 
 def _identity(hand: Hand) -> dict[str, Any]:
-    return {"node": hand.member.node, "role": hand.member.role, "rank": hand.member.global_rank}
+    return {"node": hand.node, "role": hand.role, "rank": hand.global_rank}
 
 
 def _patience_ends(hand: Hand) -> float:
     assert hand.dismissed_at is not None
     return hand.dismissed_at + _DISMISS_S
-
-
-def _tell(hand: Hand, message: dict[str, Any]) -> None:
-    try:
-        hand.member.channel.send(message)
-    except PeerLost:
-        pass  # The engine will tell of its end, and what follows from that is decided there.

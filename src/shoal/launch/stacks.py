@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import sysconfig
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,11 +12,6 @@ from shoal.observe.disk import write_whole
 
 ANSWER_TIMEOUT_S = 0.3
 _LOOK_EVERY_S = 0.01
-_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
-_SHOAL = f"{Path(__file__).resolve().parents[1]}/"
-_LIBRARIES = tuple(
-    f"{folder}/" for name, folder in sysconfig.get_paths().items() if name in ("stdlib", "purelib", "platlib")
-)
 _NOT_RUNNING = {
     "T": "it is stopped (SIGSTOP)",
     "t": "it is stopped by a debugger",
@@ -95,17 +88,3 @@ def explain_state(pid: int) -> str | None:
     except OSError:
         return _NOT_RUNNING["Z"]
     return _NOT_RUNNING.get(text.rpartition(")")[2].split()[0])
-
-
-def find_place(text: str) -> str | None:
-    """`file:line in function` of the innermost frame of the main thread that is the user's own, if there is one.
-
-    Where all frames are a library's the innermost that is not ours; None where there are no frames.
-    """
-    main_thread = text.split("\n\n")[-1]  # The oldest comes last.
-    frames = list(_FRAME.finditer(main_thread))
-    outside = [frame for frame in frames if not frame["file"].startswith(("<", _SHOAL))]
-    own = [frame for frame in outside if not frame["file"].startswith(_LIBRARIES)]
-    for frame in (*own, *outside, *frames):
-        return f"{frame['file']}:{frame['line']} in {frame['function']}"
-    return None

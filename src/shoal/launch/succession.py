@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from shoal.launch.control import ScaleRequest
 from shoal.launch.crew import Crew, Hand
+from shoal.launch.messages import Load, Output, ScaleRequest
 from shoal.launch.verdict import Failure
 from shoal.spec import Job, World
 
 
 class Bridge(Protocol):
-    """What the supervisor lets a succession see and do."""
+    """What the supervisor's machine lets its parts see and do."""
 
     job: Job
     crew: Crew
+    now: float
+    """The time, on a clock that never goes back."""
     first_place: World
     """The first of the places that the run began with."""
     is_stopping: bool
@@ -26,17 +28,29 @@ class Bridge(Protocol):
     def has_failed(self) -> bool:
         """Whether the run is ending because something failed."""
 
+    def ask(self, output: Output) -> None:
+        """Let this be done, after all that was asked before."""
+
     def emit(self, kind: str, global_rank: int | None, values: dict[str, Any]) -> None:
         """Tell whoever watches."""
 
     def start(self, place: World) -> Hand:
         """Start one more process."""
 
-    def kill(self, hand: Hand) -> None:
-        """End a process at once."""
+    def say(self, hand: Hand, message: dict[str, Any]) -> None:
+        """Say something to a process; where it has ended meanwhile, that is about to be told."""
+
+    def signal(self, hand: Hand, signum: int) -> None:
+        """Send a signal to a process."""
+
+    def answer(self, request: ScaleRequest, text: str, **facts: Any) -> None:
+        """What was asked for is done, or will be."""
+
+    def refuse(self, request: ScaleRequest, text: str) -> None:
+        """What was asked for will not be done, for this reason."""
 
     def explain(self, hand: Hand) -> str:
-        """One sentence about a process that has ended without a word of its own. Ask once."""
+        """One sentence about a process that has ended without a word of its own."""
 
     def failure_of(self, hand: Hand, message: str) -> Failure:
         """The end of this process as a failure of the run."""
@@ -46,7 +60,7 @@ class Bridge(Protocol):
 
 
 class Succession(Protocol):
-    """Decides who follows whom, and when the run is over. Called from the supervisor's one loop."""
+    """Decides who follows whom, and when the run is over. A part of the supervisor's machine."""
 
     def is_over(self) -> bool:
         """Whether there is nothing left to wait for."""
@@ -55,7 +69,7 @@ class Succession(Protocol):
         """Do what is due."""
 
     def next_deadline(self) -> float | None:
-        """When `act` must be called at the latest, on the monotonic clock."""
+        """When `act` must be called at the latest."""
 
     def hear(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
         """A process has said something. What workers say is told to those who watch after this."""
@@ -68,3 +82,6 @@ class Succession(Protocol):
 
     def scale(self, request: ScaleRequest) -> None:
         """The user asks for more or fewer processes, or how many there are."""
+
+    def hear_load(self, load: Load) -> None:
+        """What else the machine does, where this has been asked."""

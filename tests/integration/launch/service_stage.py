@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from helpers.actors import ActorEngine, ActorHandle
+from helpers.actors import ActorEngine, ActorHost
 from shoal.launch import Supervisor
 from shoal.observe.events import Event
 from shoal.observe.run_folder import RunFolder
@@ -109,10 +109,10 @@ class Stage:
         return Supervisor(job, listen, self.engine, hang_timeout_s=hang_timeout_s).run()
 
     @property
-    def handle(self) -> ActorHandle:
+    def host(self) -> ActorHost:
         """The processes there have been."""
-        assert self.engine.handle is not None
-        return self.engine.handle
+        assert self.engine.host is not None
+        return self.engine.host
 
     def told(self, kind: str) -> list[dict[str, Any]]:
         """What the events of a kind said."""
@@ -120,7 +120,7 @@ class Stage:
 
     def places(self) -> list[tuple[int, str, int]]:
         """Node, role and number of all processes there have been."""
-        return [(world.node, world.role, world.global_rank) for world in self.handle.worlds]
+        return [(world.node, world.role, world.global_rank) for world in self.host.worlds]
 
     @staticmethod
     def noted(name: str) -> Any:

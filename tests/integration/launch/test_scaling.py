@@ -73,7 +73,7 @@ say("scaled", text="3 workers and 2 servers from now on.", workers=3)
     assert status == 0, err
     assert json.loads(out)["text"] == "3 workers and 2 servers from now on." and json.loads(out)["workers"] == 3
     assert play.noted("wish") == {"kind": "scale", "workers": 3, "servers": None}
-    added = play.handle.worlds[-1]
+    added = play.host.worlds[-1]
     assert (added.node, added.role, added.global_rank, added.world_size) == (5, "worker", 2, 3)
     assert not play.told("replaced"), "it follows nobody"
     assert sorted(event.rank for event in play.events if event.kind == "done") == [0, 1, 2]
@@ -108,4 +108,4 @@ def test_a_run_over_sockets_cannot_be_scaled(play: Stage, client: Client) -> Non
     play(worker=AFTER_THE_ANSWER, run_dir="runs/demo", on_event=client.on_event, strategy="data:via=ring")
     status, _, err = client.answer()
     assert status == 1 and "runs of ps can be scaled, and those of data in shared memory" in err
-    assert len(play.handle.processes) == 2
+    assert len(play.host.processes) == 2

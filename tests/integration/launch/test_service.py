@@ -41,22 +41,22 @@ def test_a_calm_run(play: Stage) -> None:
     assert play.places() == BEGINNING
     assert play.told("world")[0]["text"].startswith("2 workers, 2 servers and a coordinator on 1 host, ")
     assert play.told("audit") == [{"clean": True}]
-    assert [process.returncode for process in play.handle.processes] == [0] * 5, "all ended when asked"
+    assert [process.returncode for process in play.host.processes] == [0] * 5, "all ended when asked"
     assert not {event.kind for event in play.events} & {"lost", "replaced", "warning", "failed"}
 
 
 def test_the_secret_is_shared_and_never_told(play: Stage) -> None:
     play()
-    (secret,) = {world.secret for world in play.handle.worlds}
+    (secret,) = {world.secret for world in play.host.worlds}
     assert len(bytes.fromhex(secret)) == 32
-    assert secret not in "".join(map(repr, play.handle.worlds)) + "".join(e.to_json() for e in play.events)
+    assert secret not in "".join(map(repr, play.host.worlds)) + "".join(e.to_json() for e in play.events)
 
 
 def test_a_killed_server_is_replaced_on_order(play: Stage) -> None:
     server = 'if rank == 1: die() if once("died") else note("back")\nhear("stop")'
     results = play(coordinator=REPLACING, server=server, worker=f'await_note("back"); {WORKER}')
     assert results["audit"] == {"clean": True}
-    assert play.handle.exit_codes("server") == [0, KILLED, 0]
+    assert play.host.exit_codes("server") == [0, KILLED, 0]
     assert play.noted("lost") == {"kind": "lost", "node": 2, "role": "server", "rank": 1}
     assert play.places() == [*BEGINNING, (5, "server", 1)]
     (lost,), (replaced,) = play.told("lost"), play.told("replaced")
@@ -88,7 +88,7 @@ def test_whoever_reports_a_failure_ends_the_run(play: Stage, role: str) -> None:
         play(**parts)
     assert raised.value.details == "trace"
     assert not play.told("lost")
-    assert all(process.returncode is not None for process in play.handle.processes)
+    assert all(process.returncode is not None for process in play.host.processes)
 
 
 def test_a_killed_coordinator_is_followed_by_another(play: Stage) -> None:
@@ -101,9 +101,9 @@ say("done", results={"clean": True})
 hear("stop")
 """
     assert play(coordinator=coordinator, worker=f'await_note("living"); {WORKER}')["audit"] == {"clean": True}
-    assert play.handle.exit_codes("coordinator") == [KILLED, 0]
+    assert play.host.exit_codes("coordinator") == [KILLED, 0]
     assert play.places() == [*BEGINNING, (5, "server", 2), (0, "coordinator", 0)], "its last order was obeyed"
-    assert len({world.coordinator for world in play.handle.worlds}) == 1, "all meet at the same address"
+    assert len({world.coordinator for world in play.host.worlds}) == 1, "all meet at the same address"
     living = play.noted("living")
     assert (living["kind"], living["nodes"]) == ("living", [1, 2, 3, 4, 5])
     assert living["members"][-1] == {"node": 5, "role": "server", "rank": 2}
@@ -113,14 +113,14 @@ hear("stop")
 def test_coordinators_that_all_die_are_not_followed_for_ever(play: Stage) -> None:
     with pytest.raises(WorkerFailed, match="It was the 5th within a minute, so none follows"):
         play(coordinator="die()", worker='hear("stop")')
-    assert play.handle.exit_codes("coordinator") == [KILLED] * 5
+    assert play.host.exit_codes("coordinator") == [KILLED] * 5
 
 
 def test_a_dismissed_server_is_no_loss(play: Stage) -> None:
     coordinator = f'await_note("pid-2"); say("order", action="end", node=2); {COORDINATOR}'
     server = 'note(f"pid-{node}", os.getpid()); hear("stop")'
     play(coordinator=coordinator, server=server, worker=f'await_end("pid-2"); {WORKER}')
-    assert play.handle.exit_codes("server") == [0, 0]
+    assert play.host.exit_codes("server") == [0, 0]
     assert not play.told("lost")
 
 
@@ -130,7 +130,7 @@ def test_whoever_does_not_end_when_dismissed_is_killed(play: Stage, monkeypatch:
     coordinator = 'say("order", action="end", node=3); say("done", results={}); hear("stop")'
     worker = 'time.sleep(60) if rank == 0 else say("done", results={})'
     play(coordinator=coordinator, worker=worker)
-    assert play.handle.exit_codes("worker") == [KILLED, 0]
+    assert play.host.exit_codes("worker") == [KILLED, 0]
     assert not play.told("lost")
     assert [warning["text"] for warning in play.told("warning")] == [
         "worker 0 did not end within 0 s of being asked and was killed."
@@ -189,7 +189,7 @@ def test_servers_may_leave_once_the_work_is_done(play: Stage) -> None:
     server = 'note(f"pid-{node}", os.getpid()); await_note("over")'
     worker = 'say("done", results={}); note("over"); await_end("pid-1"); await_end("pid-2")'
     play(server=server, worker=worker, workers=1)
-    assert play.handle.exit_codes("server") == [0, 0]
+    assert play.host.exit_codes("server") == [0, 0]
     assert not play.told("lost")
 
 
@@ -212,7 +212,7 @@ def test_a_request_to_stop_reaches_the_workers_and_the_rest_follows(play: Stage)
     with pytest.raises(Interrupted, match="after the step it was in"):
         play(coordinator=coordinator, worker=worker, on_event=interrupt)
     assert play.places() == BEGINNING, "nobody follows a worker that has stopped on request"
-    assert [process.returncode for process in play.handle.processes] == [0] * 5
+    assert [process.returncode for process in play.host.processes] == [0] * 5
     assert not play.told("lost")
 
 
@@ -220,7 +220,7 @@ def test_who_follows_a_worker_that_dies_while_stopping_stops_too(play: Stage) ->
     worker = f'hear("stop")\nif rank == 0 and once("died"): die()\n{WORKER}'
     with pytest.raises(Interrupted, match="after the step it was in"):
         play(coordinator=REPLACING, worker=worker, on_event=interrupt)
-    assert play.handle.exit_codes("worker") == [KILLED, 0, 0]
+    assert play.host.exit_codes("worker") == [KILLED, 0, 0]
     assert len(play.told("lost")) == len(play.told("replaced")) == 1
 
 
@@ -229,7 +229,7 @@ def test_a_hanging_server_is_ended_and_told_as_lost(play: Stage) -> None:
     play(coordinator=REPLACING, server=server, worker=AFTER_THE_LOSS, hang_timeout_s=2.0)
     assert play.noted("lost")["node"] == 1
     assert "gave no sign of life" in play.told("lost")[0]["reason"]
-    assert play.handle.exit_codes("server")[0] == KILLED
+    assert play.host.exit_codes("server")[0] == KILLED
 
 
 def test_lines_of_servers_carry_their_name(play: Stage) -> None:
@@ -251,10 +251,11 @@ def test_without_a_run_folder_the_coordinator_has_a_place_while_the_run_lasts(pl
 
 def test_every_process_has_its_log(tmp_path: Path, zygote: ZygoteProcess) -> None:
     job = Job(target="toy.py", strategy="ps:servers=2", cluster=Cluster(workers=1), run_dir=str(tmp_path / "run"))
-    handle = LocalEngine(zygote).start(job, plan_places(job))
+    host = LocalEngine(zygote).open(job)
     try:
+        for number, place in enumerate(plan_places(job)):
+            host.start(number, place)
         names = {path.name for path in (tmp_path / "run" / "logs").iterdir()}
         assert names == {"coordinator-0.log", "server-0.log", "server-1.log", "rank-0.log"}
-        assert [member.node for member in handle.members] == [0, 1, 2, 3]
     finally:
-        handle.close()
+        host.close()

@@ -77,7 +77,7 @@ def _order(number: int) -> dict:
 def test_nobody_is_replaced_without_need(play: Stage) -> None:
     assert play() == {"rank": 0}
     assert not play.told("lost") and not play.told("replaced")
-    assert len(play.engine.handle.members) == 3
+    assert len(play.engine.host.processes) == 3
     assert play.told("world")[0]["text"].startswith("2 workers and 1 spare on 1 host")
 
 
@@ -97,7 +97,7 @@ def test_a_fresh_spare_follows_and_takes_the_next_place(play: Stage) -> None:
     assert {*_order(0)["places"], *_order(1)["places"]} == {0, 1}
     assert [_order(number)["generation"] for number in range(2)] == [1, 2]
     assert len(play.told("lost")) == len(play.told("replaced")) == 2
-    assert [member.role for member in play.engine.handle.members].count("spare") == 1
+    assert [world.role for world in play.engine.host.worlds].count("spare") == 3, "one waits at the end"
 
 
 def test_a_failure_of_the_users_code_is_not_replaced(play: Stage) -> None:
@@ -129,5 +129,5 @@ def test_a_worker_that_dies_after_its_work_is_not_missed(play: Stage) -> None:
 
 def test_all_processes_have_ended_when_the_run_has(play: Stage) -> None:
     play(worker_1="die")
-    assert all(process.returncode is not None for process in play.engine.handle.processes)
-    assert -signal.SIGKILL in [process.returncode for process in play.engine.handle.processes]
+    assert all(process.returncode is not None for process in play.engine.host.processes)
+    assert -signal.SIGKILL in [process.returncode for process in play.engine.host.processes]

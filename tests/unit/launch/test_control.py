@@ -11,7 +11,8 @@ import pytest
 
 from shoal.comm.channel import Channel
 from shoal.errors import CommTimeout, PeerLost, SpecError
-from shoal.launch.control import FILE_NAME, ControlSocket, ScaleRequest, request_scale
+from shoal.launch.control import FILE_NAME, ControlSocket, request_scale
+from shoal.launch.messages import ScaleRequest
 
 ANOTHER_USER = 65534
 GUARD_S = 30.0
@@ -40,7 +41,7 @@ def test_a_question_and_its_answer(tmp_path: Path, control: ControlSocket) -> No
     client.send({"kind": "scale", "workers": 4, "servers": None})
     (request,) = collect(control)
     assert (request.workers, request.servers, request.is_question) == (4, None, False)
-    request.answer("Done.", workers=4)
+    control.reply(request.number, {"kind": "scaled", "text": "Done.", "workers": 4})
     assert client.receive(GUARD_S) == {"kind": "scaled", "text": "Done.", "workers": 4}
     with pytest.raises(PeerLost):
         client.receive(GUARD_S)
@@ -78,7 +79,7 @@ def test_garbage_and_absence_disturb_nobody(tmp_path: Path, control: ControlSock
     (request,) = collect(control)
     assert request.is_question
     client.close()
-    request.refuse("too late")  # nobody waits: no error
+    control.reply(request.number, {"kind": "refused", "text": "too late"})  # nobody waits: no error
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

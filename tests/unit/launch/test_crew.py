@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal.comm.channel import Channel
-from shoal.launch.crew import Crew, Hand
-from shoal.launch.engine import Member
-from shoal.launch.hangs import Life
+from shoal.launch.crew import Crew
+from shoal.spec import World
 
 
 @pytest.mark.parametrize(
@@ -21,10 +19,8 @@ from shoal.launch.hangs import Life
     ],
 )
 def test_a_step_forward_forgives_losses_whichever_message_tells_of_it(message: dict[str, Any]) -> None:
-    ours, theirs = Channel.pair()
-    ours.close()
-    theirs.close()
-    crew, hand = Crew(top_step=7, fruitless_losses=3), Hand(Member("worker", 0, ours, "a.log"), Life(0.0))
+    crew = Crew(top_step=7, fruitless_losses=3)
+    hand = crew.welcome(World(), 0.0)
     crew.note_life(hand, {"kind": "beat", "step": 7}, 1.0)
     assert crew.fruitless_losses == 3, "nothing has moved"
     crew.note_life(hand, message, 2.0)

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from shoal.comm.channel import Channel
-from shoal.launch.deaths import count_oom_kills, explain_death, signal_name
-from shoal.launch.engine import Member
+from shoal.launch.deaths import explain_death, signal_name
+from shoal.launch.memory_watch import count_oom_kills
+from shoal.launch.messages import Ended
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,12 @@ from shoal.launch.engine import Member
     ],
 )
 def test_a_death_is_explained(exit_code: int, expected: str) -> None:
-    assert explain_death(_member(exit_code), ran_out_of_memory=False) == expected
+    assert explain_death("worker 1", Ended(process=0, exit_code=exit_code, log_name="a.log")) == expected
 
 
 def test_want_of_memory_says_what_to_do() -> None:
-    sentence = explain_death(_member(-signal.SIGKILL), ran_out_of_memory=True)
+    end = Ended(process=0, exit_code=-signal.SIGKILL, ran_out_of_memory=True)
+    sentence = explain_death("worker 1", end)
     assert "memory ran out" in sentence and "smaller batch_size" in sentence
 
 
@@ -36,10 +37,3 @@ def test_names_of_signals() -> None:
 def test_the_kernels_count_can_be_read() -> None:
     first = count_oom_kills()
     assert 0 <= first <= count_oom_kills()
-
-
-def _member(exit_code: int) -> Member:
-    ours, theirs = Channel.pair()
-    ours.close()
-    theirs.close()
-    return Member("worker", 1, ours, "a.log", pid=1, exit_code=exit_code)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from shoal.launch import elastic
-from shoal.launch.elastic import COOL_DOWN_S, RETRY_S, Autoscaler, Experience, Load, Outlook, decide
+from shoal.launch.elastic import COOL_DOWN_S, RETRY_S, Autoscaler, Experience, Outlook, decide
+from shoal.launch.messages import Load
 from shoal.spec import Cluster
 
 IDLE = Load(idle_cores=2.0, waiting=-2.0)
@@ -52,19 +51,19 @@ def test_one_fewer_where_others_need_the_cores() -> None:
     assert decide(replace(TWO, workers=1, load=OVERRUN), Experience())[0] is None
 
 
-def test_a_number_of_workers_is_tried_before_it_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic, "read_load", lambda: IDLE)
+def test_a_number_of_workers_is_tried_before_it_is_judged() -> None:
     scaler = Autoscaler(Cluster(workers="1:4"))  # type: ignore[arg-type]
     scaler.note(0, 10.0)
     scaler.note(500, 10.0 + COOL_DOWN_S / 2)
-    assert scaler.look(1, 20.0, is_settled=True) is None, "not yet"
+    assert scaler.is_due(20.0)
+    assert scaler.look(1, IDLE, 20.0) is None, "not yet"
     scaler.note(1000, 10.0 + COOL_DOWN_S)
-    assert scaler.look(1, 20.1, is_settled=True) is None, "it has just looked"
-    assert scaler.look(1, 30.0, is_settled=False) is None, "places change hands"
-    assert scaler.next_look() == 30.0 + elastic.LOOK_EVERY_S
-    decision = scaler.look(1, 40.0, is_settled=True)
+    assert not scaler.is_due(20.1), "it has just looked"
+    assert scaler.next_look() == 20.0 + elastic.LOOK_EVERY_S
+    decision = scaler.look(1, IDLE, 40.0)
     assert decision is not None and decision.workers == 2
     scaler.begin_period()
-    assert scaler.look(2, 50.0, is_settled=True) is None
+    assert scaler.look(2, IDLE, 50.0) is None
     scaler.is_on = False
-    assert scaler.next_look() is None and Autoscaler(Cluster(workers=2)).next_look() is None
+    assert scaler.next_look() is None and not scaler.is_due(60.0)
+    assert Autoscaler(Cluster(workers=2)).next_look() is None

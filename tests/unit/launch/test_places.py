@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.launch import elastic
+from shoal.launch import load
 from shoal.launch.places import advice_after_loss, can_move, can_replace, describe_world, member_place, plan_places
 from shoal.spec import Cluster, Job
 
@@ -53,7 +53,7 @@ def test_the_world_in_words() -> None:
 
 
 def test_fewer_workers_than_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic, "starting_workers", lambda cluster: 3)
+    monkeypatch.setattr(load, "starting_workers", lambda cluster: 3)
     elastic_job = Job(target="toy.py", cluster=Cluster(workers="1:4", threads=1))  # type: ignore[arg-type]
     places = plan_places(elastic_job)
     assert [place.places for place in places] == [(0,), (1,), (2, 3)]

@@ -15,7 +15,8 @@ import pytest
 
 import shoal.errors
 from shoal.comm.channel import Channel
-from shoal.launch.stacks import StackSource, collect_stacks, explain_state, find_place, write_stacks
+from shoal.launch.frames import find_place
+from shoal.launch.stacks import StackSource, collect_stacks, explain_state, write_stacks
 
 GUARD_S = 30.0
 CODE = """
