@@ -34,7 +34,7 @@ class Borders:
         self._save = save
         self._hold = Hold(client.machine, client.wait, world.generation)
         self._beginning: int | None = None
-        """The clock whose turn this worker waits for."""
+        """The clock that this worker begins as soon as others let it."""
 
     def bring_about(self, steps: int) -> None:
         """The first worker wants to save now. In lockstep nobody goes on without it; else all are called."""
@@ -57,6 +57,15 @@ class Borders:
         while self._beginning is not None and not self._hold.may_begin(clock):
             self.heed(clock)
             self._client.begin(clock)
+        self._beginning = None
+
+    def await_round(self, clock: int) -> None:
+        """Wait until the round of this clock is closed, for which a worker may be missing that a hold has stopped.
+
+        Who waits here says that it is past this clock: the border is no earlier then, and the other comes to it.
+        """
+        self._beginning = None if self._spec.is_leased else clock + 1
+        self._client.await_round(clock)
         self._beginning = None
 
     def heed(self, clock: int) -> None:

@@ -202,7 +202,7 @@ class ServedTraining:
             self.client.report(first_loss=mean)
         self.client.report(step=step, loss=mean)
         if self.served.consistency.gathers(clock):
-            self.client.await_round(clock)
+            self._borders.await_round(clock)
             mean = self.client.machine.rounds_loss
             self.client.scale.follow_round(step)
         if step > self._step:
