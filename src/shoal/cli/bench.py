@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.cli.json_output import print_json
 from shoal.errors import unknown
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def bench(
     if start:
         session.measure_startup(rounds)
     if as_json:
-        print(json.dumps(session.to_dict()))
+        print_json(session.to_dict())
     else:
         session.show()
     if not all(verdict.met for verdict in session.verdicts):

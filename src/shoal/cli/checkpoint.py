@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli.arguments import RECORD, AsJson, SavedRun
+from shoal.cli.json_output import print_json
 from shoal.errors import SpecError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def list_checkpoints(run: SavedRun, runs: Runs = RUNS, as_json: AsJson = False) 
     folder = RunFolder.open(run, runs)
     entries = list_entries(folder.checkpoints)
     if as_json:
-        print(json.dumps({"run": folder.name, "checkpoints": [_plain(entry) for entry in entries]}))
+        print_json({"run": folder.name, "checkpoints": [_plain(entry) for entry in entries]})
     elif entries:
         _show(entries_table(entries))
     else:
@@ -72,7 +72,7 @@ def show(
     entry = entry_of(path, manifest)
     if as_json:
         places = [{"part": part, **vars(place)} for part, file in manifest.files.items() for place in file.places]
-        print(json.dumps({**_plain(entry), "facts": manifest.facts, "tensors": places}))
+        print_json({**_plain(entry), "facts": manifest.facts, "tensors": places})
         return
     _show(facts_table(entry, manifest))
     if tensors:
@@ -104,7 +104,7 @@ def verify(which: Which, runs: Runs = RUNS, as_json: AsJson = False) -> None:
             _show(verdict_line(path, problems[str(path)]))
     torn = any(problems.values())
     if as_json:
-        print(json.dumps({"whole": not torn, "problems": problems}))
+        print_json({"whole": not torn, "problems": problems})
     if torn:
         raise typer.Exit(1)
 
@@ -134,9 +134,10 @@ def export(
     state = {f"optimizer/{name}": tensor for name, tensor in found.optimizer.items()}
     digest = save_tensors(out.absolute(), {**found.model, **state}, step=str(found.step))
     told = {"out": str(out), "step": found.step, "tensors": len(found.model) + len(state), "digest": digest}
-    print(
-        json.dumps(told) if as_json else f"{out}: {told['tensors']} tensors of step {found.step}, digest {digest}"
-    )
+    if as_json:
+        print_json(told)
+    else:
+        print(f"{out}: {told['tensors']} tensors of step {found.step}, digest {digest}")
 
 
 @checkpoint.command()
@@ -164,7 +165,7 @@ def diff(
     found += differences("optimizer", one.optimizer, other.optimizer)
     if as_json:
         told = {"equal": not found, "digests": digests, "differences": [asdict(item) for item in found]}
-        print(json.dumps(told))
+        print_json(told)
     elif found:
         _show(differences_table(found, same_model=digests[0] == digests[1]))
     else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from shoal.cli.json_output import print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,7 +34,7 @@ def doctor(
 
     checks = examine()
     if as_json:
-        print(json.dumps([asdict(check) for check in checks], indent=2))
+        print_json([asdict(check) for check in checks], indent=2)
     else:
         from rich.console import Console
 

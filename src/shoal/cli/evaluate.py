@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import typer
 
 from shoal.cli.arguments import AsJson, DataPart, Device, Progress, SavedModel, Threads, Workers
+from shoal.cli.json_output import print_json
 
 
 def evaluate(
@@ -38,6 +38,6 @@ def evaluate(
         zygote=ctx.obj,
     )
     if as_json:
-        print(json.dumps({"run": run, "data": data, "samples": found.samples, "results": dict(found.results)}))
+        print_json({"run": run, "data": data, "samples": found.samples, "results": dict(found.results)})
         return
     print(f"{found.samples:,} {data} samples: {wording.results(found.results, data)}")

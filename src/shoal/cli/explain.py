@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.cli.json_output import print_json
 from shoal.cli.plan import Plan, make_plan
 from shoal.cli.plan.parts import Seat
 from shoal.launch.supervisor import run_job
@@ -24,7 +25,7 @@ def explain(job: Job, zygote: ZygoteProcess | None, *, as_json: bool) -> None:
     """Print what training this job would mean. The model is built once, in a process of its own."""
     plan = make_plan(job, _inspect(job, zygote))
     if as_json:
-        print(json.dumps(plan.to_dict()))
+        print_json(plan.to_dict())
     else:
         _show(plan)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from shoal.cli.arguments import CLUSTER, RECORD, AsJson, SavedRun
+from shoal.cli.json_output import print_json
 
 
 def scale(
@@ -37,4 +37,7 @@ def scale(
 
     folder = RunFolder.open(run, runs)
     answer = request_scale(folder.path, workers=workers, servers=servers)
-    print(json.dumps({"run": str(folder.path), **answer}) if as_json else answer["text"])
+    if as_json:
+        print_json({"run": str(folder.path), **answer})
+    else:
+        print(answer["text"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +21,7 @@ from shoal.cli.arguments import (
     WorkersOrLimits,
     parse_arguments,
 )
+from shoal.cli.json_output import print_json
 
 if TYPE_CHECKING:
     from shoal.spec import Job
@@ -236,7 +236,7 @@ def train(
         **overrides,
     )
     if as_json:
-        print(json.dumps({"run": str(run.folder), **run.results}))
+        print_json({"run": str(run.folder), **run.results})
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.arguments import CLUSTER, TASK, AsJson, Workers, parse_arguments
+from shoal.cli.json_output import print_json
 from shoal.errors import SpecError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def verify(
                 progress=progress,
             )
     if as_json:
-        print(json.dumps(report.to_dict()))
+        print_json(report.to_dict())
     else:
         _show(report)
     if not report.ok:

@@ -75,6 +75,14 @@ def is_diverging(loss: float, *, first: float, best: float) -> bool:
     return best > 0 and loss > max(DIVERGED * best, first / 2)
 
 
+def has_diverged(loss: float, *, first: float) -> bool:
+    """Whether a run that is over has learnt nothing: its loss ended above where it began by more than that was.
+
+    A loss may be negative: what has fallen below it has not risen.
+    """
+    return not math.isfinite(loss) or loss - first > abs(first)
+
+
 def hopeless(speeds: Mapping[int, float]) -> set[int]:
     """The ranks that are so slow that waiting for them is pointless."""
     if len(speeds) < 2:

@@ -53,7 +53,9 @@ def live(birth: Birth) -> NoReturn:
     try:
         die_with_parent(birth.parent_pid, signal.SIGKILL)
         os.setsid()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # A signal to this process alone is its death, which others follow; Ctrl-C goes to the supervisor.
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_DFL)
         _take_files(birth)
         code = _work(birth)
     except BaseException:

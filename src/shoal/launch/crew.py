@@ -95,6 +95,8 @@ class Crew:
     top_step: int = 0
     fruitless_losses: int = 0
     """Processes lost since the last step forward."""
+    last_loss: float | None = None
+    """The latest that was told; None before the first."""
 
     def welcome(self, world: World, now: float) -> Hand:
         """A process is about to be started for this place."""
@@ -118,6 +120,10 @@ class Crew:
     def note_life(self, hand: Hand, message: dict[str, Any], now: float) -> None:
         """It has said something: it lives, and perhaps the run has come further."""
         hand.life.hear(message, now)
+        if message.get("kind") == "steps":
+            self.last_loss = next(
+                (loss for _, loss in reversed(message["steps"]) if loss is not None), self.last_loss
+            )
         if message.get("kind") == "state":
             hand.state = message["state"]
         if (step := _furthest_step(message)) > self.top_step:

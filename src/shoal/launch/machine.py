@@ -158,6 +158,8 @@ class SupervisorMachine:
         if kind == "done":
             hand.is_done = True
             if hand.global_rank == 0:
+                if self.crew.last_loss is not None:  # Who followed another at the very end has seen none itself.
+                    values["results"].setdefault("loss", self.crew.last_loss)
                 self.results.update(values["results"])
             self.results |= self._scales.note(hand.global_rank, values["results"])
         self.emit(kind, hand.global_rank, values)

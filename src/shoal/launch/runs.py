@@ -185,12 +185,12 @@ def execute(
     bus = Bus(
         [JsonlSink(folder.path), record, _Beginning(job, folder), *extra, *([shown] if shown is not None else [])]
     )
-    ending = Event("stopped", values={"reason": "failed"})
+    ended, how_it_ended = "stopped", {"reason": "failed"}
     try:
         Supervisor(job, bus.emit, LocalEngine(zygote)).run()
-        ending = record.ending("finished")
+        ended, how_it_ended = "finished", {}
     except Interrupted as request:
-        ending = record.ending("stopped", reason="interrupted")
+        how_it_ended = {"reason": "interrupted"}
         raise Interrupted(f"{request} {_whereabouts(folder)}") from None
     except ShoalError as error:
         if not record.has_failed:
@@ -200,8 +200,8 @@ def execute(
         raise
     finally:
         if record.results:
-            folder.write_result({**record.results, "ended": ending.kind})
-        bus.emit(ending)
+            folder.write_result({**record.results, "ended": ended})
+        bus.emit(record.ending(ended, **how_it_ended))
         bus.close()
         write_report(folder.path)
     return Run(folder.path, record.results)

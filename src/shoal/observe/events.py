@@ -6,8 +6,8 @@
 | `state`      | state (starting, ready, training, evaluating, saving, done), step                           |
 | `beat`       | step, rss, phase, still, p99, gap: a sign of life; shown, never kept                        |
 | `memory`     | peak_rss [[rank, bytes], …]: what is kept of the beats                                      |
-| `steps`      | steps [[step, loss], …], samples (trained so far), lr, total_steps, epoch; where there were |
-|              | any skipped [parts, weight]: of these steps, learnt already                                 |
+| `steps`      | steps [[step, loss or null: not known], …], samples (trained so far), lr, total_steps,      |
+|              | epoch; where there were any skipped [parts, weight]: of these steps, learnt already         |
 | `progress`   | step, total_steps, samples: work without a loss, as prediction                              |
 | `evaluation` | step, results {loss, …}                                                                     |
 | `line`       | text, level: what a process printed or logged                                               |

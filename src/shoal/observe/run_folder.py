@@ -15,6 +15,7 @@ from typing import Any
 from shoal.errors import SpecError
 from shoal.observe.disk import write_whole, writing
 from shoal.observe.jsonl import FILE_NAME
+from shoal.observe.strict_json import to_json
 from shoal.spec import Job
 
 DEFAULT_ROOT = "runs"
@@ -122,7 +123,7 @@ class RunFolder:
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Record what came out."""
-        write_whole(self.result, json.dumps(dict(result), indent=2) + "\n")
+        write_whole(self.result, to_json(dict(result), indent=2) + "\n")
 
     def read_result(self) -> dict[str, Any]:
         """What came out."""

@@ -40,6 +40,7 @@ class TensorBoardSink:
     def _write_steps(self, event: Event) -> None:
         steps = event.values["steps"]
         for step, loss in steps:
-            self._writer.add_scalar("train/loss", loss, step, event.time)
+            if loss is not None:
+                self._writer.add_scalar("train/loss", loss, step, event.time)
         if steps and event.values.get("lr") is not None:
             self._writer.add_scalar("train/lr", event.values["lr"], steps[-1][0], event.time)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -38,7 +39,7 @@ class Reporter:
         self._asked_at = 0.0
         self._stop = False
         self._orders = OrderBook()
-        self._steps: list[tuple[int, float]] = []
+        self._steps: list[tuple[int, float | None]] = []
         self._skipped = [0, 0.0]
         """Parts of batches, and what they would have counted, in steps that were not told yet."""
         self._latest: dict[str, Any] = {}
@@ -83,7 +84,8 @@ class Reporter:
         if not self._world.is_first:
             return
         now = self._clock()
-        self._steps.append((step, result.loss))
+        is_known = result.weight > 0 or not math.isnan(result.loss)  # who joined late may know none
+        self._steps.append((step, result.loss if is_known else None))
         self._skipped[0] += result.skipped_parts
         self._skipped[1] += result.skipped
         self._latest = {"samples": samples, "lr": learning_rate, "epoch": epoch + 1}

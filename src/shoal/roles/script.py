@@ -25,6 +25,7 @@ def run_script(job: Job, world: World, channel: Channel) -> int:
     os.environ.update(script_environment(job, world))
     sys.argv = [job.target, *job.options.get("argv", [])]
     sys.path.insert(0, str(script.resolve().parent))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in any script
     with Beat(channel, Pulse("script"), on_message=_obey):
         channel.send({"kind": "state", "state": "ready", "step": 0})
         runpy.run_path(job.target, run_name="__main__")

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from shoal.coordinator.policy import has_diverged
 from shoal.errors import Diverged, ShoalError
 from shoal.roles.borders import Borders
 from shoal.roles.checkpointing import Checkpointing, check_position
@@ -285,7 +286,9 @@ class ServedTraining:
 
     def _warn_if_diverged(self) -> None:
         """A run may be over before the coordinator has seen enough to act."""
-        if not self._spec.is_lockstep and self._loss > 2 * self._first_loss:
+        if math.isnan(self._first_loss) or self._spec.is_lockstep:
+            return
+        if has_diverged(self._loss, first=self._first_loss):
             text = (
                 f"the run diverged: its loss began at {self._first_loss:.4g} and ended at {self._loss:.4g}; lower "
                 "the learning rate, or set clip_norm"

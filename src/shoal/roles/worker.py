@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -215,12 +216,13 @@ def _finish(
     results: dict[str, Any] = {
         "steps": outcome.step,
         "samples": training.schedule.samples_after(outcome.step),
-        "loss": outcome.loss,
         "reason": outcome.reason,
         "results": outcome.results,
         **training.replica.precision.facts(),
         **(facts or {}),
     }
+    if not math.isnan(outcome.loss):
+        results["loss"] = outcome.loss
     if num_skipped := History(job).num_skipped:
         results["skipped_seen"] = num_skipped
     if training.world.is_first or training.strategy.gathers:

@@ -84,7 +84,7 @@ class _Watched:
 
     def take(self, event: Event) -> None:
         if event.kind == "steps":
-            self.losses += [loss for _, loss in event.values["steps"]]
+            self.losses += [loss for _, loss in event.values["steps"] if loss is not None]
         elif event.kind == "decision":
             self.rollbacks += event.values.get("what") == "rollback"
             self.was_stopped |= event.values.get("what") == "stop"

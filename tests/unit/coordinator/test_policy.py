@@ -57,6 +57,15 @@ def test_divergence_is_no_number_or_far_above_the_best():
     assert not policy.is_diverging(-1.0, first=2.0, best=-5.0)
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [(2.0, 4.1, True), (2.0, 3.9, False), (-1.0, -1.5, False), (-1.0, -0.5, False), (-1.0, 0.5, True)],
+)
+def test_a_run_has_diverged_where_its_loss_rose_by_more_than_it_was(first, last, expected):
+    assert policy.has_diverged(last, first=first) is expected
+    assert policy.has_diverged(math.nan, first=first)
+
+
 def test_the_hopeless_are_far_below_the_median():
     assert policy.hopeless({0: 100.0, 1: 100.0, 2: 4.0}) == {2}
     assert policy.hopeless({0: 100.0, 1: 100.0, 2: 6.0}) == set()
