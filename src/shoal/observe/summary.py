@@ -22,9 +22,15 @@ class Worker:
     """Bytes of memory now."""
     peak_rss: int = 0
     """The most that it has held; told exactly at its end, before that by its beats."""
+    peak_is_exact: bool = False
     peak_gpu: int = 0
     replacements: int = 0
     """How often another process has taken this rank."""
+
+    def note_peak(self, rss: int) -> None:
+        """A beat told of this much. The kernel counts pages in batches, so a beat may exceed the true peak."""
+        if not self.peak_is_exact:
+            self.peak_rss = max(self.peak_rss, rss)
 
 
 @dataclass
@@ -134,13 +140,12 @@ class RunSummary:
         if self._is_worker(event.rank) and (event.rank in self.workers or not self.world):
             worker = self.worker(event.rank or 0)
             worker.rss = event.values.get("rss", 0)
-            worker.peak_rss = max(worker.peak_rss, worker.rss)
+            worker.note_peak(worker.rss)
 
     def _on_memory(self, event: Event) -> None:
         for rank, peak_rss in event.values["peak_rss"]:
             if self._is_worker(rank):
-                worker = self.worker(rank)
-                worker.peak_rss = max(worker.peak_rss, peak_rss)
+                self.worker(rank).note_peak(peak_rss)
 
     def _on_steps(self, event: Event) -> None:
         values = event.values
@@ -197,7 +202,8 @@ class RunSummary:
         self.skipped_seen = results.get("skipped_seen", self.skipped_seen)
         if self._is_worker(event.rank):
             worker = self.worker(event.rank or 0)
-            worker.peak_rss = max(worker.peak_rss, memory.get("host", 0))
+            if "host" in memory:
+                worker.peak_rss, worker.peak_is_exact = memory["host"], True
             worker.peak_gpu = max(worker.peak_gpu, memory.get("gpu", 0))
         self.precision |= {name: results[name] for name in _OF_PRECISION if name in results}
         self.precision |= self._scales.note(event.rank or 0, results)

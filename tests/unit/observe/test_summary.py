@@ -87,3 +87,12 @@ def test_workers_come_and_go_with_the_places_they_host():
     assert sorted(summary.workers) == [0, 2] and summary.replaced == {"worker": 1}
     summary.add(Event("beat", 1, {"rss": 5}))
     assert sorted(summary.workers) == [0, 2], "the last words of one that has left"
+
+
+def test_what_a_worker_says_at_its_end_about_its_memory_counts():
+    summary = RunSummary()
+    summary.add(Event("beat", 0, {"rss": 300}))
+    assert summary.workers[0].peak_rss == 300
+    summary.add(Event("done", 0, {"results": {}, "memory": {"host": 310}}))
+    summary.add(Event("memory", values={"peak_rss": [[0, 312]]}))
+    assert summary.workers[0].peak_rss == 310, "a beat may tell of more pages than there ever were"
