@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# How many tests run side by side.
+JOBS ?= 2
 # One thread per process: several processes share the cores, and results stay comparable.
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
@@ -21,11 +23,14 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check src tests examples
 	$(BIN)/mypy
 
+# What measures nothing runs side by side; the rest has the machine for itself.
 test: lint
-	$(BIN)/pytest -m "not long"
+	$(BIN)/pytest -m "not long and not alone" -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -m "not long and alone"
 
 test-all: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not alone" -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -m "alone"
 
 # TensorFlow in an environment of its own; where it cannot be had, the benchmark runs without it and says so.
 bench-peers: $(VENV)/ready

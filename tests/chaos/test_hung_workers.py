@@ -15,6 +15,8 @@ from shoal.launch import ZygoteProcess
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 
+pytestmark = pytest.mark.alone
+
 TASKS = Path(__file__).with_name("hanging_tasks.py")
 NOTICED_WITHIN_S = 6.0
 """Five seconds at most, and what a busy machine adds."""

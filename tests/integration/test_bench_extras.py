@@ -10,6 +10,8 @@ from shoal.bench.trainer_overhead import compare_trainer
 from shoal.errors import PeerLost
 from shoal.ps.node import encode_bundle
 
+pytestmark = pytest.mark.alone
+
 DIGITS_PARAMETERS = 19_210
 
 

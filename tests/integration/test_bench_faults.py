@@ -9,6 +9,8 @@ from shoal.bench.recorded import record
 from shoal.launch import ZygoteProcess
 from shoal.launch.owner import ZYGOTE_VARIABLE
 
+pytestmark = pytest.mark.alone
+
 STEPS = 60
 
 

@@ -5,6 +5,8 @@ import pytest
 from shoal.bench import compare
 from shoal.bench.shoal_variant import parse, train
 
+pytestmark = pytest.mark.alone
+
 STEPS, BATCH = 24, 64
 
 

@@ -7,10 +7,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
 from shoal.launch.control import request_scale
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
+
+pytestmark = pytest.mark.alone
 
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 GUARD_S = 60.0

@@ -18,6 +18,8 @@ from shoal.launch.messages import Load
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 
+pytestmark = pytest.mark.alone
+
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 GUARD_S = 60.0
 

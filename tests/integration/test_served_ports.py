@@ -24,6 +24,8 @@ from shoal.ps.messages import Ack, Join, Push, View, shard_rows
 from shoal.ps.node import decode_bundle, encode_bundle
 from shoal.spec import Cluster, Job
 
+pytestmark = pytest.mark.alone
+
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 # Nobody can make processes that train give back what they have freed.
 LIMIT_MIB = 16.0

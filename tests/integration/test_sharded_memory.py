@@ -9,6 +9,8 @@ import pytest
 from helpers.training import Train
 from shoal.launch import ZygoteProcess
 
+pytestmark = pytest.mark.alone
+
 BOUND = 0.40
 
 

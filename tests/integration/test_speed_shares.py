@@ -17,6 +17,8 @@ from shoal.observe.jsonl import read_events
 from shoal.verify import replay_run
 from shoal.verify.trials import told_cuts
 
+pytestmark = pytest.mark.alone
+
 TASKS = Path(__file__).with_name("paced_tasks.py")
 SPEED = "data:shares=speed"
 BATCH = 32

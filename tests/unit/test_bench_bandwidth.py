@@ -5,6 +5,8 @@ import pytest
 from shoal.bench import bandwidth
 from shoal.errors import LaunchError
 
+pytestmark = pytest.mark.alone
+
 
 def test_ways_take_turns_and_the_first_time_does_not_count(monkeypatch):
     clock, order = [0.0], []
