@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,14 @@ class Hanging(Dataset):
     def hold_lock(self) -> None:
         while True:
             ctypes.PyDLL(None).sleep(60)  # Unlike CDLL it keeps Python's lock.
+
+
+def killed_task(mark: str, steps: int) -> shoal.Task:
+    """A task whose first worker is killed while it builds it, as for want of memory; it happens once."""
+    if os.environ["SHOAL_ROLE"] == "worker" and os.environ["SHOAL_RANK"] == "0" and not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task(steps=steps)
 
 
 def task(how: str = "", mark: str = "", steps: int = 60, at_read: int = 1600) -> shoal.Task:

@@ -156,3 +156,22 @@ def test_every_update_counts_once(tmp_path: Path, zygote: ZygoteProcess, strateg
     _, results, _ = train_under_fire(tmp_path / "run", zygote, strategy, VICTIMS[:4], steps=steps)
     for row in results["audit"]["shards"]:
         assert row["once"] == 2 * steps and row["never"] == row["more_than_once"] == 0
+
+
+@pytest.mark.parametrize("strategy", ["ps:servers=2", "ps:servers=2,sync=asp"])
+def test_a_worker_killed_before_it_joins_is_followed_at_once(
+    tmp_path: Path, zygote: ZygoteProcess, strategy: str
+) -> None:
+    """As by the kernel, for want of memory, while it builds its model."""
+    mark = tmp_path / "mark"
+    job = Job(
+        target=f"{Path(__file__).with_name('hanging_tasks.py')}:killed_task",
+        args={"mark": str(mark), "steps": 20},
+        strategy=strategy,
+        cluster=Cluster(workers=2, threads=1),
+    )
+    events: list[Event] = []
+    results = ObservedEngine(zygote).run(job, events.append)
+    assert mark.exists()
+    assert [event.values["role"] for event in events if event.kind == "lost"] == ["worker"]
+    assert results["audit"]["clean"]

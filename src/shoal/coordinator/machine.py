@@ -6,15 +6,16 @@ Whatever happens to it (a message, a tick, a loss) changes its tables here; what
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from shoal.coordinator.holding import next_hold
-from shoal.coordinator.members import SERVER, WORKER, Member
+from shoal.coordinator.members import SERVER, WORKER, Member, Seat
 from shoal.coordinator.plan import JobPlan
 from shoal.coordinator.shards import ShardTable
 from shoal.coordinator.store import DurableStore
 from shoal.coordinator.upkeep import Upkeep
 from shoal.errors import ProtocolError
+from shoal.observe.wording import plural
 from shoal.ps.between_servers import Filled
 from shoal.ps.messages import Controlled, Join, Lease, LeaseRequest, PsMessage, Report
 
@@ -65,41 +66,38 @@ class Coordinator(Upkeep):
         self.wakeup = now + TICK_S
         self._settle(now)
 
-    def on_lost(self, node: int, now: float) -> None:
-        """A node's process is known to be dead."""
-        if not self.superseded:
-            self._lose(node, "its process ended")
-            self._let_go(node)
-            self._settle(now)
-
-    def on_left(self, node: int, now: float) -> None:
-        """A worker's process has ended as it should, after all training: nobody is to take its place."""
-        if not self._is_trained:
-            self.on_lost(node, now)
-        elif not self.superseded and node in self._state.members:
-            member = self._remove(node)
-            self._state.done_ranks.add(member.rank)
-            self._settle(now)
-
-    def on_start_failed(self, role: str, rank: int, now: float) -> None:
-        """A process that was ordered ended before it joined: another one is ordered at once."""
-        if not self.superseded and self.failed is None:
-            self._decide("lost", "its process ended before it joined", role=role, rank=rank)
-            self._ordered.pop((role, rank), None)
-            self._count_failure()
-            self._settle(now)
-
-    def on_living(self, nodes: Collection[int], now: float) -> None:
-        """Told when this coordinator takes over: all processes of the job that live now."""
+    def on_lost(self, node: int, now: float, seat: Seat | None = None) -> None:
+        """A process is known to be dead; `seat` is the one it had, or was to have."""
         if self.superseded:
             return
-        for node in [node for node in self._state.members if node not in nodes]:
+        never_joined = node not in self._state.members and node not in self._state.members.gone
+        self._lose(node, "its process ended")
+        if seat is not None and never_joined:
+            self._miss(seat)
+        self._let_go(node)
+        self._settle(now)
+
+    def on_left(self, node: int, rank: int, now: float) -> None:
+        """A worker's process has ended after its work was done: nobody is to take its place."""
+        if not self.superseded:
+            self._leave(node, rank)
+            self._settle(now)
+
+    def on_living(self, living: Mapping[int, Seat], now: float, left: Mapping[int, int] | None = None) -> None:
+        """Told once this coordinator can hear: all processes of the job that live now, by node, and their seats;
+        and the ranks of the workers that have left."""
+        if self.superseded:
+            return
+        for node, rank in (left or {}).items():
+            self._leave(node, rank)
+        for node in [node for node in self._state.members if node not in living]:
             self._lose(node, "its process ended while nobody coordinated")
         for node in self._state.members.gone:
-            if node not in nodes:
+            if node not in living:
                 self._let_go(node)
-        if all(node in self._state.members for node in nodes):
-            self._ordered.clear()  # Nobody is on the way to a free seat.
+        members = self._state.members
+        coming = {seat for node, seat in living.items() if node not in members and node not in members.gone}
+        self._ordered = {seat: at for seat, at in self._ordered.items() if seat in coming}
         self._settle(now)
 
     def scale(self, *, workers: int | None = None, servers: int | None = None, now: float) -> None:
@@ -133,8 +131,16 @@ class Coordinator(Upkeep):
             self._control("members", ranks=list(range(workers)))
 
     def _scale_servers(self, servers: int, table: ShardTable) -> None:
+        most = self.plan.num_shards * (1 + self.plan.replicas)
         if servers < 1:
             self._decide("refused", f"a job needs at least one server, asked for {servers}")
+        elif servers > most:
+            each = "one copy of each" if self.plan.replicas else "no copies"
+            self._decide(
+                "refused",
+                f"the model is cut into {plural(self.plan.num_shards, 'shard')} with {each}, so more than "
+                f"{plural(most, 'server')} would hold nothing, asked for {servers}",
+            )
         elif servers != self._state.wanted[SERVER]:
             self._decide("scale", "asked for", servers=servers, before=self._state.wanted[SERVER])
             self._state.wanted[SERVER] = servers
@@ -210,7 +216,7 @@ class Coordinator(Upkeep):
 
     def _on_done(self, worker: Member) -> None:
         """A worker says that it has nothing more to do: all is trained, or it was told to leave."""
-        if not self.plan.leased or self._leases.complete or "stop" in self._state.settings:
+        if self._may_be_done:
             self._changed |= worker.rank not in self._state.done_ranks
             self._state.done_ranks.add(worker.rank)
         elif self._recovery is not None:

@@ -79,6 +79,11 @@ class Upkeep:
             return all_are_done
         return self._leases.complete
 
+    @property
+    def _may_be_done(self) -> bool:
+        """Whether a worker that has nothing more to do is done; else it was told to leave."""
+        return not self.plan.leased or self._leases.complete or "stop" in self._state.settings
+
     def _settle(self, now: float) -> None:
         if self.failed is None:
             self._fill_seats(now)
@@ -171,6 +176,27 @@ class Upkeep:
         if member.seat in self._state.seats():
             self._count_failure()
 
+    def _miss(self, seat: Seat) -> None:
+        """Whoever was on its way to this seat is dead: another one is ordered at once."""
+        if self.failed is None and seat in self._state.seats() and not self._state.members.is_taken(seat):
+            self._decide("lost", "its process ended before it joined", role=seat[0], rank=seat[1])
+            self._ordered.pop(seat, None)
+            self._count_failure()
+
+    def _leave(self, node: int, rank: int) -> None:
+        """A worker had nothing more to do and is gone. All was trained on, or it was told to leave.
+
+        Which of them, a coordinator that took over does not know until everybody has spoken to it.
+        """
+        if node in self._state.members:
+            self._remove(node)
+        else:
+            self._state.members.remove(node)
+        self._let_go(node)
+        if self._may_be_done or self._recovery is not None:
+            self._changed |= rank not in self._state.done_ranks
+            self._state.done_ranks.add(rank)
+
     def _let_go(self, node: int, number: int | None = None) -> None:
         """A node knows this view, or its process has ended: others may have the places that were its own."""
         if self._state.table is not None:
@@ -211,6 +237,8 @@ class Upkeep:
             if self._recovery is not None and self._recovery.is_over:
                 self._recovery = None
                 self._leases.settle(everywhere)
+                if not self._may_be_done:
+                    self._state.done_ranks.clear()  # Whoever left had been told to, by one who knew.
             else:
                 self._leases.confirm(everywhere)
         known = self._leases.committed if self.plan.leased else self._reports.least_cells(self.plan.num_shards)

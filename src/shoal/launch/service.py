@@ -1,7 +1,8 @@
 """A run with servers: its coordinator decides who is replaced, and this carries it out.
 
-The coordinator hears of every loss and orders processes to be started or ended. Its own death is the one that
-nobody else can deal with: a successor is started at the same address, and told who lives.
+The coordinator is told who lives once it can hear, from then on of every process that ends, and orders processes
+to be started or ended. Its own death is the one that nobody else can deal with: a successor is started at the
+same address.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Service:
         self._lost_at: dict[tuple[str, int], float] = {}
         """When a place was lost that nobody has been started for since."""
         self._coordinator_deaths: deque[float] = deque(maxlen=_MOST_COORDINATORS)
+        self._postponed: set[tuple[str, int]] = set()
+        """Places to be filled once those dismissed from them have ended: both would use the same memory."""
         self._lost_worker: Failure | None = None
         """What to tell if nobody finishes a lost worker's work."""
         self._waiting = Waiting(bridge)
@@ -88,7 +91,7 @@ class Service:
         if self._is_settled() and self._missing_results() is None:
             self._close(now)
         elif self._phase_ends_at is not None and now >= self._phase_ends_at:
-            self._give_up(now)
+            self._give_up()
 
     def next_deadline(self) -> float | None:
         """The end of this phase, or of somebody's patience."""
@@ -104,22 +107,23 @@ class Service:
         """Whether nothing more is expected of the coordinator."""
         if self._bridge.is_stopping and not any(role == "worker" for role, _ in self._lost_at):
             return True  # It counts whole runs only.
-        # One that is gone and has no successor was ended together with the run.
-        return self._coordinator.is_done or not self._coordinator.is_alive
+        return self._coordinator.is_done or (self._bridge.is_stopping and not self._coordinator.is_alive)
 
     def _missing_results(self) -> Failure | None:
         """Why there are no results: a worker was lost, and the first one never came to its end."""
         has_results = any(hand.is_done and hand.global_rank == 0 for hand in self._crew.hands if hand.is_worker)
         return None if has_results or self._bridge.is_stopping else self._lost_worker
 
-    def _give_up(self, now: float) -> None:
-        """The coordinator says nothing more: fatal without results, else a flaw."""
+    def _give_up(self) -> None:
+        """The coordinator says nothing more."""
         if (failure := self._missing_results()) is not None:
             self._bridge.fail(failure)
             return
-        text = f"the coordinator did not say what it counted within {AUDIT_TIMEOUT_S:.0f} s of the workers' end"
-        self._bridge.emit("warning", None, {"text": text})
-        self._close(now)
+        text = (
+            f"The coordinator did not say what it counted within {AUDIT_TIMEOUT_S:.0f} s of the workers' end, so "
+            "nobody knows whether each part of the data was applied once; look at its output, and train again."
+        )
+        self._bridge.fail(Failure(message=text))
 
     def _close(self, now: float) -> None:
         self._enter(Phase.CLOSING, now + _CLOSE_S)
@@ -140,6 +144,8 @@ class Service:
             self._emit_about(hand, "replaced", {"seconds": seconds})
         if kind == "raised":
             self._evidence[hand] = Evidence.from_message(values)
+        if hand.role == "coordinator" and kind == "state" and values["state"] == "ready":
+            self._brief(hand)
         if hand.role == "coordinator":
             self._hear_coordinator(hand, kind, values)
         if not hand.is_worker and kind in ("line", "warning"):
@@ -185,6 +191,12 @@ class Service:
     def _start(self, role: str, rank: int) -> None:
         if self._bridge.is_stopping and (role, rank) not in self._lost_at:
             return  # Nobody died there: whom the coordinator misses has stopped on request.
+        for one in self._crew.living(role):
+            if one.global_rank == rank:
+                # It is on its way, and its end would be told; or dismissed, and has the place until its end.
+                if one.dismissed_at is not None:
+                    self._postponed.add((role, rank))
+                return
         node = 1 + max(hand.node for hand in self._crew.hands)
         before = sum((one.role, one.global_rank) == (role, rank) for one in self._crew.hands)
         place = member_place(self._bridge.first_place, role, rank, node=node, generation=before)
@@ -206,16 +218,18 @@ class Service:
         """A process has ended: well, or as a loss that the coordinator must know of."""
         if self._bridge.has_failed:
             return
+        if (place := (hand.role, hand.global_rank)) in self._postponed:
+            self._postponed.remove(place)
+            self._start(*place)
         if self._ended_well(hand):
-            if hand.dismissed_at is not None:
-                self._bridge.say(
-                    self._coordinator, {"kind": "lost", **_identity(hand)}
-                )  # It lives no more; see its places.
+            if hand.dismissed_at is not None or not self._bridge.is_stopping:
+                self._tell_end(hand)
             return
         reason = hand.complaint or self._bridge.explain(hand)
-        if hand.is_done:
+        if hand.is_done and not self._is_needed(hand):
             text = f"{hand.name}, after its work was done: {reason}"
             self._bridge.emit("warning", None, {"text": text})
+            self._tell_end(hand)
             return
         failure = self._bridge.failure_of(hand, reason)
         if self._bridge.job.on_failure == "stop":
@@ -231,7 +245,23 @@ class Service:
             return
         if hand.is_worker:
             self._lost_worker = failure
-        self._bridge.say(self._coordinator, {"kind": "lost", **_identity(hand)})
+        self._tell_end(hand)
+
+    def _tell_end(self, hand: Hand) -> None:
+        """Tell the coordinator, if it can hear; one that cannot yet is told who lives when it can."""
+        if hand.role in SCALED_ROLES and self._coordinator.state == "ready":
+            kind = "left" if hand.is_worker and hand.is_done else "lost"
+            self._bridge.say(self._coordinator, {"kind": kind, **_identity(hand)})
+
+    def _brief(self, coordinator: Hand) -> None:
+        """Tell a coordinator who lives, and which workers have done their work."""
+        left = [one for one in self._crew.hands if one.is_worker and one.is_done and not one.is_alive]
+        members, gone = ([_identity(one) for one in hands] for hands in (self._members(), left))
+        self._bridge.say(coordinator, {"kind": "living", "members": members, "left": gone})
+
+    def _is_needed(self, hand: Hand) -> bool:
+        """Whether there is work for it though it is done: a coordinator has some while there are workers."""
+        return hand.role == "coordinator" and any(self._crew.living("worker"))
 
     def _ended_well(self, hand: Hand) -> bool:
         code = hand.exit_code
@@ -240,7 +270,7 @@ class Service:
         if self._bridge.is_stopping and (code in STOP_SIGNALS or (code == 0 and hand.is_worker)):
             return True
         has_leave = hand.is_done or hand.dismissed_at is not None
-        return code == 0 and (has_leave or (not hand.is_worker and self._work_is_done()))
+        return code == 0 and (has_leave or (hand.role == "server" and self._work_is_done()))
 
     def _succeed_coordinator(self, failure: Failure) -> None:
         self._waiting.refuse_all("The coordinator was lost before it answered; ask again.")
@@ -252,8 +282,6 @@ class Service:
             return
         hand = self._bridge.start(member_place(self._bridge.first_place, "coordinator", 0))
         hand.follows_loss_at = self._lost_at.pop(("coordinator", 0))
-        living = [_identity(one) for one in self._members()]
-        self._bridge.say(hand, {"kind": "living", "nodes": [one["node"] for one in living], "members": living})
 
     # What the user asks for.
 

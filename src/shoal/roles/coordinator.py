@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from shoal.comm.channel import Channel
 from shoal.comm.security import RunKey
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.coordinator.machine import Coordinator
+from shoal.coordinator.members import Seat
 from shoal.coordinator.plan import JobPlan
 from shoal.coordinator.store import SqliteStore
 from shoal.errors import LaunchError, PeerLost
@@ -47,7 +49,7 @@ def run_coordinator(job: Job, world: World, channel: Channel) -> int:
             wire.watch(channel)
             machine = Coordinator(plan, store, time.monotonic())
             reporter.on_state("ready", 0)
-            _Coordination(machine, Node(world.node, machine, wire), channel, reporter.pulse).run()
+            _coordinate(Liaison(machine), Node(world.node, machine, wire), channel, reporter.pulse)
     return 0
 
 
@@ -95,39 +97,44 @@ def _adjustments(spec: ParameterServer) -> tuple[str, ...]:
     return (*spec.adjustments, *watched, *(("shares",) if spec.shares == "speed" else ()))
 
 
-class _Coordination:
-    """Between the machine and the supervisor: orders and decisions out, losses and wishes in."""
+def _coordinate(liaison: Liaison, node: Node, channel: Channel, pulse: Pulse) -> None:
+    """Coordinate until told to stop."""
+    pulse.enter("serving")
+    try:
+        while True:
+            while (message := channel.poll()) is not None:
+                if not liaison.hear(message, time.monotonic()):
+                    return
+            node.pump(_LOOK_EVERY_S)
+            for word in liaison.words():
+                channel.send(word)
+            pulse.lap(0)
+    except PeerLost:
+        pass  # Whoever supervised is gone, and the run with it.
 
-    def __init__(self, machine: Coordinator, node: Node, channel: Channel, pulse: Pulse) -> None:
+
+class Liaison:
+    """Between the machine and the supervisor: orders and decisions out, ends of others and wishes in. No I/O."""
+
+    def __init__(self, machine: Coordinator) -> None:
         self._machine = machine
-        self._node = node
-        self._channel = channel
-        self._pulse = pulse
+        self._answers: list[dict[str, Any]] = []
         self._told_end = False
 
-    def run(self) -> None:
-        """Coordinate until told to stop."""
-        self._pulse.enter("serving")
-        try:
-            while self._hear_supervisor():
-                self._node.pump(_LOOK_EVERY_S)
-                self._tell_supervisor()
-                self._pulse.lap(0)
-        except PeerLost:
-            pass  # Whoever supervised is gone, and the run with it.
-
-    def _hear_supervisor(self) -> bool:
-        while (message := self._channel.poll()) is not None:
-            now = time.monotonic()
-            match message["kind"]:
-                case "stop":
-                    return False
-                case "lost":
-                    self._machine.on_lost(message["node"], now)
-                case "living":
-                    self._machine.on_living(message["nodes"], now)
-                case "scale":
-                    self._scale(message, now)
+    def hear(self, message: dict[str, Any], now: float) -> bool:
+        """The supervisor has said something; False where it was that this is the end."""
+        match message["kind"]:
+            case "stop":
+                return False
+            case "lost":
+                self._machine.on_lost(message["node"], now, _seat(message))
+            case "left":
+                self._machine.on_left(message["node"], message["rank"], now)
+            case "living":
+                living = {one["node"]: _seat(one) for one in message["members"]}
+                self._machine.on_living(living, now, {one["node"]: one["rank"] for one in message["left"]})
+            case "scale":
+                self._scale(message, now)
         return True
 
     def _scale(self, wish: dict[str, Any], now: float) -> None:
@@ -136,29 +143,30 @@ class _Coordination:
         new = list(self._machine.events)[events:]
         refusals = [event["why"] for event in new if event.get("what") == "refused"]
         if refusals:
-            self._channel.send({"kind": "refused", "text": f"Not scaled: {'; '.join(refusals)}."})
+            self._answers.append({"kind": "refused", "text": f"Not scaled: {'; '.join(refusals)}."})
         else:
-            self._channel.send({"kind": "scaled", "text": "Scaling has begun; the run goes on meanwhile."})
+            self._answers.append({"kind": "scaled", "text": "Scaling has begun; the run goes on meanwhile."})
 
-    def _tell_supervisor(self) -> None:
+    def words(self) -> Iterator[dict[str, Any]]:
+        """What the supervisor is to hear; LaunchError where the job cannot go on."""
         machine = self._machine
+        while self._answers:
+            yield self._answers.pop(0)
         while machine.orders:
-            self._channel.send({"kind": "order", **asdict(machine.orders.popleft())})
+            yield {"kind": "order", **asdict(machine.orders.popleft())}
         while machine.events:
             event = machine.events.popleft()
-            self._channel.send(
-                {
-                    **event,
-                    "kind": "decision",
-                    "text": describe_decision(event),
-                    "routine": event["what"] in _ROUTINE,
-                }
-            )
+            text, is_routine = describe_decision(event), event["what"] in _ROUTINE
+            yield {**event, "kind": "decision", "text": text, "routine": is_routine}
         if machine.failed is not None:
             raise LaunchError(machine.failed)
         if machine.finished is not None and not self._told_end:
             self._told_end = True
-            self._channel.send({"kind": "done", "results": machine.finished})
+            yield {"kind": "done", "results": machine.finished}
+
+
+def _seat(message: dict[str, Any]) -> Seat:
+    return message["role"], message["rank"]
 
 
 def describe_decision(event: dict[str, Any]) -> str:

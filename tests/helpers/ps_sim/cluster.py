@@ -237,7 +237,8 @@ class Cluster:
         _, _, what, about = heapq.heappop(self._chores)
         match what:
             case "succeed":
-                self._start_coordinator().on_living(self._living(SERVER) + self._living(WORKER), self.now)
+                living = {node: seat for node, seat in self._seats.items() if seat[0] != COORDINATOR}
+                self._start_coordinator().on_living(living, self.now)
             case "report" if self.coordinator is not None:
                 self.coordinator.on_lost(about[0], self.now)
             case "report":

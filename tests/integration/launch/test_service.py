@@ -105,7 +105,7 @@ hear("stop")
     assert play.places() == [*BEGINNING, (5, "server", 2), (0, "coordinator", 0)], "its last order was obeyed"
     assert len({world.coordinator for world in play.host.worlds}) == 1, "all meet at the same address"
     living = play.noted("living")
-    assert (living["kind"], living["nodes"]) == ("living", [1, 2, 3, 4, 5])
+    assert (living["kind"], [one["node"] for one in living["members"]]) == ("living", [1, 2, 3, 4, 5])
     assert living["members"][-1] == {"node": 5, "role": "server", "rank": 2}
     assert [event["role"] for kind in ("lost", "replaced") for event in play.told(kind)] == ["coordinator"] * 2
 
@@ -144,10 +144,11 @@ def test_a_decision_is_told(play: Stage) -> None:
     assert line(event) == "coordinator: worker 1 gets more data"
 
 
-def test_a_run_without_an_audit_says_so(play: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_an_audit_fails(play: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.launch.service.AUDIT_TIMEOUT_S", 0.2)
-    assert play(coordinator='hear("stop")') == {"rank": 0, "node": 3}
-    assert "did not say what it counted" in play.told("warning")[0]["text"]
+    with pytest.raises(WorkerFailed, match="did not say what it counted within 0 s of the workers' end"):
+        play(coordinator='hear("stop")')
+    assert {done["results"]["rank"] for done in play.told("done")} == {0, 1}
 
 
 @pytest.mark.long

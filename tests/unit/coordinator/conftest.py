@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.coordinator import Coordinator, JobPlan, MemoryStore, Order
+from shoal.coordinator.members import Seat
 from shoal.ledger.cells import CellSet
 from shoal.ps.between_servers import Filled
 from shoal.ps.messages import Join, Lease, LeaseRequest, PsMessage, Report, ShardView, View
@@ -68,8 +69,15 @@ class Job:
             facts = {"cells": CellSet(cells).to_plain(), "tally": {"applied": len(cells)}}
             self.report(node, view=view, shards=dict.fromkeys(mine, facts))
 
-    def lose(self, node: int) -> None:
-        self.coordinator.on_lost(node, self.now)
+    def lose(self, node: int, seat: Seat | None = None) -> None:
+        self.coordinator.on_lost(node, self.now, seat)
+
+    def living(
+        self, *nodes: int, coming: dict[int, Seat] | None = None, left: dict[int, int] | None = None
+    ) -> None:
+        """The supervisor says who lives: these members, and those who have not joined yet; and who has left."""
+        seats = {node: ("server" if node < 20 else "worker", node % 10) for node in nodes}
+        self.coordinator.on_living({**seats, **(coming or {})}, self.now, left)
 
     def fill(self, *shards: int) -> None:
         """The primaries of these shards say that their backups are filled."""

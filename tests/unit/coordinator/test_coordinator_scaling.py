@@ -70,6 +70,7 @@ def test_a_leaving_worker_that_dies_is_not_replaced_and_its_cells_come_back(job)
         ({"leased": False, "sync": "bsp"}, {"workers": 3}, "bsp has fixed slots"),
         ({}, {"workers": 0}, "room for 1 to"),
         ({}, {"servers": 0}, "at least one server"),
+        ({}, {"servers": 9}, "4 shards with one copy of each, so more than 8 servers would hold nothing"),
         ({"has_copies": True}, {"servers": 3}, "its own group of workers"),
     ],
 )

@@ -26,7 +26,7 @@ def test_whoever_was_superseded_says_nothing_more(job):
     job.report(20, view=0)
     job.pass_time(1.0)
     job.coordinator.scale(workers=3, now=job.now)
-    job.coordinator.on_living([], job.now)
+    job.coordinator.on_living({}, job.now)
     assert not job.coordinator.outbox and not job.coordinator.orders
 
 
@@ -63,7 +63,7 @@ def test_a_view_saved_after_the_successors_first_look_is_not_lost(job):
 
 def test_members_that_died_meanwhile_are_lost_and_replaced(job):
     after = job.successor()
-    after.coordinator.on_living([11, 20], after.now)
+    after.living(11, 20)
     assert [shard.primary for shard in after.shards] == [11] * 4
     assert after.view.workers == {0: 20}
     starts = [("server", 0), ("worker", 1)]
@@ -73,10 +73,59 @@ def test_members_that_died_meanwhile_are_lost_and_replaced(job):
 def test_an_order_of_the_predecessor_is_not_given_twice_while_somebody_is_on_the_way(job):
     job.lose(21)
     after = job.successor()
-    after.coordinator.on_living([10, 11, 20, 22], after.now)
+    after.living(10, 11, 20, coming={22: ("worker", 1)})
     assert after.orders() == []
     after.join(22, "worker", 1)
     assert after.view.workers == {0: 20, 1: 22} and after.orders() == []
+
+
+def test_whoever_is_on_the_way_to_one_seat_does_not_keep_others_from_another(job):
+    job.lose(21)
+    after = job.successor()
+    after.living(10, 11, coming={22: ("worker", 1)})
+    assert after.orders() == [Order(action="start", role="worker", rank=0)]
+
+
+def test_a_successor_is_told_who_had_done_its_work_and_orders_nobody_for_it(job):
+    """It remembers a member that said `done` to its predecessor only, and ended meanwhile."""
+    train_all(job)
+    after = job.successor()
+    after.living(10, 11, 21, left={20: 0})
+    assert after.orders() == []
+    after.report(21)
+    after.report_shards(range(10))
+    after.ask(21)
+    assert after.ask(21).over
+    after.coordinator.on_left(21, 1, after.now)
+    assert after.orders() == [] and after.coordinator.finished["clean"]
+
+
+def test_when_all_have_left_a_successor_counts_by_the_shards_alone(job):
+    train_all(job)
+    after = job.successor()
+    after.living(10, 11, left={20: 0, 21: 1})
+    after.report_shards(range(10))
+    assert after.orders() == [] and after.coordinator.finished["clean"]
+
+
+def test_ranks_of_their_own_that_left_are_done_for_a_successor(make_job):
+    job = make_job(leased=False, sync="bsp").formed()
+    after = job.successor()
+    after.living(10, 11, left={20: 0, 21: 1})
+    after.report_shards(range(10))
+    assert after.orders() == [] and after.coordinator.finished["clean"]
+
+
+def test_whoever_had_been_told_to_leave_is_not_taken_for_done(job):
+    """Its predecessor had fewer workers for a while; cells are left, and the seat is wanted again."""
+    after = job.successor()
+    after.living(10, 11, 20, left={21: 1})
+    assert after.orders() == [], "it may have been done: that is not known yet"
+    after.report(20)
+    after.ask(20, wanted=0)
+    after.report_shards(range(4))
+    after.coordinator.on_tick(after.now)
+    assert after.orders() == [Order(action="start", role="worker", rank=1)]
 
 
 def test_a_filled_backup_stays_filled_and_an_unfilled_one_unfilled(job):
@@ -121,7 +170,7 @@ def test_what_was_sent_under_the_predecessors_view_does_not_count(job):
 def test_a_dead_worker_does_not_hold_up_the_successor(job):
     job.ask(20, wanted=2)
     after = job.successor()
-    after.coordinator.on_living([10, 11, 21], after.now)
+    after.living(10, 11, 21)
     after.report(21)
     after.report_shards(range(0))
     after.ask(21, wanted=0)
@@ -161,7 +210,7 @@ def test_the_audit_is_clean_where_every_shard_has_every_cell(job):
 def test_workers_that_leave_after_training_are_not_replaced_but_servers_are(job):
     train_all(job)
     job.report_shards(range(10))
-    job.coordinator.on_left(20, job.now)
+    job.coordinator.on_left(20, 0, job.now)
     job.report(21, done=True)
     job.lose(21)
     assert job.orders() == [] and job.view.workers == {}

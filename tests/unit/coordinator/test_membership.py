@@ -137,11 +137,38 @@ def test_a_replacement_that_dies_before_it_joins_is_ordered_again_at_once_but_no
     job = make_job(max_failures=3).formed()
     job.lose(20)
     job.orders()
-    for _ in range(2):
-        job.coordinator.on_start_failed("worker", 0, job.now)
+    for node in (30, 31):
+        job.lose(node, ("worker", 0))
         assert job.orders() == [start("worker", 0)]
-    job.coordinator.on_start_failed("worker", 0, job.now)
+    job.lose(32, ("worker", 0))
     assert "4 members were lost" in job.coordinator.failed
+
+
+@pytest.mark.parametrize("role", ["worker", "server"])
+def test_whoever_dies_before_it_joins_at_the_start_is_followed_at_once(make_job, role):
+    """As one that the kernel kills for want of memory while it builds its model."""
+    job = make_job()
+    for node, other, rank in ((10, "server", 0), (21, "worker", 1)):
+        job.join(node, other, rank)
+    job.clear()
+    job.lose(30, (role, 0 if role == "worker" else 1))
+    assert job.orders() == [start(role, 0 if role == "worker" else 1)]
+    job.coordinator.on_tick(job.now)
+    assert job.orders() == []
+
+
+def test_who_died_before_the_coordinator_could_hear_is_followed_at_once(make_job):
+    job = make_job()
+    job.coordinator.on_living({10: ("server", 0), 11: ("server", 1), 20: ("worker", 0)}, job.now)
+    assert job.orders() == [start("worker", 1)]
+
+
+def test_a_dismissed_member_that_ends_is_not_missed(job):
+    job.coordinator.scale(workers=1, now=job.now)
+    job.ask(21)
+    assert [order.action for order in job.orders()] == ["end"]
+    job.lose(21, ("worker", 1))
+    assert job.orders() == []
 
 
 def test_a_silent_member_is_ended_and_replaced(job):

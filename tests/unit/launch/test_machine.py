@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
 from typing import Any
 
+from helpers.supervised import Table, events, of
 from shoal.errors import Interrupted, LaunchError, WorkerFailed
-from shoal.launch.machine import SupervisorMachine
 from shoal.launch.messages import (
     Answer,
-    Emit,
     Ended,
     HostFailed,
-    Input,
     Interrupt,
-    Output,
-    Said,
     Say,
     ScaleRequest,
     Sight,
@@ -26,61 +21,9 @@ from shoal.launch.messages import (
     Started,
     TakeStacks,
 )
-from shoal.launch.places import plan_places
 from shoal.spec import Cluster, Job
 
 WORKER_0, WORKER_1, SPARE = 0, 1, 2
-
-
-@dataclass
-class Table:
-    """A machine, its time, and what it has asked for since one last looked."""
-
-    job: Job
-    now: float = 100.0
-    asked: list[Output] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.machine = SupervisorMachine(self.job, plan_places(self.job), self.now)
-        self._keep()
-
-    def tell(self, *news: Input) -> list[Output]:
-        """Let these things happen now; what follows."""
-        for one in news:
-            self.machine.take(one, self.now)
-        return self.wait(0.0)
-
-    def say(self, process: int, kind: str, **values: Any) -> list[Output]:
-        """Let a process say something; what follows."""
-        return self.tell(Said(process, {"kind": kind, **values}))
-
-    def wait(self, seconds: float) -> list[Output]:
-        """Let time pass; what follows."""
-        self.now += seconds
-        self.machine.act(self.now)
-        return self._keep()
-
-    def begin(self, processes: int) -> None:
-        """Let so many processes start and become ready."""
-        for number in range(processes):
-            self.tell(Started(number))
-            self.say(number, "state", state="ready", step=0)
-            if self.machine.crew.hands[number].is_worker:
-                self.say(number, "state", state="training", step=0)
-
-    def _keep(self) -> list[Output]:
-        asked = list(self.machine.outputs)
-        self.machine.outputs.clear()
-        self.asked += asked
-        return asked
-
-
-def of(kind: type[Any], outputs: list[Output]) -> list[Any]:
-    return [one for one in outputs if isinstance(one, kind)]
-
-
-def events(kind: str, outputs: list[Output]) -> list[dict[str, Any]]:
-    return [one.values for one in of(Emit, outputs) if one.kind == kind]
 
 
 def two_and_a_spare(**more: Any) -> Table:
@@ -95,7 +38,7 @@ def test_processes_are_started_in_order_and_called_by_numbers() -> None:
 
 def test_a_run_ends_with_the_first_workers_results() -> None:
     table = two_and_a_spare()
-    table.begin(3)
+    table.begin()
     assert len(events("world", table.asked)) == 1
     for number in (WORKER_1, WORKER_0):
         table.say(number, "done", results={"rank": number})
@@ -107,7 +50,7 @@ def test_a_run_ends_with_the_first_workers_results() -> None:
 
 def test_a_spare_is_given_the_place_of_a_killed_worker_at_once() -> None:
     table = two_and_a_spare()
-    table.begin(3)
+    table.begin()
     asked = table.tell(Ended(process=WORKER_1, exit_code=-signal.SIGKILL, ran_out_of_memory=True))
     (lost,) = events("lost", asked)
     assert "memory ran out" in lost["reason"]
@@ -123,7 +66,7 @@ def test_a_spare_is_given_the_place_of_a_killed_worker_at_once() -> None:
 def test_places_given_to_one_that_is_dead_already_go_to_the_next() -> None:
     """It had died when it was given them, and that is told afterwards."""
     table = two_and_a_spare()
-    table.begin(3)
+    table.begin()
     table.tell(Ended(process=WORKER_1, exit_code=-signal.SIGKILL))
     asked = table.tell(Started(3), Ended(process=SPARE, exit_code=-signal.SIGKILL))
     assert not of(Say, asked), "the next spare is not ready"
@@ -133,7 +76,7 @@ def test_places_given_to_one_that_is_dead_already_go_to_the_next() -> None:
 
 def test_the_cause_is_told_once_the_others_had_their_time_to_end() -> None:
     table = Table(Job(target="toy.py", cluster=Cluster(workers=2, threads=1), on_failure="stop"))
-    table.begin(2)
+    table.begin()
     assert not of(Signal, table.tell(Ended(process=WORKER_1, exit_code=3, last_output="bang", log_name="a.log")))
     assert table.machine.next_deadline() is not None and table.machine.next_deadline() <= table.now + 0.3
     asked = table.wait(0.3)
@@ -151,7 +94,7 @@ _SENTENCE = "Worker 1 ended with exit code 3 before its work was done. Its outpu
 
 def test_whoever_ignores_the_end_is_not_waited_for() -> None:
     table = Table(Job(target="toy.py", cluster=Cluster(workers=2, threads=1), on_failure="stop"))
-    table.begin(2)
+    table.begin()
     table.tell(Ended(process=WORKER_1, exit_code=3))
     table.wait(0.3)
     assert table.machine.next_deadline() == table.now + 2.0
@@ -161,11 +104,11 @@ def test_whoever_ignores_the_end_is_not_waited_for() -> None:
 
 def test_a_host_that_fails_ends_the_run_unless_something_else_did() -> None:
     table = two_and_a_spare()
-    table.begin(3)
+    table.begin()
     table.tell(HostFailed("The zygote has ended."))
     assert table.machine.over is not None and isinstance(table.machine.over.error, LaunchError)
     table = two_and_a_spare(on_failure="stop")
-    table.begin(3)
+    table.begin()
     table.tell(Ended(process=WORKER_1, exit_code=3))
     table.wait(0.3)
     table.tell(HostFailed("The zygote has ended."))
@@ -174,7 +117,7 @@ def test_a_host_that_fails_ends_the_run_unless_something_else_did() -> None:
 
 def test_one_request_stops_after_the_step_and_the_second_at_once() -> None:
     table = two_and_a_spare()
-    table.begin(3)
+    table.begin()
     assert {one.process for one in of(Say, table.tell(Interrupt()))} == {WORKER_0, WORKER_1}
     assert table.machine.over is None
     table.tell(Interrupt())
@@ -183,7 +126,7 @@ def test_one_request_stops_after_the_step_and_the_second_at_once() -> None:
 
 def test_who_is_silent_is_looked_into_then_told_of_and_ended() -> None:
     table = two_and_a_spare()
-    table.begin(3)
+    table.begin()
     beat = {"phase": "computing", "still": 0.0, "p99": 0.01, "gap": 0.0}
     table.say(WORKER_1, "beat", step=8, **beat)
     while not of(TakeStacks, table.asked) and table.now < 110.0:
@@ -203,7 +146,7 @@ def test_who_is_silent_is_looked_into_then_told_of_and_ended() -> None:
 
 def test_requests_are_answered_under_their_numbers() -> None:
     table = two_and_a_spare()
-    table.begin(3)
+    table.begin()
     (answer,) = of(Answer, table.tell(ScaleRequest(number=7)))
     assert answer == Answer(7, {"kind": "scaled", "text": "2 workers.", "workers": 2, "servers": 0})
     (answer,) = of(Answer, table.tell(ScaleRequest(number=8, workers=9)))

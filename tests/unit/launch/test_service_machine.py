@@ -1,0 +1,126 @@
+"""A run with servers, the supervisor's part of it: who is told what, and who is started when."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from helpers.supervised import Table, events, of, said_to, started
+from shoal.errors import WorkerFailed
+from shoal.launch.messages import Signal, Started
+from shoal.launch.service import AUDIT_TIMEOUT_S
+from shoal.spec import Cluster, Job
+
+COORDINATOR, SERVER_0, SERVER_1, WORKER_0, WORKER_1 = range(5)
+KILLED = -signal.SIGKILL
+
+
+@pytest.fixture
+def table() -> Table:
+    """Two servers and two workers, about to start. Their nodes are their numbers."""
+    job = Job(target="toy.py", strategy="ps:servers=2,sync=asp", cluster=Cluster(workers=2, threads=1))
+    return Table(job)
+
+
+def finish(table: Table, worker: int) -> list[Any]:
+    """Let a worker do all its work and end."""
+    table.say(worker, "done", results={"rank": table.machine.crew.hands[worker].global_rank})
+    return table.end(worker)
+
+
+def seat(node: int, role: str, rank: int) -> dict[str, Any]:
+    return {"node": node, "role": role, "rank": rank}
+
+
+def order(table: Table, action: str, process: int = COORDINATOR, **values: Any) -> list[Any]:
+    return table.say(process, "order", action=action, **values)
+
+
+EVERYBODY = [seat(1, "server", 0), seat(2, "server", 1), seat(3, "worker", 0), seat(4, "worker", 1)]
+
+
+def test_a_coordinator_is_told_who_lives_once_it_can_hear(table: Table) -> None:
+    table.begin(SERVER_0, SERVER_1, WORKER_0, WORKER_1)
+    table.tell(Started(COORDINATOR))
+    table.end(WORKER_1, KILLED)
+    assert not said_to(COORDINATOR, table.asked), "it cannot hear yet"
+    asked = table.say(COORDINATOR, "state", state="ready", step=0)
+    assert said_to(COORDINATOR, asked) == [{"kind": "living", "members": EVERYBODY[:3], "left": []}]
+
+
+def test_a_coordinator_is_told_of_every_end(table: Table) -> None:
+    table.begin()
+    assert said_to(COORDINATOR, finish(table, WORKER_1)) == [{"kind": "left", **seat(4, "worker", 1)}]
+    assert said_to(COORDINATOR, table.end(SERVER_1, KILLED)) == [{"kind": "lost", **seat(2, "server", 1)}]
+    assert said_to(COORDINATOR, table.end(WORKER_0, 3)) == [{"kind": "lost", **seat(3, "worker", 0)}]
+
+
+def test_whoever_crashes_after_its_work_was_done_has_left(table: Table) -> None:
+    table.begin()
+    table.say(WORKER_1, "done", results={})
+    assert said_to(COORDINATOR, table.end(WORKER_1, KILLED)) == [{"kind": "left", **seat(4, "worker", 1)}]
+    assert "after its work was done" in events("warning", table.asked)[0]["text"]
+
+
+def test_a_successor_is_told_of_those_who_ended_while_it_started(table: Table) -> None:
+    """Between its fork and the moment it can hear nobody else would tell it."""
+    table.begin()
+    finish(table, WORKER_1)
+    ((successor, role, _),) = started(table.end(COORDINATOR, KILLED))
+    assert role == "coordinator"
+    table.tell(Started(successor))
+    finish(table, WORKER_0)
+    assert not said_to(successor, table.asked)
+    asked = table.say(successor, "state", state="ready", step=0)
+    assert said_to(successor, asked) == [
+        {"kind": "living", "members": EVERYBODY[:2], "left": EVERYBODY[2:]},
+    ]
+
+
+def test_a_coordinator_that_counted_is_followed_while_workers_may_need_one(table: Table) -> None:
+    table.begin()
+    table.say(COORDINATOR, "done", results={"clean": True})
+    assert [role for _, role, _ in started(table.end(COORDINATOR, KILLED))] == ["coordinator"]
+
+
+def test_a_coordinator_that_ends_before_it_has_counted_is_followed(table: Table) -> None:
+    table.begin()
+    finish(table, WORKER_0)
+    finish(table, WORKER_1)
+    assert [role for _, role, _ in started(table.end(COORDINATOR, 0))] == ["coordinator"]
+
+
+def test_a_run_whose_audit_is_missing_fails_with_a_sentence(table: Table) -> None:
+    table.begin()
+    finish(table, WORKER_0)
+    finish(table, WORKER_1)
+    table.wait(AUDIT_TIMEOUT_S - 0.1)
+    assert table.machine.over is None
+    table.wait(0.2)
+    for process in (COORDINATOR, SERVER_0, SERVER_1):
+        table.end(process, -signal.SIGTERM)
+    assert table.machine.over is not None
+    assert isinstance(table.machine.over.error, WorkerFailed) and table.machine.over.error.exit_code == 1
+    assert "did not say what it counted" in str(table.machine.over.error)
+
+
+def test_nobody_takes_a_place_whose_last_holder_has_not_ended(table: Table) -> None:
+    """Both would use the same buffers."""
+    table.begin()
+    order(table, "end", node=3, role="worker", rank=0)
+    assert not started(order(table, "start", role="worker", rank=0))
+    assert not started(table.wait(29.0))
+    assert of(Signal, table.wait(1.0)) == [Signal(WORKER_0, signal.SIGKILL)]
+    asked = table.end(WORKER_0, KILLED)
+    assert started(asked) == [(5, "worker", 0)]
+    assert said_to(COORDINATOR, asked) == [{"kind": "lost", **seat(3, "worker", 0)}]
+
+
+def test_nobody_is_started_for_a_place_that_somebody_is_on_the_way_to(table: Table) -> None:
+    table.begin()
+    table.end(WORKER_0, KILLED)
+    assert started(order(table, "start", role="worker", rank=0)) == [(5, "worker", 0)]
+    assert not started(order(table, "start", role="worker", rank=0))
+    assert not started(finish(table, 5)), "and nobody follows when it has done its work"
