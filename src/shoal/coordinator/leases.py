@@ -80,8 +80,7 @@ class Leases:
 
     def settle(self, cells: CellSet) -> None:
         """Everybody has spoken, and every shard has these: what is neither in them nor held is free now."""
-        (below, above), (told_below, told_above) = cells.to_plain(), self._done.to_plain()
-        self._done = CellSet([*above, *told_above], below=max(below, told_below))
+        self._done = CellSet.in_at_least(1, [self._done, cells])
         self.confirm(cells)
         self._settled = True
 

@@ -74,10 +74,7 @@ class Reports:
         """The cells that every shard has; none while one has not reported."""
         if len(self.shards) < num_shards:
             return CellSet()
-        sets = [report.cells for report in self.shards.values()]
-        # Whatever all have lies below the lowest mark, or is listed by the set whose mark that is.
-        below, above = min(cells.to_plain() for cells in sets)
-        return CellSet((cell for cell in above if all(cell in cells for cells in sets)), below=below)
+        return CellSet.in_at_least(num_shards, [report.cells for report in self.shards.values()])
 
     def least_cells(self, num_shards: int) -> int:
         """How many cells the shard has that has fewest; 0 while one has not reported."""

@@ -101,12 +101,11 @@ class Primary:
 
     def safe_cells(self) -> CellSet:
         """The cells that stay whoever dies next: those that the backup has too."""
-        unsafe = {cell for entry in self._log for cell in entry.cells}
-        below, above = self.shard.cells.to_plain()
-        first = min(unsafe, default=below)
-        if first < below:
-            below, above = first, [*range(first, below), *above]
-        return CellSet((cell for cell in above if cell not in unsafe), below=below)
+        safe = self.shard.cells.copy()
+        for entry in self._log:
+            for cell in entry.cells:
+                safe.remove(cell)
+        return safe
 
     def adopt(self, holders: ShardView, workers: Mapping[int, int], primaries: Sequence[int], now: float) -> None:
         """Go on under a newer view, in which this node is (still) the primary; `primaries` are all shards'."""

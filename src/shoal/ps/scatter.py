@@ -83,9 +83,7 @@ class Scatter:
 
     def _new_cells(self) -> list[int]:
         """What this copy's own workers have trained on since the last change."""
-        below, above = self._shard.cells.to_plain()
-        first = self._told.to_plain()[0]
-        return [cell for cell in (*range(first, below), *above) if cell not in self._told]
+        return [cell for cell in self._told.missing(self._shard.cells.end) if cell in self._shard.cells]
 
     def _scatter(self, cells: list[int], now: float) -> None:
         number = 1 if self._change is None else self._change.round + 1

@@ -237,7 +237,7 @@ def test_the_audit_names_what_is_missing(job):
 
 def test_the_audit_sees_a_cell_that_was_applied_twice(job):
     train_all(job)
-    twice = {"cells": [10, []], "tally": {"applied": 11, "cells": 11}}
+    twice = {"cells": [0, 10], "tally": {"applied": 11, "cells": 11}}
     job.report(10, shards={0: twice, 1: twice})
     job.report(11, shards={2: twice, 3: twice})
     audit = job.coordinator.finished
@@ -260,7 +260,7 @@ def test_a_late_push_is_counted_and_its_cell_missing(make_job):
     ).formed()
     job.report(20, done=True)
     job.report(21, done=True)
-    facts = {"cells": [9, []], "tally": {"applied": 9, "late": 1, "duplicate": 2}}
+    facts = {"cells": [0, 9], "tally": {"applied": 9, "late": 1, "duplicate": 2}}
     job.report(10, shards={0: facts})
     job.report(10, shards={0: facts})
     (row,) = job.coordinator.finished["shards"]

@@ -163,7 +163,7 @@ def test_the_bound_is_told_in_the_view(make_job):
 
 def test_the_rate_is_scaled_by_staleness(make_job):
     job = make_job(adjust=("rate",)).formed()
-    shard = {"cells": [0, []], "delay_mean": 2.0}
+    shard = {"cells": [], "delay_mean": 2.0}
     run(job, 5.0, shards=dict.fromkeys(range(4), shard))
     assert controls(job) == [("scale", {"factor": 0.5})]
 
