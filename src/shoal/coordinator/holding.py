@@ -4,11 +4,14 @@ The first worker asks (`hold`, a number that rises), and says when it is done (`
 leased, nothing beyond the border is handed out meanwhile. Where every rank has its own cells, workers pause and
 say how far they are (`held`: the number, and their clock); the border is then where the furthest is, and all go
 on up to it.
+
+Where cells are leased and the steps after which to save are known beforehand, so are the borders: the next one
+holds from the beginning, so that nothing beyond it is ever under way, and nobody has to ask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Hold = list[Any]
@@ -20,19 +23,28 @@ def next_hold(
     first: Mapping[str, Any],
     others: Iterable[Mapping[str, Any]],
     lease_border: int | None,
+    planned: Sequence[int] = (),
 ) -> Hold | None:
-    """What holds now, from what the first worker and the others last reported; None where nothing does."""
+    """What holds now, from what the first worker and the others last reported; None where nothing does.
+
+    `planned`: all borders that were known when the run began.
+    """
     asked, released = _number(first.get("hold")), _number(first.get("released"))
     if current is None:
         return [asked, lease_border] if asked > released else None
     number, border = current
     if released >= number:
-        return None
+        return planned_hold(planned, number)
     if border is None:
         clocks = [_clock_held(facts, number) for facts in (first, *others)]
         if None not in clocks:
             return [number, max(clock for clock in clocks if clock is not None)]
     return current
+
+
+def planned_hold(planned: Sequence[int], done: int = 0) -> Hold | None:
+    """What holds after so many of the planned borders; None where there are no more."""
+    return [done + 1, planned[done]] if done < len(planned) else None
 
 
 def _number(value: Any) -> int:

@@ -51,9 +51,9 @@ class Leases:
         """Whether knowing what the shards have could save work: cells have come back, or all are given."""
         return not self.complete and (not self._settled or bool(self._returned) or self._next >= self._num_cells)
 
-    def border(self, slots: int) -> int:
-        """The end of the last step of which a cell was handed out, as a number of cells."""
-        return min(-(-self._next // slots) * slots, self._num_cells)
+    def border(self, slots: int, *, at_least: int = 0) -> int:
+        """The end of the last step of which a cell was handed out, as a number of cells, and not below another."""
+        return min(-(-max(self._next, at_least) // slots) * slots, self._num_cells)
 
     def held_by(self, node: int) -> list[int]:
         """The cells that a worker holds."""
@@ -82,6 +82,9 @@ class Leases:
         """Everybody has spoken, and every shard has these: what is neither in them nor held is free now."""
         self._done = CellSet.in_at_least(1, [self._done, cells])
         self.confirm(cells)
+        # Handed out by the coordinator before: what is done or held, and with it all that lies between.
+        self._next = max(self._next, self._done.end, *(cell + 1 for cell in self._holders))
+        self._returned = [cell for cell in self._done.missing(self._next) if cell not in self._holders]
         self._settled = True
 
     def release(self, node: int) -> list[int]:

@@ -201,11 +201,13 @@ class Coordinator(Upkeep):
     def _hold_back(self) -> None:
         """The first worker may want all at one border, to save what is there."""
         workers, settings = self._state.members.seats(WORKER), self._state.settings
+        if "hold" not in settings and not self._knows_how_far:
+            return
         facts = {rank: self._reports.facts.get(node, {}) for rank, node in workers.items()}
         others = [facts.get(rank, {}) for rank in range(1, self._state.wanted[WORKER])]
         at_work = [told for told in others if told.get("done") is not True]
-        border = self._leases.border(self.plan.slots) if self.plan.leased else None
-        hold = next_hold(settings.get("hold"), facts.get(0, {}), at_work, border)
+        border = self._lease_border() if self.plan.leased else None
+        hold = next_hold(settings.get("hold"), facts.get(0, {}), at_work, border, self.plan.borders)
         if hold == settings.get("hold"):
             return
         settings.pop("hold", None)
@@ -213,6 +215,15 @@ class Coordinator(Upkeep):
             settings["hold"] = hold
         self._limit_leases()
         self._changed = True
+
+    @property
+    def _knows_how_far(self) -> bool:
+        """Whether it is known how far cells have been handed out; a coordinator that takes over learns it."""
+        return self._recovery is None
+
+    def _lease_border(self) -> int:
+        """Where all can meet: past every cell that was handed out, and that any shard has."""
+        return self._leases.border(self.plan.slots, at_least=self._reports.end)
 
     def _on_done(self, worker: Member) -> None:
         """A worker says that it has nothing more to do: all is trained, or it was told to leave."""

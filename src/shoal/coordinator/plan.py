@@ -40,6 +40,8 @@ class JobPlan:
     """Parts of each step's batch."""
     first_cell: int = 0
     """Cells below this were done before this run began."""
+    borders: range = range(0)
+    """Where cells are leased: numbers of cells after which all come together, so that the state can be saved."""
     leased: bool
     """Cells are handed out one by one; else every rank knows its own."""
     sync: str = "asp"

@@ -76,6 +76,11 @@ class Reports:
             return CellSet()
         return CellSet.in_at_least(num_shards, [report.cells for report in self.shards.values()])
 
+    @property
+    def end(self) -> int:
+        """No shard has told of a cell from here on."""
+        return max((report.cells.end for report in self.shards.values()), default=0)
+
     def least_cells(self, num_shards: int) -> int:
         """How many cells the shard has that has fewest; 0 while one has not reported."""
         counts = [len(report.cells) for report in self.shards.values()]

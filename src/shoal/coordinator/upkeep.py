@@ -6,6 +6,7 @@ from collections import Counter, deque
 from typing import Any
 
 from shoal.coordinator.audit import audit
+from shoal.coordinator.holding import planned_hold
 from shoal.coordinator.leases import Leases
 from shoal.coordinator.members import SERVER, WORKER, Member, Order, Seat
 from shoal.coordinator.plan import JobPlan
@@ -52,6 +53,8 @@ class Upkeep:
         grace_s = plan.form_timeout_s - plan.start_timeout_s if saved is None else 0.0
         self._ordered: dict[Seat, float] = dict.fromkeys(self._state.seats(), now + grace_s)
         """When somebody was last told to fill a seat that is free. The first ones start without an order."""
+        if saved is None and (hold := planned_hold(plan.borders)) is not None:
+            self._state.settings["hold"] = hold
         self._leases = Leases(plan.num_cells, first=plan.first_cell, settled=saved is None)
         self._limit_leases()
         self._recovery: Recovery | None = None

@@ -19,7 +19,7 @@ class CellSet:
 
     def __init__(self, cells: Iterable[int] = (), *, below: int = 0) -> None:
         self._edges = [0, below] if below else []
-        """Where each run starts and stops: start, stop, start, stop, … A cell is in behind an odd number of them."""
+        """Where runs start and stop: start, stop, start, stop, … A cell is in behind an odd number of them."""
         self._count = below
         for cell in cells:
             self.add(cell)

@@ -44,8 +44,11 @@ class Borders:
             self._hold.ask()
 
     def clear(self) -> None:
-        """A first worker that died may have left the others waiting; its successor lets them go."""
-        if self._is_first:
+        """A first worker that died may have left the others waiting; its successor lets them go.
+
+        Where cells are leased it saves at the border in the other's place.
+        """
+        if self._is_first and not self._spec.is_leased:
             self._hold.release()
 
     # Where every rank has cells of its own.
@@ -105,6 +108,6 @@ class Borders:
         assert leases is not None and hold is not None and hold[1] is not None
         came, border = time.monotonic(), hold[1]
         if self._hold.await_seen(border, is_needed=lambda: bool(leases.held)):
-            if border < total:
+            if border < total and self._hold.is_exact(border):
                 self._save(border // self._slots, time.monotonic() - came)
             self._hold.release()

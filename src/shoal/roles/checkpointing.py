@@ -93,8 +93,12 @@ class Checkpointing:
 
         `waited_s`: how long the others had to be waited for, which counts as standing still.
         """
-        self._waited_s = waited_s
         self._saver = self._open_store(step)
+        if step <= self._last_step:
+            # The newer one would be pruned sooner or later in its favour.
+            self._on_failed(f"step {step} is not saved, because that of step {self._last_step} is newer")
+            return
+        self._waited_s = waited_s
         self._saver.offer(
             Snapshot(
                 step=step,

@@ -25,6 +25,7 @@ from shoal.roles.server import make_replica
 from shoal.roles.shipping import open_dataset
 from shoal.roles.training import make_schedule
 from shoal.spec import Job, ParameterServer, World
+from shoal.spec.checkpointing import CheckpointRule
 from shoal.strategies.ps.hosts import one_copy_each
 from shoal.strategies.ps.served import place_model, room_for
 
@@ -64,6 +65,7 @@ def make_plan(job: Job, world: World) -> JobPlan:
         placement = one_copy_each(placement, spec.hosts)
     schedule = make_schedule(task, open_dataset(task, "train", lambda: world), job.num_slots, job.cluster.workers)
     begun_at = int(job.options.get("resume_step", 0))
+    num_cells = (schedule.total_steps - begun_at) * job.num_slots
     return JobPlan(
         num_shards=len(placement.shards),
         shard_bytes=placement.shard_bytes,
@@ -75,9 +77,10 @@ def make_plan(job: Job, world: World) -> JobPlan:
         has_copies=spec.servers == "host",
         workers=job.cluster.workers,
         most_workers=room_for(spec, job.num_slots, job.cluster.workers),
-        num_cells=(schedule.total_steps - begun_at) * job.num_slots,
+        num_cells=num_cells,
         num_samples=schedule.samples_after(schedule.total_steps) - schedule.samples_after(begun_at),
         slots=job.num_slots,
+        borders=planned_borders(job, begun_at, num_cells) if spec.is_leased else range(0),
         leased=spec.is_leased,
         sync=spec.sync,
         adjust=_adjustments(spec),
@@ -87,6 +90,15 @@ def make_plan(job: Job, world: World) -> JobPlan:
         # Copies that change on their own cannot go back to the same state.
         max_rollbacks=MAX_ROLLBACKS if spec.diverging == "rollback" and spec.servers != "host" else 0,
     )
+
+
+def planned_borders(job: Job, begun_at: int, num_cells: int) -> range:
+    """After how many cells of this run the state is saved, where that follows from steps alone."""
+    every = CheckpointRule.parse(job.checkpoint).every_steps
+    if every is None or not job.run_dir:
+        return range(0)
+    first = (begun_at // every + 1) * every - begun_at
+    return range(first * job.num_slots, num_cells, every * job.num_slots)
 
 
 def _adjustments(spec: ParameterServer) -> tuple[str, ...]:

@@ -31,9 +31,24 @@ def check(cluster: Cluster) -> Cluster:
             factors.add(tuple(primary.values.place.factors))
         assert len(factors) == 1, f"Shards closed their rounds with different numbers: {factors}"
         assert bool(*factors) == (cluster.scenario.together and _gathers(cluster.scenario))
+        _check_saved(cluster)
     except AssertionError as error:
         raise cluster.failure(str(error)) from error
     return cluster
+
+
+def _check_saved(cluster: Cluster) -> None:
+    """Each checkpoint holds the steps that it says, in every shard, and none is older than the one before."""
+    scenario, steps = cluster.scenario, [one.step for one in cluster.saved]
+    for one in cluster.saved:
+        expected = list(range(one.step * scenario.workers))
+        assert all(cells == expected for cells in one.cells), (
+            f"The checkpoint of step {one.step} holds {one.cells}."
+        )
+    assert steps == sorted(steps), f"A checkpoint was taken after a newer one: {steps}"
+    if scenario.borders and scenario.leased:
+        planned = [border // scenario.workers for border in scenario.borders]
+        assert sorted(set(steps)) == planned, f"Checkpoints were planned after {planned}, taken after {steps}."
 
 
 def in_one_process(scenario: Scenario) -> list[str]:

@@ -9,8 +9,10 @@ from collections import Counter, deque
 from functools import partial
 
 from helpers.ps_sim.network import Network
-from helpers.ps_sim.processes import Memory, ServerProcess, WorkerProcess
+from helpers.ps_sim.processes import ServerProcess, WorkerProcess
+from helpers.ps_sim.saving import Saved
 from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER, Kill, Scenario, SimulationFailed
+from helpers.ps_sim.values import Memory
 from shoal.coordinator.machine import Coordinator
 from shoal.coordinator.members import Order
 from shoal.coordinator.plan import JobPlan
@@ -42,6 +44,8 @@ def plan_of(scenario: Scenario) -> JobPlan:
         replicas=int(has_backups),
         workers=scenario.workers,
         num_cells=scenario.num_cells,
+        slots=scenario.workers,
+        borders=scenario.borders,
         leased=scenario.leased,
         sync=scenario.sync,
         shares_memory=scenario.shares_memory,
@@ -74,6 +78,10 @@ class Cluster:
         self._dice = random.Random(seed)
         self.network = Network(scenario.faults, self._dice, through_codec=scenario.through_codec)
         self._memory: Memory = {}
+        self.saved: list[Saved] = []
+        """The checkpoints, in the order in which they were taken."""
+        self._lives: Counter[tuple[str, int]] = Counter()
+        """By role and rank: how many have been started."""
         self._processes: dict[int, Process] = {}
         self._seats: dict[int, tuple[str, int]] = {}
         """Role and rank of those that are not taken for dead."""
@@ -271,10 +279,21 @@ class Cluster:
                 self.scenario, node, rank, self.now, self._memory, partial(self._flush, node)
             )
         else:
-            worker = WorkerProcess(self.scenario, node, rank, self.now, self._dice, self._memory, self._is_mended)
+            worker = WorkerProcess(
+                self.scenario,
+                node,
+                rank,
+                self.now,
+                self._dice,
+                self._memory,
+                self._is_mended,
+                generation=self._lives[role, rank],
+                saved=self.saved,
+            )
             self._processes[node] = worker
             self.workers.append(worker)
         self._seats[node] = (role, rank)
+        self._lives[role, rank] += 1
 
     def _living(self, role: str) -> list[int]:
         return [node for node, (held, _) in self._seats.items() if held == role]

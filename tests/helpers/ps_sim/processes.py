@@ -6,8 +6,9 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 
+from helpers.ps_sim.saving import Saved, Saving
 from helpers.ps_sim.scenario import Scenario
-from helpers.ps_sim.values import ChainValues, Place, gradient
+from helpers.ps_sim.values import ChainValues, Memory, Place, gradient
 from shoal.ps.consistency import parse_sync
 from shoal.ps.leasing import LeaseHolder
 from shoal.ps.messages import Ack, Outcome, PsMessage
@@ -20,9 +21,6 @@ from shoal.ps.worker import WorkerMachine
 TIMING = Timing(patience_s=0.04, fill_patience_s=0.06, report_every_s=0.1)
 MOST_OUTSTANDING = 2
 STEP_S = (0.001, 0.006)
-
-Memory = dict[tuple[int, int], Place]
-"""By shard and copy: what lies there. It stays when its holder dies, until a new one takes the place."""
 
 
 def rules_of(scenario: Scenario) -> ShardRules:
@@ -96,6 +94,9 @@ class WorkerProcess:
         dice: random.Random,
         memory: Memory,
         may_finish: Callable[[], bool],
+        *,
+        generation: int,
+        saved: list[Saved],
     ) -> None:
         leases = LeaseHolder(now=now, patience_s=TIMING.patience_s) if scenario.leased else None
         self.machine = WorkerMachine(
@@ -121,10 +122,12 @@ class WorkerProcess:
         self._cell: int | None = None
         self._based_on: list[int] = []
         self._ready_at = float("inf")
+        saves = rank == 0 and scenario.save_every and scenario.leased
+        self._saving = Saving(scenario, self.machine, generation, memory, saved) if saves else None
 
     @property
     def wakeup(self) -> float:
-        return min(self.machine.wakeup, self._ready_at)
+        return min(self.machine.wakeup, self._ready_at, self._saving.wakeup if self._saving else float("inf"))
 
     def on_message(self, sender: int, message: PsMessage, now: float) -> None:
         if isinstance(message, Ack):
@@ -150,9 +153,13 @@ class WorkerProcess:
         machine = self.machine
         if self._cell is not None and self._ready_at == float("inf") and self._may_finish():
             self._ready_at = now
+        if self._saving is not None:
+            self._saving.wakeup = float("inf")
         if self._cell is not None or self.is_done or not machine.is_ready:
             return
         self._clock = max(self._clock, machine.completed)
+        if self._saving is not None and not self._saving.go_on(now):
+            return
         if machine.outstanding < MOST_OUTSTANDING and machine.may_start(self._clock + 1):
             self._cell = self._next_cell(now)
         if self._cell is not None:
@@ -202,3 +209,5 @@ class WorkerProcess:
             frames=[(gradient(shard, cells, version),) for shard, version in enumerate(based_on)],
             now=now,
         )
+        if self._saving is not None:
+            self._saving.on_step(cells[0] // self._scenario.workers + 1, now)

@@ -41,6 +41,11 @@ class Scenario:
     """All shards close their rounds together, as clipping wants it."""
     spoilt: frozenset[int] = frozenset()
     """Cells whose gradient is no number: they are taken, and not applied."""
+    save_every: int = 0
+    """Steps after which the first worker saves what the servers have, at a border that all come to; 0: never.
+    Where cells are leased, and nobody is only taken for dead."""
+    saves_on_demand: bool = False
+    """The borders are not planned: the first worker asks for one when it is time."""
     through_codec: bool = False
     """Every message becomes bytes and back."""
 
@@ -48,6 +53,13 @@ class Scenario:
     def shares_memory(self) -> bool:
         """Copies of a shard lie in one memory. Nobody is taken for dead there who lives: a host knows its own."""
         return not any(kill.role == SERVER and kill.lives_on for kill in self.kills)
+
+    @property
+    def borders(self) -> range:
+        """The cells after which the state is saved, as a coordinator that knows them plans them."""
+        if not self.save_every or self.saves_on_demand:
+            return range(0)
+        return range(self.save_every * self.workers, self.num_cells, self.save_every * self.workers)
 
     @property
     def leased(self) -> bool:

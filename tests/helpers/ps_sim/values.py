@@ -40,6 +40,10 @@ class Place:
         self.cells, self.factors, self.skipped = list(other.cells), list(other.factors), list(other.skipped)
 
 
+Memory = dict[tuple[int, int], Place]
+"""By shard and copy: what lies there. It stays when its holder dies, until a new one takes the place."""
+
+
 class ChainValues:
     """The `ShardValues` of the simulation. Where memory is shared it is filled from `other`, the other copy."""
 

@@ -34,3 +34,23 @@ def test_decisions_read_as_sentences():
     assert describe_decision(scaled) == "from 2 to 4 workers, as asked for"
     shares = {"kind": "decision", "what": "shares", "why": "speeds differ", "shares": {0: 1.5, 1: 0.5}}
     assert describe_decision(shares) == "shares of the data: worker 0 1.50, worker 1 0.50, because speeds differ"
+
+
+def borders(checkpoint: str, begun_at: int = 0, strategy: str = "ps:sync=asp") -> range:
+    job = Job(
+        target=str(DIGITS),
+        strategy=strategy,
+        cluster=Cluster(workers=2),
+        checkpoint=checkpoint,
+        run_dir="anywhere",
+        options={"resume_step": begun_at},
+    )
+    return make_plan(job, World()).borders
+
+
+def test_steps_after_which_to_save_are_borders_from_the_beginning():
+    """115 steps of two slots."""
+    assert list(borders("every=50")) == [100, 200]
+    assert list(borders("every=50", begun_at=60)) == [80], "after step 100 of the whole"
+    assert list(borders("every=23")) == [46, 92, 138, 184], "the last step is saved at the end anyway"
+    assert not borders("every=30s") and not borders("none") and not borders("every=50", strategy="ps")

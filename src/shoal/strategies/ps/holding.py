@@ -20,10 +20,13 @@ class Hold:
     `generation`: how many had this rank before. What was said of a hold of the dead must not count for another.
     """
 
-    def __init__(self, machine: WorkerMachine, wait: Wait, generation: int) -> None:
+    def __init__(
+        self, machine: WorkerMachine, wait: Wait, generation: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._machine = machine
         self._before = generation * _HOLDS_PER_LIFE
         self._wait = wait
+        self._now = clock
         self._asked_at = 0.0
 
     @property
@@ -59,18 +62,23 @@ class Hold:
         """Wait until every shard has so many cells; False if this worker `is_needed` for that."""
 
         def is_decided() -> bool:
-            now = time.monotonic()
+            now = self._now()
             if now - self._asked_at >= _ASK_EVERY_S:
                 self._asked_at = now
                 self._machine.ask_how_far(now)
-            return self._have_seen(cells) or is_needed()
+            return self.have_seen(cells) or is_needed()
 
         self._wait(is_decided)
-        return self._have_seen(cells)
+        return self.have_seen(cells)
 
-    def _have_seen(self, cells: int) -> bool:
+    def have_seen(self, cells: int) -> bool:
+        """Whether every shard has so many cells."""
         return all(link.seen >= cells for link in self._machine.links)
+
+    def is_exact(self, cells: int) -> bool:
+        """Whether none has more than these: what somebody pushed before it died may come late."""
+        return all(link.seen <= cells for link in self._machine.links)
 
     def _say(self, **facts: object) -> None:
         self._machine.facts.update(facts)
-        self._machine.report_now(time.monotonic())
+        self._machine.report_now(self._now())
