@@ -6,6 +6,7 @@
     │       └── Diverged          the loss is no number any more
     ├── LaunchError               processes could not be started, or the machine refused
     │   ├── WorkerFailed          a process of the run failed for good; carries its rank and traceback
+    │   ├── DiskRefused           something could not be written: no room, no permission, a broken disk
     │   └── OutOfMemory           a worker would need, or has needed, more memory than it may have
     ├── CommError                 bytes did not arrive
     │   ├── PeerLost              the other side is gone
@@ -56,6 +57,15 @@ class WorkerFailed(LaunchError):
         """The failing rank's traceback or last output; empty where the message says it all."""
         self.exit_code = exit_code
         """What a shell would show for that process: 128 and more for a signal."""
+
+
+class DiskRefused(LaunchError):
+    """Something could not be written."""
+
+    def __init__(self, message: str, *, is_full: bool = False) -> None:
+        super().__init__(message)
+        self.is_full = is_full
+        """Whether it would help to free some space."""
 
 
 class OutOfMemory(LaunchError):

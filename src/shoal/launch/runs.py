@@ -6,12 +6,13 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from shoal.errors import Interrupted, ShoalError, SpecError
+from shoal.errors import DiskRefused, Interrupted, ShoalError, SpecError
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import find_whole, first_options, left_out, resumed_job
@@ -19,6 +20,7 @@ from shoal.launch.supervisor import Supervisor
 from shoal.observe import (
     Bus,
     Event,
+    FolderWatch,
     JsonlSink,
     PlainSink,
     ProgressSink,
@@ -178,33 +180,54 @@ def execute(
     extra: Sequence[Sink] = (),
     zygote: ZygoteProcess | None = None,
 ) -> Run:
-    """Run a job that keeps a folder; whatever happens, the folder tells."""
+    """Run a job that keeps a folder; whatever happens, the folder tells, or an error says what it lacks."""
     if not folder.job.is_file():
         folder.write_job(job)
     record = _Record()
-    bus = Bus(
-        [JsonlSink(folder.path), record, _Beginning(job, folder), *extra, *([shown] if shown is not None else [])]
-    )
-    ended, how_it_ended = "stopped", {"reason": "failed"}
+    events = JsonlSink(folder.path, lambda text: bus.emit(Event("warning", values={"text": text})))
+    screens = [shown] if shown is not None else []
+    beginning = _Beginning(job, folder)
+    bus = Bus([events, record, beginning, *extra, *screens, FolderWatch(folder.path)])
+    ending = partial(record.ending, "stopped", reason="failed")
+    failure: ShoalError | None = None
     try:
         Supervisor(job, bus.emit, LocalEngine(zygote)).run()
-        ended, how_it_ended = "finished", {}
+        ending = partial(record.ending, "finished")
     except Interrupted as request:
-        how_it_ended = {"reason": "interrupted"}
-        raise Interrupted(f"{request} {_whereabouts(folder)}") from None
+        ending = partial(record.ending, "stopped", reason="interrupted")
+        failure = Interrupted(f"{request} {_whereabouts(folder)}")
     except ShoalError as error:
-        if not record.has_failed:
-            bus.emit(Event("failed", values={"message": str(error), "traceback": ""}))
-        if how := _how_to_go_on(folder):
-            error.args = (f"{error} {how}",)
-        raise
+        failure = error
+        with suppress(DiskRefused):  # Where the folder itself is lost, the error says so.
+            if not record.has_failed:
+                bus.emit(Event("failed", values={"message": str(error), "traceback": ""}))
+            if beginning.is_over:
+                folder.demote_model()
+        error.args = (f"{error} {_how_to_go_on(folder)}".strip(),)
     finally:
-        if record.results:
-            folder.write_result({**record.results, "ended": ended})
-        bus.emit(record.ending(ended, **how_it_ended))
-        bus.close()
-        write_report(folder.path)
+        missing = _leave_behind(folder, record, ending(), bus)
+    if failure is not None:
+        raise failure
+    if missing:
+        raise DiskRefused(f"The run came to its end, but not all that it made could be kept: {missing}")
     return Run(folder.path, record.results)
+
+
+def _leave_behind(folder: RunFolder, record: _Record, ending: Event, bus: Bus) -> str:
+    """Write what the end of a run leaves behind, as much as the disk takes; returns what it did not, and why."""
+
+    def keep_result() -> None:
+        if record.results:
+            folder.write_result({**record.results, "ended": ending.kind})
+
+    missing = []
+    report = partial(write_report, folder.path)
+    for keep in (keep_result, folder.drop_partial_model, partial(bus.emit, ending), bus.close, report):
+        try:
+            keep()
+        except (ShoalError, OSError) as error:
+            missing.append(str(error))
+    return " ".join(dict.fromkeys(missing))
 
 
 class _Beginning:
@@ -216,15 +239,27 @@ class _Beginning:
     def __init__(self, job: Job, folder: RunFolder) -> None:
         self._job = job
         self._folder = folder
-        self._has_begun = False
+        self._earlier = folder.model.stat() if folder.model.is_file() else None
+        """The model of the attempt before, which is not what this one is to end with."""
+        self._refusal: ShoalError | None = None
+        self.is_over = False
+        """Whether the folder is this job's now."""
 
     def handle(self, event: Event) -> None:
-        if not self._has_begun and event.kind in ("steps", "evaluation", "checkpoint"):
-            self._has_begun = True
+        if self.is_over or event.kind not in ("steps", "evaluation", "checkpoint"):
+            return
+        try:
             self._folder.write_job(self._job)
+            if self._earlier is not None:
+                self._folder.demote_model(self._earlier)
             self._folder.result.unlink(missing_ok=True)
+            self.is_over = True
+        except DiskRefused as refusal:
+            self._refusal = refusal  # Tried again at the next step.
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        if not self.is_over and self._refusal is not None:
+            raise self._refusal
 
 
 class _Record:

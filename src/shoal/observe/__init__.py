@@ -4,6 +4,7 @@ Nothing here imports torch but `TensorBoardSink`, when it is made.
 """
 
 from shoal.observe.events import Bus, Event, Sink
+from shoal.observe.folder_watch import FolderWatch
 from shoal.observe.jsonl import JsonlSink, read_events
 from shoal.observe.plain import PlainSink
 from shoal.observe.progress import ProgressSink
@@ -15,6 +16,7 @@ from shoal.observe.tensorboard import TensorBoardSink
 __all__ = [
     "Bus",
     "Event",
+    "FolderWatch",
     "JsonlSink",
     "PlainSink",
     "ProgressSink",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import SpecError
-from shoal.observe.disk import writing
+from shoal.observe.disk import write_whole
 
 _INK, _FAINT, _TRAIN, _TEST = "#333333", "#dddddd", "#3b6ea5", "#d1603d"
 _METRICS = ("#2a8c6c", "#8a5aa8", "#b8862d", "#5b7083")
@@ -39,8 +40,9 @@ def draw_chart(path: Path, title: str, losses: Curve, evaluations: Sequence[tupl
     if tests:
         _draw_metrics(panels[1][0], tests)
     panels[-1][0].set_xlabel("step", color=_INK)
-    with writing(path.parent):
-        figure.savefig(path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    write_whole(path, picture.getvalue())
 
 
 def smooth(curve: Curve) -> list[tuple[int, float]]:

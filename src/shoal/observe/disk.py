@@ -8,37 +8,61 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shoal.errors import LaunchError
+from shoal.errors import DiskRefused
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_BROKEN = (errno.EIO, errno.EUCLEAN, errno.EREMOTEIO, errno.ENXIO, errno.ENODEV)
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn what the disk refuses while writing under `folder` into a sentence that says what to do."""
+    """Turn what the disk refuses while writing under `folder` into a sentence that says what to do.
+
+    That something is there already is no refusal: whoever makes it knows what that means.
+    """
     try:
         yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise LaunchError(
-                f"Run folder {folder}: the disk is full ({error.strerror}); free some space there, "
-                "or put the run on another disk."
-            ) from error
-        if error.errno in _REFUSED:
-            raise LaunchError(
-                f"Run folder {folder}: it cannot be written ({error.strerror}); make it writable, "
-                "or put the run in another folder."
-            ) from error
+    except FileExistsError:
         raise
+    except OSError as error:
+        text = f"Run folder {folder}: {explain_refusal(error)}; {_words(error)[1]}."
+        raise DiskRefused(text, is_full=error.errno in _FULL) from error
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a crash half-way, finds the old text or the new, never a part."""
+def explain_refusal(error: OSError) -> str:
+    """What the disk says, in a few words: `the disk is full (No space left on device)`."""
+    return f"{_words(error)[0]} ({error.strerror or error})"
+
+
+def _words(error: OSError) -> tuple[str, str]:
+    """What is wrong, and what to do."""
+    if error.errno in _FULL:
+        return "the disk is full", "free some space there, or put the run on another disk"
+    if error.errno in _BROKEN:
+        return "the disk fails", "check it, or put the run on another disk"
+    if error.errno in _GONE:
+        return "it is not there, or no folder", "put the run in a folder that stays"
+    return "it cannot be written", "make it writable, or put the run in another folder"
+
+
+def write_whole(path: Path, data: str | bytes) -> None:
+    """Write a file so that a reader, or a crash half-way, finds the old one or the new, never a part."""
     part = path.with_name(f".{path.name}.part")
     with writing(path.parent):
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        try:
+            with part.open("wb") as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError:
+            _discard(part)
+            raise
+
+
+def _discard(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        pass  # Why the write failed is what counts.

@@ -81,7 +81,7 @@ class Bus:
     """Hands every event to every sink.
 
     Watching must not end what is watched: a sink that fails is dropped, the others get one warning. Only a
-    `ShoalError` passes through: a sink raises it where going on is pointless, as on a full disk.
+    `ShoalError` passes through: a sink raises it where going on is pointless, as in a folder that was removed.
     """
 
     def __init__(self, sinks: Iterable[Sink] = ()) -> None:

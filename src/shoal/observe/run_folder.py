@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from shoal.observe.strict_json import to_json
 from shoal.spec import Job
 
 DEFAULT_ROOT = "runs"
+PARTIAL_MODEL = "model.partial.safetensors"
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ class RunFolder:
         return self.path / "model.safetensors"
 
     @property
+    def partial_model(self) -> Path:
+        """The model of a run that has not come to its end, or failed: never what was asked for."""
+        return self.path / PARTIAL_MODEL
+
+    @property
     def checkpoints(self) -> Path:
         """What training can go on from."""
         return self.path / "checkpoints"
@@ -100,16 +107,21 @@ class RunFolder:
             with writing(root):
                 root.mkdir(parents=True, exist_ok=True)
             return cls(_make_unique(root, target) if name is None else _make_named(root, name, overwrite))
-        except (FileExistsError, NotADirectoryError):
+        except FileExistsError:
             raise SpecError(f"Runs folder {root} is a file, not a folder; name another one.") from None
 
     @classmethod
     def open(cls, path_or_name: Path | str, root: Path | str = DEFAULT_ROOT) -> RunFolder:
         """The folder of an earlier run, by its path or by its name under `root`."""
-        for path in (Path(path_or_name), Path(root) / path_or_name):
-            if (folder := cls(path.absolute())).job.is_file():
-                return folder
-        known = sorted(job.parent.name for job in Path(root).glob("*/job.json"))
+        try:
+            for path in (Path(path_or_name), Path(root) / path_or_name):
+                if (folder := cls(path.absolute())).job.is_file():
+                    return folder
+            known = sorted(job.parent.name for job in Path(root).glob("*/job.json"))
+        except OSError as error:
+            raise SpecError(
+                f"Run {str(path_or_name)!r} cannot be looked for in {root} ({error.strerror}); name another."
+            ) from None
         found = f"the runs there are: {', '.join(known)}" if known else "there are no runs yet"
         raise SpecError(f"Run {str(path_or_name)!r} is not a run's path, nor its name under {root}; {found}.")
 
@@ -133,11 +145,28 @@ class RunFolder:
             raise SpecError(f"{self.result}: this is not a result written by Shoal ({error}).") from None
         return values
 
+    def demote_model(self, which: os.stat_result | None = None) -> None:
+        """The model that is there is not the one that the run is to end with: let nobody take it for that.
+
+        With `which` only that file is meant: another may have taken its place meanwhile.
+        """
+        with writing(self.path):
+            if self.model.is_file():
+                self.model.replace(self.partial_model)
+                if which is not None and not os.path.samestat(which, self.partial_model.stat()):
+                    self.partial_model.replace(self.model)
+
+    def drop_partial_model(self) -> None:
+        """Where there is a model that the run ended with, no other is wanted."""
+        with writing(self.path):
+            if self.model.is_file():
+                self.partial_model.unlink(missing_ok=True)
+
     def clear(self) -> None:
         """Remove what a run leaves behind, and nothing that someone else put here."""
         with writing(self.path):
-            files = (self.job, self.events, self.result, self.report, self.chart, self.model, self.decisions)
-            for file in files:
+            told = (self.job, self.events, self.result, self.report, self.chart)
+            for file in (*told, self.model, self.partial_model, self.decisions):
                 file.unlink(missing_ok=True)
             for folder in (self.logs, self.tensorboard, self.checkpoints):
                 if folder.is_dir():

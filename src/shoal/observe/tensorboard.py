@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.errors import SpecError
-from shoal.observe.disk import writing
+from shoal.errors import DiskRefused, SpecError
+from shoal.observe.disk import explain_refusal, writing
 from shoal.observe.events import Event
 
 
@@ -20,22 +20,31 @@ class TensorBoardSink:
                 "TensorBoard was asked for but is not installed; install it: pip install shoal[tensorboard]"
             ) from None
         self._folder = Path(folder)
+        self._refusal: OSError | None = None
         with writing(self._folder):
             self._writer = SummaryWriter(str(folder))
 
     def handle(self, event: Event) -> None:
-        """Write the scalars that this event carries."""
-        with writing(self._folder):
+        """Write the scalars that this event carries. A disk that refuses does not end the run; `close` tells."""
+        if self._refusal is not None:
+            return
+        try:
             if event.kind == "steps":
                 self._write_steps(event)
             elif event.kind == "evaluation":
                 for name, value in event.values["results"].items():
                     self._writer.add_scalar(f"test/{name}", value, event.values["step"], event.time)
+        except OSError as error:
+            self._refusal = error
 
     def close(self) -> None:
         """Write what is left."""
-        with writing(self._folder):
+        try:
             self._writer.close()
+        except OSError as error:
+            self._refusal = self._refusal or error
+        if self._refusal is not None:
+            raise DiskRefused(f"{self._folder.name} is not whole: {explain_refusal(self._refusal)}.")
 
     def _write_steps(self, event: Event) -> None:
         steps = event.values["steps"]

@@ -1,8 +1,12 @@
 """What is written to events.jsonl is read back, torn ends and full disks included."""
 
+import errno
+import json
+import os
+
 import pytest
 
-from shoal.errors import LaunchError, SpecError
+from shoal.errors import DiskRefused, SpecError
 from shoal.observe import Bus, Event, JsonlSink, read_events
 
 
@@ -26,21 +30,31 @@ def test_of_beats_only_the_peaks_are_kept(tmp_path):
     assert (event.kind, event.values) == ("memory", {"peak_rss": [[0, 30], [1, 40]]})
 
 
-def test_torn_last_line_is_left_out(tmp_path):
+def test_a_torn_last_line_is_left_out_and_the_next_run_goes_on_behind_it(tmp_path):
+    path = tmp_path / "events.jsonl"
     sink = JsonlSink(tmp_path)
     sink.handle(Event("world"))
     sink.handle(Event("finished"))
     sink.close()
-    path = tmp_path / "events.jsonl"
     path.write_bytes(path.read_bytes()[:-9])
+    assert [event.kind for event in read_events(tmp_path)] == ["world"]
+    sink = JsonlSink(tmp_path)
+    sink.handle(Event("steps"))
+    sink.close()
+    assert [event.kind for event in read_events(tmp_path)] == ["world", "steps"]
+    assert all(json.loads(line) for line in path.read_text().splitlines()), "others read it line by line, too"
+
+
+def test_a_file_that_is_one_torn_line_is_begun_anew(tmp_path):
+    (tmp_path / "events.jsonl").write_bytes(b"x" * 200_000)
+    JsonlSink(tmp_path).handle(Event("world"))
     assert [event.kind for event in read_events(tmp_path)] == ["world"]
 
 
-def test_damage_before_the_end_is_named(tmp_path):
+def test_damage_before_the_end_is_left_out(tmp_path):
     good = Event("world").to_json()
-    (tmp_path / "events.jsonl").write_text(f"{good}\n{good[:10]}\n{good}\n")
-    with pytest.raises(SpecError, match="line 2"):
-        read_events(tmp_path)
+    (tmp_path / "events.jsonl").write_text(f"{good}\n{good[:10]}\n\0\0\n{good}\n")
+    assert [event.kind for event in read_events(tmp_path)] == ["world", "world"]
 
 
 def test_folder_without_events_is_named(tmp_path):
@@ -48,9 +62,65 @@ def test_folder_without_events_is_named(tmp_path):
         read_events(tmp_path)
 
 
-def test_full_disk_stops_the_run_with_a_sentence(tmp_path):
+class Disk:
+    """Takes so many bytes of what `os.write` is given, and then none."""
+
+    def __init__(self, monkeypatch):
+        self.room = 1 << 30
+        self._write = os.write
+        monkeypatch.setattr("os.write", self.write)
+
+    def write(self, fd, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self._write(fd, bytes(data)[: self.room])
+        self.room -= written
+        return written
+
+
+def test_a_full_disk_ends_nothing_and_events_wait_until_there_is_room(tmp_path, monkeypatch):
+    disk, warnings, events = Disk(monkeypatch), [], [Event("world"), Event("steps"), Event("evaluation")]
+    sink = JsonlSink(tmp_path, warnings.append)
+    disk.room = 30
+    sink.handle(events[0])
+    sink.handle(events[1])
+    assert read_events(tmp_path) == [] and disk.room == 0
+    assert warnings == [
+        "events.jsonl: the disk is full (No space left on device); training goes on, and events wait in memory"
+    ]
+    disk.room = 1 << 30
+    sink.handle(events[2])
+    assert read_events(tmp_path) == events, "none is lost, and none is torn"
+    sink.close()
+
+
+def test_events_that_never_fit_are_told_at_the_end(tmp_path):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
-    bus = Bus([JsonlSink(tmp_path)])
-    with pytest.raises(LaunchError, match=f"Run folder {tmp_path}: the disk is full .*free some space"):
-        bus.emit(Event("world"))
-    bus.close()
+    warnings = []
+    bus = Bus([JsonlSink(tmp_path, warnings.append)])
+    bus.emit(Event("world"))
+    bus.emit(Event("steps"))
+    assert len(warnings) == 1
+    with pytest.raises(DiskRefused, match=r"events\.jsonl lacks the last events: the disk is full"):
+        bus.close()
+
+
+def test_what_waits_has_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("shoal.observe.jsonl.MOST_WAITING_BYTES", 400)
+    disk = Disk(monkeypatch)
+    sink = JsonlSink(tmp_path)
+    disk.room = 0
+    for _ in range(100):
+        sink.handle(Event("steps"))
+    disk.room = 1 << 30
+    with pytest.raises(DiskRefused, match="lacks the last events"):
+        sink.close()
+    assert 0 < len(read_events(tmp_path)) < 10
+
+
+def test_a_file_that_was_removed_is_told_at_the_end(tmp_path):
+    sink = JsonlSink(tmp_path)
+    (tmp_path / "events.jsonl").unlink()
+    sink.handle(Event("world"))
+    with pytest.raises(DiskRefused, match=r"events\.jsonl was removed"):
+        sink.close()

@@ -68,11 +68,26 @@ def test_unwritable_root_is_a_sentence():
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(errno.ENOSPC, "disk is full"), (errno.EDQUOT, "disk is full"), (errno.EROFS, "cannot be written")],
+    [
+        (errno.ENOSPC, "disk is full"),
+        (errno.EDQUOT, "disk is full"),
+        (errno.EROFS, "cannot be written"),
+        (errno.EIO, "the disk fails"),
+        (errno.ENOENT, "it is not there"),
+    ],
 )
 def test_what_the_disk_refuses_is_a_sentence(tmp_path, code, words):
     with pytest.raises(LaunchError, match=f"{tmp_path}.*{words}"), writing(tmp_path):
         raise OSError(code, os.strerror(code))
+
+
+@pytest.mark.parametrize("root", ["/proc/nope", "/dev/null/x", "r" * 300])
+def test_a_root_that_cannot_be_made_is_a_sentence(tmp_path, monkeypatch, root):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LaunchError, match=f"Run folder .*{root}.*; .*put the run"):
+        RunFolder.create(root, "mine")
+    with pytest.raises(SpecError, match="'mine'"):
+        RunFolder.open("mine", root)
 
 
 def test_failed_write_leaves_the_old_file(tmp_path):

@@ -1,0 +1,34 @@
+"""Runs whose disk fails below Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from helpers.disk_faults import DiskFaults, build_library
+from helpers.warm_commands import WarmCommands
+
+GUARD_S = 90.0
+
+
+@pytest.fixture(scope="session")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> DiskFaults:
+    """The disk of every command that `shoal` runs."""
+    folder = tmp_path_factory.mktemp("disk-faults")
+    return DiskFaults(build_library(folder), folder)
+
+
+@pytest.fixture(scope="session")
+def shoal(disk: DiskFaults) -> Iterator[WarmCommands]:
+    """`shoal(folder, "train", …)` runs the command there, on the disk that may fail."""
+    commands = WarmCommands(disk.environment, GUARD_S)
+    yield commands
+    commands.close()
+
+
+@pytest.fixture(autouse=True)
+def whole_disk(disk: DiskFaults) -> Iterator[None]:
+    """No fault outlives its test."""
+    yield
+    disk.quiet()
