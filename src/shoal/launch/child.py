@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from shoal.comm.channel import Channel
 from shoal.comm.kernel import die_with_parent, name_process
 from shoal.errors import LaunchError
+from shoal.launch.inside import become_member
 from shoal.spec import Job, World
 
 
@@ -110,6 +111,8 @@ def _settle(birth: Birth, job: Job, world: World) -> None:
     sys.path[:] = birth.path
     sys.argv[:] = [job.target]
     importlib.invalidate_caches()
+    if job.purpose != "script":  # whose file is nobody's task
+        become_member(f"{world.role} {world.global_rank}")
     name_process(f"shoal-{world.role}-{world.global_rank}")
     # Forks share what was random in the parent; torch starts from a constant in any case.
     random.seed()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from shoal.errors import DiskRefused, Interrupted, ShoalError, SpecError
+from shoal.launch.inside import refuse_inside
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import find_whole, first_options, left_out, resumed_job
@@ -91,6 +92,7 @@ def train(
     fields. `weights_from` begins a new run from the weights of another, a checkpoint or a file; with `skip_seen`
     it leaves out the samples that the checkpoint has seen.
     """
+    refuse_inside("train")
     shown = screen(progress, output)
     if workers is not None and cluster is None:
         cluster = {"workers": workers}

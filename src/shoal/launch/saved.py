@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from shoal.errors import CheckpointError
+from shoal.launch.inside import refuse_inside
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.runs import screen
@@ -67,6 +68,7 @@ def predict(
 
 
 def _saved_job(purpose: str, run: str | Path, cluster: Cluster, options: dict[str, Any]) -> Job:
+    refuse_inside(purpose)
     folder, model = _find(str(run))
     trained = folder.read_job()
     return Job(

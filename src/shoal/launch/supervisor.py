@@ -14,6 +14,7 @@ from typing import Any
 from shoal.errors import LaunchError
 from shoal.launch.control import ControlSocket
 from shoal.launch.engine import Engine, Host
+from shoal.launch.inside import refuse_inside
 from shoal.launch.interrupts import Interrupts
 from shoal.launch.local import LocalEngine
 from shoal.launch.machine import SupervisorMachine
@@ -50,6 +51,7 @@ class Supervisor:
         *,
         hang_timeout_s: float | None = None,
     ) -> None:
+        refuse_inside(job.purpose)
         self.machine = SupervisorMachine(job, plan_places(job), time.monotonic(), hang_timeout_s=hang_timeout_s)
         self._job = job
         self._on_event = on_event
