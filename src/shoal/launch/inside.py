@@ -1,7 +1,7 @@
 """Whether this process is one of a run's own: those must not start runs themselves.
 
-Workers import the file that started the run. Where that calls `shoal.train` at its top, each of them would start a run
-whose workers do the same, without end.
+Workers import the file that started the run. Where that calls `shoal.train` at its top, each of them would start
+a run whose workers do the same, without end.
 """
 
 from __future__ import annotations

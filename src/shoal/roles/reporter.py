@@ -58,6 +58,9 @@ class Reporter:
     def line(self, text: str) -> None:
         self.send({"kind": "line", "text": text, "level": "info"})
 
+    def warn(self, text: str) -> None:
+        self.send({"kind": "warning", "text": text})
+
     def on_state(self, state: str, step: int) -> None:
         self.pulse.enter(state)
         self.send({"kind": "state", "state": state, "step": step})

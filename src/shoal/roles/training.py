@@ -15,6 +15,7 @@ from shoal.roles.checkpointing import Checkpointing
 from shoal.roles.evaluation import Evaluator
 from shoal.roles.feed import Feed
 from shoal.roles.hosting import MoveOrder, PlacesMoved
+from shoal.roles.mean_check import MeanCheck
 from shoal.roles.shipping import ShippedSet, open_dataset
 from shoal.roles.witness import Witness
 from shoal.spec import Task, World
@@ -118,6 +119,8 @@ class Training:
         self._shipped = [each for each in sets if isinstance(each, ShippedSet)]
         self.slots = slots
         self.witness = Witness(self.replica, self._feed.batch)
+        self.mean_check: MeanCheck | None = None
+        """Who looks whether cutting a batch changes what is trained, where it is cut."""
         self.sabotage: Sabotage | None = None
         """What goes wrong with the parts of a step, where the user asked for faults."""
         self.checkpoints: Checkpointing | None = None
@@ -145,8 +148,13 @@ class Training:
 
     def sample(self) -> Any:
         """A batch as large as a slot's pieces, from the first samples."""
+        return self._feed.batch(self.schedule.order.samples(0, 0, self.sample_size))
+
+    @property
+    def sample_size(self) -> int:
+        """So many samples `sample` has."""
         count = max(1, self.schedule.batch_size // (self.slots * self.task.accumulate))
-        return self._feed.batch(self.schedule.order.samples(0, 0, min(count, self.schedule.order.length)))
+        return min(count, self.schedule.order.length)
 
     def work(
         self, step: int, slots: Iterable[int], *, stop: bool = False, save: bool = False, apart: bool = False
@@ -162,6 +170,8 @@ class Training:
 
     def _part(self, cut: Cut, step: int, *, apart: bool) -> Part:
         part = self._feed.part(cut.alone() if apart else cut, self.task.seed, step)
+        if self.mean_check is not None:
+            part = self.mean_check.watch(part)
         if self.sabotage is not None:
             part = self.sabotage.spoil(part, step)
         return self.witness.watch(part, cut.samples)

@@ -23,6 +23,7 @@ from shoal.roles.incremental import History
 from shoal.roles.inference import evaluate, predict
 from shoal.roles.inspection import inspect
 from shoal.roles.loading import load_task
+from shoal.roles.mean_check import Generators, MeanCheck
 from shoal.roles.memory import check_fits, limit_memory, make_parking, memory_explained
 from shoal.roles.reporter import Reporter
 from shoal.roles.served import ServedTraining
@@ -89,6 +90,7 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     check_position(training.replica.start, training.schedule, task.seed)
     training.checkpoints = Checkpointing(job, training.replica, training.schedule, reporter)
     _open_ledger(job, training)
+    _check_mean(job, training, reporter)
     setting = make_setting(job, training, reporter)
     committed = 0
     if world.role == "spare":
@@ -130,6 +132,20 @@ def _open_ledger(job: Job, training: Training) -> None:
         training.recorded_cuts = CutLog.from_plain(cuts)
 
 
+def _check_mean(job: Job, training: Training, reporter: Reporter) -> None:
+    """Where batches are cut, let one worker see whether that changes what is trained."""
+    parts = training.slots * training.task.accumulate
+    if not training.world.is_first or parts == 1 or job.options.get("quiet"):
+        return
+    check = MeanCheck(training.replica, parts, reporter.warn)
+    if not training.strategy.gathers:
+        training.mean_check = check
+    elif job.cluster.memory_bytes is None:  # the model is still whole here, and in memory
+        generators = Generators(training.replica.device)
+        check.look(training.sample(), training.sample_size)
+        generators.restore()
+
+
 def _tell_first_cut(training: Training, reporter: Reporter) -> None:
     """A resumed run may go on with other cuts than those that the attempt before it has told of."""
     start, book = training.replica.start, training.book
@@ -149,6 +165,7 @@ def _audited(training: Training, outcome: Outcome, reporter: Reporter) -> dict[s
 
 def _train_served(job: Job, world: World, reporter: Reporter) -> None:
     served = ServedTraining(job, world, reporter)
+    _check_mean(job, served.training, reporter)
     reporter.on_state("ready", 0)
     reporter.total_steps = served.training.schedule.total_steps
     reporter.on_state("training", 0)
