@@ -108,6 +108,8 @@ def _copy(cluster: Cluster, shard: int, node: int) -> Shard:
 
 def _check_cells(cluster: Cluster, number: int, shard: Shard) -> None:
     assert isinstance(shard.values, ChainValues)
+    torn = shard.values.place.torn
+    assert not torn, f"Shard {number}: torn gradients were taken for those of cells {torn}."
     applied = sorted(shard.values.place.cells)
     everything = list(range(cluster.scenario.num_cells))
     told_applied = {cell for worker in cluster.workers for cell in worker.applied[number]}

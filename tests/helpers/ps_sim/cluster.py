@@ -12,7 +12,7 @@ from helpers.ps_sim.network import Network
 from helpers.ps_sim.processes import ServerProcess, WorkerProcess
 from helpers.ps_sim.saving import Saved
 from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER, Kill, Scenario, SimulationFailed
-from helpers.ps_sim.values import Memory
+from helpers.ps_sim.values import Gradients, Memory
 from shoal.coordinator.machine import Coordinator
 from shoal.coordinator.members import Order
 from shoal.coordinator.plan import JobPlan
@@ -78,6 +78,7 @@ class Cluster:
         self._dice = random.Random(seed)
         self.network = Network(scenario.faults, self._dice, through_codec=scenario.through_codec)
         self._memory: Memory = {}
+        self._gradients = Gradients()
         self.saved: list[Saved] = []
         """The checkpoints, in the order in which they were taken."""
         self._lives: Counter[tuple[str, int]] = Counter()
@@ -276,7 +277,7 @@ class Cluster:
         node = next(self._nodes)
         if role == SERVER:
             self._processes[node] = ServerProcess(
-                self.scenario, node, rank, self.now, self._memory, partial(self._flush, node)
+                self.scenario, node, rank, self.now, self._memory, self._gradients, partial(self._flush, node)
             )
         else:
             worker = WorkerProcess(
@@ -286,6 +287,7 @@ class Cluster:
                 self.now,
                 self._dice,
                 self._memory,
+                self._gradients,
                 self._is_mended,
                 generation=self._lives[role, rank],
                 saved=self.saved,

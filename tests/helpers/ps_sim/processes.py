@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from helpers.ps_sim.saving import Saved, Saving
 from helpers.ps_sim.scenario import Scenario
-from helpers.ps_sim.values import ChainValues, Memory, Place, gradient
-from shoal.ps.consistency import parse_sync
+from helpers.ps_sim.values import ChainValues, Gradients, Memory, Place, gradient
+from shoal.ps.buffers import Buffers, Label
+from shoal.ps.consistency import Mode, parse_sync
 from shoal.ps.leasing import LeaseHolder
 from shoal.ps.messages import Ack, Outcome, PsMessage
 from shoal.ps.offers import Offer
@@ -21,6 +22,7 @@ from shoal.ps.worker import WorkerMachine
 TIMING = Timing(patience_s=0.04, fill_patience_s=0.06, report_every_s=0.1)
 MOST_OUTSTANDING = 2
 STEP_S = (0.001, 0.006)
+PART_S = (0.0005, 0.003)
 
 
 def rules_of(scenario: Scenario) -> ShardRules:
@@ -45,9 +47,11 @@ class ServerProcess:
         number: int,
         now: float,
         memory: Memory,
+        gradients: Gradients,
         flush: Callable[[], None],
     ) -> None:
         self._memory = memory
+        self._gradients = gradients if scenario.in_memory else None
         self._shares_memory = scenario.shares_memory
         self._flush = flush
         self.machine = ServerMachine(
@@ -72,11 +76,11 @@ class ServerProcess:
 
     def _make_values(self, shard: int, copy: int) -> ChainValues:
         if not self._shares_memory:
-            values = ChainValues(shard, self._flush)
+            values = ChainValues(shard, self._flush, gradients=self._gradients)
             self._memory[shard, copy] = values.place
             return values
         places = [self._memory.setdefault((shard, one), Place(shard)) for one in (copy, 1 - copy)]
-        return ChainValues(shard, self._flush, *places)
+        return ChainValues(shard, self._flush, *places, gradients=self._gradients)
 
 
 class WorkerProcess:
@@ -93,6 +97,7 @@ class WorkerProcess:
         now: float,
         dice: random.Random,
         memory: Memory,
+        gradients: Gradients,
         may_finish: Callable[[], bool],
         *,
         generation: int,
@@ -122,6 +127,13 @@ class WorkerProcess:
         self._cell: int | None = None
         self._based_on: list[int] = []
         self._ready_at = float("inf")
+        self._gradients = gradients if scenario.in_memory else None
+        self._buffers = Buffers(self.machine, gradients, generation)
+        self._is_successor = generation > 0
+        self._left: tuple[int, Label] | None = None
+        """What another has left, and this one only has to push."""
+        self._parts: list[int] = []
+        """Shards whose part of the push under way is still to be computed."""
         saves = rank == 0 and scenario.save_every and scenario.leased
         self._saving = Saving(scenario, self.machine, generation, memory, saved) if saves else None
 
@@ -138,7 +150,9 @@ class WorkerProcess:
     def on_tick(self, now: float) -> None:
         if now >= self.machine.wakeup:
             self.machine.on_tick(now)
-        if now >= self._ready_at:
+        if now >= self._ready_at and self._gradients is not None:
+            self._push_through(self._gradients, now)
+        elif now >= self._ready_at:
             self._push(now)
         self._go_on(now)
 
@@ -160,11 +174,14 @@ class WorkerProcess:
         self._clock = max(self._clock, machine.completed)
         if self._saving is not None and not self._saving.go_on(now):
             return
-        if machine.outstanding < MOST_OUTSTANDING and machine.may_start(self._clock + 1):
+        has_room = self._buffers.is_free(self._buffers.place_of(self.rank, self._clock + 1))
+        if has_room and machine.outstanding < MOST_OUTSTANDING and machine.may_start(self._clock + 1):
             self._cell = self._next_cell(now)
         if self._cell is not None:
             self._clock += 1
             self._based_on = [self._read(shard) for shard in range(self._scenario.shards)]
+            if self._gradients is not None:
+                self._begin(self._gradients)
             if self._cell < self._scenario.num_cells - self._scenario.workers or self._may_finish():
                 self._ready_at = now + self._dice.uniform(*STEP_S)
         elif not machine.outstanding and self._nothing_is_left() and self._last_round_is_closed():
@@ -194,20 +211,72 @@ class WorkerProcess:
     def _push(self, now: float) -> None:
         assert self._cell is not None
         cells, based_on = [self._cell], self._based_on
-        self._cell, self._ready_at = None, float("inf")
+        frames = [(gradient(shard, cells, version),) for shard, version in enumerate(based_on)]
+        self.machine.push(self._offer(cells), based_on=based_on, frames=frames, now=now)
+        self._is_pushed(now)
+
+    def _offer(self, cells: list[int], place: int = 0) -> Offer:
         spoilt = not self._scenario.spoilt.isdisjoint(cells)
-        self.machine.push(
-            Offer(
-                clock=self._clock,
-                cells=cells,
-                weight=1.0,
-                loss=1.0 / self._clock,
-                half=[float(self._clock)],
-                found=[float(spoilt)],
-            ),
-            based_on=based_on,
-            frames=[(gradient(shard, cells, version),) for shard, version in enumerate(based_on)],
-            now=now,
+        return Offer(
+            clock=self._clock,
+            cells=cells,
+            weight=1.0,
+            loss=1.0 / self._clock,
+            place=place,
+            half=[float(self._clock)],
+            found=[float(spoilt)],
         )
+
+    def _is_pushed(self, now: float) -> None:
+        assert self._cell is not None
+        step = self._cell // self._scenario.workers + 1
+        self._cell, self._ready_at = None, float("inf")
         if self._saving is not None:
-            self._saving.on_step(cells[0] // self._scenario.workers + 1, now)
+            self._saving.on_step(step, now)
+
+    # Where gradients lie in memory that all share: as `strategies/ps/client.py`.
+
+    def _begin(self, gradients: Gradients) -> None:
+        """Take over what another has left, or the buffer in which to compute."""
+        assert self._cell is not None
+        self._left = None
+        if self._is_successor and self.machine.leases is None:
+            self._left = self._buffers.left_by_another(self.rank, self._clock, self._cell)
+        self._is_successor = False
+        if self._left is None:
+            place = self._buffers.place_of(self.rank, self._clock)
+            self._buffers.begin(place)
+            gradients.tear(place)
+
+    def _push_through(self, gradients: Gradients, now: float) -> None:
+        """The next part of the gradient is there; where it may go at once, it does."""
+        assert self._cell is not None
+        if self._left is not None:
+            self._buffers.open(self._offer([self._cell], self._left[0]), None)
+            self._complete(now)
+            return
+        cells, place, consistency = (
+            [self._cell],
+            self._buffers.place_of(self.rank, self._clock),
+            self.machine.consistency,
+        )
+        label = Label(self._clock, self._cell, 1.0, 1.0 / self._clock, True, 1.0)
+        if not self._parts:
+            self._parts = list(range(self._scenario.shards))
+            self._buffers.open(self._offer(cells, place), label)
+        shard = self._parts.pop()
+        gradients.parts[place, shard] = cells, gradient(shard, cells, self._based_on[shard])
+        if consistency.mode not in (Mode.BSP, Mode.QUORUM):
+            self._push_part(shard, now)
+        self._ready_at = now + self._dice.uniform(*PART_S)
+        if not self._parts:
+            self._complete(now)
+
+    def _complete(self, now: float) -> None:
+        for unsent in self._buffers.complete():
+            self._push_part(unsent, now)
+        self._is_pushed(now)
+
+    def _push_part(self, shard: int, now: float) -> None:
+        based_on = self._based_on[shard]
+        self.machine.push_shard(self._buffers.sequence, shard, based_on=based_on, frames=(), now=now)

@@ -46,6 +46,9 @@ class Scenario:
     Where cells are leased, and nobody is only taken for dead."""
     saves_on_demand: bool = False
     """The borders are not planned: the first worker asks for one when it is time."""
+    in_memory: bool = False
+    """Gradients lie in buffers that workers and servers share, as on one host; where no round needs all of one at
+    once, each shard's part is pushed as it is made. Nobody is only taken for dead there."""
     through_codec: bool = False
     """Every message becomes bytes and back."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.comm.codec import Frame
+from shoal.ps.buffers import Label
 from shoal.ps.messages import Push
 
 WIDTH = 8
@@ -24,6 +26,7 @@ class Place:
         self.clear(shard)
 
     def clear(self, shard: int) -> None:
+        self.shard = shard
         self.chain = shard + 1
         self.updates = 0
         """What a worker sees of the values: they depend on how many updates they have had."""
@@ -33,19 +36,45 @@ class Place:
         """What the rounds that were closed together with other shards were multiplied by."""
         self.skipped: list[int] = []
         """Those of them that were not applied."""
+        self.torn: list[int] = []
+        """Those whose gradient was not the one that was pushed."""
         self.marked: int | None = None
 
     def copy_from(self, other: Place) -> None:
         self.chain, self.updates, self.marked = other.chain, other.updates, other.marked
         self.cells, self.factors, self.skipped = list(other.cells), list(other.factors), list(other.skipped)
+        self.torn = list(other.torn)
 
 
 Memory = dict[tuple[int, int], Place]
 """By shard and copy: what lies there. It stays when its holder dies, until a new one takes the place."""
 
 
+@dataclass
+class Gradients:
+    """The buffers in which workers leave what they push, and their labels; they outlive who wrote them."""
+
+    labels: dict[int, Label] = field(default_factory=dict)
+    parts: dict[tuple[int, int], tuple[list[int], bytes]] = field(default_factory=dict)
+    """By buffer and shard: the cells that a part was computed on, and itself; nothing while it is not whole."""
+
+    def label(self, number: int) -> Label:
+        return self.labels.get(number, Label())
+
+    def put_label(self, number: int, label: Label) -> None:
+        self.labels[number] = label
+
+    def tear(self, number: int) -> None:
+        """From now on the buffer is written to."""
+        for key in [key for key in self.parts if key[0] == number]:
+            del self.parts[key]
+
+
 class ChainValues:
-    """The `ShardValues` of the simulation. Where memory is shared it is filled from `other`, the other copy."""
+    """The `ShardValues` of the simulation. Where memory is shared it is filled from `other`, the other copy.
+
+    `gradients`: where the bulk of pushes lies; None where they bring it.
+    """
 
     def __init__(
         self,
@@ -53,18 +82,22 @@ class ChainValues:
         before_update: Callable[[], None] = lambda: None,
         place: Place | None = None,
         other: Place | None = None,
+        gradients: Gradients | None = None,
     ) -> None:
         self.place = place or Place(shard)
         self.place.clear(shard)
         self._other = other
         self._before_update = before_update
+        self._gradients = gradients
 
     def fits(self, push: Push) -> bool:
+        if self._gradients is not None:
+            return not push.frames
         return len(push.frames) == 1 and len(push.frames[0]) == WIDTH
 
     def own_part(self, gradients: Sequence[Push], *, scale: float) -> tuple[Frame, ...]:
         self._before_update()
-        return (_number(*_numbers(gradients), scale).to_bytes(WIDTH, "little"),)
+        return (_number(*self._numbers(gradients), scale).to_bytes(WIDTH, "little"),)
 
     def fits_part(self, shard: int, frames: Sequence[Frame]) -> bool:
         return [len(frame) for frame in frames] == [WIDTH]
@@ -104,6 +137,7 @@ class ChainValues:
             "cells": list(self.place.cells),
             "factors": list(self.place.factors),
             "skipped": list(self.place.skipped),
+            "torn": list(self.place.torn),
             "marked": self.place.marked,
         }
 
@@ -116,6 +150,7 @@ class ChainValues:
         self.place.cells = list(facts["cells"])
         self.place.factors = list(facts["factors"])
         self.place.skipped = list(facts["skipped"])
+        self.place.torn = list(facts["torn"])
         self.place.marked = facts["marked"]
 
     def mark(self) -> None:
@@ -132,14 +167,21 @@ class ChainValues:
         return f"{self.place.chain:016x}"
 
     def _mix(self, pushes: Sequence[Push], *how: float) -> None:
-        self.place.chain = _number(self.place.chain, *_numbers(pushes), *how)
+        self.place.chain = _number(self.place.chain, *self._numbers(pushes), *how)
         self.place.updates += 1
         for push in pushes:
             self.place.cells.extend(push.cells)
 
+    def _numbers(self, pushes: Sequence[Push]) -> list[int]:
+        return [int.from_bytes(self._bulk(push), "little") for push in pushes]
 
-def _numbers(pushes: Sequence[Push]) -> list[int]:
-    return [int.from_bytes(bytes(push.frames[0]), "little") for push in pushes]
+    def _bulk(self, push: Push) -> bytes:
+        if self._gradients is None:
+            return bytes(push.frames[0])
+        cells, part = self._gradients.parts.get((push.place, self.place.shard), ([], b""))
+        if cells != push.cells:
+            self.place.torn.extend(push.cells)
+        return part
 
 
 def _number(*parts: float) -> int:

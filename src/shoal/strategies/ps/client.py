@@ -13,6 +13,7 @@ from shoal.comm.compression import make_compression
 from shoal.comm.security import RunKey
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import LaunchError
+from shoal.ps.buffers import Buffers, Label
 from shoal.ps.leasing import LeaseHolder
 from shoal.ps.node import Node
 from shoal.ps.offers import Offer
@@ -24,7 +25,6 @@ from shoal.strategies.data.direct import leave, write_directly
 from shoal.strategies.data.tap import GradientTap
 from shoal.strategies.ps.bulk import frames_of
 from shoal.strategies.ps.contribution import Contribution
-from shoal.strategies.ps.memory import BUFFERS_PER_SLOT, BUFFERS_PER_TURN, TURNS, Label
 from shoal.strategies.ps.norms import WorkerClip
 from shoal.strategies.ps.puller import Puller
 from shoal.strategies.ps.scaling import WorkerScale
@@ -61,8 +61,7 @@ class PsClient:
         self._clip = None if clip_norm is None else WorkerClip(served.memory, clip_norm)
         self._views: dict[int, list[torch.Tensor]] = {}
         self.scale = WorkerScale(served, self.machine, self.views)
-        self._in_use: dict[int, int] = {}
-        """By buffer: the push whose gradient it holds."""
+        self._buffers = Buffers(self.machine, served.memory, world.generation)
         self._params_of = [
             {piece.param for block in blocks for piece in block.chunk.pieces} for blocks in served.memory.blocks
         ]
@@ -72,10 +71,8 @@ class PsClient:
         ]
         self._awaited: list[int] = []
         """By shard: gradients that the open push still waits for."""
-        self._open: tuple[int, Contribution]
-        """The push under way, and its sequence."""
-        self._turn = world.generation % TURNS
-        """How often this rank has been replaced decides which of its slots' buffers are its own."""
+        self._open: Contribution
+        """The push under way."""
         self._replaces = world.generation > 0
         self._first_clock = 1
 
@@ -98,24 +95,26 @@ class PsClient:
     def inherited(self, clock: int, cell: int, slot: int) -> Contribution | None:
         """What the worker that this one replaces had made of a cell, if it came so far.
 
-        Some shards may have it and others not; all must get the same.
+        Some shards may have it and others not; all must get the same. Not where cells are leased: what was pushed
+        together with others' gradients may be somebody else's to do now.
         """
         if not self._replaces or clock != self._first_clock or not self.served.shares_memory:
             return None
-        for place in range(BUFFERS_PER_SLOT * slot, BUFFERS_PER_SLOT * (slot + 1)):
-            label = self.served.memory.label(place)
-            if (label.clock, label.cell) == (clock, cell):
-                return Contribution(
-                    clock=clock,
-                    cells=[cell],
-                    place=place,
-                    weight=label.weight,
-                    loss=label.loss,
-                    scaled=label.scaled,
-                    scale=label.scale,
-                    is_inherited=True,
-                )
-        return None
+        if self.machine.leases is not None:
+            return None
+        if (left := self._buffers.left_by_another(slot, clock, cell)) is None:
+            return None
+        place, label = left
+        return Contribution(
+            clock=clock,
+            cells=[cell],
+            place=place,
+            weight=label.weight,
+            loss=label.loss,
+            scaled=label.scaled,
+            scale=label.scale,
+            is_inherited=True,
+        )
 
     def begin(self, clock: int) -> None:
         """Wait until consistency lets this step begin, and let the replica use the newest parameters."""
@@ -172,9 +171,10 @@ class PsClient:
 
     def aim(self, slot: int, clock: int) -> int:
         """Let gradients go to a buffer of this slot that no server reads any more; its number."""
-        place = BUFFERS_PER_SLOT * slot + BUFFERS_PER_TURN * self._turn + clock % BUFFERS_PER_TURN
-        if (sequence := self._in_use.get(place)) is not None:
-            self.wait(lambda: self.machine.is_released(sequence))
+        place = self._buffers.place_of(slot, clock)
+        if not self._buffers.is_free(place):
+            self.wait(lambda: self._buffers.is_free(place))
+        self._buffers.begin(place)
         self.tap.aim(self.views(place), self.served.memory.touched(place).numpy())
         return place
 
@@ -200,13 +200,12 @@ class PsClient:
 
     def open_push(self, made: Contribution, *, clip: float = 1.0) -> None:
         """Name a push. From now on a shard's part goes out when the gradients of all its parameters are there."""
-        memory = self.served.memory
+        label = None
         if not made.is_inherited:
             moved = self.served.moving.gather()
             if self.served.moving.nbytes:
-                memory.moved(made.place).copy_(moved)
+                self.served.memory.moved(made.place).copy_(moved)
             label = Label(made.clock, made.cells[0], made.weight, made.loss, made.scaled, made.scale)
-            memory.put_label(made.place, label)
         offer = Offer(
             clock=made.clock,
             cells=made.cells,
@@ -218,8 +217,8 @@ class PsClient:
             half=made.half,
             found=made.seen.values if made.seen is not None else (),
         )
-        self._open = self.machine.open_push(offer), made
-        self._in_use[made.place] = self._open[0]
+        self._open = made
+        self._buffers.open(offer, label)
         self._awaited = [len(params) for params in self._params_of]
 
     def on_gradient(self, param: int) -> None:
@@ -231,19 +230,23 @@ class PsClient:
                 self._node.flush()
 
     def complete_push(self) -> None:
-        """Push what has not gone out yet."""
-        for shard in self.machine.unsent(self._open[0]):
+        """All of it is there: push what has not gone out yet."""
+        for shard in self._buffers.complete():
             self._push_shard(shard)
         self._node.pump(0.0)
 
     def _push_shard(self, shard: int) -> None:
-        sequence, made = self._open
+        made = self._open
         frames: Sequence[Frame] = ()
         if not self.served.shares_memory:
             compression = None if made.is_spoilt else self.compression
             frames = frames_of(self.served.memory, shard, made.place, compression)
         self.machine.push_shard(
-            sequence, shard, based_on=self.puller.based_on[shard], frames=frames, now=time.monotonic()
+            self._buffers.sequence,
+            shard,
+            based_on=self.puller.based_on[shard],
+            frames=frames,
+            now=time.monotonic(),
         )
 
     def _clip_factor(self, made: Contribution) -> float:

@@ -7,13 +7,14 @@ the regions that are its business. Pages that nobody touches cost nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
+import numpy as np
 import torch
 
 from shoal.arena import Segment, make_grid
 from shoal.layout import Placement
+from shoal.ps.buffers import Label
 from shoal.strategies.chunk import Home
 from shoal.strategies.clipping import Units, cut_bytes
 from shoal.strategies.data.shared import dense_stride, flat_of
@@ -21,24 +22,7 @@ from shoal.strategies.optimizers import StateSchema
 from shoal.strategies.ps.blocks import make_blocks
 from shoal.strategies.replica import Replica
 
-BUFFERS_PER_TURN = 2
-"""While servers read one, the worker fills the other."""
-TURNS = 3
-"""A worker that replaces another leaves alone what the other pushed last: servers may not be done with it."""
-BUFFERS_PER_SLOT = BUFFERS_PER_TURN * TURNS
-
-
-@dataclass(frozen=True)
-class Label:
-    """What a complete buffer holds, written before anybody hears of it."""
-
-    NBYTES: ClassVar[int] = 6 * 8
-    clock: int
-    cell: int
-    weight: float
-    loss: float
-    scaled: bool
-    scale: float
+_LABEL_BYTES = 6 * 8
 
 
 class ServedMemory:
@@ -77,7 +61,7 @@ class ServedMemory:
         for number in range(num_buffers):
             self.segment.reserve(f"gradients/{number}", self.grid.nbytes)
             self.segment.reserve(f"touched/{number}", len(self.params))
-            self.segment.reserve(f"label/{number}", Label.NBYTES)
+            self.segment.reserve(f"label/{number}", _LABEL_BYTES)
             self.segment.reserve(f"moved/{number}", moving_bytes)
         self.segment.map()
 
@@ -111,14 +95,18 @@ class ServedMemory:
 
     def label(self, number: int) -> Label:
         """What a buffer holds; of clock 0 where it was never filled."""
-        values = self.segment.tensor(f"label/{number}", torch.float64).tolist()
-        clock, cell, weight, loss, scaled, scale = values
+        clock, cell, weight, loss, scaled, scale = self._label_words(number).tolist()
         return Label(int(clock), int(cell), weight, loss, bool(scaled), scale)
 
     def put_label(self, number: int, label: Label) -> None:
-        """Say what a buffer holds."""
-        values = [label.clock, label.cell, label.weight, label.loss, label.scaled, label.scale]
-        self.segment.tensor(f"label/{number}", torch.float64).copy_(torch.tensor(values, dtype=torch.float64))
+        """Say what a buffer holds. Its clock, one word, is written last, and 0 first: a death tears no label."""
+        words = self._label_words(number)
+        words[0] = 0.0
+        words[1:] = (label.cell, label.weight, label.loss, label.scaled, label.scale)
+        words[0] = label.clock
+
+    def _label_words(self, number: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return self.segment.tensor(f"label/{number}", torch.float64).numpy()
 
     def touched(self, number: int) -> torch.Tensor:
         """By parameter: whether this buffer has a gradient for it."""

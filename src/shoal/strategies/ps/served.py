@@ -11,6 +11,7 @@ from shoal.comm.compression import Compression, make_compression
 from shoal.errors import SpecError
 from shoal.layout import Placement, place
 from shoal.optim import SAG
+from shoal.ps.buffers import BUFFERS_PER_SLOT
 from shoal.ps.consistency import Consistency, parse_sync
 from shoal.ps.rules import ShardRules, Together
 from shoal.spec import ParameterServer, World
@@ -21,7 +22,7 @@ from shoal.strategies.optimizers import ELEMENTWISE, StateSchema, state_schema
 from shoal.strategies.ps.blocks import parcels_of
 from shoal.strategies.ps.bulk import Bulk, FramedBulk, SharedBulk
 from shoal.strategies.ps.hosts import HostBulk, HostStore, ScatterStore, host_of, rules_of_host
-from shoal.strategies.ps.memory import BUFFERS_PER_SLOT, ServedMemory
+from shoal.strategies.ps.memory import ServedMemory
 from shoal.strategies.ps.moving import KEEPER, MovingMean
 from shoal.strategies.ps.store import ShardStore
 from shoal.strategies.ps.whole_store import WholeStore

@@ -1,0 +1,91 @@
+"""A worker's buffers in shared memory: which one a push goes through, and what may be taken over from the dead.
+
+Servers, and whoever replaces a dead worker, find in a buffer what its worker left there. A label says what it is,
+and is there only while the buffer is whole: it is taken away before the first byte changes, and put back when all
+of the gradient is there. Where parts are pushed as they are made, that is after the first shards have theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.ps.offers import Offer
+from shoal.ps.worker import WorkerMachine
+
+BUFFERS_PER_TURN = 2
+"""While servers read one, the worker fills the other."""
+TURNS = 3
+"""A worker that replaces another leaves alone what the other pushed last: servers may not be done with it."""
+BUFFERS_PER_SLOT = BUFFERS_PER_TURN * TURNS
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a whole buffer holds: the push of a clock and a cell, and what goes with it; not whole: of clock 0."""
+
+    clock: int = 0
+    cell: int = 0
+    weight: float = 0.0
+    loss: float = 0.0
+    scaled: bool = False
+    scale: float = 1.0
+
+
+class Labels(Protocol):
+    """Where labels lie, by buffer: beside the buffers, so that they outlive their writer."""
+
+    def label(self, number: int) -> Label:
+        """What a buffer holds."""
+
+    def put_label(self, number: int, label: Label) -> None:
+        """Say what a buffer holds; a death in the middle of it must leave the buffer without a label."""
+
+
+class Buffers:
+    """The buffers of one worker, and its push under way; `generation`: how many had its rank before."""
+
+    def __init__(self, machine: WorkerMachine, labels: Labels, generation: int) -> None:
+        self._machine = machine
+        self._labels = labels
+        self._turn = generation % TURNS
+        self._pushes: dict[int, int] = {}
+        """By buffer: the push whose gradient it holds."""
+        self._label: Label | None = None
+        self.sequence = 0
+        """Of the push under way."""
+        self.place = 0
+        """Where it lies."""
+
+    def place_of(self, slot: int, clock: int) -> int:
+        """The buffer for what is computed for a slot in this step."""
+        return BUFFERS_PER_SLOT * slot + BUFFERS_PER_TURN * self._turn + clock % BUFFERS_PER_TURN
+
+    def is_free(self, place: int) -> bool:
+        """Whether no server reads the buffer any more."""
+        return place not in self._pushes or self._machine.is_released(self._pushes[place])
+
+    def begin(self, place: int) -> None:
+        """The buffer, which is free, is about to change."""
+        self._labels.put_label(place, Label())
+
+    def open(self, offer: Offer, label: Label | None) -> None:
+        """Name the push of a buffer. Its label waits until it is whole; None where it has one already."""
+        self.sequence, self.place = self._machine.open_push(offer), offer.place
+        self._pushes[self.place] = self.sequence
+        self._label = label
+
+    def complete(self) -> Collection[int]:
+        """All of the gradient is there; returns the shards that have not been sent theirs."""
+        if self._label is not None:
+            self._labels.put_label(self.place, self._label)
+        return self._machine.unsent(self.sequence)
+
+    def left_by_another(self, slot: int, clock: int, cell: int) -> tuple[int, Label] | None:
+        """The whole buffer, if any, in which somebody before has left what is now this worker's to push."""
+        for place in range(BUFFERS_PER_SLOT * slot, BUFFERS_PER_SLOT * (slot + 1)):
+            label = self._labels.label(place)
+            if label.clock and (label.clock, label.cell) == (clock, cell):
+                return place, label
+        return None
