@@ -43,6 +43,10 @@ _DTYPES = {
 }
 
 
+class TooLarge(ProtocolError):
+    """A message has more frames, larger ones, or a longer header than may travel in one packet."""
+
+
 @dataclass(frozen=True)
 class Message:
     """One message: what it is, a few small values, and the bulk."""
@@ -62,10 +66,10 @@ def checksum(buffer: Buffer) -> int:
 def encode(message: Message) -> list[Buffer]:
     """The message as buffers. Frames are not copied: the buffers are views of their memory."""
     if len(message.frames) > MAX_FRAMES:
-        raise ProtocolError(f"A message holds at most {MAX_FRAMES} frames, found {len(message.frames)}.")
+        raise TooLarge(f"A message holds at most {MAX_FRAMES} frames, found {len(message.frames)}.")
     views = [_view(frame) for frame in message.frames]
     if (largest := max((view.nbytes for view in views), default=0)) > MAX_FRAME_BYTES:
-        raise ProtocolError(
+        raise TooLarge(
             f"A frame may have {MAX_FRAME_BYTES} bytes, but one of message {message.kind!r} has {largest}; "
             "cut it into several."
         )
@@ -78,7 +82,7 @@ def encode(message: Message) -> list[Buffer]:
             "send tensors and arrays as frames."
         ) from None
     if len(header) > MAX_HEADER_BYTES:
-        raise ProtocolError(
+        raise TooLarge(
             f"The header of message {message.kind!r} may have {MAX_HEADER_BYTES} bytes, found {len(header)}; "
             "send the bulk as frames."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from shoal.coordinator.plan import JobPlan
@@ -32,15 +33,17 @@ def audit(plan: JobPlan, shards: dict[int, ShardReport]) -> dict[str, Any]:
 def _row(plan: JobPlan, shard: int, report: ShardReport | None) -> dict[str, Any]:
     expected = plan.num_cells - plan.first_cell
     if report is None:
-        report = ShardReport(cells=CellSet(below=plan.first_cell), tally={}, delay_mean=0.0)
-    missing = [cell for cell in report.cells.missing(plan.num_cells) if cell >= plan.first_cell]
-    applied = report.tally.get("cells", expected - len(missing))
+        before = CellSet(below=plan.first_cell)
+        report = ShardReport(cells=before, num_cells=len(before), tally={}, delay_mean=0.0)
+    never = plan.num_cells - report.num_cells
+    missing = (cell for cell in report.cells.missing(plan.num_cells) if cell >= plan.first_cell)
+    applied = report.tally.get("cells", expected - never)
     return {
         "shard": shard,
-        "once": expected - len(missing),
-        "more_than_once": max(0, applied - (expected - len(missing))),
-        "never": len(missing),
-        "missing": missing[:SHOWN],
+        "once": expected - never,
+        "more_than_once": max(0, applied - (expected - never)),
+        "never": never,
+        "missing": list(islice(missing, min(SHOWN, never))),
         "delay_mean": report.delay_mean,
         "delay_max": report.delay_max,
     } | _pushes(report.tally)

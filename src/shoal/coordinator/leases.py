@@ -15,6 +15,10 @@ from collections.abc import Iterable
 
 from shoal.ledger.cells import CellSet
 
+AHEAD = 1 << 16
+"""Cells are handed out so far beyond the first that is not done: what is told about them stays small, however long
+that one takes."""
+
 
 class Leases:
     """All cells of a run: done, held by a worker, or free."""
@@ -103,7 +107,8 @@ class Leases:
             cell = heapq.heappop(self._returned)
             if self._is_free(cell):
                 return cell
-        while self._next < (self._num_cells if self.limit is None else min(self.limit, self._num_cells)):
+        end = min(self._num_cells, self._done.below + AHEAD)
+        while self._next < (end if self.limit is None else min(self.limit, end)):
             self._next += 1
             if self._is_free(self._next - 1):
                 return self._next - 1

@@ -9,8 +9,9 @@
 |         | `post`            | where its peers find it; all workers are told all posts, once each has posted   |
 |         | `hold`, `held`,   | the first worker wants all at one border, a worker is at its clock, the first   |
 |         | `released`        | worker is done with it: see `holding.py`                                        |
-| servers | `shards`          | for each shard by number: `cells` (a `CellSet` as plain data), `tally` (pushes  |
-|         |                   | by outcome), `delay_mean`, `delay_max`, and more that is only shown             |
+| servers | `shards`          | for each shard by number: `cells` (a `CellSet` as plain data, or the first of   |
+|         |                   | its runs), `num_cells` (all of them), `tally` (pushes by outcome),              |
+|         |                   | `delay_mean`, `delay_max`, and more that is only shown                          |
 
 A shard's `cells` are those that its backup has too: they count as done whoever dies next.
 """
@@ -31,6 +32,9 @@ class ShardReport:
     """One shard's books, as its primary reports them."""
 
     cells: CellSet
+    """Those it tells by number: all, or the lowest of them."""
+    num_cells: int
+    """How many there are in all."""
     tally: Mapping[str, int]
     delay_mean: float
     delay_max: int = 0
@@ -83,7 +87,7 @@ class Reports:
 
     def least_cells(self, num_shards: int) -> int:
         """How many cells the shard has that has fewest; 0 while one has not reported."""
-        counts = [len(report.cells) for report in self.shards.values()]
+        counts = [report.num_cells for report in self.shards.values()]
         return min(counts) if len(counts) == num_shards else 0
 
     def mean_delay(self) -> float:
@@ -99,6 +103,9 @@ def _shard_report(told: Any) -> ShardReport:
     tally, delay, delay_max = told.get("tally", {}), told.get("delay_mean", 0.0), told.get("delay_max", 0)
     if type(delay) not in (int, float) or not math.isfinite(delay) or type(delay_max) is not int:
         raise ProtocolError("A report about a shard has a mean and a largest delay.")
+    num_cells = told.get("num_cells", len(cells))
+    if type(num_cells) is not int or num_cells < len(cells):
+        raise ProtocolError("A report about a shard has at least as many cells as it tells.")
     if not isinstance(tally, dict) or not all(type(count) is int for count in tally.values()):
         raise ProtocolError("A report about a shard has a tally of pushes by outcome.")
-    return ShardReport(cells=cells, tally=tally, delay_mean=float(delay), delay_max=delay_max)
+    return ShardReport(cells=cells, num_cells=num_cells, tally=tally, delay_mean=float(delay), delay_max=delay_max)

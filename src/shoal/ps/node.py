@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from shoal.comm.codec import Buffer, Frame, Message, decode, encode
+from shoal.comm.codec import Buffer, Frame, Message, TooLarge, decode, encode
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import ProtocolError
 from shoal.ps.contract import Machine
@@ -61,7 +61,8 @@ class Node:
         for node, messages in outgoing.items():
             if self._reach(node):
                 for bundle in bundles(messages):
-                    self.wire.transmit(node, encode_bundle(self.number, bundle))
+                    for packet in packets(self.number, bundle):
+                        self.wire.transmit(node, packet)
 
     def close(self) -> None:
         """Leave."""
@@ -120,6 +121,20 @@ def bundles(messages: Iterable[PsMessage]) -> Iterator[list[PsMessage]]:
             bundle = []
     if bundle:
         yield bundle
+
+
+def packets(sender: int, bundle: Sequence[PsMessage]) -> Iterator[list[Buffer]]:
+    """A bundle as one packet, or as several, in order, where its messages together are too much for one."""
+    try:
+        packet = encode_bundle(sender, bundle)
+    except TooLarge:
+        if len(bundle) == 1:
+            raise
+        half = len(bundle) // 2
+        yield from packets(sender, bundle[:half])
+        yield from packets(sender, bundle[half:])
+    else:
+        yield packet
 
 
 def encode_bundle(sender: int, messages: Sequence[PsMessage]) -> list[Buffer]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
+import torch
+
 from shoal.comm.codec import Frame, Message
+from shoal.errors import ProtocolError
 from shoal.ledger.cells import CellSet
 from shoal.ps.between_servers import Settle
 from shoal.ps.contract import ShardValues
@@ -238,7 +242,9 @@ class Shard:
         """All of it for a new copy: bulk, and plain data."""
         bulk, facts = self.values.frames()
         kept = [pack(entry) for entry in (*self.open_round, self.closed) if entry is not None]
-        return (*bulk, *(frame for entry in kept for frame in entry.frames)), {
+        # As a frame: with a quorum there may be a gap for every cell that came late.
+        cells = array("q", self.cells.to_plain()).tobytes()
+        return (*bulk, *(frame for entry in kept for frame in entry.frames), cells), {
             "facts": facts,
             "bulk": len(bulk),
             "index": self.index,
@@ -247,7 +253,6 @@ class Shard:
             "members": sorted(self.members),
             "clocks": dict(self.clocks),
             "sequences": dict(self.sequences),
-            "cells": self.cells.to_plain(),
             "kept": [[entry.kind, entry.fields, len(entry.frames)] for entry in kept],
             "lr_scale": self.lr_scale,
             "control": self.control,
@@ -270,7 +275,9 @@ class Shard:
         shard.clocks = dict(books["clocks"])
         shard.sequences = dict(books["sequences"])
         shard.members = set(books["members"])
-        shard.cells = CellSet.from_plain(books["cells"])
+        if isinstance(cells := frames[-1], torch.Tensor):
+            raise ProtocolError("What should fill a shard does not say which cells it has.")
+        shard.cells = CellSet.from_plain(array("q", bytes(cells)).tolist())
         shard.tally = Counter(books["tally"])
         shard.delay_sum, shard.delay_max = books["delays"]
         at = books["bulk"]
