@@ -1,7 +1,8 @@
 """`Channel`: small messages between two processes of one host, over a Unix socket that keeps their borders.
 
-A message is a dict of plain data, written as msgpack; file descriptors may travel with it. Both ends learn
-at once when the other is gone.
+A message is a dict of plain data, written as msgpack; file descriptors may travel with it. One that is too long
+for the socket travels in a memory file, whose descriptor goes with it. Both ends learn at once when the other is
+gone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgpack
@@ -20,11 +22,15 @@ import msgpack
 from shoal.errors import PeerLost, ProtocolError
 
 LIMIT_BYTES = 128 * 1024
-"""The largest message. Below the kernel's default buffer of one socket, so that it always fits."""
+"""As much goes through the socket itself. Below the kernel's default buffer of one, so that it always fits."""
+MOST_BYTES = 64 << 20
+"""The largest message."""
 CUTTABLE = ("traceback", "text")
 CUT_MARK = "[… cut: too long for one message …]\n"
 MAX_FDS = 8
 
+_IN_FILE = ""
+"""The only key of a message that says how many bytes of the last descriptor's file are the message itself."""
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.ECONNREFUSED)
 
 
@@ -49,16 +55,18 @@ class Channel:
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Send one message, with copies of `fds`. Waits while the other side's buffer is full."""
-        payload = _encode(message)
-        extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        while True:
-            try:
-                self._socket.sendmsg([payload], extra, socket.MSG_NOSIGNAL)
-                return
-            except BlockingIOError:
-                _wait_until(self._socket, select.POLLOUT, None)
-            except OSError as error:
-                raise self._translated(error) from None
+        if len(fds) > MAX_FDS:
+            raise ProtocolError(f"a message carries at most {MAX_FDS} file descriptors, found {len(fds)}.")
+        with _carried(_encode(message), fds) as (payload, carried):
+            extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", carried))] if carried else []
+            while True:
+                try:
+                    self._socket.sendmsg([payload], extra, socket.MSG_NOSIGNAL)
+                    return
+                except BlockingIOError:
+                    _wait_until(self._socket, select.POLLOUT, None)
+                except OSError as error:
+                    raise self._translated(error) from None
 
     def poll(self) -> dict[str, Any] | None:
         """The next message, or None where none has arrived."""
@@ -83,8 +91,14 @@ class Channel:
             if not payload:
                 raise self._lost()
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                raise ProtocolError(f"a message from {self._peer} is over {LIMIT_BYTES} bytes; it is refused.")
-            return _decode(payload, self._peer), fds
+                raise ProtocolError(
+                    f"a message from {self._peer} is over {LIMIT_BYTES} bytes, or has more than {MAX_FDS} file "
+                    "descriptors; it is refused."
+                )
+            message = _decode(payload, self._peer)
+            if message.keys() == {_IN_FILE}:
+                message = _decode(_read_file(message[_IN_FILE], fds, self._peer), self._peer)
+            return message, fds
         except (PeerLost, ProtocolError):
             for fd in fds:
                 os.close(fd)
@@ -118,7 +132,7 @@ class Channel:
         self._socket.close()
 
     def _receive_raw(self) -> tuple[bytes, Sequence[tuple[int, int, bytes]], int]:
-        room_for_fds = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
+        room_for_fds = socket.CMSG_SPACE((MAX_FDS + 1) * array.array("i").itemsize)
         arguments = (LIMIT_BYTES, room_for_fds, socket.MSG_CMSG_CLOEXEC)
         try:
             return self._socket.recvmsg(*arguments)[:3]
@@ -147,12 +161,36 @@ def _encode(message: dict[str, Any]) -> bytes:
     rest = len(_pack({key: value for key, value in message.items() if key not in cuttable}))
     # Half of what is left, so that two long fields fit as well; the end of a traceback is what matters.
     room = (LIMIT_BYTES - rest) // 2 - 256
-    if not cuttable or room <= 0:
+    if cuttable and room > 0:
+        return _pack({**message, **{key: _cut(message[key], room) for key in cuttable}})
+    if len(payload) > MOST_BYTES:
         raise ProtocolError(
             f"a message of kind {message.get('kind')!r} has {len(payload)} bytes, and a channel carries "
-            f"{LIMIT_BYTES}; send less, or write it to a file and send its path."
+            f"{MOST_BYTES}; send less, or write it to a file and send its path."
         )
-    return _pack({**message, **{key: _cut(message[key], room) for key in cuttable}})
+    return payload
+
+
+@contextmanager
+def _carried(payload: bytes, fds: Sequence[int]) -> Iterator[tuple[bytes, Sequence[int]]]:
+    """A message as it goes through the socket, and the descriptors with it: of a long one, also its file's."""
+    if len(payload) <= LIMIT_BYTES:
+        yield payload, fds
+        return
+    with os.fdopen(os.memfd_create("shoal-message"), "wb", buffering=0) as file:
+        file.write(payload)
+        yield _pack({_IN_FILE: len(payload)}), [*fds, file.fileno()]
+
+
+def _read_file(size: Any, fds: list[int], peer: str) -> bytes:
+    """What lies in the file whose descriptor came last, which is closed."""
+    if type(size) is not int or not 0 < size <= MOST_BYTES or not fds:
+        raise ProtocolError(f"a message from {peer} should lie in a file, but no such file came; it is refused.")
+    with os.fdopen(fds.pop(), "rb", buffering=0) as file:
+        payload = os.pread(file.fileno(), size, 0)
+    if len(payload) < size:
+        raise ProtocolError(f"a message from {peer} is not all there; it is refused.")
+    return payload
 
 
 def _cut(text: str, room_bytes: int) -> str:

@@ -52,8 +52,8 @@ from shoal.ps.shard import Shard
 
 SHARDS_PER_REPORT = 64
 RUNS_PER_REPORT = 512
-"""Runs of cells that are told of each shard, from the lowest on. Leases and bounds leave few gaps; with a quorum
-every cell that came late is one for ever, and what is not told is only counted. So a report always fits a packet."""
+"""Runs of cells that are told of each shard, from the lowest on, so that a report always fits a packet. Leases
+leave few gaps; with a quorum every cell that came late is one for ever, and what is not told is only counted."""
 
 
 class ServerMachine:

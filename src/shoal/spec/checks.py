@@ -8,10 +8,12 @@ from typing import Any
 from shoal.errors import SpecError, unknown
 
 
-def require_count(owner: str, name: str, value: Any, *, least: int = 1) -> None:
-    """`value` must be a whole number of at least `least`."""
+def require_count(owner: str, name: str, value: Any, *, least: int = 1, most: int | None = None) -> None:
+    """`value` must be a whole number of at least `least`, and at most `most` where that is given."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise SpecError(f"{owner}: {name} must be a whole number of at least {least}, found {value!r}.")
+    if most is not None and value > most:
+        raise SpecError(f"{owner}: {name} must be at most {most}, found {value}.")
 
 
 def require_callable(owner: str, name: str, value: Any, example: str) -> None:

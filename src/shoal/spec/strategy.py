@@ -9,6 +9,11 @@ from typing import Any, ClassVar, get_type_hints
 from shoal.errors import SpecError, unknown
 from shoal.spec.checks import require_choice, require_count, require_number
 
+MOST_SHARDS = 4096
+"""All members are told in one message who holds which."""
+MOST_CELLS_PER_PUSH = 1 << 14
+"""Parts of the data that one push may be made of: it lists them, and so does who holds them."""
+
 _REGISTRY: dict[str, type[StrategySpec]] = {}
 
 
@@ -174,6 +179,7 @@ class ParameterServer(StrategySpec):
         require_choice("ps", "replicas", self.replicas, ("auto", "0", "1"))
         if self.shards != "auto":
             require_number("ps", "shards", self.shards)
+            require_count("ps", "shards", int(self.shards), most=MOST_SHARDS)
         require_choice("ps", "placement", self.placement, ("size", "count", "layer", "capacity"))
         if self.capacities != "even" and not re.fullmatch(r"\d+(\.\d+)?(\+\d+(\.\d+)?)*", self.capacities):
             raise SpecError(
@@ -181,7 +187,7 @@ class ParameterServer(StrategySpec):
             )
         require_choice("ps", "wire", self.wire, ("auto", "memory", "tcp"))
         require_choice("ps", "push", self.push, ("gradients", "parameters"))
-        require_count("ps", "every", self.every)
+        require_count("ps", "every", self.every, most=MOST_CELLS_PER_PUSH)
         if not re.fullmatch(r"direct|ring|router:[1-9]\d*", self.via):
             raise SpecError(f"ps: via must be direct, ring or router:N, found {self.via!r}.")
         require_choice("ps", "leader", self.leader, ("fixed", "rotate"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_count
-from shoal.spec.strategy import ParameterServer
+from shoal.spec.strategy import MOST_CELLS_PER_PUSH, ParameterServer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Pooling:
 
     def __post_init__(self) -> None:
         require_count("ps: pool", "threads", self.threads)
-        require_count("ps: pool", "count", self.count)
+        require_count("ps: pool", "count", self.count, most=MOST_CELLS_PER_PUSH)
 
     @classmethod
     def parse(cls, text: str) -> Pooling:

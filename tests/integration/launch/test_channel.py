@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.comm.channel import CUT_MARK, LIMIT_BYTES, Channel
+from shoal.comm.channel import CUT_MARK, LIMIT_BYTES, MAX_FDS, MOST_BYTES, Channel
 from shoal.errors import PeerLost, ProtocolError
 
 
@@ -77,7 +77,39 @@ def test_two_long_texts_fit_one_message(ends: tuple[Channel, Channel]) -> None:
     assert received["text"].count("a") > 60_000 and received["traceback"].count("b") > 60_000
 
 
-@pytest.mark.parametrize("message", [{"results": "x" * LIMIT_BYTES}, {"kind": "done", "results": object()}])
+def test_a_message_of_any_sensible_size_arrives_with_its_descriptors(ends: tuple[Channel, Channel]) -> None:
+    """As the audit of a thousand shards is: nothing of it can be cut."""
+    ours, theirs = ends
+    message = {"kind": "done", "results": {"shards": [{"shard": n, "never": 0} for n in range(100_000)]}}
+    reader, writer = os.pipe()
+    before = len(os.listdir("/proc/self/fd"))
+    ours.send(message, [writer] * MAX_FDS)
+    ours.send({"kind": "after"})
+    received = theirs.poll_with_fds()
+    assert received is not None and received[0] == message and len(received[1]) == MAX_FDS
+    assert theirs.poll() == {"kind": "after"}
+    for fd in received[1]:
+        os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before, "the memory file is closed at both ends"
+    with pytest.raises(ProtocolError, match="at most 8 file descriptors, found 9"):
+        ours.send({"kind": "spawn"}, [writer] * (MAX_FDS + 1))
+    for fd in (reader, writer):
+        os.close(fd)
+
+
+@pytest.mark.parametrize("size", [0, -1, True, MOST_BYTES + 1, 5, "4"])
+def test_a_file_that_does_not_hold_the_message_is_refused(ends: tuple[Channel, Channel], size: object) -> None:
+    ours, theirs = ends
+    ours.send({"": size})
+    with pytest.raises(ProtocolError, match="no such file came"):
+        theirs.poll()
+    with open(__file__, "rb") as short:
+        ours.send({"": size}, [short.fileno()])
+        with pytest.raises(ProtocolError, match="refused"):
+            theirs.poll()
+
+
+@pytest.mark.parametrize("message", [{"results": "x" * MOST_BYTES}, {"kind": "done", "results": object()}])
 def test_what_cannot_be_sent_is_refused(ends: tuple[Channel, Channel], message: dict) -> None:
     with pytest.raises(ProtocolError):
         ends[0].send(message)
