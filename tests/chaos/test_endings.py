@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from helpers.commands import GUARD_S, command, environment
 from helpers.observed import ObservedEngine
+from helpers.striking import Striker
 from shoal.errors import WorkerFailed
 from shoal.launch import ZygoteProcess
 from shoal.launch.runs import train
@@ -23,20 +23,6 @@ from shoal.spec import Cluster, Job
 TASKS = Path(__file__).with_name("ending_tasks.py")
 STEPS = 20
 """Of one epoch."""
-
-
-class Striker(ObservedEngine):
-    """Sends one signal to one worker, at the first event that is the moment for it."""
-
-    def __init__(self, zygote: ZygoteProcess, rank: int, signum: int, moment: Callable[[Event], bool]) -> None:
-        super().__init__(zygote)
-        self.struck = 0
-        self._rank, self._signum, self._moment = rank, signum, moment
-
-    def on_event(self, event: Event) -> None:
-        if not self.struck and self._moment(event):
-            self.signal(next(one for one in self.running("worker") if one.global_rank == self._rank), self._signum)
-            self.struck += 1
 
 
 @dataclass
@@ -58,13 +44,7 @@ class Run:
             run_dir=str(folder),
             **job,
         )
-
-        def listen(event: Event) -> None:
-            self.events.append(event)
-            if striker is not None:
-                striker.on_event(event)
-
-        return (striker or ObservedEngine(self.zygote)).run(asked, listen)
+        return (striker or ObservedEngine(self.zygote)).run(asked, self.events.append)
 
     def told(self, kind: str) -> list[dict[str, Any]]:
         return [event.values for event in self.events if event.kind == kind]

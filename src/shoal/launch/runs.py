@@ -224,12 +224,24 @@ def _leave_behind(folder: RunFolder, record: _Record, ending: Event, bus: Bus) -
 
     missing = []
     report = partial(write_report, folder.path)
-    for keep in (keep_result, folder.drop_partial_model, partial(bus.emit, ending), bus.close, report):
+    saved = partial(_check_saved, folder, record.results if ending.kind == "finished" else None)
+    for keep in (keep_result, folder.drop_partial_model, partial(bus.emit, ending), bus.close, report, saved):
         try:
             keep()
         except (ShoalError, OSError) as error:
             missing.append(str(error))
     return " ".join(dict.fromkeys(missing))
+
+
+def _check_saved(folder: RunFolder, results: Mapping[str, Any] | None) -> None:
+    """A run that has finished, with these results, has saved all that was asked for."""
+    if results is not None and not folder.model.is_file():
+        raise DiskRefused(f"the model is not in {near(str(folder.path))} any more.")
+    if steps := (results or {}).get("missing_checkpoints"):
+        raise DiskRefused(
+            f"{near(str(folder.checkpoints))} lacks what was due after step {', '.join(map(str, steps))}; the "
+            f"warnings in {near(str(folder.report))} say why."
+        )
 
 
 class _Beginning:

@@ -115,20 +115,25 @@ def _spans(book: Book, schedule: Schedule) -> Iterator[Span]:
     """The positions that were used. Steps that used exactly their batches make one span."""
     expected = cache(cut_sizes)
     for row in book.rows:
-        whole_from: int | None = None
-        for step in range(row.first, row.last + 1):
-            start, stop = schedule.samples_after(step - 1), schedule.samples_after(step)
-            sizes = expected(stop - start, len(row.counts), book.cuts.at(step))
+        for first, last in _alike(row, book.cuts, schedule):
+            sizes = expected(schedule.count(first), len(row.counts), book.cuts.at(first))
             if row.counts == sizes:
-                whole_from = start if whole_from is None else whole_from
+                yield schedule.samples_after(first - 1), schedule.samples_after(last)
                 continue
-            if whole_from is not None:
-                yield whole_from, start
-                whole_from = None
-            for offset, used in zip(accumulate(sizes, initial=0), row.counts, strict=False):
-                yield start + offset, start + offset + used
-        if whole_from is not None:
-            yield whole_from, schedule.samples_after(row.last)
+            for step in range(first, last + 1):
+                start = schedule.samples_after(step - 1)
+                for offset, used in zip(accumulate(sizes, initial=0), row.counts, strict=False):
+                    yield start + offset, start + offset + used
+
+
+def _alike(row: Row, cuts: CutLog, schedule: Schedule) -> Iterator[tuple[int, int]]:
+    """The first and last steps of stretches of a row whose batches have one size and were cut alike."""
+    borders = {row.first, row.last + 1, *cuts.changes(row.first, row.last)}
+    if schedule.length % schedule.batch_size:
+        ends = range(-(-row.first // schedule.steps_per_epoch), row.last // schedule.steps_per_epoch + 1)
+        for end in (epoch * schedule.steps_per_epoch for epoch in ends):
+            borders |= {end, end + 1}
+    return ((begin, end - 1) for begin, end in pairwise(sorted(borders)))
 
 
 def _runs(table: np.ndarray) -> Iterator[tuple[int, int]]:

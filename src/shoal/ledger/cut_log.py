@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shoal.errors import ProtocolError
@@ -28,6 +28,10 @@ class CutLog:
         """The sizes of a step."""
         place = bisect_right(self._changes, step, key=lambda change: change[0])
         return self._changes[place - 1][1] if place else None
+
+    def changes(self, first: int, last: int) -> Iterator[int]:
+        """The steps from the first to the last from which on batches were cut otherwise than before."""
+        return (step for step, _ in self._changes if first <= step <= last)
 
     def __len__(self) -> int:
         return len(self._changes)

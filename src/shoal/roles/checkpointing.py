@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from shoal.checkpoint.streamed import StreamedState
 from shoal.errors import CheckpointError, SpecError
 from shoal.ledger import Schedule
 from shoal.ledger.book import Book
+from shoal.observe.checkpoint_names import folder_name, is_checkpoint
 from shoal.observe.run_folder import RunFolder
 from shoal.roles.incremental import History
+from shoal.roles.pulse import SAVING
 from shoal.roles.reporter import Reporter
 from shoal.spec import Job
 from shoal.spec.checkpointing import CheckpointRule
@@ -49,6 +52,8 @@ class Checkpointing:
         self._saver: BackgroundSaver | None = None
         self._last_step = replica.start.step
         self._saved_at = self._began_at = time.monotonic()
+        self._due: list[int] = []
+        """The steps that were to be saved here, whether the disk took them or not."""
         self._losses = list(replica.start.losses)
         self._evaluations = {step: dict(results) for step, results in replica.start.evaluations.items()}
         self._waited_s = 0.0
@@ -93,32 +98,42 @@ class Checkpointing:
 
         `waited_s`: how long the others had to be waited for, which counts as standing still.
         """
-        self._saver = self._open_store(step)
-        if step <= self._last_step:
-            # The newer one would be pruned sooner or later in its favour.
-            self._on_failed(f"step {step} is not saved, because that of step {self._last_step} is newer")
-            return
-        self._waited_s = waited_s
-        self._saver.offer(
-            Snapshot(
-                step=step,
-                model=model(),
-                optimizer=state(),
-                losses=torch.tensor(self._losses[:step], dtype=torch.float64),
-                rng={},
-                facts=self._facts(step),
+        with self.at_the_disk():
+            self._saver = self._open_store(step)
+            if step <= self._last_step:
+                # The newer one would be pruned sooner or later in its favour.
+                self._on_failed(f"step {step} is not saved, because that of step {self._last_step} is newer")
+                return
+            self._waited_s = waited_s
+            self._saver.offer(
+                Snapshot(
+                    step=step,
+                    model=model(),
+                    optimizer=state(),
+                    losses=torch.tensor(self._losses[:step], dtype=torch.float64),
+                    rng={},
+                    facts=self._facts(step),
+                )
             )
-        )
-        self._last_step, self._saved_at = step, time.monotonic()
+        self._note_save(step)
 
     def take(self, step: int, model: TensorStream, state: TensorStream) -> None:
         """Save what model and optimizer are after this step while they come, tensor by tensor."""
         self._waited_s = 0.0
-        self._saver = self._open_store(step)
         losses = torch.tensor(self._losses[:step], dtype=torch.float64)
-        self._saver.take(
-            StreamedState(step=step, model=model, optimizer=state, losses=losses, facts=self._facts(step))
-        )
+        with self.at_the_disk():
+            self._saver = self._open_store(step)
+            self._saver.take(
+                StreamedState(step=step, model=model, optimizer=state, losses=losses, facts=self._facts(step))
+            )
+        self._note_save(step)
+
+    def at_the_disk(self) -> AbstractContextManager[None]:
+        """Whatever of saving a process does or waits for, it does in this block, lest it be taken for hung."""
+        return self._reporter.pulse.during(SAVING)
+
+    def _note_save(self, step: int) -> None:
+        self._due.append(step)
         self._last_step, self._saved_at = step, time.monotonic()
 
     def _open_store(self, step: int) -> BackgroundSaver:
@@ -127,11 +142,16 @@ class Checkpointing:
         Those of later steps were left by a run that was longer before it was resumed.
         """
         if self._saver is None:
-            store = CheckpointStore(RunFolder(Path(self._job.run_dir)).checkpoints, keep=self._rule.keep)
+            store = CheckpointStore(self._folder, keep=self._rule.keep)
             self._saver = BackgroundSaver(store, self._on_saved, self._on_failed)
-            earlier = [entry.step for entry in store.entries() if entry.step < step]
+            with self.at_the_disk():
+                earlier = [entry.step for entry in store.entries() if entry.step < step]
             self._last_step = max([self._last_step, *earlier])
         return self._saver
+
+    @property
+    def _folder(self) -> Path:
+        return RunFolder(Path(self._job.run_dir)).checkpoints
 
     def save_last(self, step: int, state: State) -> None:
         """Training ends with this step: save it, unless that was done."""
@@ -141,7 +161,14 @@ class Checkpointing:
     def close(self) -> None:
         """Wait until the last one is on disk."""
         if self._saver is not None:
-            self._saver.close()
+            with self.at_the_disk():
+                self._saver.close()
+
+    def missing(self) -> list[int]:
+        """The steps whose checkpoints should be there once all is closed, and are not: of those that were due the
+        newest, as many as are kept."""
+        newest = self._due[-self._rule.keep :]
+        return [step for step in newest if not is_checkpoint(self._folder / folder_name(step))]
 
     def _facts(self, step: int) -> dict[str, Any]:
         schedule = self._schedule

@@ -14,12 +14,12 @@ from shoal.comm.zmq_wire import ZmqWire
 from shoal.coordinator.machine import Coordinator
 from shoal.coordinator.members import Seat
 from shoal.coordinator.plan import JobPlan
-from shoal.coordinator.store import SqliteStore
+from shoal.coordinator.store import DurableStore, SqliteStore
 from shoal.errors import LaunchError, PeerLost
 from shoal.ps.node import Node
 from shoal.roles.beat import Beat
 from shoal.roles.loading import load_task
-from shoal.roles.pulse import Pulse
+from shoal.roles.pulse import SAVING, Pulse
 from shoal.roles.reporter import Reporter
 from shoal.roles.server import make_replica
 from shoal.roles.shipping import open_dataset
@@ -45,7 +45,7 @@ def run_coordinator(job: Job, world: World, channel: Channel) -> int:
         reporter.on_state("starting", 0)
         plan = make_plan(job, world)
         folder = Path(job.run_dir or job.options["scratch"])
-        store = SqliteStore(folder / "coordinator.sqlite", world.attempt)
+        store = PatientStore(SqliteStore(folder / "coordinator.sqlite", world.attempt), reporter.pulse)
         with ZmqWire(f"tcp://{world.coordinator}", key=RunKey.from_text(world.secret)) as wire:
             wire.watch(channel)
             machine = Coordinator(plan, store, time.monotonic())
@@ -107,6 +107,26 @@ def _adjustments(spec: ParameterServer) -> tuple[str, ...]:
         return ()
     watched = () if spec.diverging == "ignore" else ("divergence",)
     return (*spec.adjustments, *watched, *(("shares",) if spec.shares == "speed" else ()))
+
+
+class PatientStore:
+    """A store whose coordinator waits for the disk in a state of its own, lest it be taken for hung."""
+
+    def __init__(self, store: DurableStore, pulse: Pulse) -> None:
+        self._store = store
+        self._pulse = pulse
+
+    def load(self) -> tuple[int, dict[str, Any] | None]:
+        with self._pulse.during(SAVING):
+            return self._store.load()
+
+    def claim(self, term: int) -> bool:
+        with self._pulse.during(SAVING):
+            return self._store.claim(term)
+
+    def save(self, term: int, state: dict[str, Any]) -> None:
+        with self._pulse.during(SAVING):
+            self._store.save(term, state)
 
 
 def _coordinate(liaison: Liaison, node: Node, channel: Channel, pulse: Pulse) -> None:

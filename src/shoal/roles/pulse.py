@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 WORKING = ("training", "serving")
 """States in which a process is expected to move all the time."""
+SAVING, AUDITING = "saving", "auditing"
+"""States in which it waits for storage, or counts: however long that takes, it does not hang."""
 _LAPS = 100
 _FEWEST_LAPS = 5
 """So many steps must have been measured before anybody may judge by them."""
@@ -45,6 +48,16 @@ class Pulse:
         self._state = state
         self.sign()
         self._longest = 0.0
+
+    @contextmanager
+    def during(self, state: str) -> Iterator[None]:
+        """The block is something else: it waits for a disk, say, and nobody can tell how long that takes."""
+        before = self._state
+        self.enter(state)
+        try:
+            yield
+        finally:
+            self.enter(before)
 
     def lap(self, step: int) -> None:
         """A step is done."""

@@ -84,6 +84,7 @@ class ServedTraining:
         self._contribute = make_contribute(self.served, self.client, self._make_work, world)
         self.client.scale.bind(reporter.line, is_first=world.is_first)
         self._checkpoints = Checkpointing(job, self.training.replica, self.training.schedule, reporter)
+        self.training.checkpoints = self._checkpoints
         self._history: list[float] = []
         self._results: dict[str, float] = {}
         self._step = start.step
@@ -147,9 +148,12 @@ class ServedTraining:
     def _steps_to_take(self) -> int:
         return self.training.schedule.total_steps - self._begun_at
 
+    def close_checkpoints(self) -> None:
+        """Wait until what was saved is on disk."""
+        self._checkpoints.close()
+
     def close(self) -> None:
         """Leave the others."""
-        self._checkpoints.close()
         self.training.close()
         self._contribute.close()
         self.client.close()

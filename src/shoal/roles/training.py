@@ -239,7 +239,8 @@ class Training:
                     history.setdefault(name, []).append(value)
                 if self.task.stop is not None and self.task.stop.reached(history[self.task.stop.metric]):
                     reason = "plateau"
-            if self.checkpoints is not None and step > committed:
+            # Who committed the last step may have died before it was saved.
+            if self.checkpoints is not None and (step > committed or reason):
                 self._save_if_due(step, self.checkpoints, asked=result.save, is_last=bool(reason))
             if reason:
                 return Outcome(step, result.loss, results, reason)
@@ -258,14 +259,15 @@ class Training:
         is_due = asked if strategy.gathers else is_first and checkpoints.is_due(step)
         if not is_due and not (is_last and checkpoints.is_on and (is_first or strategy.gathers)):
             return
-        model, state = strategy.model_stream(self.replica), strategy.state_stream()
-        if not is_first:
-            model.drain()
-            state.drain()
-        elif strategy.gathers:
-            checkpoints.take(step, model, state)
-        else:
-            checkpoints.save(step, lambda: dict(model.tensors), lambda: dict(state.tensors))
+        with checkpoints.at_the_disk():  # others, too, wait for the one who writes
+            model, state = strategy.model_stream(self.replica), strategy.state_stream()
+            if not is_first:
+                model.drain()
+                state.drain()
+            elif strategy.gathers:
+                checkpoints.take(step, model, state)
+            else:
+                checkpoints.save(step, lambda: dict(model.tensors), lambda: dict(state.tensors))
 
     def _take_step(self, step: int, setting: Setting, observer: Observer, *, stop: bool) -> StepResult:
         def act() -> StepResult:

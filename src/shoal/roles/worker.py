@@ -25,6 +25,7 @@ from shoal.roles.inspection import inspect
 from shoal.roles.loading import load_task
 from shoal.roles.mean_check import Generators, MeanCheck
 from shoal.roles.memory import check_fits, limit_memory, make_parking, memory_explained
+from shoal.roles.pulse import AUDITING, SAVING
 from shoal.roles.reporter import Reporter
 from shoal.roles.served import ServedTraining
 from shoal.roles.starting import read_start
@@ -157,7 +158,8 @@ def _audited(training: Training, outcome: Outcome, reporter: Reporter) -> dict[s
     """What became of every sample, told by the first worker."""
     if training.book is None:
         return {}
-    found = audit(training.book, training.schedule, outcome.step)
+    with reporter.pulse.during(AUDITING):
+        found = audit(training.book, training.schedule, outcome.step)
     if training.world.is_first:
         reporter.send({"kind": "audit", **found})
     return {"audit": found}
@@ -175,6 +177,7 @@ def _train_served(job: Job, world: World, reporter: Reporter) -> None:
     except Exception as error:
         reporter.send(served.training.witness.testify(error))
         raise
+    served.close_checkpoints()
     puller = served.client.puller
     _finish(job, served.training, outcome, reporter, lambda: TensorStream.of(puller.snapshot()), served.facts())
     served.close()
@@ -227,9 +230,9 @@ def _finish(
     state: Callable[[], TensorStream],
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Save the model (the first worker) and tell how it went."""
+    """Save the model (the first worker) and tell how it went: what it has said to be done, nobody does again."""
     reporter.flush()
-    reporter.pulse.enter("saving")
+    reporter.pulse.enter(SAVING)
     results: dict[str, Any] = {
         "steps": outcome.step,
         "samples": training.schedule.samples_after(outcome.step),
@@ -244,6 +247,8 @@ def _finish(
         results["skipped_seen"] = num_skipped
     if training.world.is_first or training.strategy.gathers:
         results |= _save(job, training, outcome, reporter, state)
+    if training.checkpoints is not None and (missing := training.checkpoints.missing()):
+        results["missing_checkpoints"] = missing
     reporter.done(results)
 
 
@@ -260,7 +265,7 @@ def _save(
     if job.run_dir:
         stream = training.strategy.model_stream(training.replica)
         if is_first:
-            reporter.on_state("saving", outcome.step)
+            reporter.on_state(SAVING, outcome.step)
             path = Path(job.run_dir) / "model.safetensors"
             digests["digest"] = save_stream(path, stream, steps=str(outcome.step))
             reporter.send({"kind": "saved", "path": str(path), "digest": digests["digest"]})

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import ProtocolError
 from shoal.ledger import Order, Schedule
-from shoal.ledger.book import Book, audit
+from shoal.ledger.book import Book, Row, audit
 from shoal.ledger.cut_log import CutLog
 
 SCHEDULE = Schedule(length=26, batch_size=8, slots=3, epochs=3, max_steps=None, order=Order(26, 0))
@@ -118,3 +118,43 @@ def test_a_cut_that_is_told_again_makes_later_ones_void() -> None:
 
 def replace_count(counts: tuple[int, ...], *, slot: int, by: int) -> tuple[int, ...]:
     return tuple(count + by * (number == slot) for number, count in enumerate(counts))
+
+
+@pytest.mark.parametrize("batch_size", [8, 13])
+def test_a_million_steps_are_audited_without_a_look_at_each(
+    batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all batches are equal, and where the last one of each epoch is smaller."""
+    schedule = replace(SCHEDULE, batch_size=batch_size, length=26 if batch_size == 13 else 8_002, epochs=1_000_000)
+    last, looks = 1_000_000, 0
+    book = Book()
+    book.rows = _rows(schedule, last)
+    count = Schedule.samples_after
+
+    def counted(self: Schedule, step: int) -> int:
+        nonlocal looks
+        looks += 1
+        return count(self, step)
+
+    monkeypatch.setattr(Schedule, "samples_after", counted)
+    samples = count(schedule, last)
+    assert audit(book, schedule, last) == {
+        "samples": samples,
+        "once": samples,
+        "more_than_once": 0,
+        "never": 0,
+        "clean": True,
+    }
+    assert looks <= 2 * len(book.rows) + 2 and len(book.rows) <= 2_001
+
+
+def _rows(schedule: Schedule, last: int) -> list[Row]:
+    """What a book has after so many steps, each of which used its batch."""
+    if schedule.length % schedule.batch_size == 0:
+        return [Row(1, last, schedule.sizes(1))]
+    rows, per_epoch = [], schedule.steps_per_epoch
+    for end in range(per_epoch, last + 1, per_epoch):
+        rows += [Row(end - per_epoch + 1, end - 1, schedule.sizes(1)), Row(end, end, schedule.sizes(end))]
+    if last % per_epoch:
+        rows.append(Row(last // per_epoch * per_epoch + 1, last, schedule.sizes(1)))
+    return rows

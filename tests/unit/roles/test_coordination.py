@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.roles.coordinator import describe_decision, make_plan
+from shoal.coordinator.store import MemoryStore
+from shoal.roles.coordinator import PatientStore, describe_decision, make_plan
+from shoal.roles.pulse import Pulse
 from shoal.spec import Cluster, Job, World
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits.py"
@@ -27,6 +29,29 @@ def test_in_lockstep_nothing_is_adjusted():
 def test_stopping_means_no_rollback():
     assert plan("ps:sync=asp,diverging=stop").max_rollbacks == 0
     assert plan("ps:sync=asp,diverging=ignore").adjust == ()
+
+
+class SlowStore(MemoryStore):
+    """Notes what the process says of itself while it waits for the disk."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        super().__init__()
+        self.phases: list[str] = []
+        self._pulse = pulse
+
+    def save(self, term, state):
+        self.phases.append(self._pulse.read(0.2)["phase"])
+        super().save(term, state)
+
+
+def test_who_waits_for_its_store_serves_nobody_meanwhile():
+    pulse = Pulse("serving")
+    slow = SlowStore(pulse)
+    store = PatientStore(slow, pulse)
+    assert store.claim(1) and store.load() == (1, None)
+    store.save(1, {"view": 7})
+    assert store.load() == (1, {"view": 7})
+    assert slow.phases == ["saving"] and pulse.read(0.2)["phase"] == "serving"
 
 
 def test_decisions_read_as_sentences():

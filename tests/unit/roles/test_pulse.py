@@ -99,3 +99,23 @@ def test_a_sign_costs_next_to_nothing():
     pulse = Pulse("training")
     seconds = min(timeit.repeat(lambda: pulse.lap(1), number=1000, repeat=5)) / 1000
     assert seconds < 50e-6, "of steps that take a thousand times as long"
+
+
+def test_time_in_a_state_of_its_own_is_nobodys_step(process):
+    process.take_steps(*[0.1] * 10)
+    with process.pulse.during("saving"):
+        told = process.beat(after=20.0)
+        assert told["phase"] == "saving" and "p99" not in told
+        with process.pulse.during("auditing"):
+            assert process.beat()["phase"] == "auditing"
+        assert process.beat()["phase"] == "saving"
+    told = process.beat()
+    assert (told["phase"], told["still"], told["p99"]) == ("computing", 0.0, pytest.approx(0.1))
+    process.take_steps(0.1)
+    assert process.beat()["p99"] == pytest.approx(0.3), "beats and a step; nothing of the save"
+
+
+def test_an_error_leaves_the_state_as_well(process):
+    with pytest.raises(OSError), process.pulse.during("saving"):
+        raise OSError
+    assert process.beat()["phase"] == "computing"
