@@ -65,6 +65,14 @@ SavedModel = Annotated[
         metavar="RUN", help="A run's folder, its name under runs/, or a checkpoint: RUN@STEP.", show_default=False
     ),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Run the code that the run folder names, though others could have written it.",
+        show_default=False,
+    ),
+]
 DataPart = Annotated[str, typer.Option(help="Which of the task's sets: test or train.", metavar="test|train")]
 
 

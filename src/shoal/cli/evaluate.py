@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from shoal.cli.arguments import AsJson, DataPart, Device, Progress, SavedModel, Threads, Workers
+from shoal.cli.arguments import AsJson, DataPart, Device, Progress, SavedModel, Threads, Trust, Workers
 from shoal.cli.json_output import print_json
 
 
@@ -17,6 +17,7 @@ def evaluate(
     workers: Workers = 1,
     threads: Threads = None,
     device: Device = "cpu",
+    trust: Trust = False,
     progress: Progress = None,
     as_json: AsJson = False,
 ) -> None:
@@ -35,6 +36,7 @@ def evaluate(
         cluster=Cluster(workers=workers, threads=threads, device=device),
         progress=progress,
         output=sys.stderr if as_json else None,
+        trust=trust,
         zygote=ctx.obj,
     )
     if as_json:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.arguments import DataPart, Device, Progress, SavedModel, Threads, Workers
+from shoal.cli.arguments import DataPart, Device, Progress, SavedModel, Threads, Trust, Workers
 
 
 def predict(
@@ -21,6 +21,7 @@ def predict(
     workers: Workers = 1,
     threads: Threads = None,
     device: Device = "cpu",
+    trust: Trust = False,
     progress: Progress = None,
 ) -> None:
     """Write the outputs of a run's model, one row per sample, in order, as they are done.
@@ -33,5 +34,5 @@ def predict(
     from shoal.spec import Cluster
 
     cluster = Cluster(workers=workers, threads=threads, device=device)
-    path = start(run, out, data=data, cluster=cluster, progress=progress, zygote=ctx.obj)
+    path = start(run, out, data=data, cluster=cluster, progress=progress, trust=trust, zygote=ctx.obj)
     print(f"predictions are in {near(str(path))}")

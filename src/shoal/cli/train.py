@@ -18,6 +18,7 @@ from shoal.cli.arguments import (
     Port,
     Progress,
     Threads,
+    Trust,
     WorkersOrLimits,
     parse_arguments,
 )
@@ -161,6 +162,7 @@ def train(
             rich_help_panel=RECORD,
         ),
     ] = None,
+    trust: Trust = False,
     name: Annotated[
         str | None, typer.Option(help="The run's name; default target and time.", rich_help_panel=RECORD)
     ] = None,
@@ -214,7 +216,7 @@ def train(
     if explain:
         from shoal.cli.explain import explain as show_plan
 
-        job = _planned_job(target, arguments, resume, runs, {**said, "overrides": overrides})
+        job = _planned_job(target, arguments, resume, runs, {**said, "overrides": overrides}, trust=trust)
         show_plan(job, ctx.obj, as_json=as_json)
         return
     from shoal.launch.runs import train as start
@@ -223,6 +225,7 @@ def train(
         target,
         args=arguments,
         resume=resume,
+        trust=trust,
         weights_from=weights_from,
         skip_seen=skip_seen,
         name=name,
@@ -245,14 +248,22 @@ def _given(**values: Any) -> dict[str, Any]:
 
 
 def _planned_job(
-    target: str | None, arguments: dict[str, Any], resume: str | None, runs: Path, said: dict[str, Any]
+    target: str | None,
+    arguments: dict[str, Any],
+    resume: str | None,
+    runs: Path,
+    said: dict[str, Any],
+    *,
+    trust: bool,
 ) -> Job:
     """The job that would be run."""
     from shoal.launch.resuming import find_whole, resumed_job
     from shoal.launch.runs import new_job
-    from shoal.observe import RunFolder
+    from shoal.observe.checkpoint_names import find_run
+    from shoal.observe.trust import trusted_job
 
     if resume is None:
         return new_job(target, arguments, {}, said)
+    saved = trusted_job(find_run(resume, runs), trust=trust)
     path, manifest = find_whole(resume, runs, lambda text: print(text, file=sys.stderr))
-    return resumed_job(RunFolder.open(path.parent.parent).read_job(), path, manifest, said)
+    return resumed_job(saved, path, manifest, said)

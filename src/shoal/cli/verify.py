@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.arguments import CLUSTER, TASK, AsJson, Workers, parse_arguments
+from shoal.cli.arguments import CLUSTER, TASK, AsJson, Trust, Workers, parse_arguments
 from shoal.cli.json_output import print_json
 from shoal.errors import SpecError
 
@@ -59,6 +59,7 @@ def verify(
         str | None,
         typer.Option(metavar="RUN", help="Repeat this finished run, in place of TARGET."),
     ] = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare a strategy with one process: every parameter, buffer and number of the optimizer's state.
@@ -75,10 +76,12 @@ def verify(
 
     if (target is None) == (replay is None):
         raise SpecError("verify: name either a task (shoal verify digits.py) or a run (--replay RUN).")
+    if trust and replay is None:
+        raise SpecError("--trust is about the code of a run that is repeated; name that run with --replay.")
     report: Report | ResultReport
     with _progress_line() as progress:
         if replay is not None:
-            report = replay_run(replay, zygote=ctx.obj, progress=progress)
+            report = replay_run(replay, trust=trust, zygote=ctx.obj, progress=progress)
         else:
             assert target is not None
             report = verify_strategy(

@@ -33,6 +33,7 @@ from shoal.observe import (
 from shoal.observe.checkpoint_names import find_run, is_checkpoint, step_folders, step_of
 from shoal.observe.run_folder import DEFAULT_ROOT
 from shoal.observe.run_lock import RunLock
+from shoal.observe.trust import trusted_job
 from shoal.observe.wording import near
 from shoal.observe.worker_scales import WorkerScales
 from shoal.spec import Cluster, Job, StrategySpec
@@ -66,6 +67,7 @@ def train(
     recompute: bool | None = None,
     checkpoint: str | None = None,
     resume: str | None = None,
+    trust: bool = False,
     weights_from: str | None = None,
     skip_seen: bool = False,
     name: str | None = None,
@@ -89,8 +91,9 @@ def train(
 
     `checkpoint` says when to save the training state: `every=200`. `resume` goes on with an earlier run, `RUN` or
     `RUN@STEP`, in its folder, with its task and settings but for those given here; of a `cluster` also single
-    fields. `weights_from` begins a new run from the weights of another, a checkpoint or a file; with `skip_seen`
-    it leaves out the samples that the checkpoint has seen.
+    fields. Code that others could have written is refused there, unless you `trust` it. `weights_from` begins a
+    new run from the weights of another, a checkpoint or a file; with `skip_seen` it leaves out the samples that
+    the checkpoint has seen.
     """
     refuse_inside("train")
     shown = screen(progress, output)
@@ -107,8 +110,12 @@ def train(
                 "name, weights_from and skip_seen out."
             )
         folder = find_run(resume, runs)
+        # Before the lock: nothing is written to a folder that is not ours.
+        trusted_job(folder, trust=trust)
         prepare = partial(_resumed, resume, runs, shown, said, folder)
     else:
+        if trust:
+            raise SpecError("--trust is about the code of a run that goes on; name that run with --resume.")
         if skip_seen and weights_from is None:
             raise SpecError("--skip-seen leaves out what a checkpoint has seen; name it with --from.")
         options = {}

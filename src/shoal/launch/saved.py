@@ -15,6 +15,7 @@ from shoal.launch.runs import screen
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Bus, RunFolder
 from shoal.observe.checkpoint_names import find_checkpoint, names_checkpoint
+from shoal.observe.trust import trusted_job
 from shoal.spec import Cluster, Job
 
 
@@ -35,13 +36,15 @@ def evaluate(
     cluster: Cluster | None = None,
     progress: bool | None = None,
     output: TextIO | None = None,
+    trust: bool = False,
     zygote: ZygoteProcess | None = None,
 ) -> Evaluation:
     """Loss and metrics of a run's model over its task's `test` or `train` set; equal for any `workers`.
 
-    `run` is a run's folder or name, or one of its checkpoints: `demo@200`, or the checkpoint's folder.
+    `run` is a run's folder or name, or one of its checkpoints: `demo@200`, or the checkpoint's folder. It names
+    the code that is run; what others could have written is refused unless you `trust` it.
     """
-    job = _saved_job("evaluate", run, cluster or Cluster(workers=workers), {"data": data})
+    job = _saved_job("evaluate", run, cluster or Cluster(workers=workers), {"data": data}, trust=trust)
     found = _execute(job, progress, output, zygote)
     return Evaluation(found["results"], found["samples"])
 
@@ -55,22 +58,25 @@ def predict(
     cluster: Cluster | None = None,
     progress: bool | None = None,
     output: TextIO | None = None,
+    trust: bool = False,
     zygote: ZygoteProcess | None = None,
 ) -> Path:
     """Write the outputs of a run's model over a data set, one row per sample, in order.
 
-    The ending of `out` says how: `.jsonl`, `.csv` or `.npy`. Rows appear in it as they are done.
+    The ending of `out` says how: `.jsonl`, `.csv` or `.npy`. Rows appear in it as they are done. `run` and `trust`
+    are as in `evaluate`.
     """
     path = Path(out).absolute()
-    job = _saved_job("predict", run, cluster or Cluster(workers=workers), {"data": data, "out": str(path)})
+    options = {"data": data, "out": str(path)}
+    job = _saved_job("predict", run, cluster or Cluster(workers=workers), options, trust=trust)
     _execute(job, progress, output, zygote)
     return path
 
 
-def _saved_job(purpose: str, run: str | Path, cluster: Cluster, options: dict[str, Any]) -> Job:
+def _saved_job(purpose: str, run: str | Path, cluster: Cluster, options: dict[str, Any], *, trust: bool) -> Job:
     refuse_inside(purpose)
     folder, model = _find(str(run))
-    trained = folder.read_job()
+    trained = trusted_job(folder, trust=trust)
     return Job(
         purpose=purpose,
         target=trained.target,

@@ -10,6 +10,7 @@ from shoal.errors import SpecError
 from shoal.ledger.cut_log import CutLog
 from shoal.observe import RunFolder
 from shoal.observe.jsonl import read_events
+from shoal.observe.trust import trusted_job
 from shoal.spec import Job
 from shoal.verify.claims import Claim, claim_of
 from shoal.verify.jobs import alone
@@ -26,16 +27,18 @@ def replay_run(
     run: str | Path,
     *,
     runs: str | Path = "runs",
+    trust: bool = False,
     zygote: ZygoteProcess | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Train again as a finished run was trained, for as many steps; the same bits must come out.
 
-    `run` is the run's folder or its name under `runs`. Its code and data must still be where they were.
+    `run` is the run's folder or its name under `runs`. Its code and data must still be where they were; code
+    that others could have written is refused unless you `trust` it.
     """
     folder = RunFolder.open(run, runs)
     result = folder.read_result()
-    job = _recorded_job(folder, result)
+    job = _recorded_job(folder, result, trust=trust)
     with open_laboratory(_NUM_TRIALS, zygote, progress) as laboratory:
         facts, _ = laboratory.inspect(job)
         again, title = _again(job, facts, told_cuts(read_events(folder.path)))
@@ -52,8 +55,8 @@ def replay_run(
     )
 
 
-def _recorded_job(folder: RunFolder, result: dict[str, Any]) -> Job:
-    job = folder.read_job()
+def _recorded_job(folder: RunFolder, result: dict[str, Any], *, trust: bool) -> Job:
+    job = trusted_job(folder, trust=trust)
     if job.purpose != "train" or not result.get("digest") or not result.get("steps"):
         raise SpecError(
             f"Run {folder.name!r} left no trained model to compare with (it was made to {job.purpose}, and "

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from small_task import NUM_TEST, NUM_TRAIN, task
 
+from helpers.commands import SMALL_TASK
+from helpers.other_user import NOBODY, needs_root
 from shoal.checkpoint import load_model
 
 
@@ -58,3 +62,42 @@ def test_evaluations_do_not_depend_on_the_workers(shoal, trained):
         assert found == {"run": str(trained), "data": "test", "samples": NUM_TEST, "results": results}
     answer = shoal("evaluate", str(trained), "--data", "train")
     assert answer.returncode == 0 and "200 train samples: train loss" in answer.stdout
+
+
+@pytest.fixture
+def planted(trained, tmp_path):
+    """A run folder of another user's, whose code leaves a mark when it is run."""
+    folder = shutil.copytree(trained, tmp_path / "runs" / "planted")
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n{SMALL_TASK.read_text()}")
+    job = json.loads((folder / "job.json").read_text())
+    (folder / "job.json").write_text(json.dumps({**job, "target": f"{folder / 'evil.py'}:task"}))
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    return folder
+
+
+@needs_root
+def test_the_code_of_another_users_run_is_run_only_when_trusted(shoal, planted, tmp_path):
+    ways = [
+        ("evaluate", "planted"),
+        ("evaluate", str(planted), "--workers", "2"),
+        ("predict", "planted", "--out", "out.npy"),
+        ("train", "--resume", "planted"),
+        ("train", "--resume", "planted", "--explain"),
+        ("verify", "--replay", "planted"),
+    ]
+    for words in ways:
+        answer = shoal(*words)
+        assert answer.returncode == 2, (words, answer.stderr)
+        assert "belongs to user nobody" in answer.stderr and "--trust" in answer.stderr, words
+        assert len(answer.stderr.strip().splitlines()) <= 4, answer.stderr
+    assert not (tmp_path / "mark").exists() and not (planted / "lock").exists()
+    answer = shoal("evaluate", "planted", "--trust")
+    assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "mark").exists()
+
+
+def test_trust_is_about_a_run(shoal):
+    for words in (("train", str(SMALL_TASK), "--trust"), ("verify", str(SMALL_TASK), "--trust")):
+        answer = shoal(*words)
+        assert answer.returncode == 2 and "--trust is about the code of a run" in answer.stderr
