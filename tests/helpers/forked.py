@@ -9,11 +9,13 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch._dynamo  # an optimizer's first step would import it in every child
 
+from shoal.comm.socket_folder import SocketFolder
 from shoal.spec import World
 
 GUARD_S = 60.0
@@ -24,15 +26,17 @@ Work = Callable[[World], Any]
 def in_processes(size: int, work: Work) -> list[Any]:
     """What `work(world)` returns in each of `size` processes, by rank; it must be plain data."""
     arena_fd = os.memfd_create("shoal-arena")
-    children = [_start(World(global_rank=rank, world_size=size, arena_fd=arena_fd), work) for rank in range(size)]
-    os.close(arena_fd)
-    try:
-        answers = [_read(pipe) for _, pipe in children]
-    finally:
-        for pid, pipe in children:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            os.close(pipe)
+    with SocketFolder() as folder:
+        ground = World(world_size=size, arena_fd=arena_fd, sockets=folder.path)
+        children = [_start(replace(ground, global_rank=rank, places=()), work) for rank in range(size)]
+        os.close(arena_fd)
+        try:
+            answers = [_read(pipe) for _, pipe in children]
+        finally:
+            for pid, pipe in children:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                os.close(pipe)
     for rank, answer in enumerate(answers):
         assert "error" not in answer, f"rank {rank} failed:\n{answer['error']}"
     return [answer["result"] for answer in answers]

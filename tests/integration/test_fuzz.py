@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from helpers.addresses import any_address
 from helpers.fuzz import announced_command, bare_connection, damaged_packets, fuzz_port, greeting, valid_packets
 from helpers.memory import held, require_flat_under
 from helpers.under_fire import TRIES, Target, Volley, let_wires_leak, shot_at
@@ -52,7 +53,7 @@ def test_the_decoder_refuses_all_damage():
 @contextmanager
 def open_port(via: str, key: RunKey) -> Iterator[Target]:
     """A member of a job whose only peer says nothing until the attack is over."""
-    port, member = (ZmqTransport(rank, key=key, via=via, reliability=PATIENT) for rank in (0, 1))
+    port, member = (ZmqTransport(rank, key=key, address=any_address(via), reliability=PATIENT) for rank in (0, 1))
     try:
         roster = {0: port.address, 1: member.address}
         port.connect(roster)

@@ -6,16 +6,19 @@ import os
 import random
 import secrets
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import shoal
+from helpers.addresses import any_address
 from helpers.forked import in_processes
 from shoal.comm import RunKey, ZmqWire
 from shoal.comm.security import leaves_host
@@ -235,7 +238,7 @@ def test_a_server_that_stopped_is_missed():
 
 
 def test_another_server_in_the_same_place_is_not_mistaken_for_the_first():
-    with shoal.ps.Server({"w": torch.zeros(1)}, key=KEY) as first:
+    with shoal.ps.Server({"w": torch.zeros(1)}, key=KEY, address="tcp://127.0.0.1:*") as first:
         client = client_of(first)
     # Its connections have just ended, so the port may be taken for a moment.
     deadline, second = time.monotonic() + GUARD_S, None
@@ -299,9 +302,19 @@ def test_a_server_runs_in_the_callers_thread(ending):
         server.start()
 
 
-def test_a_server_that_never_ran_gives_its_port_back():
-    server = shoal.ps.Server({"w": torch.zeros(1)})
+@pytest.mark.parametrize("via", ["tcp", "ipc"])
+def test_a_server_that_never_ran_gives_its_address_back(via):
+    server = shoal.ps.Server({"w": torch.zeros(1)}, address=any_address(via))
     with pytest.raises(LaunchError, match="another process uses it"):
         shoal.ps.Server({"w": torch.zeros(1)}, address=server.address)
     server.stop()
     shoal.ps.Server({"w": torch.zeros(1)}, address=server.address).stop()
+
+
+def test_a_server_is_by_default_where_only_its_user_can_reach_it_and_leaves_nothing():
+    with shoal.ps.Server({"w": torch.zeros(1)}) as server, client_of(server) as client:
+        file = Path(server.address.removeprefix("ipc://"))
+        assert file.is_socket() and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+        assert client.update({"w": torch.ones(1)}) == 1
+        assert len(list(file.parent.iterdir())) == 2
+    assert not file.parent.exists()

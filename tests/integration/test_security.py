@@ -12,6 +12,7 @@ import psutil
 import pytest
 import zmq
 
+from helpers.addresses import any_address
 from helpers.fuzz import bare_connection, greeting
 from helpers.memory import require_flat
 from helpers.under_fire import Target, Volley, shot_at
@@ -26,6 +27,7 @@ KEY, OTHER_KEY = RunKey.create(), RunKey.create()
 KINDS = {
     "tcp": ("tcp://127.0.0.1:*", False),
     "ipc": ("ipc://@shoal-gate", False),
+    "file": (any_address("ipc"), False),
     "curve": ("tcp://127.0.0.1:*", True),
 }
 LIMIT_MIB = 1.0

@@ -1,4 +1,4 @@
-"""Every port of a served job is shot at while it trains: not one bit changes, and who has no key gets nothing."""
+"""Every socket of a served job is shot at while it trains: no bit changes, and who has no key gets nothing."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from helpers.fuzz import fuzz_port
 from helpers.memory import MIB, require_flat_under
 from helpers.observed import ObservedEngine
 from shoal.comm import RunKey
+from shoal.comm.socket_folder import PREFIX
 from shoal.launch import ZygoteProcess
 from shoal.observe import Event
 from shoal.ps.messages import Ack, Join, Push, View, shard_rows
@@ -63,11 +64,19 @@ def test_the_packets_that_get_damaged_are_valid() -> None:
     assert [len(decode_bundle(packet)[1]) for packet in valid_bundles()] == [1, 3, 2]
 
 
+def listening_at(process: psutil.Process) -> set[str]:
+    """The addresses at which a process of a run listens."""
+    ports = [each.laddr for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+    assert {port.ip for port in ports} <= {"127.0.0.1"}
+    files = [each.laddr for each in process.net_connections("unix") if PREFIX in each.laddr]
+    return {f"tcp://{port.ip}:{port.port}" for port in ports} | {f"ipc://{path}" for path in files}
+
+
 class Shooter:
-    """Finds the ports of a run's processes once it trains, and shoots at them."""
+    """Finds the sockets at which a run's processes listen once it trains, and shoots at them."""
 
     def __init__(self, engine: ObservedEngine, rounds: int, values: int) -> None:
-        self.ports: dict[str, int] = {}
+        self.addresses: dict[str, str] = {}
         self.answers: list[bytes] = []
         self.sent_bytes: dict[str, int] = {}
         self.grown_bytes: dict[str, int] = {}
@@ -89,11 +98,10 @@ class Shooter:
         processes = {}
         for hand in self._engine.running():
             process = psutil.Process(self._engine.pid_of(hand))
-            (listener,) = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-            assert listener.laddr.ip == "127.0.0.1"
-            self.ports[hand.name], processes[hand.name] = listener.laddr.port, process
-        for port in self.ports.values():
-            self._knock_without_key(f"tcp://127.0.0.1:{port}")
+            (self.addresses[hand.name],) = listening_at(process)
+            processes[hand.name] = process
+        for address in self.addresses.values():
+            self._knock_without_key(address)
         self._fire(seed=0)  # for the allocators, which grow once
         for attempt in range(TRIES):
             self.sent_bytes = {}
@@ -117,9 +125,9 @@ class Shooter:
             time.sleep(0.05)
 
     def _fire(self, seed: int) -> None:
-        """Shoot at all ports, a few frames at a time so that no long queue builds up; note what each was sent."""
-        for part, (name, port) in product(range(PARTS), self.ports.items()):
-            address, dice = f"tcp://127.0.0.1:{port}", seed * PARTS + part
+        """Shoot at all, a few frames at a time so that no long queue builds up; note what each was sent."""
+        for part, (name, address) in product(range(PARTS), self.addresses.items()):
+            dice = seed * PARTS + part
             sent = fuzz_port(address, KEY, FRAMES_PER_ROUND // PARTS, dice, valid=self._bundles, connections=1)
             self.sent_bytes[name] = self.sent_bytes.get(name, 0) + sent
 
@@ -159,10 +167,12 @@ def test_ports_under_fire(
     engine = ObservedEngine(zygote)
     shooter = Shooter(engine, rounds, values)
     try:
-        hit = train("hit", "ps:servers=2", shooter, engine)
+        hit = train("hit", "ps:servers=2,wire=tcp", shooter, engine)
     finally:
         shooter.finish()
-    assert len(shooter.ports) == 5 and len(shooter.grown_bytes) == 5
+    kinds = [address.partition("://")[0] for address in shooter.addresses.values()]
+    assert sorted(kinds) == ["ipc", *["tcp"] * 4], "the coordinator needs no port"
+    assert len(shooter.grown_bytes) == 5
     assert shooter.answers == []
     for name, grown_bytes in shooter.grown_bytes.items():
         require_flat_under(shooter.sent_bytes[name], grown_bytes, LIMIT_MIB)

@@ -25,7 +25,6 @@ Frame = torch.Tensor | bytes | bytearray | memoryview
 MAX_HEADER_BYTES = 1 << 20
 MAX_FRAMES = 4096
 MAX_FRAME_BYTES = 64 << 20
-"""A socket takes memory for a frame before it knows who sends it, so this is also what a stranger can cost."""
 MAX_DIMS = 16
 
 _CHECKSUM_BYTES = 8

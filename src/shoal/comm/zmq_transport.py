@@ -1,24 +1,22 @@
-"""The ZeroMQ transport: TCP on loopback, or Unix sockets with abstract names, which leave no file behind."""
+"""The ZeroMQ transport: messages over Unix sockets, or over TCP."""
 
 from __future__ import annotations
-
-import os
-import secrets
 
 from shoal.comm.linked import LinkedTransport
 from shoal.comm.reliable import Reliability
 from shoal.comm.security import RunKey
 from shoal.comm.transport import Roster
 from shoal.comm.zmq_wire import ZmqWire
-from shoal.errors import SpecError, unknown
+from shoal.errors import SpecError
 
-_LOOPBACK = "127.0.0.1"
+# Whoever is turned away is lost to a transport, and peers come in when it polls, which may be after a long step.
+_HANDSHAKE_S = 300.0
 
 
 class ZmqTransport(LinkedTransport):
     """Messages over ZeroMQ. Binds when made; `connect` once the addresses of all are known.
 
-    `via` is "tcp" (on loopback, `port` 0 for any free one) or "ipc". Peers are those with the same `key`.
+    `address` is as a `ZmqWire` takes it. Peers are those with the same `key`.
     """
 
     def __init__(
@@ -26,13 +24,12 @@ class ZmqTransport(LinkedTransport):
         rank: int,
         *,
         key: RunKey,
-        via: str = "tcp",
-        port: int = 0,
+        address: str = "tcp://127.0.0.1:*",
         generation: int = 0,
         reliability: Reliability | None = None,
     ) -> None:
         reliability = reliability or Reliability()
-        self._zmq = ZmqWire(bind_address(via, port), key=key, linger_s=reliability.linger_s)
+        self._zmq = ZmqWire(address, key=key, linger_s=reliability.linger_s, handshake_s=_HANDSHAKE_S)
         super().__init__(rank, self._zmq, generation=generation, reliability=reliability)
 
     @property
@@ -48,12 +45,3 @@ class ZmqTransport(LinkedTransport):
         for peer in peers:
             self._zmq.connect(peer, roster[peer])
         self._link_to(peers)
-
-
-def bind_address(via: str, port: int = 0) -> str:
-    """Where a process of one host listens: "tcp" on loopback (any free port for 0), or "ipc"."""
-    if via == "tcp":
-        return f"tcp://{_LOOPBACK}:{port or '*'}"
-    if via == "ipc":
-        return f"ipc://@shoal-{os.getpid()}-{secrets.token_hex(8)}"
-    raise unknown("transport", via, ("tcp", "ipc"))

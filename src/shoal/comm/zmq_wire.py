@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import secrets
+import socket
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -13,6 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from shoal.comm.codec import MAX_FRAME_BYTES
 from shoal.comm.gate import Gate, lock, unlock
+from shoal.comm.pieces import MAX_PART_BYTES, cut, join
 from shoal.comm.reliable import Packet
 from shoal.comm.security import RunKey, host_of, leaves_host
 from shoal.errors import LaunchError, SpecError
@@ -20,9 +25,11 @@ from shoal.errors import LaunchError, SpecError
 # What a vanished peer sent last may still be on its way when its connection ends.
 _GRACE_S = 0.05
 _BUFFER_BYTES = 1 << 20
-# Peers come in when the owner of the listener polls, which may be in the middle of a long step.
-_HANDSHAKE_MS = 300_000
+# Until a caller has shown the key it may be a stranger, who should not keep a descriptor and memory for long. At
+# Unix sockets there are none; and peers come in when the listener's owner polls, who may be in a long step.
+_HANDSHAKE_S, _HANDSHAKE_AT_HOME_S = 10.0, 300.0
 _HANDSHAKE_BYTES = 4096
+_UNIX = "ipc://"
 # On a busy wire there is always a packet; those who knock want an answer all the same.
 _PACKETS_PER_LOOK = 64
 
@@ -40,17 +47,30 @@ class _Way:
     dealer: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     """Tells when the connection ends."""
+    is_tcp: bool
 
 
 class ZmqWire:
     """One ROUTER takes in everything; one DEALER per peer sends. Peers come and go at any time.
 
-    Binds when made: `tcp://127.0.0.1:*`, `ipc://@name`, or `tcp://10.0.0.1:*` for one address of the host.
-    What can be heard outside this host is encrypted; with `encrypt`, the same for all peers, the rest is too.
+    Binds when made: `tcp://127.0.0.1:*`, `tcp://10.0.0.1:*` for one address of the host, `ipc:///folder/name`,
+    `ipc:///folder/*` for any free name, or `ipc://@name`, which lies in no file system. At Unix sockets only this
+    user comes in. What can be heard outside this host is encrypted; with `encrypt`, the same for all peers, the
+    rest is too. Over tcp a caller that has not shown the key after `handshake_s` is hung up on.
     """
 
-    def __init__(self, bind_address: str, *, key: RunKey, linger_s: float = 1.0, encrypt: bool = False) -> None:
+    def __init__(
+        self,
+        bind_address: str,
+        *,
+        key: RunKey,
+        linger_s: float = 1.0,
+        encrypt: bool = False,
+        handshake_s: float = _HANDSHAKE_S,
+    ) -> None:
         _refuse_all_interfaces(bind_address)
+        bind_address = _pick_name(bind_address)
+        _refuse_if_taken(bind_address)
         self._key = key
         self._encrypt = encrypt
         self._linger_ms = int(linger_s * 1000)
@@ -58,20 +78,29 @@ class ZmqWire:
         self._peers: dict[zmq.Socket[bytes], int] = {}
         self._ended_at: dict[int, float] = {}
         self._packets_since_look = 0
+        self._file = ""
+        """Of the socket, where it has one."""
         self._poller = zmq.Poller()
         self._context = zmq.Context()
         self._router = self._open(zmq.ROUTER, bind_address)
-        self._router.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._router.set(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        if bind_address.startswith(_UNIX):
+            self._router.set(zmq.IPC_FILTER_UID, os.geteuid())
+            self._router.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+            self._router.set(zmq.HANDSHAKE_IVL, round(_HANDSHAKE_AT_HOME_S * 1000))
+        else:
+            self._router.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
+            self._router.set(zmq.HANDSHAKE_IVL, round(handshake_s * 1000))
         lock(self._router, key, encrypted=self._is_encrypted(bind_address))
         self._gate = Gate(self._router)
-        for socket in (self._router, *self._gate.sockets):
-            self._poller.register(socket, zmq.POLLIN)
+        for source in (self._router, *self._gate.sockets):
+            self._poller.register(source, zmq.POLLIN)
         try:
             self._router.bind(bind_address)
         except zmq.ZMQError as error:
             self.close()
             raise _bind_error(bind_address, error) from None
+        if bind_address.startswith(f"{_UNIX}/"):
+            self._file = bind_address.removeprefix(_UNIX)
         self.address = self._router.get_string(zmq.LAST_ENDPOINT)
         """Where this process listens; what others pass to `connect`, letter for letter."""
         self._gate.admit(key, self.address, encrypted=self._is_encrypted(self.address))
@@ -101,14 +130,14 @@ class ZmqWire:
         monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
         self._poller.register(monitor, zmq.POLLIN)
         self._peers[monitor] = peer
-        self._ways[peer] = _Way(dealer=dealer, monitor=monitor)
+        self._ways[peer] = _Way(dealer=dealer, monitor=monitor, is_tcp=not address.startswith(_UNIX))
         try:
             dealer.connect(address)
         except zmq.ZMQError as error:
             self.disconnect(peer)
             raise SpecError(
                 f"The address of peer {peer} is {address!r}, which cannot be ({error.strerror}); "
-                "write it as the listener does: tcp://host:port or ipc://@name."
+                "write it as the listener does: tcp://host:port or ipc:///folder/name."
             ) from None
 
     def disconnect(self, peer: int) -> None:
@@ -130,7 +159,7 @@ class ZmqWire:
         if (way := self._ways.get(peer)) is None:
             return
         try:
-            way.dealer.send_multipart(packet, zmq.NOBLOCK, copy=False)
+            way.dealer.send_multipart(cut(packet) if way.is_tcp else packet, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             # Queues have no limit, so only a connection that ended refuses; without this, sending would wait.
             self._ended_at.setdefault(peer, time.monotonic())
@@ -164,6 +193,9 @@ class ZmqWire:
             return
         for peer in list(self._ways):
             self.disconnect(peer)
+        if self._file:
+            with suppress(FileNotFoundError):  # Its folder went first.
+                os.unlink(self._file)  # While this process still listens there, so that it is nobody else's.
         self._router.disable_monitor()
         self._router.close(linger=0)
         self._gate.close()
@@ -190,19 +222,19 @@ class ZmqWire:
             _identity, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        return [frame.buffer for frame in frames] or [b""]
+        return join([frame.buffer for frame in frames]) or [b""]
 
     def _is_encrypted(self, address: str) -> bool:
         return self._encrypt or leaves_host(address)
 
     def _open(self, kind: int, address: str) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
+        opened = self._context.socket(kind)
         # No limit on queued messages: who sends keeps count of what is under way, and nothing is dropped.
-        socket.set_hwm(0)
-        socket.set(zmq.SNDBUF, _BUFFER_BYTES)
-        socket.set(zmq.RCVBUF, _BUFFER_BYTES)
-        socket.set(zmq.IPV6, int("[" in address))
-        return socket
+        opened.set_hwm(0)
+        opened.set(zmq.SNDBUF, _BUFFER_BYTES)
+        opened.set(zmq.RCVBUF, _BUFFER_BYTES)
+        opened.set(zmq.IPV6, int("[" in address))
+        return opened
 
 
 def _refuse_all_interfaces(address: str) -> None:
@@ -211,6 +243,30 @@ def _refuse_all_interfaces(address: str) -> None:
         raise SpecError(
             f"{address} listens on every network of this machine; name the one address that the others reach."
         )
+
+
+def _pick_name(address: str) -> str:
+    """The address with a name that nobody has in place of `*`; ZeroMQ picks ports by itself."""
+    if address.startswith(_UNIX) and address.endswith("/*"):
+        return address.removesuffix("*") + secrets.token_hex(8)
+    return address
+
+
+def _refuse_if_taken(address: str) -> None:
+    """Whoever binds a socket's file takes it from another, and ZeroMQ does not ask whether that one lives."""
+    if not address.startswith(f"{_UNIX}/"):
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(address.removeprefix(_UNIX))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return  # Nobody ever was there, or who was there has died.
+        except BlockingIOError:
+            pass  # So many call there that it cannot keep up.
+        except OSError as error:
+            raise LaunchError(f"This process cannot listen on {address}: {error.strerror}.") from None
+    raise LaunchError(f"The socket {address} was asked for, but another process uses it; choose another name.")
 
 
 def _bind_error(address: str, error: zmq.ZMQError) -> LaunchError:

@@ -10,11 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shoal.comm.channel import Channel
+from shoal.comm.socket_folder import SocketFolder
 from shoal.errors import LaunchError, PeerLost, ProtocolError
 from shoal.launch import load
 from shoal.launch.deaths import signal_name
@@ -74,6 +75,7 @@ class LocalHost:
         self._zygote = zygote
         self._private = private
         self._echo = echo
+        self.sockets = SocketFolder()
         self._links = Links()
         self._memory = MemoryWatch()
         self._selector = selectors.EpollSelector()
@@ -153,6 +155,7 @@ class LocalHost:
                 _end_group(one.pid, one.pidfd)
             for fd in (one.log_fd, *([one.pidfd] if one.pid is not None else [])):
                 os.close(fd)
+        self.sockets.close()
         os.close(self.arena_fd)
 
     def _request(self, process: int, world: World) -> dict[str, Any]:
@@ -160,7 +163,7 @@ class LocalHost:
             "kind": "spawn",
             "id": process,
             "job": self._job.to_json(),
-            "world": asdict(world),
+            "world": asdict(replace(world, sockets=self.sockets.path)),
             "env": dict(os.environb),
             "cwd": os.getcwdb(),
             "path": sys.path,

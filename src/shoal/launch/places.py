@@ -39,7 +39,7 @@ def plan_places(job: Job) -> list[World]:
     ground = World(
         world_size=workers,
         local_size=workers,
-        coordinator=f"{LOOPBACK}:{_choose_port(job.cluster.port)}",
+        coordinator=_meeting_point(job),
         secret="" if is_alone else secrets.token_hex(_SECRET_BYTES),
         attempt=secrets.token_hex(_ATTEMPT_BYTES),
     )
@@ -129,6 +129,14 @@ def describe_world(job: Job, workers: int | None = None) -> dict[str, Any]:
         "threads": cluster.threads_per_worker,
         "text": f"{members} on 1 host, {threads} each, loopback only",
     }
+
+
+def _meeting_point(job: Job) -> str:
+    """Nothing where nobody asked for a port: on one host Unix sockets do."""
+    # A script's own torch.distributed meets at a port, and at nothing else.
+    if job.cluster.port is None and job.purpose != "script":
+        return ""
+    return f"{LOOPBACK}:{_choose_port(job.cluster.port)}"
 
 
 def _choose_port(fixed: int | None) -> int:

@@ -6,15 +6,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from shoal.comm.codec import Buffer, Frame, Message, TooLarge, decode, encode
+from shoal.comm.security import RunKey
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import ProtocolError
 from shoal.ps.contract import Machine
 from shoal.ps.messages import COORDINATOR, Join, PsMessage, View
 from shoal.ps.packing import pack, unpack
+from shoal.spec import World
 
 _RECONNECT_S = 0.05
 _MOST_AT_ONCE = 256
 """Messages taken in one go before the outbox is emptied."""
+
+
+def open_wire(world: World, address: str) -> ZmqWire:
+    """A member's own place to listen. At a port that is known beforehand somebody else may have been first, whom a
+    password would tell all he needs: there both sides prove themselves."""
+    return ZmqWire(address, key=RunKey.from_text(world.secret), encrypt=bool(world.coordinator))
 
 
 class Node:

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from shoal.comm.channel import Channel
-from shoal.comm.security import RunKey
-from shoal.comm.zmq_wire import ZmqWire
 from shoal.coordinator.machine import Coordinator
 from shoal.coordinator.members import Seat
 from shoal.coordinator.plan import JobPlan
 from shoal.coordinator.store import DurableStore, SqliteStore
 from shoal.errors import LaunchError, PeerLost
-from shoal.ps.node import Node
+from shoal.ps.node import Node, open_wire
 from shoal.roles.beat import Beat
 from shoal.roles.loading import load_task
 from shoal.roles.pulse import SAVING, Pulse
@@ -46,7 +44,7 @@ def run_coordinator(job: Job, world: World, channel: Channel) -> int:
         plan = make_plan(job, world)
         folder = Path(job.run_dir or job.options["scratch"])
         store = PatientStore(SqliteStore(folder / "coordinator.sqlite", world.attempt), reporter.pulse)
-        with ZmqWire(f"tcp://{world.coordinator}", key=RunKey.from_text(world.secret)) as wire:
+        with open_wire(world, world.coordinator_address) as wire:
             wire.watch(channel)
             machine = Coordinator(plan, store, time.monotonic())
             reporter.on_state("ready", 0)

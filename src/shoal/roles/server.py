@@ -6,11 +6,9 @@ import time
 
 from shoal.arena import keep_freed_memory
 from shoal.comm.channel import Channel
-from shoal.comm.security import RunKey
-from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import PeerLost
 from shoal.ledger import make_order
-from shoal.ps.node import Node
+from shoal.ps.node import Node, open_wire
 from shoal.ps.server import ServerMachine
 from shoal.roles.beat import Beat, rss_bytes
 from shoal.roles.feed import Feed
@@ -23,7 +21,6 @@ from shoal.strategies.ps.served import Served
 from shoal.strategies.replica import Replica
 from shoal.strategies.start import Start
 
-BIND_ADDRESS = "tcp://127.0.0.1:*"
 _LOOK_EVERY_S = 0.5
 
 
@@ -34,7 +31,7 @@ def run_server(job: Job, world: World, channel: Channel) -> int:
     with Beat(channel, reporter.pulse):
         reporter.on_state("starting", 0)
         served = open_served(job, world)
-        with ZmqWire(BIND_ADDRESS, key=RunKey.from_text(world.secret)) as wire:
+        with open_wire(world, served.listens_at(world)) as wire:
             machine = ServerMachine(
                 node=world.node,
                 number=world.global_rank,
@@ -43,7 +40,7 @@ def run_server(job: Job, world: World, channel: Channel) -> int:
                 make_values=served.make_values,
                 now=time.monotonic(),
             )
-            node = Node(world.node, machine, wire, f"tcp://{world.coordinator}")
+            node = Node(world.node, machine, wire, world.coordinator_address)
             served.before_update = node.flush  # Backups work on a push while this server does.
             wire.watch(channel)
             reporter.on_state("ready", 0)

@@ -1,7 +1,7 @@
 """Samples for workers that hold no copy of the data: the first worker reads them and sends them.
 
-The holder listens at an address that follows from the run's key, so nobody has to be told where it is, and who
-takes the first worker's place takes the address, too.
+The holder listens in the host's folder of sockets under a name that all know, so nobody has to be told where it
+is, and who takes the first worker's place takes the name, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 from shoal.comm.codec import Message, decode, encode
 from shoal.comm.reliable import Packet
 from shoal.comm.security import RunKey
-from shoal.comm.zmq_transport import bind_address
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.datasets import Shipped, Stream
 from shoal.errors import CommTimeout, LaunchError, ProtocolError, SpecError, TaskError
@@ -60,9 +59,8 @@ class ShippedSet:
     def __init__(self, shipped: Shipped, part: str, world: Callable[[], World]) -> None:
         self._shipped = shipped
         self._world = world
-        self._key = key = RunKey.from_text(world().secret)
-        # Derived by the key, it tells nothing about it.
-        self._address = f"ipc://@shoal-{part}-{key.password(part)[:32].decode()}"
+        self._key = RunKey.from_text(world().secret)
+        self._address = f"ipc://{world().sockets}/{part}"
         self._one_at_a_time = threading.Lock()
         self._reading = threading.Lock()  # a data set need not stand two readers
         self._length: int | None = None
@@ -105,7 +103,7 @@ class ShippedSet:
                 if self._may_make():
                     return self._read_here(numbers)
                 if self._client is None:
-                    self._client = SampleClient(self._address, self._key)
+                    self._client = SampleClient(self._address, self._key, self._world().any_socket)
                 if (answer := self._client.ask(numbers)) is not None:
                     return answer
         raise CommTimeout(
@@ -182,12 +180,12 @@ class SampleServer:
 class SampleClient:
     """Asks the holder for samples."""
 
-    def __init__(self, address: str, key: RunKey) -> None:
+    def __init__(self, address: str, key: RunKey, listens_at: str) -> None:
         self._address = address
         self._peer = secrets.randbits(62)
         self._sequence = 0
         self._heard_at = time.monotonic()
-        self._wire = ZmqWire(bind_address("ipc"), key=key, linger_s=0.0)
+        self._wire = ZmqWire(listens_at, key=key, linger_s=0.0)
         self._wire.connect(_HOLDER, address)
 
     @property

@@ -31,8 +31,10 @@ class World:
     generation: int = 0
     """Rises with every change of membership; messages of an older one are refused."""
     coordinator: str = ""
-    """Where the processes of a job may meet, as `address:port`; a script's MASTER_ADDR and MASTER_PORT.
-    A coordinator binds it, and all others connect to it."""
+    """Where the processes of a job may meet, as `address:port`, where one was asked for; a script's MASTER_ADDR
+    and MASTER_PORT."""
+    sockets: str = ""
+    """The host's folder of Unix sockets, which no other user can enter, where the launcher made one."""
     node: int = 0
     """In a job with servers: this process's number, never used again; the coordinator's is 0."""
     secret: str = field(default="", repr=False)
@@ -60,6 +62,21 @@ class World:
     def is_first(self) -> bool:
         """Whether this process speaks for all: it saves the model and reports the loss."""
         return self.role == "worker" and 0 in self.places
+
+    @property
+    def any_socket(self) -> str:
+        """A Unix socket of this host, of any free name."""
+        return f"ipc://{self.sockets}/*"
+
+    @property
+    def any_port(self) -> str:
+        """A free port that only this host can reach."""
+        return f"tcp://{LOOPBACK}:*"
+
+    @property
+    def coordinator_address(self) -> str:
+        """Where a coordinator listens: at a Unix socket of this host, or at the port that was asked for."""
+        return f"tcp://{self.coordinator}" if self.coordinator else f"ipc://{self.sockets}/coordinator"
 
     def hosting(self, places: Iterable[int], generation: int) -> World:
         """This process as a worker that does the work of these ranks; the lowest becomes its own."""

@@ -154,7 +154,10 @@ GOOD = write_request(adding(1.0, 2))
         {"packing": {}},
         *({"reply_to": address} for address in ("", "tcp://localhost:80", "tcp://127.0.0.1:0", "127.0.0.1:80")),
         *({"reply_to": address} for address in ("tcp://::1:80", "tcp://[127.0.0.1]:80", "tcp://127.0.0.1:8_0")),
-        *({"reply_to": address} for address in ("tcp://127.0.0.1:http", "ipc:///tmp/file", "ipc://@" + "x" * 200)),
+        *(
+            {"reply_to": address}
+            for address in ("tcp://127.0.0.1:http", "ipc://here", "ipc:///" + "é" * 60, "ipc://@" + "x" * 200)
+        ),
     ],
     ids=str,
 )

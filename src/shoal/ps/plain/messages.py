@@ -15,7 +15,8 @@ from shoal.ps.plain.tensors import Bulk, TensorSpec
 
 CLIENT_ID_BYTES = 16
 UNCOMPRESSED = "none"
-_UNIX_SOCKET = re.compile(r"ipc://@[\w.-]{1,100}", re.ASCII)
+_UNIX_SOCKET = re.compile(rb"ipc://(@[\w.-]{1,100}|/[^\0]{1,106})")
+"""One without a file, or with one whose path the kernel takes."""
 
 
 class Ask(StrEnum):
@@ -162,7 +163,7 @@ def _require_names(names: list[object]) -> None:
 
 def _require_reachable(address: str) -> None:
     """Only what a client's own socket says: a name could keep the server waiting, other spellings raise."""
-    if not _UNIX_SOCKET.fullmatch(address) and _spelled_out(address) != address:
+    if not _UNIX_SOCKET.fullmatch(address.encode()) and _spelled_out(address) != address:
         raise ProtocolError("A request wants its answer at what is no address of a TCP or Unix socket.")
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import socket
 
 from shoal.comm.security import host_of
-from shoal.comm.zmq_transport import bind_address
 from shoal.errors import LaunchError, SpecError
 
 
 def reply_address(server: str) -> str:
     """A place to listen on the network through which the server is reached."""
-    if server.startswith("ipc://"):
-        return bind_address("ipc")
+    if server.startswith("ipc://@"):
+        return f"ipc://@shoal-{os.getpid()}-{secrets.token_hex(8)}"
+    if server.startswith("ipc:///"):
+        return f"{server.rpartition('/')[0]}/*"
     host, port = _split(server)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
@@ -31,7 +34,7 @@ def _split(address: str) -> tuple[str, int]:
     port = host_and_port.rpartition(":")[2]
     if transport != "tcp" or not host_of(host_and_port) or not (port.isdecimal() and 0 < int(port) < 1 << 16):
         raise SpecError(
-            f"A server's address is tcp://ADDRESS:PORT or ipc://@NAME, found {address!r}; "
+            f"A server's address is tcp://ADDRESS:PORT, ipc:///FOLDER/NAME or ipc://@NAME, found {address!r}; "
             "copy what the server shows as its address."
         )
     return host_of(host_and_port), int(port)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from shoal.comm.codec import decode, encode
 from shoal.comm.reliable import Packet
 from shoal.comm.security import RunKey
+from shoal.comm.socket_folder import SocketFolder
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import ProtocolError, SpecError
 from shoal.ps.plain.desk import Desk
@@ -35,8 +36,9 @@ class Server:
     Args:
         parameters: Tensors by name, or a module, whose named parameters they are.
         optimizer: Makes a torch optimizer for a list of parameters; without one, updates are added.
-        address: Where to listen: `tcp://ADDRESS:PORT` (`*` for any free port) or `ipc://@NAME`. What leaves this
-            host is encrypted.
+        address: Where to listen: `tcp://ADDRESS:PORT` (`*` for any free port), `ipc:///FOLDER/NAME` or `ipc://@NAME`;
+            by default at a Unix socket in a new folder that only this user can enter. What leaves this host is
+            encrypted.
         key: Whom to serve: those who have it. A new one where none is given.
         max_clients: How many clients are served at a time, 128 at most; each costs a connection.
     """
@@ -46,7 +48,7 @@ class Server:
         parameters: Mapping[str, Tensor] | nn.Module,
         *,
         optimizer: MakeOptimizer | None = None,
-        address: str = "tcp://127.0.0.1:*",
+        address: str | None = None,
         key: RunKey | None = None,
         max_clients: int = _MOST_CLIENTS,
     ) -> None:
@@ -61,6 +63,10 @@ class Server:
         self._desk = Desk(self._table, max_clients=max_clients)
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
+        self._folder = None
+        if address is None:
+            self._folder = SocketFolder()
+            address = f"ipc://{self._folder.path}/server"
         self._wire = ZmqWire(address, key=self.key)
         self.address = self._wire.address
         """Where clients find this server."""
@@ -99,7 +105,7 @@ class Server:
         """Serve no more. From another thread than the one that serves, this waits for its end."""
         self._stopping.set()
         if self._thread is None:
-            self._wire.close()
+            self._close()
         elif self._thread is not threading.current_thread():
             self._ended.wait()
 
@@ -117,11 +123,16 @@ class Server:
 
     def _serve(self) -> None:
         try:
-            with self._wire:
-                while not self._stopping.is_set():
-                    self._serve_once()
+            while not self._stopping.is_set():
+                self._serve_once()
         finally:
+            self._close()
             self._ended.set()
+
+    def _close(self) -> None:
+        self._wire.close()
+        if self._folder is not None:
+            self._folder.close()
 
     def _serve_once(self) -> None:
         packet = self._wire.poll(_LOOK_EVERY_S)

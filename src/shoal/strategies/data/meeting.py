@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shoal.arena import Segment, counter_bytes
+from shoal.spec.world import LOOPBACK
 from shoal.strategies.base import Setting
 
 if TYPE_CHECKING:
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 _ROW_BYTES = 256
 _KEY_IS_THERE, _ADDRESS_IS_THERE = 1, 2
+
+
+def listening_address(setting: Setting) -> str:
+    """Where this worker listens: at a Unix socket, or over tcp where a port was fixed."""
+    world = setting.world
+    return world.any_socket if setting.port is None else f"tcp://{LOOPBACK}:{setting.port + world.global_rank}"
 
 
 class Meeting:

@@ -16,7 +16,7 @@ from shoal.comm.zmq_transport import ZmqTransport
 from shoal.errors import LaunchError, ProtocolError, SpecError
 from shoal.spec import World
 from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
-from shoal.strategies.data.meeting import Meeting
+from shoal.strategies.data.meeting import Meeting, listening_address
 from shoal.strategies.data.single import SingleProcess
 from shoal.strategies.half_range import HalfState
 from shoal.strategies.optimizer_state import by_parameter, named_state
@@ -44,7 +44,7 @@ class RelayData(WholeModel):
         """Who has the state of the last step besides this worker, where it was the one that trained."""
         self._inbox: dict[int, deque[Message]] = {rank: deque() for rank in self._others}
         meeting = Meeting(setting)
-        self._transport = ZmqTransport(self._rank, key=meeting.agree_on_key(), via="ipc")
+        self._transport = ZmqTransport(self._rank, key=meeting.agree_on_key(), address=listening_address(setting))
         self._transport.connect(meeting.exchange_addresses(self._transport.address))
 
     def step(self, work: Work) -> StepResult:

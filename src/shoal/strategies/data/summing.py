@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from shoal.strategies.backend import PATIENCE, Backend
 from shoal.strategies.base import Setting
-from shoal.strategies.data.meeting import Meeting
+from shoal.strategies.data.meeting import Meeting, listening_address
 
 
 class Summing(Protocol):
@@ -34,13 +34,12 @@ class SocketSumming:
         from shoal.comm.zmq_transport import ZmqTransport
 
         world = setting.world
-        # On one host a Unix socket moves bytes faster than tcp; a fixed port asks for tcp.
-        where: dict[str, Any] = (
-            {"via": "ipc"} if setting.port is None else {"port": setting.port + world.global_rank}
-        )
         meeting = Meeting(setting)
         self._transport = ZmqTransport(
-            world.global_rank, key=meeting.agree_on_key(), generation=world.generation, **where
+            world.global_rank,
+            key=meeting.agree_on_key(),
+            address=listening_address(setting),
+            generation=world.generation,
         )
         self._transport.connect(meeting.exchange_addresses(self._transport.address))
         collective = make_collective(

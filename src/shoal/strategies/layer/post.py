@@ -14,7 +14,7 @@ from shoal.comm.transport import Transport
 from shoal.errors import CommTimeout
 from shoal.strategies.backend import PATIENCE
 from shoal.strategies.base import Setting
-from shoal.strategies.data.meeting import Meeting
+from shoal.strategies.data.meeting import Meeting, listening_address
 from shoal.strategies.layer.packing import pack, unpack
 
 _KIND = "layer.value"
@@ -146,8 +146,11 @@ def open_post(setting: Setting) -> Post:
 
     world = setting.world
     meeting = Meeting(setting)
-    # On one host a Unix socket moves bytes faster than tcp; a fixed port asks for tcp.
-    where: dict[str, Any] = {"via": "ipc"} if setting.port is None else {"port": setting.port + world.global_rank}
-    transport = ZmqTransport(world.global_rank, key=meeting.agree_on_key(), generation=world.generation, **where)
+    transport = ZmqTransport(
+        world.global_rank,
+        key=meeting.agree_on_key(),
+        address=listening_address(setting),
+        generation=world.generation,
+    )
     transport.connect(meeting.exchange_addresses(transport.address))
     return Post(transport, world.global_rank, world.world_size, device=world.device, on_idle=setting.on_idle)

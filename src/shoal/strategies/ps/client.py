@@ -10,12 +10,10 @@ import torch
 
 from shoal.comm.codec import Frame
 from shoal.comm.compression import make_compression
-from shoal.comm.security import RunKey
-from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import LaunchError
 from shoal.ps.buffers import Buffers, Label
 from shoal.ps.leasing import LeaseHolder
-from shoal.ps.node import Node
+from shoal.ps.node import Node, open_wire
 from shoal.ps.offers import Offer
 from shoal.ps.rules import Together
 from shoal.ps.worker import WorkerMachine
@@ -30,7 +28,6 @@ from shoal.strategies.ps.puller import Puller
 from shoal.strategies.ps.scaling import WorkerScale
 from shoal.strategies.ps.served import Served
 
-_BIND_ADDRESS = "tcp://127.0.0.1:*"
 _TICK_S = 0.05
 
 
@@ -40,7 +37,7 @@ class PsClient:
     def __init__(self, served: Served, world: World, on_idle: Callable[[], None]) -> None:
         self.served = served
         self._on_idle = on_idle
-        wire = ZmqWire(_BIND_ADDRESS, key=RunKey.from_text(world.secret))
+        wire = open_wire(world, served.listens_at(world))
         now = time.monotonic()
         self.machine = WorkerMachine(
             node=world.node,
@@ -52,7 +49,7 @@ class PsClient:
             address=wire.address,
             leases=LeaseHolder(now=now, ahead=cells_ahead(served.spec)) if served.spec.is_leased else None,
         )
-        self._node = Node(world.node, self.machine, wire, f"tcp://{world.coordinator}")
+        self._node = Node(world.node, self.machine, wire, world.coordinator_address)
         self.puller = Puller(served, self.machine, self.wait, lambda: self.hear(0.001))
         self.compression = make_compression(served.spec.compress)
         self.tap = GradientTap(served.memory.params)

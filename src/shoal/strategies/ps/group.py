@@ -38,7 +38,7 @@ class Group:
         self._transport = _AttentiveTransport(
             self._rank - self.ranks.start,
             key=RunKey.from_text(world.secret),
-            via="ipc" if client.served.shares_memory else "tcp",
+            address=client.served.listens_at(world),
             look=partial(client.hear, 0.0),
         )
         self._collective: Collective | None = None
@@ -105,8 +105,8 @@ def ranks_of_group(rank: int, workers: int, groups: int) -> range:
 class _AttentiveTransport(ZmqTransport):
     """Looks around while it waits for a peer: the coordinator wants signs of life, and may tell it to stop."""
 
-    def __init__(self, rank: int, *, key: RunKey, via: str, look: Callable[[], None]) -> None:
-        super().__init__(rank, key=key, via=via)
+    def __init__(self, rank: int, *, key: RunKey, address: str, look: Callable[[], None]) -> None:
+        super().__init__(rank, key=key, address=address)
         self._look = look
 
     def receive(self, timeout_s: float, *, awaited: int | None = None) -> tuple[int, Message]:

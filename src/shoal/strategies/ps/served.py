@@ -94,6 +94,10 @@ class Served:
         """Whether the bulk goes through the host's memory."""
         return self.spec.wire != "tcp"
 
+    def listens_at(self, world: World) -> str:
+        """Where a process of this job listens."""
+        return world.any_socket if self.shares_memory else world.any_port
+
     def make_values(self, shard: int, copy: int) -> ShardStore:
         """The values of a shard in one of its places, as the model begins."""
         if self.host is not None:
