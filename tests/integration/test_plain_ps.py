@@ -23,7 +23,9 @@ from helpers.forked import in_processes
 from shoal.comm import RunKey, ZmqWire
 from shoal.comm.security import leaves_host
 from shoal.errors import CommTimeout, LaunchError, PeerLost, SpecError
+from shoal.ps.plain import table
 from shoal.ps.plain.reach import reply_address
+from shoal.ps.plain.table import MOST_NAME_BYTES
 from shoal.spec import World
 
 GUARD_S = 60.0
@@ -318,3 +320,25 @@ def test_a_server_is_by_default_where_only_its_user_can_reach_it_and_leaves_noth
         assert client.update({"w": torch.ones(1)}) == 1
         assert len(list(file.parent.iterdir())) == 2
     assert not file.parent.exists()
+
+
+def long_names(each_bytes: int) -> dict[str, torch.Tensor]:
+    return {f"{number:04}" + "n" * (each_bytes - 4): torch.ones(1) for number in range(4000)}
+
+
+def test_names_as_long_as_they_may_be_travel_in_every_message() -> None:
+    values = long_names(MOST_NAME_BYTES // 4000)
+    with shoal.ps.Server(values) as server, client_of(server, compress="int8") as client:
+        assert client.names == tuple(values)
+        assert client.update(values) == 1
+        assert all(value.item() == 2.0 for value in client.get(*values).values())
+
+
+def test_names_that_are_too_long_to_be_told_are_refused_and_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SpecError, match="4000 parameters may have 2097152 bytes together, found 8000000"):
+        shoal.ps.Server(long_names(2000))
+    monkeypatch.setattr(table, "MOST_NAME_BYTES", 1 << 30)
+    with shoal.ps.Server(long_names(2000)) as server:
+        for _ in range(2):
+            with pytest.raises(SpecError, match="header of message 'done' may have"):
+                client_of(server)

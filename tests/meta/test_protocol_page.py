@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 
 from shoal.comm import codec
+from shoal.coordinator.leases import AHEAD
 from shoal.coordinator.plan import ADJUSTMENTS
 from shoal.ps import messages
 from shoal.ps.plain.messages import Ask
 from shoal.ps.plain.messages import Outcome as Answered
+from shoal.ps.plain.table import MOST_NAME_BYTES
 from shoal.ps.primary import Primary
+from shoal.ps.server import RUNS_PER_REPORT, SHARDS_PER_REPORT
 from shoal.spec import ParameterServer
+from shoal.spec.strategy import MOST_CELLS_PER_PUSH, MOST_SHARDS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROTOCOL = (DOCS / "protocol.md").read_text(encoding="utf-8")
@@ -76,9 +80,14 @@ def test_the_plain_objects_messages_are_named():
 def test_limits_are_those_of_the_code():
     limits = section(PROTOCOL, "Limits")
     for limit in (
-        f"header of a packet | {codec.MAX_HEADER_BYTES >> 20} MiB |",
+        f"header of a packet | {codec.MAX_HEADER_BYTES >> 20} MiB;",
         f"frames of a packet | {codec.MAX_FRAMES} |",
         f"one frame | {codec.MAX_FRAME_BYTES >> 20} MiB;",
+        f"shards of a model | {MOST_SHARDS}; a server reports on {SHARDS_PER_REPORT} at a time |",
+        f"cells of a push | {MOST_CELLS_PER_PUSH} (",
+        f"reported of a shard | {RUNS_PER_REPORT},",
+        f"the first that is not done | {AHEAD} |",
+        f"parameters | {MOST_NAME_BYTES >> 20} MiB together |",
         f"dimensions of a tensor | {codec.MAX_DIMS};",
         f"filled | {Primary.MAX_QUEUED} for each shard |",
     ):

@@ -22,8 +22,8 @@ from shoal.errors import ProtocolError
 Buffer = bytes | bytearray | memoryview
 Frame = torch.Tensor | bytes | bytearray | memoryview
 
-MAX_HEADER_BYTES = 1 << 20
-MAX_FRAMES = 4096
+MAX_HEADER_BYTES = 4 << 20
+MAX_FRAMES = 1 << 16
 MAX_FRAME_BYTES = 64 << 20
 MAX_DIMS = 16
 

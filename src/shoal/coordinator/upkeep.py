@@ -291,7 +291,7 @@ class Upkeep:
             return
         if self._final_reports is None:
             self._final_reports = Counter()
-        have_all = len(self._reports.everywhere(self.plan.num_shards)) >= self.plan.num_cells
+        have_all = self._reports.least_cells(self.plan.num_shards) >= self.plan.num_cells
         if have_all or min(self._final_reports[s] for s in range(self.plan.num_shards)) >= FINAL_REPORTS:
             self.finished = audit(self.plan, self._reports.shards)
             self._decide("finished", "all cells are done", audit=self.finished)

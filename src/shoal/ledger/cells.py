@@ -86,7 +86,9 @@ class CellSet:
 
     def copy(self) -> CellSet:
         """Another one with the same cells."""
-        return CellSet.in_at_least(1, [self])
+        other = CellSet()
+        other._edges, other._count = list(self._edges), self._count
+        return other
 
     @classmethod
     def in_at_least(cls, wanted: int, sets: Iterable[CellSet]) -> CellSet:

@@ -51,7 +51,8 @@ class LeaseHolder:
         """The next cell to train on, those first that stay by themselves; None where none is at hand."""
         if not self._ready:
             return None
-        cell = next((cell for cell in self._ready if cell in self._apart), self._ready[0])
+        first = self._ready[0]
+        cell = next((cell for cell in self._ready if cell in self._apart), first) if self._apart else first
         self._ready.remove(cell)
         self._begun.add(cell)
         # Asked for while this one is trained on, the next is there in time.

@@ -8,13 +8,14 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from shoal.comm.codec import decode, encode
+from shoal.comm.codec import TooLarge, decode, encode
 from shoal.comm.reliable import Packet
 from shoal.comm.security import RunKey
 from shoal.comm.socket_folder import SocketFolder
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import ProtocolError, SpecError
 from shoal.ps.plain.desk import Desk
+from shoal.ps.plain.messages import Answer, Outcome, write_answer
 from shoal.ps.plain.table import MakeOptimizer, ParameterTable
 from shoal.spec.checks import require_count
 
@@ -142,15 +143,20 @@ class Server:
         if packet is not None:
             self._take(packet)
 
-    def _take(self, packet: Packet) -> None:
+    def _take(self, asked: Packet) -> None:
         try:
-            answered = self._desk.take(decode(packet))
+            answered = self._desk.take(decode(asked))
         except ProtocolError:
             self.refused += 1
             return
         if answered is None:
             return
         caller, answer = answered
+        try:
+            packet = encode(answer)
+        except TooLarge as error:  # Nobody's question may end the service of all.
+            refusal = Answer(outcome=Outcome.REFUSED, sequence=answer.fields["sequence"], reason=str(error))
+            packet = encode(write_answer(refusal))
         if caller.peer not in self._wire.peers:
             self._wire.connect(caller.peer, caller.address)
-        self._wire.transmit(caller.peer, encode(answer))
+        self._wire.transmit(caller.peer, packet)

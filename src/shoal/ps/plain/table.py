@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from shoal.comm.codec import MAX_FRAMES
 from shoal.errors import SpecError
 from shoal.ps.plain.tensors import PIECE_BYTES, TensorSpec, pieces, require_fit, require_known
+
+MOST_PIECES = 4096
+MOST_NAME_BYTES = 2 << 20
+"""So that a greeting, and a request that names all parameters, fit the header of a message."""
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -31,7 +34,7 @@ class ParameterTable:
             name: _copied(tensor, trained=tensor.requires_grad or not isinstance(parameters, nn.Module))
             for name, tensor in named.items()
         }
-        _require_few_pieces(self._values)
+        _require_that_all_fit(self._values)
         trained = [value for value in self._values.values() if value.requires_grad]
         self._optimizer = make_optimizer(trained) if make_optimizer else None
         self._optimized = _optimized(self._optimizer, self._values)
@@ -120,12 +123,17 @@ def _named(parameters: Mapping[str, Tensor] | nn.Module) -> dict[str, Tensor]:
     return named
 
 
-def _require_few_pieces(values: Mapping[str, Tensor]) -> None:
-    """They must fit into one message."""
-    if (num_pieces := sum(len(pieces(value)) for value in values.values())) > MAX_FRAMES:
+def _require_that_all_fit(values: Mapping[str, Tensor]) -> None:
+    """They must fit into one message, and so must their names."""
+    if (num_pieces := sum(len(pieces(value)) for value in values.values())) > MOST_PIECES:
         raise SpecError(
-            f"The parameters of one server travel in at most {MAX_FRAMES} pieces of {PIECE_BYTES >> 20} MiB, "
+            f"The parameters of one server travel in at most {MOST_PIECES} pieces of {PIECE_BYTES >> 20} MiB, "
             f"found {num_pieces}; spread them over several servers."
+        )
+    if (num_bytes := sum(len(name.encode()) for name in values)) > MOST_NAME_BYTES:
+        raise SpecError(
+            f"The names of one server's {len(values)} parameters may have {MOST_NAME_BYTES} bytes together, found "
+            f"{num_bytes}; use shorter ones, or spread them over several servers."
         )
 
 

@@ -8,15 +8,28 @@ from typing import Any
 import msgpack
 import torch
 
-from shoal.comm.codec import Frame
+from shoal.comm.codec import MAX_FRAME_BYTES, Frame
 from shoal.comm.compression import Compression, Packed
 from shoal.errors import ProtocolError
 from shoal.strategies.ps.blocks import Block
 from shoal.strategies.ps.memory import ServedMemory
 
-_HEADER_LIMIT = 1 << 20
+_HEADER_LIMIT = 4 << 20
 _RUN_BYTES = 4 << 20
 """As much travels in one frame: with less, each costs too much; with more, a frame drops out of the caches."""
+
+
+def in_frames(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """A tensor of any size as frames that may travel, flat and in order."""
+    return tensor.detach().reshape(-1).split(MAX_FRAME_BYTES // tensor.dtype.itemsize)
+
+
+def from_frames(frames: Sequence[Frame]) -> torch.Tensor:
+    """The flat tensor that `in_frames` cut; `ProtocolError` for anything else."""
+    tensors = [frame for frame in frames if isinstance(frame, torch.Tensor)]
+    if not tensors or len(tensors) < len(frames) or len({tensor.dtype for tensor in tensors}) > 1:
+        raise ProtocolError("A tensor that was cut into frames is not all there.")
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def wrap(compression: Compression, key: Any, tensors: Sequence[torch.Tensor]) -> list[Frame]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from shoal.comm.codec import MAX_FRAMES
 from shoal.comm.compression import Compression, make_compression
 from shoal.errors import SpecError
 from shoal.layout import Placement, place
@@ -27,6 +28,10 @@ from shoal.strategies.ps.moving import KEEPER, MovingMean
 from shoal.strategies.ps.store import ShardStore
 from shoal.strategies.ps.whole_store import WholeStore
 from shoal.strategies.replica import Replica
+
+_FRAMES_BESIDES = 4
+"""Of a block or piece: its values, flags and scalars, or what a compression makes of it; of a message: what else
+it brings."""
 
 
 @dataclass(kw_only=True)
@@ -62,6 +67,8 @@ class Served:
             moving_bytes=moving.nbytes,
             copies=spec.hosts if by_host else 2,
         )
+        if not shared:
+            check_that_shards_travel(memory)
         consistency = parse_sync(spec.sync)
         clips = replica.task.clip_norm is not None and spec.push == "gradients"
         rules = ShardRules(
@@ -124,6 +131,19 @@ class Served:
         store.before_update = lambda: self.before_update()
         store.initialise()
         return store
+
+
+def check_that_shards_travel(memory: ServedMemory) -> None:
+    """Over tcp all of a shard goes to a new copy as one message, and so does its part of each gradient."""
+    for shard, blocks in enumerate(memory.blocks):
+        pieces = sum(len(block.chunk.pieces) for block in blocks)
+        frames = max(len(blocks) * (len(memory.schema.mirrored) + _FRAMES_BESIDES), pieces * _FRAMES_BESIDES)
+        if frames > MAX_FRAMES - _FRAMES_BESIDES:
+            raise SpecError(
+                f"ps: with wire=tcp a shard travels in at most {MAX_FRAMES} frames, but shard {shard} of "
+                f"{len(memory.blocks)} takes {frames}; cut the model into more, as in "
+                f"shards={len(memory.blocks) * -(-2 * frames // MAX_FRAMES)}."
+            )
 
 
 def pull_compression(spec: ParameterServer) -> Compression:

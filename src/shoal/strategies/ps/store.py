@@ -20,7 +20,7 @@ from shoal.strategies.ps.bulk import Bulk
 from shoal.strategies.ps.memory import ServedMemory
 from shoal.strategies.ps.moving import KEEPER, MovingMean
 from shoal.strategies.ps.norms import ShardNorms
-from shoal.strategies.ps.parcelling import wrap
+from shoal.strategies.ps.parcelling import from_frames, in_frames, wrap
 from shoal.strategies.ps.schedule import ShardSchedule
 from shoal.strategies.ps.versions import BlockVersions
 from shoal.strategies.replica import Replica
@@ -181,17 +181,18 @@ class ShardStore:
         """Everything for another copy; in shared memory it is read from this one."""
         # The other copy has no mark to go back to, so neither may this one: they would part.
         self._marked = None
-        facts = {"copy": self._copy, "updates": self._updates[self._shard]}
-        advances = torch.tensor(self._schedule.advances, dtype=torch.float64)
-        return (advances, *(() if self._shared else self._live(self._copy))), facts
+        advances = in_frames(torch.tensor(self._schedule.advances, dtype=torch.float64))
+        facts = {"copy": self._copy, "updates": self._updates[self._shard], "advances": len(advances)}
+        return (*advances, *(() if self._shared else self._live(self._copy))), facts
 
     def load(self, frames: Sequence[Frame], facts: dict[str, Any]) -> None:
         """Become what another copy is."""
-        advances, *values = frames
-        sources = self._live(1 - self._copy) if self._shared else values
+        num_advances = int(facts["advances"])
+        sources = self._live(1 - self._copy) if self._shared else frames[num_advances:]
         targets = self._live(self._copy)
-        if not isinstance(advances, torch.Tensor) or not _alike(sources, targets):
+        if not _alike(sources, targets):
             raise ProtocolError("What should fill a shard does not fit it.")
+        advances = from_frames(frames[:num_advances])
         with self._versions.all_changing():
             torch._foreach_copy_(targets, list(sources))
         self._rebind()

@@ -13,6 +13,7 @@ from shoal.errors import ProtocolError
 from shoal.ps.messages import Push
 from shoal.strategies.optimizer_state import load_named_state
 from shoal.strategies.ps.memory import shaped
+from shoal.strategies.ps.parcelling import from_frames, in_frames
 from shoal.strategies.ps.store import ShardStore
 
 
@@ -53,15 +54,20 @@ class WholeStore(ShardStore):
         frames, facts = super().frames()
         tensors: list[torch.Tensor] = []
         facts["state"] = _plain(self._replica.optimizer.state_dict()["state"], tensors)
-        facts["state_tensors"] = len(tensors)
-        return (*frames, *tensors), facts
+        facts["state_frames"] = [len(in_frames(tensor)) for tensor in tensors]
+        facts["state_shapes"] = [list(tensor.shape) for tensor in tensors]
+        return (*frames, *(frame for tensor in tensors for frame in in_frames(tensor))), facts
 
     def load(self, frames: Sequence[Frame], facts: dict[str, Any]) -> None:
         """Become what another copy is."""
-        at = len(frames) - facts["state_tensors"]
+        at = len(frames) - sum(facts["state_frames"])
         super().load(frames[:at], facts)
+        tensors = []
+        for count, shape in zip(facts["state_frames"], facts["state_shapes"], strict=True):
+            tensors.append(from_frames(frames[at : at + count]).reshape(shape))
+            at += count
         whole = self._replica.optimizer.state_dict()
-        whole["state"] = _unplain(facts["state"], frames[at:])
+        whole["state"] = _unplain(facts["state"], tensors)
         self._replica.optimizer.load_state_dict(whole)
 
     def mark(self) -> None:
