@@ -67,6 +67,8 @@ def random_scenario(seed: int) -> Scenario:
     for _ in range(dice.randint(0, 3)):
         role, rank = dice.choice(victims)
         kills.append(Kill(at=dice.randrange(10, 220), role=role, rank=rank, lives_on=dice.random() < 0.4))
+    # A host knows who of its own lives: nobody goes on there who is taken for dead.
+    on_one_host = not any(kill.lives_on and kill.role != COORDINATOR for kill in kills)
     return Scenario(
         sync=dice.choice([*MODES, *OTHER_MODES]),
         shards=dice.choice([1, 2, 3]),
@@ -78,6 +80,9 @@ def random_scenario(seed: int) -> Scenario:
             corrupt=dice.choice([0, 0.02]),
         ),
         together=dice.random() < 0.4,
+        in_memory=on_one_host and dice.random() < 0.5,
+        save_every=dice.choice([0, 2]) if on_one_host else 0,
+        saves_on_demand=dice.random() < 0.5,
     )
 
 
