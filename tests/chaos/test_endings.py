@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from helpers.commands import GUARD_S, command, environment
 from helpers.observed import ObservedEngine
 from helpers.striking import Striker
-from shoal.errors import WorkerFailed
+from shoal.errors import Interrupted, WorkerFailed
 from shoal.launch import ZygoteProcess
 from shoal.launch.runs import train
 from shoal.observe import Event, read_events
@@ -71,6 +73,24 @@ def test_a_signal_to_one_worker_alone_is_that_workers_death(run: Run, zygote: Zy
     (lost,) = run.told("lost")
     assert striker.struck == 1 and signal.Signals(signum).name in lost["reason"] and run.told("replaced")
     assert (found["digest"], found["reason"]) == (calm["digest"], "finished")
+
+
+def test_a_signal_to_all_processes_stops_the_run(run: Run, zygote: ZygoteProcess) -> None:
+    """As a batch system sends it: the workers are gone before anybody could ask them to stop."""
+    engine = ObservedEngine(zygote)
+
+    def signal_all(event: Event) -> None:
+        if event.kind == "steps" and engine.running("worker"):
+            os.kill(os.getpid(), signal.SIGINT)
+            for worker in engine.running("worker"):
+                engine.signal(worker, signal.SIGINT)
+            time.sleep(0.5)  # Their ends are there when the supervisor looks next.
+
+    job = Job(target=f"{TASKS}:task", args={"epochs": 100_000}, cluster=Cluster(workers=2, threads=1))
+    events: list[Event] = []
+    with pytest.raises(Interrupted):
+        engine.run(job, lambda event: (events.append(event), signal_all(event))[0])
+    assert not [event for event in events if event.kind == "lost"]
 
 
 def test_who_follows_the_first_worker_at_the_very_end_knows_its_loss(run: Run, zygote: ZygoteProcess) -> None:

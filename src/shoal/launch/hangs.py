@@ -50,6 +50,11 @@ class Life:
         return self.phase in ("computing", "waiting")
 
     @property
+    def is_saving(self) -> bool:
+        """Whether it waits for storage."""
+        return self.phase == "saving"
+
+    @property
     def usual_s(self) -> float | None:
         """How long it may be expected to go without a sign of moving; None where nobody can tell."""
         return self.p99_s if self.is_training or self.phase == "serving" else None

@@ -48,7 +48,9 @@ _SETTLE_S = 0.3
 _GRACE_S = 2.0
 """How long the others may take to end then."""
 _STOP_S = 120.0
-"""How long workers may take to finish their step and save, once asked."""
+"""How long workers may take to finish their step, once asked."""
+_SAVE_S = 600.0
+"""The same while one of them saves: what is on its way to a slow disk is what the request is about to keep."""
 _READING = ("evaluate", "predict", "inspect")
 """Purposes that keep nothing worth waiting for."""
 
@@ -80,7 +82,7 @@ class SupervisorMachine:
         self._cause: Failure | None = None
         """Why the run fails. From then on nothing counts but that all end."""
         self._end_by = math.inf
-        self._stop_by: float | None = None
+        self._stop_asked_at: float | None = None
         self._world_told = False
         # Who was asked to be quiet does not hang because of that.
         self._vigil = Vigil(self, unmeasured_s=math.inf if job.options.get("quiet") else hang_timeout_s)
@@ -248,15 +250,25 @@ class SupervisorMachine:
             self._end(Interrupted("The run was ended at once, on the second request; what was not saved is lost."))
         else:
             self.is_stopping = True
-            self._stop_by = self.now + _STOP_S
+            self._stop_asked_at = self.now
             self.emit("warning", None, {"text": "stopping after this step; Ctrl-C again ends at once"})
             for hand in self.crew.living("worker"):
                 self.say(hand, {"kind": "stop"})
 
+    @property
+    def _stop_by(self) -> float | None:
+        """Until when the workers may take to stop; None where nobody has asked them to."""
+        if self._stop_asked_at is None:
+            return None
+        saves = any(hand.life.is_saving for hand in self.crew.living("worker"))
+        return self._stop_asked_at + (_SAVE_S if saves else _STOP_S)
+
     def _check_stop(self) -> None:
-        if self._stop_by is not None and self.now > self._stop_by:
+        if (stop_by := self._stop_by) is not None and self.now > stop_by:
+            assert self._stop_asked_at is not None
+            seconds = self.now - self._stop_asked_at
             self._end(
-                Interrupted(f"The workers did not stop within {_STOP_S:.0f} s of the request and were ended.")
+                Interrupted(f"The workers did not stop within {seconds:.0f} s of the request and were ended.")
             )
 
     def _judge(self) -> None:

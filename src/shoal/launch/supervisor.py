@@ -97,14 +97,15 @@ class Supervisor:
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     def _collect(self, interrupts: Interrupts) -> Iterator[Input]:
+        # First, for a signal to all processes at once ends workers that were to be asked to stop.
+        for _ in range(interrupts.take()):
+            yield Interrupt()
         try:
             yield from self._host.collect()
         except LaunchError as error:
             yield HostFailed(str(error))
         if self._control is not None:
             yield from self._control.collect()
-        for _ in range(interrupts.take()):
-            yield Interrupt()
 
     def _carry_out(self) -> None:
         """Do what the machine asks for; what follows from the answers is asked for, too."""

@@ -115,6 +115,20 @@ def test_a_host_that_fails_ends_the_run_unless_something_else_did() -> None:
     assert table.machine.over is not None and isinstance(table.machine.over.error, WorkerFailed)
 
 
+def test_who_saves_has_more_time_to_stop() -> None:
+    for phase, seconds in (("computing", 120), ("saving", 600)):
+        table = two_and_a_spare()
+        table.begin()
+        table.tell(Interrupt())
+        for _ in range(seconds):
+            table.say(WORKER_0, "beat", step=1, phase=phase)
+            table.say(WORKER_1, "beat", step=1, phase="waiting")
+            assert table.machine.over is None
+            table.wait(1.0)
+        table.wait(1.0)
+        assert table.machine.over is not None and f"within {seconds + 1} s" in str(table.machine.over.error)
+
+
 def test_one_request_stops_after_the_step_and_the_second_at_once() -> None:
     table = two_and_a_spare()
     table.begin()
