@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.training import Train, Trained
+from shoal.checkpoint import digest, load_tensors
 from shoal.checkpoint.listing import list_entries
 from shoal.errors import Interrupted, WorkerFailed
 from shoal.launch import ZygoteProcess
@@ -129,6 +130,44 @@ def test_an_interrupted_run_is_saved_after_its_step(train: Train, name: str) -> 
     path, manifest = find_whole(str(folder.path), "", print)
     resumed = train.run(resumed_job(folder.read_job(), path, manifest, {"overrides": steps}))
     assert_goes_on(whole, resumed, saved.step)
+
+
+@pytest.mark.parametrize(
+    ("sync", "rule"),
+    [
+        ("asp", "every=1h"),
+        ("asp", "every=90000"),  # whose borders are planned
+        ("ssp:3", "every=1h"),
+        pytest.param("alternate:4", "every=1h", marks=pytest.mark.long),
+        pytest.param("quorum:1/2", "every=1h", marks=pytest.mark.long),
+    ],
+)
+def test_an_interrupted_run_is_saved_where_timing_decides(train: Train, sync: str, rule: str) -> None:
+    """All come to one border first; nobody goes on from there, so the model is that of the checkpoint."""
+    first = iter([True])
+
+    def interrupt(event: Event) -> None:
+        if event.kind == "steps" and next(first, False):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        words = {"workers": 2, "strategy": f"ps:servers=2,sync={sync}", "steps": 100_000}
+        train("everything", **words, checkpoint=rule, on_event=interrupt)
+    folder = RunFolder.open(train.runs[-1])
+    (saved,) = list_entries(folder.checkpoints)
+    assert digest(load_tensors(folder.model)) == saved.digest
+    path, manifest = find_whole(str(folder.path), "", print)
+    steps = {"max_steps": saved.step + 6}
+    resumed = train.run(resumed_job(folder.read_job(), path, manifest, {"overrides": steps}))
+    assert resumed.results["audit"]["clean"]
+    assert resumed.results["audit"]["cells"] == 6 * resumed.job.num_slots, "the rest, and no more"
+
+
+def test_early_stopping_is_saved_where_timing_decides(train: Train) -> None:
+    saved = train("everything", workers=2, strategy="ps:sync=asp", steps=4000, patience=3, checkpoint="every=1h")
+    assert saved.results["reason"] == "plateau" and saved.results["steps"] < 4000
+    (told,) = saved.told("checkpoint")
+    assert (told["step"], told["digest"]) == (saved.results["steps"], saved.results["digest"])
 
 
 def test_more_steps_than_were_asked_for_at_first(train: Train) -> None:

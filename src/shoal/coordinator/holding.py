@@ -6,7 +6,8 @@ say how far they are (`held`: the number, and their clock); the border is then w
 on up to it.
 
 Where cells are leased and the steps after which to save are known beforehand, so are the borders: the next one
-holds from the beginning, so that nothing beyond it is ever under way, and nobody has to ask.
+holds from the beginning, so that nothing beyond it is ever under way, and nobody has to ask. A first worker that
+asks all the same wants to save and leave: the border is moved to where all can meet soonest.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ def next_hold(
     number, border = current
     if released >= number:
         return planned_hold(planned, number)
+    if asked > number and lease_border is not None:
+        return [asked, min(lease_border, border)]
     if border is None:
         clocks = [_clock_held(facts, number) for facts in (first, *others)]
         if None not in clocks:

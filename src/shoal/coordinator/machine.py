@@ -206,7 +206,7 @@ class Coordinator(Upkeep):
         facts = {rank: self._reports.facts.get(node, {}) for rank, node in workers.items()}
         others = [facts.get(rank, {}) for rank in range(1, self._state.wanted[WORKER])]
         at_work = [told for told in others if told.get("done") is not True]
-        border = self._lease_border() if self.plan.leased else None
+        border = self._lease_border() if self.plan.leased and self._knows_how_far else None
         hold = next_hold(settings.get("hold"), facts.get(0, {}), at_work, border, self.plan.borders)
         if hold == settings.get("hold"):
             return

@@ -35,6 +35,8 @@ class Borders:
         self._hold = Hold(client.machine, client.wait, world.generation)
         self._beginning: int | None = None
         """The clock that this worker begins as soon as others let it."""
+        self._next_clock: int | None = None
+        """The clock that this worker does not begin because of a hold."""
 
     def bring_about(self, steps: int) -> None:
         """The first worker wants to save now. In lockstep nobody goes on without it; else all are called."""
@@ -42,6 +44,21 @@ class Borders:
             self._save(steps, 0.0)
         elif self._hold.current is None:
             self._hold.ask()
+
+    def call_all(self) -> None:
+        """The first worker wants to save and leave: all are to come to the next border there can be."""
+        if not self._hold.is_asked_for:
+            self._hold.ask()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is left to do before the border of the hold under way."""
+        hold, leases = self._hold.current, self._client.machine.leases
+        if hold is None or hold[1] is None:
+            return False
+        if leases is None:
+            return self._next_clock is not None and self._next_clock > hold[1]
+        return leases.committed >= hold[1] and not leases.held
 
     def clear(self) -> None:
         """A first worker that died may have left the others waiting; its successor lets them go.
@@ -74,6 +91,7 @@ class Borders:
     def heed(self, clock: int) -> None:
         """Where all are to come to one border, go no further."""
         while self._hold.current is not None and not self._hold.may_begin(clock):
+            self._next_clock = clock
             if self._is_first and self._hold.current[1] is not None:
                 came = time.monotonic()
                 self._client.await_all(clock - 1)
@@ -81,6 +99,7 @@ class Borders:
                 self._hold.release()
             else:
                 self._client.hear(_LISTEN_S)
+        self._next_clock = None
 
     def speak(self) -> None:
         """Called while this worker waits: say where it is, if all are to come to one border."""

@@ -92,7 +92,11 @@ class ServedTraining:
         self._first_loss = start.losses[0] if start.losses else math.nan
         self._reason = "finished"
         self._departure = Departure(
-            in_lockstep=spec.is_lockstep, is_first=world.is_first, wants_stop=reporter.wants_stop
+            in_lockstep=spec.is_lockstep,
+            is_first=world.is_first,
+            wants_stop=reporter.wants_stop,
+            saves=self._checkpoints.is_on,
+            is_at_rest=lambda: self._borders.is_at_rest,
         )
 
     def run(self) -> Outcome:
@@ -108,6 +112,7 @@ class ServedTraining:
                 self._reporter.pulse.sign()
                 if self._reason != "finished":
                     break
+            self._departure.is_used_up = True
             self.client.finish()
             if self.world.is_first and self._reason == "finished":
                 self._await_others(total)
@@ -251,6 +256,8 @@ class ServedTraining:
             self._evaluate(step)
         if self.world.is_first and step < schedule.total_steps and self._checkpoints.is_due(step):
             self._borders.bring_about(step - self._begun_at)
+        if self._departure.calls_all():
+            self._borders.call_all()
         if self._departure.is_due_at_border():
             self._reason = "stopped"
 
@@ -260,6 +267,11 @@ class ServedTraining:
         self._checkpoints.note_step(step, self._loss)
         model = self.training.replica.module.state_dict
         self._checkpoints.save(step, model, self.client.puller.snapshot, waited_s)
+        if self._departure.calls_all():
+            self._step = step
+            if self._departure.enough:
+                self.client.ask_to_stop(self._departure.enough)
+            raise StopRequested("The run was asked to stop, and is saved.")  # Nobody goes on from this border.
 
     def _committed_samples(self) -> int | None:
         """What all workers together have trained on, as far as is known here; None where they go in lockstep."""
@@ -285,8 +297,10 @@ class ServedTraining:
         if stop is not None and step < self.training.schedule.total_steps:
             self._history.append(self._results[stop.metric])
             if stop.reached(self._history):
-                self._reason = "plateau"
-                self.client.ask_to_stop(f"the {stop.metric} no longer gets better")
+                self._departure.enough = f"the {stop.metric} no longer gets better"
+                if not self._departure.meets:
+                    self._reason = "plateau"
+                    self.client.ask_to_stop(self._departure.enough)
 
     def _warn_if_diverged(self) -> None:
         """A run may be over before the coordinator has seen enough to act."""
@@ -304,5 +318,7 @@ class ServedTraining:
         self._reporter.pulse.idle()
         if self._departure.is_over:
             return
+        if self.client.machine.is_ready and self._departure.calls_all():
+            self._borders.call_all()
         if self._departure.is_due_while_waiting() or (self.client.is_told_to_stop and self._reason == "finished"):
             raise StopRequested("The run was asked to stop.")

@@ -30,6 +30,15 @@ def test_what_was_released_stays_so_until_it_is_asked_for_again() -> None:
     assert next_hold(None, {"hold": 2, "released": 1}, [], None) == [2, None]
 
 
+def test_who_asks_before_a_planned_border_wants_to_save_and_leave() -> None:
+    planned = [400, 800]
+    assert next_hold([1, 400], {"hold": 2}, [{}], 36, planned) == [2, 36]
+    assert next_hold([2, 36], {"hold": 2}, [{}], 36, planned) == [2, 36]
+    assert next_hold([1, 400], {"hold": 2}, [{}], None, planned) == [1, 400], (
+        "not before it is known how far all are"
+    )
+
+
 def test_no_cell_beyond_the_limit_is_handed_out_but_those_that_came_back_are() -> None:
     leases = Leases(10)
     assert leases.ask(1, wanted=3, done=(), held=()) == [0, 1, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.coordinator.holding import next_hold
 from shoal.ps.consistency import parse_sync
+from shoal.ps.messages import View
 from shoal.ps.worker import WorkerMachine
 from shoal.strategies.ps.holding import Hold
 
@@ -13,11 +14,25 @@ def first_worker(generation: int) -> tuple[Hold, WorkerMachine]:
     return Hold(machine, lambda is_done: None, generation), machine
 
 
+def view(number: int, **settings: object) -> View:
+    return View(term=1, number=number, shards=[], addresses={}, workers={}, settings=settings)
+
+
 def test_asking_twice_is_asking_once() -> None:
     hold, machine = first_worker(0)
     hold.ask()
     hold.ask()
     assert machine.facts["hold"] == 1
+
+
+def test_a_planned_hold_is_not_one_that_was_asked_for() -> None:
+    hold, machine = first_worker(0)
+    machine.view = view(1, hold=[3, 400])
+    assert not hold.is_asked_for
+    hold.ask()
+    assert machine.facts["hold"] == 4
+    machine.view = view(2, hold=[4, 36])
+    assert hold.is_asked_for
 
 
 def test_a_successor_does_not_take_old_answers_for_new_ones() -> None:

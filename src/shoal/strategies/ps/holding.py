@@ -38,8 +38,15 @@ class Hold:
 
     def ask(self) -> None:
         """The first worker wants all at one border."""
-        current = self.current[0] if self.current else 0
-        self._say(hold=1 + max(self._before, self._machine.facts.get("released", 0), current))
+        current, facts = self.current[0] if self.current else 0, self._machine.facts
+        number = 1 + max(self._before, facts.get("released", 0), current)
+        if facts.get("hold") != number:
+            self._say(hold=number)
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether the hold under way is one that this worker has asked for; others are planned, or of the dead."""
+        return self.current is not None and self._machine.facts.get("hold", 0) >= self.current[0]
 
     def release(self) -> None:
         """The first worker is done: all may go on."""
