@@ -81,7 +81,8 @@ class Post:
         frames, tensors = iter(message.frames), []
         for shape, count, has_history in message.fields["tensors"]:
             parts = [frame for frame in islice(frames, count) if isinstance(frame, torch.Tensor)]
-            flat = parts[0] if count == 1 else torch.cat(parts)
+            # A copy, also of one part: kernels round otherwise where memory is aligned otherwise.
+            flat = torch.cat(parts)
             tensors.append(flat.view(shape).to(self._device).requires_grad_(has_history))
         return unpack(message.fields["value"], tensors)
 
