@@ -49,7 +49,13 @@ class WorkerFailed(LaunchError):
     """A process of the run failed for good."""
 
     def __init__(
-        self, message: str, *, global_rank: int | None = None, details: str = "", exit_code: int = 1
+        self,
+        message: str,
+        *,
+        global_rank: int | None = None,
+        details: str = "",
+        exit_code: int = 1,
+        is_transient: bool = False,
     ) -> None:
         super().__init__(message)
         self.global_rank = global_rank
@@ -57,6 +63,8 @@ class WorkerFailed(LaunchError):
         """The failing rank's traceback or last output; empty where the message says it all."""
         self.exit_code = exit_code
         """What a shell would show for that process: 128 and more for a signal."""
+        self.is_transient = is_transient
+        """Whether another attempt may go well, as after a kill."""
 
 
 class DiskRefused(LaunchError):

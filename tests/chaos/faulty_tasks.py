@@ -1,8 +1,9 @@
-"""Tasks with a bad sample: one that always raises, one that raises once, a model that chokes on it."""
+"""Tasks with a bad sample: one that always raises, or raises once, or kills; a model that chokes on it."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +20,17 @@ _TARGETS = torch.randint(0, 3, (96,), generator=_GENERATOR)
 class Samples:
     """Raises at one sample: always, or where `marker` cannot be made any more only the first time."""
 
-    def __init__(self, bad: int | None, marker: str = "") -> None:
+    def __init__(self, bad: int | None, marker: str = "", *, kills: bool = False) -> None:
         self._bad = bad
         self._marker = marker
+        self._kills = kills
 
     def __len__(self) -> int:
         return len(_INPUTS)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == self._bad and self._kills:
+            os.kill(os.getpid(), signal.SIGKILL)
         if index == self._bad and self._is_due():
             raise ValueError(f"sample {index} is broken")
         return _INPUTS[index], _TARGETS[index]
@@ -61,7 +65,7 @@ def task(kind: str = "sound", marker: str = "", steps: int = 40) -> shoal.Task:
         model=lambda: Choosy(kind == "model"),
         loss=F.cross_entropy,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-        train=Samples(BAD if kind in ("always", "once") else None, marker),
+        train=Samples(BAD if kind in ("always", "once", "deadly") else None, marker, kills=kind == "deadly"),
         batch_size=16,
         epochs=steps,
         max_steps=steps,

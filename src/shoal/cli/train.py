@@ -56,14 +56,19 @@ def train(
     on_failure: Annotated[
         str | None,
         typer.Option(
-            help="When a worker dies or raises: replace it (default), let others do its work (shrink), or stop.",
-            metavar="replace|shrink|stop",
+            help="When a worker dies or raises: replace it, let others do its work (shrink), begin all again from "
+            "the newest checkpoint (restart), or stop. Default: replace; else restart, with --checkpoint.",
+            metavar="auto|replace|shrink|restart|stop",
             rich_help_panel=CLUSTER,
         ),
     ] = None,
     max_failures: Annotated[
         int | None,
-        typer.Option(help="So many failures a run survives within a minute; default 10.", rich_help_panel=CLUSTER),
+        typer.Option(
+            help="So many failures within a minute, or restarts without a new checkpoint, a run survives; default "
+            "10.",
+            rich_help_panel=CLUSTER,
+        ),
     ] = None,
     threads: Threads = None,
     device: DeviceOrSaved = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ from shoal.launch.crew import Hand
 from shoal.launch.places import servers_of
 from shoal.launch.succession import Bridge
 from shoal.observe.wording import plural
+from shoal.spec import Job
 from shoal.spec.chaos import COOPERATIVE, RANDOM_FACTOR, RANDOM_SLOW_S, Chaos, Fault, RandomFaults, parse_chaos
 
 _TRAINS = ("training", "evaluating")
@@ -29,6 +31,19 @@ class Timetable:
         self._top_step = 0
         self._draw_at: float | None = None
         self._drawn: Fault | None = None
+        self._struck = 0
+
+    @classmethod
+    def of(cls, job: Job) -> Timetable:
+        """That of all faults of a job."""
+        servers = servers_of(job)
+        sizes = {"worker": job.cluster.places, "server": servers, "coordinator": min(servers, 1)}
+        return cls(parse_chaos(job.chaos), sizes)
+
+    def begin_again(self) -> None:
+        """The run goes on from an earlier step: what has struck does not strike again, the rest is to come."""
+        self._waiting += [fault for _, fault in self._due if fault is not self._drawn]
+        self._due, self._began, self._top_step, self._draw_at = [], None, 0, None
 
     def note(self, rank: int, step: int, now: float) -> None:
         """A worker has done this step, so it is in the next."""
@@ -53,6 +68,7 @@ class Timetable:
     def strike(self, fault: Fault, now: float) -> None:
         """It has come to pass."""
         self._due.remove(next(entry for entry in self._due if entry[1] is fault))
+        self._struck += 1
         if fault is self._drawn:
             self._await_random(now)
 
@@ -66,6 +82,13 @@ class Timetable:
     def open(self) -> list[Fault]:
         """What has not come to pass."""
         return [*(fault for _, fault in self._due), *self._waiting]
+
+    def tell_open(self, emit: Callable[[str, int | None, dict[str, Any]], None]) -> None:
+        """At the end: which faults never came to pass. A test that thinks they did would prove nothing."""
+        if missed := self.open:
+            total = plural(len(missed) + self._struck, "fault")
+            text = f"{len(missed)} of {total} never fired: {'; '.join(str(fault) for fault in missed)}"
+            emit("warning", None, {"text": text})
 
     def _await_random(self, now: float) -> None:
         """The next one comes some time after the last has struck, so that they do not pile up."""
@@ -110,14 +133,11 @@ class RandomStream:
 
 
 class Mischief:
-    """Lets a job's faults happen, and tells of each. A part of the supervisor's machine."""
+    """Lets the faults of a timetable happen, and tells of each. A part of the supervisor's machine."""
 
-    def __init__(self, bridge: Bridge) -> None:
-        job, servers = bridge.job, servers_of(bridge.job)
-        sizes = {"worker": job.cluster.places, "server": servers, "coordinator": min(servers, 1)}
-        self._timetable = Timetable(parse_chaos(job.chaos), sizes)
+    def __init__(self, bridge: Bridge, timetable: Timetable) -> None:
+        self._timetable = timetable
         self._bridge = bridge
-        self._struck = 0
         self._frozen: list[tuple[float, Hand]] = []
         """Processes that hang for a time, and when they may go on."""
 
@@ -144,13 +164,6 @@ class Mischief:
         times = [self._timetable.next_time(self._bridge.now), *(at for at, _ in self._frozen)]
         return min((at for at in times if at is not None), default=None)
 
-    def tell_open(self) -> None:
-        """At the end: which faults never came to pass. A test that thinks they did would prove nothing."""
-        if missed := self._timetable.open:
-            total = plural(len(missed) + self._struck, "fault")
-            text = f"{len(missed)} of {total} never fired: {'; '.join(str(fault) for fault in missed)}"
-            self._bridge.emit("warning", None, {"text": text})
-
     def _target_of(self, fault: Fault) -> Hand | None:
         """The process that this is about, where it is at work."""
         for hand in self._bridge.crew.living(fault.role):
@@ -161,7 +174,6 @@ class Mischief:
         return None
 
     def _strike(self, fault: Fault, target: Hand | None) -> None:
-        self._struck += 1
         self._bridge.emit("fault", fault.rank if fault.role == "worker" else None, asdict(fault))
         if fault.always or target is None:
             return  # Whoever computes this part knows it from the job.

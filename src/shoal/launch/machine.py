@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.errors import Interrupted, LaunchError, WorkerFailed
-from shoal.launch.chaos import Mischief
+from shoal.launch.chaos import Mischief, Timetable
 from shoal.launch.crew import Crew, Hand
 from shoal.launch.deaths import explain_death
 from shoal.launch.membership import Membership
@@ -63,8 +63,15 @@ class SupervisorMachine:
     """
 
     def __init__(
-        self, job: Job, places: Sequence[World], now: float, *, hang_timeout_s: float | None = None
+        self,
+        job: Job,
+        places: Sequence[World],
+        now: float,
+        *,
+        hang_timeout_s: float | None = None,
+        timetable: Timetable | None = None,
     ) -> None:
+        """`timetable`: the faults that earlier attempts have left; whoever gives it tells what never fired."""
         self.job = job
         self.now = now
         self.crew = Crew()
@@ -86,7 +93,9 @@ class SupervisorMachine:
         self._world_told = False
         # Who was asked to be quiet does not hang because of that.
         self._vigil = Vigil(self, unmeasured_s=math.inf if job.options.get("quiet") else hang_timeout_s)
-        self._mischief = Mischief(self)
+        self._timetable = timetable or Timetable.of(job)
+        self._tells_what_never_fired = timetable is None
+        self._mischief = Mischief(self, self._timetable)
         self._succession: Succession = Service(self) if servers_of(job) else Membership(self)
         for place in places:
             self.start(place)
@@ -97,6 +106,8 @@ class SupervisorMachine:
         if isinstance(news, Ended):
             self.crew.hands[news.process].end = news
         if self.over is not None or (self._cause is not None and not isinstance(news, HostFailed)):
+            # Whoever would begin again must know that the user does not want that.
+            self.is_stopping = self.is_stopping or isinstance(news, Interrupt)
             return
         match news:
             case Said():
@@ -176,6 +187,7 @@ class SupervisorMachine:
             global_rank=hand.rank,
             details=message["traceback"],
             consequence=message.get("consequence", False),
+            is_transient=message.get("consequence", False),
         )
         self._succession.hear_failure(hand, failure)
 
@@ -233,13 +245,14 @@ class SupervisorMachine:
             details=hand.end.last_output,
             signum=-code if code < 0 else None,
             exit_code=code if code >= 0 else 128 - code,
+            is_transient=code < 0 or bool(hand.complaint),
         )
 
     def fail(self, failure: Failure) -> None:
         """Let the run fail, once others had a moment to say what they know about it."""
         self._failures.append(failure)
-        if self._judge_at is None:
-            self._judge_at = self.now + _SETTLE_S
+        judge_at = self.now + (_SETTLE_S if failure.doubt else 0.0)
+        self._judge_at = judge_at if self._judge_at is None else min(self._judge_at, judge_at)
 
     # How the run ends before its time.
 
@@ -287,11 +300,16 @@ class SupervisorMachine:
     def _end(self, error: Exception | None) -> None:
         if isinstance(error, WorkerFailed):
             self.emit("failed", error.global_rank, {"message": str(error), "traceback": error.details})
-        self._mischief.tell_open()
+        if self._tells_what_never_fired:
+            self._timetable.tell_open(self.emit)
         self.over = Over(self.results, error)
 
 
 def _error(cause: Failure) -> WorkerFailed:
     return WorkerFailed(
-        cause.message, global_rank=cause.global_rank, details=cause.details, exit_code=cause.exit_code
+        cause.message,
+        global_rank=cause.global_rank,
+        details=cause.details,
+        exit_code=cause.exit_code,
+        is_transient=cause.is_transient,
     )

@@ -128,6 +128,8 @@ class Membership:
     def hear_failure(self, hand: Hand, failure: Failure) -> None:
         """A worker that raised while it trained may be followed by another; who raises before, always will."""
         evidence = self._evidence.get(hand)
+        if evidence is not None and not evidence.final:
+            failure = replace(failure, is_transient=True)
         if not hand.is_worker:
             self._bridge.emit("warning", None, {"text": f"{hand.name} failed: {failure.message}"})
             self._resizing.give_up()
@@ -178,7 +180,7 @@ class Membership:
     @property
     def _replaces(self) -> bool:
         job = self._bridge.job
-        return job.on_failure != "stop" and can_replace(job) and not self._bridge.has_failed
+        return job.replaces and can_replace(job) and not self._bridge.has_failed
 
     def _final_failure(self, hand: Hand, failure: Failure) -> Failure | None:
         """What to end the run with; None where others can go on."""
@@ -186,11 +188,12 @@ class Membership:
         if not self._replaces or (code >= 0 and evidence is None):
             advice = advice_after_loss(self._bridge.job) if code < 0 else ""
             return replace(failure, message=failure.message + advice)
+        enough = replace(failure, is_transient=False)
         if evidence is not None and self._log.is_poisoned(evidence):
-            return replace(failure, message=evidence.verdict)
+            return replace(enough, message=evidence.verdict)
         if self._log.is_too_much(self._bridge.now):
-            return replace(failure, message=f"{failure.message} {self._log.complaint}")
-        return None if self._may_go_on() else failure
+            return replace(enough, message=f"{failure.message} {self._log.complaint}")
+        return None if self._may_go_on() else enough
 
     def _lose_spare(self, hand: Hand) -> None:
         if hand.has_reported_failure:
@@ -200,7 +203,7 @@ class Membership:
         if self._may_go_on():
             self._keep_spares()
         elif self._crew.vacancies:
-            self._bridge.fail(self._bridge.failure_of(hand, reason))
+            self._bridge.fail(replace(self._bridge.failure_of(hand, reason), is_transient=False))
         else:
             self._resizing.give_up()
 

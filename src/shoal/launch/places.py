@@ -85,18 +85,15 @@ def can_replace(job: Job) -> bool:
 
 
 def advice_after_loss(job: Job) -> str:
-    """What to do when a worker was lost that nobody can replace; empty where that is plain."""
-    spec = job.spec
-    if job.purpose != "train" or not isinstance(spec, ModelParallel | Layer):
+    """What would have helped when a worker was lost that nobody can replace; empty where nothing would."""
+    if job.purpose != "train" or job.restarts or not job.replaces:
         return ""
-    holds_all = isinstance(spec, Layer) and not spec.cuts_model
-    why = "nobody can take its place" if holds_all else "nobody else has its part of the model"
-    resume = (
-        "train with --checkpoint to be able to go on with --resume"
-        if job.checkpoint == "none"
-        else "go on from the last checkpoint with --resume"
-    )
-    return f" With strategy={job.strategy} {why}; {resume}."
+    spec = job.spec
+    is_cut = isinstance(spec, ModelParallel) or (isinstance(spec, Layer) and spec.cuts_model)
+    why = "nobody else has its part of the model" if is_cut else "nobody can take its place"
+    flags = [] if job.checkpoint != "none" else ["--checkpoint every=200"]
+    flags += [] if job.on_failure == "auto" else ["--on-failure restart"]
+    return f" With strategy={job.strategy} {why}; with {' and '.join(flags)} the run goes on by itself."
 
 
 def _shares_memory(job: Job) -> bool:

@@ -13,10 +13,10 @@ from shoal.checkpoint.wholeness import check_folder, newest_whole
 from shoal.errors import CheckpointError, SpecError
 from shoal.observe import RunFolder
 from shoal.observe.checkpoint_names import find_checkpoint, folder_name, names_checkpoint
-from shoal.spec import Cluster, Job, Layer, LayerForm, ModelParallel, ParameterServer, parse_strategy
+from shoal.spec import Cluster, Data, Job, Layer, LayerForm, ModelParallel, ParameterServer, parse_strategy
 
 Report = Callable[[str], None]
-_OF_ONE_ATTEMPT = ("scratch", "from", "resume", "resume_step", "state", "timeline")
+_OF_ONE_ATTEMPT = ("scratch", "from", "resume", "resume_step", "state", "timeline", "failures", "ran_s")
 """Options that say nothing about the attempt that goes on."""
 _KEPT_UNLESS_SAID = ("checkpoint", "on_failure", "max_failures", "precision", "recompute")
 
@@ -44,8 +44,10 @@ def resumed_job(saved: Job, path: Path, manifest: Manifest, changes: Mapping[str
     strategy = parse_strategy(changes.get("strategy") or saved.strategy)
     cluster = merged_cluster(saved.cluster, changes.get("cluster"))
     slots = changes.get("slots")
-    cuts_itself = (isinstance(strategy, ParameterServer) and not strategy.is_lockstep) or (
-        isinstance(strategy, Layer) and strategy.cuts_model
+    cuts_itself = (
+        (isinstance(strategy, ParameterServer) and not strategy.is_lockstep)
+        or (isinstance(strategy, Layer) and strategy.cuts_model)
+        or (isinstance(strategy, Data) and strategy.partition == "relay")
     )
     if slots is None and not cuts_itself and not isinstance(strategy, ModelParallel):
         # The same cuts give the same bits; more workers than parts need finer ones.

@@ -12,12 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from shoal.errors import DiskRefused, Interrupted, ShoalError, SpecError
+from shoal.errors import DiskRefused, Interrupted, ShoalError, SpecError, WorkerFailed
+from shoal.launch.attempts import Attempts
 from shoal.launch.inside import refuse_inside
-from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import find_whole, first_options, left_out, resumed_job
-from shoal.launch.supervisor import Supervisor
 from shoal.observe import (
     Bus,
     Event,
@@ -83,8 +82,8 @@ def train(
 
     `target` is `path.py:factory` or an importable factory function. `progress` shows a bar (True), plain lines
     (False), or what fits the output (None), which is standard output by default. `chaos` injects faults:
-    `kill worker:1 at step 50`. `workers` may be limits, `1:4`; `on_failure` says what follows a death: `replace`,
-    `shrink` or `stop`. Further keywords change fields of the task: `epochs=3`.
+    `kill worker:1 at step 50`. `workers` may be limits, `1:4`; `on_failure` says what follows a death: `auto`,
+    `replace`, `shrink`, `restart` or `stop`. Further keywords change fields of the task: `epochs=3`.
 
     `precision` is what the model computes in: `fp32`, `bf16`, `fp16` or `adaptive`. `recompute` saves memory:
     blocks of the model are computed again in the backward pass.
@@ -200,7 +199,7 @@ def execute(
     ending = partial(record.ending, "stopped", reason="failed")
     failure: ShoalError | None = None
     try:
-        Supervisor(job, bus.emit, LocalEngine(zygote)).run()
+        Attempts(job, folder, bus.emit).run(zygote)
         ending = partial(record.ending, "finished")
     except Interrupted as request:
         ending = partial(record.ending, "stopped", reason="interrupted")
@@ -208,8 +207,7 @@ def execute(
     except ShoalError as error:
         failure = error
         with suppress(DiskRefused):  # Where the folder itself is lost, the error says so.
-            if not record.has_failed:
-                bus.emit(Event("failed", values={"message": str(error), "traceback": ""}))
+            bus.emit(_failed(error))
             if beginning.is_over:
                 folder.demote_model()
         error.args = (f"{error} {_how_to_go_on(folder)}".strip(),)
@@ -283,12 +281,18 @@ class _Beginning:
             raise self._refusal
 
 
+def _failed(error: ShoalError) -> Event:
+    """The event that tells why a run ended."""
+    details, rank = (error.details, error.global_rank) if isinstance(error, WorkerFailed) else ("", None)
+    return Event("failed", rank, {"message": str(error), "traceback": details})
+
+
 class _Record:
     """A sink that remembers what the end of a run has to say."""
 
     def __init__(self) -> None:
         self.results: dict[str, Any] = {}
-        self.has_failed = False
+        self._restarts = 0
         self._scales = WorkerScales()
         self._memory: dict[str, dict[str, int]] = {}
         """By kind of memory and rank: the most that was held."""
@@ -303,12 +307,16 @@ class _Record:
             self.results["audit"] = event.values
         elif event.kind == "steps":
             self._marks[1:] = [(event.time, event.values["samples"])]
-        elif event.kind == "failed":
-            self.has_failed = True
+        elif event.kind == "restarted":
+            # What the attempt before came to does not count.
+            self._restarts += 1
+            self.results, self._scales = {}, WorkerScales()
 
     def _note_done(self, event: Event) -> None:
         if event.rank == 0:
             self.results.update(event.values["results"])
+            if self._restarts:
+                self.results["restarts"] = self._restarts
         self.results |= self._scales.note(event.rank or 0, event.values["results"])
         for kind, nbytes in event.values.get("memory", {}).items():
             self._memory.setdefault(kind, {})[str(event.rank)] = nbytes

@@ -170,11 +170,13 @@ class Service:
         elif failure.consequence:
             hand.complaint = failure.message
         elif (evidence := self._evidence.get(hand)) is None or evidence.final:
-            self._bridge.fail(failure)
+            # A coordinator that gives up after a server was lost might not have to in another attempt.
+            gives_up = hand.role == "coordinator" and any(role == "server" for role, _ in self._lost_at)
+            self._bridge.fail(replace(failure, is_transient=gives_up))
         elif self._log.is_poisoned(evidence):
             self._bridge.fail(replace(failure, message=evidence.verdict))
-        elif self._bridge.job.on_failure == "stop":
-            self._bridge.fail(failure)
+        elif not self._bridge.job.replaces:
+            self._bridge.fail(replace(failure, is_transient=True))
         else:
             hand.complaint = failure.message
 
@@ -232,11 +234,11 @@ class Service:
             self._tell_end(hand)
             return
         failure = self._bridge.failure_of(hand, reason)
-        if self._bridge.job.on_failure == "stop":
+        if not self._bridge.job.replaces:
             self._bridge.fail(failure)
             return
         if self._log.is_too_much(self._bridge.now):
-            self._bridge.fail(replace(failure, message=f"{reason} {self._log.complaint}"))
+            self._bridge.fail(replace(failure, message=f"{reason} {self._log.complaint}", is_transient=False))
             return
         self._lost_at[hand.role, hand.global_rank] = self._bridge.now
         self._emit_about(hand, "lost", {"reason": reason})

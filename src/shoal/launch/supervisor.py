@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from shoal.errors import LaunchError
+from shoal.launch.chaos import Timetable
 from shoal.launch.control import ControlSocket
 from shoal.launch.engine import Engine, Host
 from shoal.launch.inside import refuse_inside
@@ -50,9 +51,12 @@ class Supervisor:
         engine: Engine | None = None,
         *,
         hang_timeout_s: float | None = None,
+        timetable: Timetable | None = None,
     ) -> None:
         refuse_inside(job.purpose)
-        self.machine = SupervisorMachine(job, plan_places(job), time.monotonic(), hang_timeout_s=hang_timeout_s)
+        self.machine = SupervisorMachine(
+            job, plan_places(job), time.monotonic(), hang_timeout_s=hang_timeout_s, timetable=timetable
+        )
         self._job = job
         self._on_event = on_event
         self._engine = engine or LocalEngine()

@@ -21,6 +21,8 @@ class Failure:
     """The signal that ended it, where it could say nothing itself."""
     exit_code: int = 1
     """What a shell would show for it."""
+    is_transient: bool = False
+    """Another attempt may go well: it was killed, or lost a peer, or raised what Shoal does not refuse."""
 
     @property
     def doubt(self) -> int:

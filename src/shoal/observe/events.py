@@ -16,6 +16,8 @@
 | `hung`       | role, rank, step, seconds, reason, where, stacks (a path): it is ended next                 |
 | `lost`       | rank, reason, places; of a job with servers role and node                                   |
 | `replaced`   | rank, seconds; places, hosts, and spare or by; of a job with servers role and node          |
+| `restarted`  | reason, step (all begins again after it), samples, undone (steps), seconds (lost with them) |
+| `resumed`    | step: the user goes on after it; as above, what was told of later steps is void             |
 | `adopted`    | places, generation: a worker goes on with them                                              |
 | `released`   | places, generation: a worker has let go of them                                             |
 | `raised`     | step, slot, sample, error, final: why a worker of a job without servers failed              |

@@ -34,6 +34,7 @@ _LINE_STYLES = {
     "fault": "bold magenta",
     "lost": "red",
     "replaced": "yellow",
+    "restarted": "yellow",
     "decision": "magenta",
     "checkpoint": "dim",
     "failed": "bold red",

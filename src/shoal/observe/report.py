@@ -14,7 +14,7 @@ from shoal.observe.disk import write_whole
 from shoal.observe.events import Event
 from shoal.observe.jsonl import read_events
 from shoal.observe.run_folder import RunFolder
-from shoal.observe.summary import RunSummary
+from shoal.observe.summary import UNDOING, RunSummary
 from shoal.spec import Job
 
 _MOST_EVALUATIONS = 12
@@ -36,7 +36,9 @@ def write_report(run_dir: Path | str) -> Path:
         _section("Evaluations", _evaluations(summary)),
         _section("Memory", _memory(summary)),
         _section("Faults that were asked for", _story(events, ("fault",))),
-        _section("What went wrong", _story(events, ("warning", "hung", "lost", "replaced", "failed"))),
+        _section(
+            "What went wrong", _story(events, ("warning", "hung", "lost", "replaced", "restarted", "failed"))
+        ),
         _section("Workers that came and went", _story(events, ("scaled",))),
         _section("What the coordinator decided", _story(events, ("decision",))),
         _section("Repeat it", ["```", command(job), "```"]),
@@ -60,7 +62,7 @@ def command(job: Job) -> str:
         "port": cluster.port,
         "memory": cluster.memory or None,
         "chaos": job.chaos or None,
-        "on_failure": job.on_failure if job.on_failure != "replace" else None,
+        "on_failure": job.on_failure if job.on_failure != "auto" else None,
         "max_failures": job.max_failures if job.max_failures != 10 else None,
         "precision": job.precision if job.precision != "fp32" else None,
         "checkpoint": job.checkpoint if job.checkpoint != "none" else None,
@@ -105,13 +107,22 @@ def _job_table(job: Job, summary: RunSummary) -> list[str]:
 
 
 def _picture(folder: RunFolder, events: Iterable[Event], summary: RunSummary) -> str:
-    # A step that was trained again after a loss counts as it was the last time.
-    losses = {step: loss for event in events if event.kind == "steps" for step, loss in event.values["steps"]}
     try:
-        draw_chart(folder.chart, folder.name, sorted(losses.items()), summary.evaluations)
+        draw_chart(folder.chart, folder.name, counted_losses(events), summary.evaluations)
     except SpecError as error:
         return f"_{error}_"
     return f"![Loss over the steps]({folder.chart.name})"
+
+
+def counted_losses(events: Iterable[Event]) -> list[tuple[int, float]]:
+    """By step, the losses that led to the model as it is: none of steps that were undone and not taken again."""
+    losses: dict[int, float] = {}
+    for event in events:
+        if event.kind in UNDOING:
+            losses = {step: loss for step, loss in losses.items() if step <= event.values["step"]}
+        elif event.kind == "steps":
+            losses.update(event.values["steps"])
+    return sorted(losses.items())
 
 
 def _evaluations(summary: RunSummary) -> list[str]:

@@ -9,6 +9,8 @@ from typing import Any
 from shoal.observe.events import Event
 from shoal.observe.worker_scales import WorkerScales
 
+UNDOING = ("restarted", "resumed")
+"""Kinds of events after which all that was told of steps past theirs is void."""
 _OF_PRECISION = ("precision", "loss_scale", "skipped_steps", "float32_layers")
 
 
@@ -66,6 +68,10 @@ class RunSummary:
         self.spares = 0
         self.replaced: Counter[str] = Counter()
         """How many processes of each role have been replaced."""
+        self.restarts = 0
+        """How often all processes began again from a checkpoint, or from the start."""
+        self.undone_steps = 0
+        """Steps that were taken in vain because of that."""
         self.faults: Counter[str] = Counter()
         """How many faults of each kind were injected."""
         self.state = "starting"
@@ -79,10 +85,8 @@ class RunSummary:
         self.saved: dict[str, Any] = {}
         self.stalls: list[float] = []
         """Of each checkpoint: the seconds that training stood still for it."""
-        self.skipped_parts = 0
-        """Parts of batches that were learnt already."""
-        self.skipped_weight = 0.0
-        """What these count, in samples where the task does not weigh them."""
+        self._skipped: list[tuple[int, int, float]] = []
+        """The last step of some, how many of their parts were learnt already, and what these count."""
         self.skipped_seen = 0
         """Samples that were left out because an earlier run had them."""
         self.audit: dict[str, Any] = {}
@@ -112,6 +116,16 @@ class RunSummary:
         if self.outcome is not None and self.outcome.values.get("results"):
             return dict(self.outcome.values["results"])
         return self.evaluations[-1][1] if self.evaluations else {}
+
+    @property
+    def skipped_parts(self) -> int:
+        """Parts of batches that were learnt already."""
+        return sum(parts for _, parts, _ in self._skipped)
+
+    @property
+    def skipped_weight(self) -> float:
+        """What these count, in samples where the task does not weigh them."""
+        return sum(weight for _, _, weight in self._skipped)
 
     def worker(self, rank: int) -> Worker:
         """The worker of this rank."""
@@ -152,8 +166,8 @@ class RunSummary:
         if values["steps"]:
             self.step, self.loss = values["steps"][-1]
         self.samples = values["samples"]
-        parts, weight = values.get("skipped", (0, 0.0))
-        self.skipped_parts, self.skipped_weight = self.skipped_parts + parts, self.skipped_weight + weight
+        if "skipped" in values:
+            self._skipped.append((self.step, *values["skipped"]))
         self.total_steps = values.get("total_steps") or self.total_steps
         self.epoch = values.get("epoch", self.epoch)
         self.speed.mark(event.time, self.step, self.samples)
@@ -185,6 +199,24 @@ class RunSummary:
             self.spares = max(0, self.spares - ("spare" in event.values))
             if "by" in event.values:
                 self._keep(event.values["hosts"])
+
+    def _on_restarted(self, event: Event) -> None:
+        self._on_resumed(event)
+        self.samples = event.values["samples"]
+        self.restarts += 1
+        self.undone_steps += event.values["undone"]
+        self.state = "starting"
+        for worker in self.workers.values():
+            worker.state = "starting"
+
+    def _on_resumed(self, event: Event) -> None:
+        """What came after this step is void."""
+        self.step, self.loss = event.values["step"], None
+        self.evaluations = [found for found in self.evaluations if found[0] <= self.step]
+        self._skipped = [entry for entry in self._skipped if entry[0] <= self.step]
+        self.saved, self.audit, self.precision, self._scales = {}, {}, {}, WorkerScales()
+        self.outcome = None
+        self.speed.pause()
 
     def _on_scaled(self, event: Event) -> None:
         self._keep(event.values["hosts"])

@@ -23,6 +23,7 @@ class TensorBoardSink:
         self._refusal: OSError | None = None
         with writing(self._folder):
             self._writer = SummaryWriter(str(folder))
+        self._reopen = lambda step: SummaryWriter(str(folder), purge_step=step)
 
     def handle(self, event: Event) -> None:
         """Write the scalars that this event carries. A disk that refuses does not end the run; `close` tells."""
@@ -31,6 +32,10 @@ class TensorBoardSink:
         try:
             if event.kind == "steps":
                 self._write_steps(event)
+            elif event.kind == "restarted":
+                # TensorBoard leaves out what an earlier file says of these steps.
+                self._writer.close()
+                self._writer = self._reopen(event.values["step"] + 1)
             elif event.kind == "evaluation":
                 for name, value in event.values["results"].items():
                     self._writer.add_scalar(f"test/{name}", value, event.values["step"], event.time)

@@ -141,6 +141,9 @@ def line(event: Event) -> str | None:
             if "by" in values:
                 return f"worker {values['by']} took over the work of {member(values)} in {values['seconds']:.2f} s"
             return f"{member(values)} was replaced{successor} in {values['seconds']:.2f} s"
+        case "restarted":
+            undone = f"{plural(values['undone'], 'step')} undone, {values['seconds']:.1f} s lost"
+            return f"{_beginning(values['step'])}, {undone}: {values['reason']}"
         case "scaled":
             return f"{plural(values['workers'], 'worker')} in place of {values['before']}: {values['reason']}"
         case "checkpoint":
@@ -155,6 +158,10 @@ def line(event: Event) -> str | None:
         case "stopped":
             return f"stopped: {values['reason']}"
     return None
+
+
+def _beginning(step: int) -> str:
+    return f"all begin again after step {step:,}" if step else "all begin again from the start"
 
 
 def is_raised(event: Event) -> bool:
@@ -181,6 +188,9 @@ def final_rows(summary: RunSummary) -> list[tuple[str, str]]:
         rows.append(("faults", ", ".join(f"{num} {kind}" for kind, num in sorted(summary.faults.items()))))
     if summary.replaced:
         rows.append(("replaced", ", ".join(plural(num, role) for role, num in sorted(summary.replaced.items()))))
+    if summary.restarts:
+        undone = plural(summary.undone_steps, "step")
+        rows.append(("restarted", f"{plural(summary.restarts, 'time')}, {undone} undone"))
     if summary.skipped_seen:
         rows.append(("seen before", f"{summary.skipped_seen:,} samples were left out"))
     if summary.skipped_parts:

@@ -56,6 +56,9 @@ class Checkpointing:
         """The steps that were to be saved here, whether the disk took them or not."""
         self._losses = list(replica.start.losses)
         self._evaluations = {step: dict(results) for step, results in replica.start.evaluations.items()}
+        self._past_failures = int(job.options.get("failures", 0))
+        self._past_s = float(job.options.get("ran_s", 0.0))
+        """What earlier attempts of this run came to."""
         self._waited_s = 0.0
         self._has_stepped = False
         self.book: Book | None = None
@@ -90,7 +93,7 @@ class Checkpointing:
             last_step=self._last_step,
             seconds_since=now - self._saved_at,
             save_s=self._saver.seconds if self._saver else 0.0,
-            failures_per_s=self.failures / max(now - self._began_at, 1.0),
+            failures_per_s=(self._past_failures + self.failures) / max(self._past_s + now - self._began_at, 1.0),
         )
 
     def save(self, step: int, model: State, state: State, waited_s: float = 0.0) -> None:
@@ -98,6 +101,7 @@ class Checkpointing:
 
         `waited_s`: how long the others had to be waited for, which counts as standing still.
         """
+        self._reporter.flush()  # so that what was told ends where an attempt may begin again
         with self.at_the_disk():
             self._saver = self._open_store(step)
             if step <= self._last_step:
@@ -120,6 +124,7 @@ class Checkpointing:
     def take(self, step: int, model: TensorStream, state: TensorStream) -> None:
         """Save what model and optimizer are after this step while they come, tensor by tensor."""
         self._waited_s = 0.0
+        self._reporter.flush()
         losses = torch.tensor(self._losses[:step], dtype=torch.float64)
         with self.at_the_disk():
             self._saver = self._open_store(step)

@@ -19,7 +19,7 @@ from shoal.spec.sampling import Fold
 from shoal.spec.strategy import Data, ParameterServer, StrategySpec, parse_strategy
 from shoal.spec.update_path import check_update_path
 
-ON_FAILURE = ("replace", "shrink", "stop")
+ON_FAILURE = ("auto", "replace", "shrink", "restart", "stop")
 PURPOSES = ("train", "evaluate", "predict", "inspect", "script")
 OVERRIDES = (
     "batch_size",
@@ -62,11 +62,13 @@ class Job:
     """Faults to inject: `kill worker:1 at step 50; slow worker:0 x4`, or `random:mtbf=10s`."""
     checkpoint: str = "none"
     """When to save the training state: `every=200`, `every=5m`, `auto`; `,keep=3`."""
-    on_failure: str = "replace"
+    on_failure: str = "auto"
     """What follows the death of a worker: `replace` (a spare, or a fresh process, takes its place), `shrink` (the
-    other workers do its work, too) or `stop`."""
+    other workers do its work, too), `restart` (all begin again from the newest checkpoint, or from the start) or
+    `stop`. `auto`: replace; where nobody can take the place and there are checkpoints, restart."""
     max_failures: int = 10
-    """So many deaths and errors of processes a run survives within a minute; one more ends it."""
+    """So many deaths and errors of processes a run survives within a minute, and so many restarts without a new
+    checkpoint; one more ends it."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What one purpose alone needs: which data to predict, where to write, a script's arguments. For measurements:
     `timeline` (a file of when each step was done) and `quiet` (no beats, no events but the last ones, no book)."""
@@ -102,6 +104,11 @@ class Job:
                 )
         if self.cluster.spares and self.purpose != "train":
             raise SpecError(f"Job: spares={self.cluster.spares} was set, but only training can use spares; set 0.")
+        if self.cluster.spares and self.on_failure == "restart":
+            raise SpecError(
+                f"Job: spares={self.cluster.spares} take the places of workers that die, but on_failure=restart "
+                "begins again without them; use on_failure=replace, or no spares."
+            )
         if isinstance(spec, Data):
             spec.slots_per_worker(self.num_slots, self.cluster.places)
             _check_relay(spec, self)
@@ -132,6 +139,16 @@ class Job:
         if isinstance(spec, Data) and spec.partition == "relay":
             return 1
         return sum(spec.counts) if isinstance(spec, Data) and spec.counts else self.cluster.places
+
+    @property
+    def replaces(self) -> bool:
+        """Whether others take the places of those that die, where the strategy lets them."""
+        return self.on_failure in ("auto", "replace", "shrink")
+
+    @property
+    def restarts(self) -> bool:
+        """Whether the run begins again by itself where nobody took the place of one that died."""
+        return self.on_failure == "restart" or (self.on_failure == "auto" and self.checkpoint != "none")
 
     @property
     def spec(self) -> StrategySpec:

@@ -139,7 +139,7 @@ def test_it_says_who_prepares_samples(strategy: str, words: str) -> None:
 
 
 def test_nobody_replaces_a_part_of_the_model() -> None:
-    assert "go on with --resume" in plan("tensor").manner.on_failure
+    assert "with --checkpoint every=200 it goes on" in plan("tensor").manner.on_failure
 
 
 @pytest.mark.parametrize(
@@ -154,5 +154,5 @@ def test_nobody_replaces_a_part_of_the_model() -> None:
 def test_layers_are_cut_or_take_turns(strategy: str, words: str, parts: int) -> None:
     found = plan(strategy)
 
-    assert words in found.manner.meaning and "--resume" in found.manner.on_failure
+    assert words in found.manner.meaning and "--checkpoint" in found.manner.on_failure
     assert held(found)[0] == (2, 1024 * KIB // parts)

@@ -92,6 +92,32 @@ def test_the_cause_is_told_once_the_others_had_their_time_to_end() -> None:
 _SENTENCE = "Worker 1 ended with exit code 3 before its work was done. Its output is in a.log."
 
 
+def test_a_kill_is_a_cause_that_needs_no_other_opinion() -> None:
+    table = Table(Job(target="toy.py", cluster=Cluster(workers=2, threads=1), strategy="data:via=ring"))
+    table.begin()
+    table.say(WORKER_0, "failed", message="Worker 1 is gone.", traceback="", consequence=True)
+    asked = table.tell(Ended(process=WORKER_1, exit_code=-signal.SIGKILL))
+    assert of(Signal, asked) == [Signal(WORKER_0, signal.SIGTERM)], "at once"
+    table.tell(Interrupt(), Ended(process=WORKER_0, exit_code=-signal.SIGTERM))
+    assert table.machine.over is not None and isinstance(error := table.machine.over.error, WorkerFailed)
+    assert error.is_transient and error.global_rank == 1
+    assert table.machine.is_stopping, "the user wants no other attempt"
+
+
+def test_what_is_worth_another_attempt() -> None:
+    raised = {"step": 3, "slot": 0, "sample": None, "error": "ValueError: bad"}
+    told = {"message": "bad", "traceback": ""}
+    for final, consequence, expected in ((False, False, True), (True, False, False), (True, True, True)):
+        table = Table(Job(target="toy.py", cluster=Cluster(workers=2, threads=1), strategy="data:via=ring"))
+        table.begin()
+        table.say(WORKER_0, "raised", **raised, final=final)
+        table.say(WORKER_0, "failed", **told, consequence=consequence)
+        table.wait(0.3)
+        table.tell(Ended(process=WORKER_0, exit_code=1), Ended(process=WORKER_1, exit_code=-signal.SIGTERM))
+        assert table.machine.over is not None and isinstance(error := table.machine.over.error, WorkerFailed)
+        assert error.is_transient is expected
+
+
 def test_whoever_ignores_the_end_is_not_waited_for() -> None:
     table = Table(Job(target="toy.py", cluster=Cluster(workers=2, threads=1), on_failure="stop"))
     table.begin()

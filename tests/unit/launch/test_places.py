@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.launch import load
@@ -85,10 +87,15 @@ def test_who_can_follow_whom(workers: int, strategy: str, spares: int, moves: bo
         ("tensor", "nobody else has its part of the model"),
         ("layer", "nobody else has its part of the model"),
         ("layer:phases=2", "nobody can take its place"),
+        ("data:via=ring", "nobody can take its place"),
     ],
 )
-def test_after_a_loss_it_says_why_the_run_ends_and_how_to_go_on(strategy: str, why: str) -> None:
-    assert advice_after_loss(job(2, strategy)) == (
-        f" With strategy={strategy} {why}; train with --checkpoint to be able to go on with --resume."
+def test_after_a_loss_it_says_why_the_run_ends_and_what_would_have_helped(strategy: str, why: str) -> None:
+    asked = job(2, strategy)
+    assert advice_after_loss(asked) == (
+        f" With strategy={strategy} {why}; with --checkpoint every=200 the run goes on by itself."
     )
-    assert advice_after_loss(job(2)) == ""
+    helped = advice_after_loss(replace(asked, on_failure="replace"))
+    assert helped.endswith("; with --checkpoint every=200 and --on-failure restart the run goes on by itself.")
+    for done in ({"checkpoint": "every=9"}, {"on_failure": "restart"}, {"on_failure": "stop"}):
+        assert advice_after_loss(replace(asked, **done)) == ""

@@ -100,3 +100,36 @@ def test_a_fixed_interval_is_kept():
     assert table.ready(200.0) == [late], "they must not pile up while the target is away"
     table.strike(late, 200.0)
     assert table.next_time(200.0) == 210.0
+
+
+def test_when_all_begin_again_only_what_has_not_struck_is_left():
+    table = timetable(
+        "raise worker:0 at step 3; raise worker:0 at step 5; raise worker:1 at step 9; kill server:0 at step 1"
+    )
+    table.note(0, 4, 1.0)
+    first, second, third = table.ready(1.0)
+    assert (first.step, second.step, third.target) == (5, 5, "server:0")
+    table.strike(first, 1.0)
+    table.begin_again()
+    assert table.ready(9.0) == [] and table.next_time(2.0) is None, "nobody has come so far again"
+    table.note(0, 4, 10.0)
+    assert [fault.target for fault in table.ready(10.0)] == ["worker:0", "server:0"]
+    told = []
+    table.tell_open(lambda kind, rank, values: told.append(values["text"]))
+    assert told[0].startswith("3 of 4 faults never fired: ")
+
+
+def test_random_faults_go_on_where_they_were():
+    once, again = timetable("random:every=5s,seed=3"), timetable("random:every=5s,seed=3")
+    drawn = []
+    for table in (once, again):
+        now = 0.0
+        for number in range(6):
+            table.note(0, number, now)
+            now += 5.0
+            (fault,) = table.ready(now)
+            drawn.append((fault.kind, fault.role, fault.rank))
+            table.strike(fault, now)
+            if table is again:
+                table.begin_again()
+    assert drawn[:6] == drawn[6:]

@@ -9,7 +9,7 @@ import pytest
 from shoal.errors import SpecError
 from shoal.observe import Bus, Event, JsonlSink, RunFolder, write_report
 from shoal.observe.chart import smooth
-from shoal.observe.report import command
+from shoal.observe.report import command, counted_losses
 from shoal.spec import Cluster, Job
 
 JOB = Job(
@@ -111,3 +111,13 @@ def test_smoothing_keeps_lines_straight_and_tames_noise():
     noise = [(step, 1.0 + (-1) ** step) for step in range(200)]
     assert all(abs(value - 1) < 0.2 for _, value in smooth(noise))
     assert smooth([]) == []
+
+
+def test_losses_of_steps_that_were_undone_are_not_drawn():
+    def told(*steps):
+        return Event("steps", 0, {"steps": [[step, loss] for step, loss in steps], "samples": 1})
+
+    events = [told((1, 9.0), (2, 8.0)), told((3, 7.0), (4, 6.0))]
+    back = Event("restarted", None, {"step": 2, "samples": 1, "undone": 2, "seconds": 0.1, "reason": "died"})
+    assert counted_losses([*events, back]) == [(1, 9.0), (2, 8.0)]
+    assert counted_losses([*events, back, told((3, 5.0))]) == [(1, 9.0), (2, 8.0), (3, 5.0)]

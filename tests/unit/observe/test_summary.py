@@ -96,3 +96,28 @@ def test_what_a_worker_says_at_its_end_about_its_memory_counts():
     summary.add(Event("done", 0, {"results": {}, "memory": {"host": 310}}))
     summary.add(Event("memory", values={"peak_rss": [[0, 312]]}))
     assert summary.workers[0].peak_rss == 310, "a beat may tell of more pages than there ever were"
+
+
+def test_what_was_undone_does_not_count():
+    summary = RunSummary()
+    summary.add(Event("world", None, {"workers": 2}))
+    for step in (10, 20, 30):
+        summary.add(steps(step, step))
+        summary.add(Event("evaluation", 0, {"step": step, "results": {"loss": 1 / step}}))
+    late = {**steps(31, 31).values, "skipped": [2, 9.0]}
+    summary.add(Event("steps", 0, late, 31))
+    summary.add(Event("audit", 0, {"clean": False}))
+    told = {"reason": "killed", "step": 20, "samples": 200, "undone": 11, "seconds": 3.0}
+    summary.add(Event("restarted", 1, told))
+    assert (summary.step, summary.samples, summary.loss) == (20, 200, None)
+    assert [step for step, _ in summary.evaluations] == [10, 20]
+    assert (summary.skipped_parts, summary.audit, summary.state) == (0, {}, "starting")
+    assert {worker.state for worker in summary.workers.values()} == {"starting"}
+    assert ("restarted", "1 time, 11 steps undone") in final_rows(summary)
+
+
+def test_a_run_that_the_user_resumes_forgets_its_last_end():
+    summary = RunSummary()
+    for event in (steps(1, 30), Event("finished", None, {"results": {}}), Event("resumed", None, {"step": 20})):
+        summary.add(event)
+    assert summary.outcome is None and summary.step == 20 and not summary.restarts

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from shoal.errors import SpecError
-from shoal.observe import TensorBoardSink
+from shoal.observe import Event, TensorBoardSink
 
 
 def test_scalars_are_read_back(tmp_path, run_events):
@@ -23,6 +23,19 @@ def test_scalars_are_read_back(tmp_path, run_events):
     expected = [event.values["steps"][0][1] for event in run_events if event.kind == "steps"]
     assert [scalar.value for scalar in losses] == pytest.approx(expected, rel=1e-6)
     assert [scalar.step for scalar in found.Scalars("test/accuracy")] == [50, 100, 150, 200]
+
+
+def test_steps_that_were_undone_are_left_out(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoardSink(tmp_path)
+    for number in (1, 2, 3, 4):
+        sink.handle(Event("steps", 0, {"steps": [[number, 9.0]], "samples": number, "lr": 0.1}))
+    sink.handle(Event("restarted", None, {"step": 2, "samples": 2, "undone": 2, "seconds": 0.1, "reason": "died"}))
+    sink.handle(Event("steps", 0, {"steps": [[3, 5.0]], "samples": 3, "lr": 0.1}))
+    sink.close()
+    found = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
+    assert [(one.step, one.value) for one in found.Scalars("train/loss")] == [(1, 9.0), (2, 9.0), (3, 5.0)]
 
 
 def test_missing_tensorboard_says_how_to_get_it(tmp_path, monkeypatch):

@@ -59,7 +59,11 @@ def test_strategies_are_kept_in_one_spelling() -> None:
         ({"slots": 5, "cluster": Cluster(workers=2), "strategy": "data:shares=1+3"}, "2 workers and 5 slots"),
         ({"strategy": "dat"}, "Did you mean 'data'"),
         ({"strategy": "data:shares=speed", "cluster": Cluster(device="cuda")}, "use device=cpu, or shares=even"),
-        ({"on_failure": "pray"}, "on_failure 'pray' is not known.*replace, shrink, stop"),
+        ({"on_failure": "pray"}, "on_failure 'pray' is not known.*auto, replace, restart, shrink, stop"),
+        (
+            {"on_failure": "restart", "cluster": Cluster(spares=1)},
+            "spares=1 take the places .* use on_failure=replace",
+        ),
         ({"max_failures": -1}, "max_failures must be a whole number of at least 0"),
         ({"on_failure": "shrink", "strategy": "data:via=ring"}, "on_failure=shrink .* use data:via=arena"),
         ({"on_failure": "shrink", "strategy": "data:batchnorm=sync"}, "a process of its own for every slot"),
@@ -127,3 +131,19 @@ def test_threads_are_given_or_from_the_environment_or_a_share(monkeypatch: pytes
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
     assert Cluster(workers=2).threads_per_worker == 4
     assert Cluster(workers=99).threads_per_worker == 1
+
+
+@pytest.mark.parametrize(
+    ("on_failure", "checkpoint", "replaces", "restarts"),
+    [
+        ("auto", "none", True, False),
+        ("auto", "every=9", True, True),
+        ("replace", "every=9", True, False),
+        ("shrink", "every=9", True, False),
+        ("restart", "none", False, True),
+        ("stop", "every=9", False, False),
+    ],
+)
+def test_what_follows_a_death(on_failure: str, checkpoint: str, replaces: bool, restarts: bool) -> None:
+    job = Job(target="digits.py", on_failure=on_failure, checkpoint=checkpoint)
+    assert (job.replaces, job.restarts) == (replaces, restarts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.cli.plan.parts import Holding, Manner, Sizes
+from shoal.cli.plan.parts import Holding, Manner, Sizes, without_successors
 from shoal.launch.places import can_replace
 from shoal.observe.wording import plural
 from shoal.spec import Data, Job
@@ -54,10 +54,8 @@ def _memory(spec: Data, job: Job, sizes: Sizes) -> tuple[Holding, ...]:
 
 
 def _on_failure(job: Job) -> str:
-    if job.on_failure == "stop":
-        return "A worker that dies ends the run."
-    if not can_replace(job):
-        return "A worker that dies ends the run; only two or more in shared memory, or --spares 1, keep it going."
+    if not job.replaces or not can_replace(job):
+        return without_successors(job)
     if job.on_failure == "shrink":
         return "When a worker dies, the others finish its step and do its work from then on; no bit changes."
     spares = job.cluster.spares

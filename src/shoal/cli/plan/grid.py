@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.cli.plan.parts import Holding, Manner, Seat, Sizes
+from shoal.cli.plan.parts import Holding, Manner, Seat, Sizes, without_successors
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Job, Mesh, ModelParallel, as_mesh
@@ -17,10 +17,7 @@ def grid_manner(spec: ModelParallel, job: Job, parcels: Sequence[Parcel], sizes:
     return Manner(
         meaning=" ".join(_meaning(mesh)),
         memory=_memory(mesh, parcels, sizes),
-        on_failure=(
-            "A worker that dies ends the run, for nobody else has its part of the model; save with --checkpoint, "
-            "and go on with --resume."
-        ),
+        on_failure=without_successors(job, ", for nobody else has its part of the model"),
         grid=tuple(_seats(mesh)),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.cli.plan.parts import Holding, Manner, Sizes
+from shoal.cli.plan.parts import Holding, Manner, Sizes, without_successors
 from shoal.observe.wording import plural
 from shoal.spec import Job, Layer, LayerForm
 
@@ -21,7 +21,7 @@ def layer_manner(spec: Layer, job: Job, sizes: Sizes) -> Manner:
             ),
             Holding(what="buffers and frozen parameters of a worker", num_bytes=sizes.fixed, times=workers),
         ),
-        on_failure="A worker that dies ends the run; save with --checkpoint, and go on with --resume.",
+        on_failure=without_successors(job),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shoal.layout import Parcel, Placement, explain, render
+from shoal.spec import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,15 @@ class Manner:
     """None where the model is not cut over workers."""
     width: tuple[str, ...] = ()
     """What becomes of which layers, where they are cut by width."""
+
+
+def without_successors(job: Job, why: str = "") -> str:
+    """What follows a death where nobody can take the place of who died; `why` that is."""
+    if job.restarts:
+        beginning = "the start" if job.checkpoint == "none" else "the newest checkpoint"
+        return f"When a worker dies, all begin again from {beginning}{why}; no bit changes."
+    helps = "" if job.on_failure == "stop" else "; with --checkpoint every=200 it goes on from there by itself"
+    return f"A worker that dies ends the run{why}{helps}."
 
 
 @dataclass(frozen=True, kw_only=True)

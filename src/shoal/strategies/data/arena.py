@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.errors import LaunchError, SpecError
+from shoal.errors import LaunchError, PeerLost, SpecError
 from shoal.spec import Data, World
 from shoal.strategies.base import Fill, Part, Setting, StepResult, WholeModel, Work
 from shoal.strategies.clipping import clip_factor
@@ -132,7 +132,7 @@ class ArenaData(WholeModel):
         marks, counters = self._shared.marks, self._shared.counters
         done = min(counters[marks.updated[place]] for place in world.places)
         if done and not self._sliced and world.is_first and 0 not in self._updates:
-            raise LaunchError(
+            raise PeerLost(
                 f"Worker 0 died, and with it the state of {type(self._replica.optimizer).__name__}, which only "
                 "it held; start again, or use an optimizer that works element by element, such as AdamW."
             )

@@ -1,0 +1,156 @@
+"""Attempts: a run that a death has ended goes on by itself, from its newest whole checkpoint or from its start.
+
+Each attempt is a supervisor of its own, with new processes in the same run folder. What an attempt did after the
+step that the next one begins at is undone, and whoever reads the run's events is told so.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shoal.checkpoint.listing import read_manifest
+from shoal.checkpoint.wholeness import check_folder
+from shoal.errors import CheckpointError, Interrupted, WorkerFailed
+from shoal.launch.chaos import Timetable
+from shoal.launch.failure_log import Evidence, FailureLog
+from shoal.launch.interrupts import Interrupts
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
+from shoal.launch.supervisor import Supervisor
+from shoal.observe import Event, RunFolder
+from shoal.observe.checkpoint_names import step_folders
+from shoal.observe.wording import plural
+from shoal.spec import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Milestone:
+    """Where an attempt can begin."""
+
+    step: int
+    reached_at: float
+    """When training was there, in seconds since 1970."""
+    path: Path | None
+    """The checkpoint of that step; None: the model that the task makes."""
+
+
+class Attempts:
+    """One run from its first to its last attempt."""
+
+    def __init__(self, job: Job, folder: RunFolder, on_event: Callable[[Event], None]) -> None:
+        self._job = job
+        self._folder = folder
+        self._on_event = on_event
+        self._began_at = time.time()
+        self._timetable = Timetable.of(job)
+        resumed = job.options.get("resume")
+        self._begin = Milestone(
+            step=int(job.options.get("resume_step", 0)),
+            reached_at=self._began_at,
+            path=Path(resumed) if resumed else None,
+        )
+        """Where the present attempt began."""
+        self._start = self._begin
+        self._is_resumed = resumed is not None
+        self._top_step = self._begin.step
+        self._raised: dict[int | None, Evidence] = {}
+        """By rank, of this attempt: what a worker said about the error that ended it."""
+        self._log = FailureLog(job.max_failures)
+        self._restarts = 0
+        self._restarts_here = 0
+        """How often the run went back to the same step."""
+
+    def run(self, zygote: ZygoteProcess | None = None) -> None:
+        """Run the job to its end; raises what ended the last attempt, where that was not the end of its work."""
+        job = self._job
+        with Interrupts() as interrupts, ExitStack() as at_end:
+            at_end.callback(lambda: self._timetable.tell_open(self._tell))
+            if zygote is None and ZYGOTE_VARIABLE not in os.environ:
+                # One for all attempts: the next ones begin in no time.
+                zygote = at_end.enter_context(start_zygote())
+            while True:
+                supervisor = Supervisor(job, self._hear, LocalEngine(zygote), timetable=self._timetable)
+                try:
+                    supervisor.run()
+                    return
+                except WorkerFailed as failure:
+                    if supervisor.machine.is_stopping or not (failure.is_transient and self._job.restarts):
+                        raise
+                    job = self._next_job(failure)
+                if interrupts.take():  # between two attempts nobody else counts them
+                    raise Interrupted("The run was stopped on request, while it was about to begin again.")
+
+    def _tell(self, kind: str, global_rank: int | None, values: dict[str, object]) -> None:
+        self._on_event(Event(kind, global_rank, values))
+
+    def _hear(self, event: Event) -> None:
+        """What an attempt tells; whether it has failed for good is told by whoever started the run."""
+        if event.kind == "failed":
+            return
+        if self._is_resumed and event.kind in ("steps", "evaluation", "checkpoint"):
+            self._is_resumed = False
+            self._tell("resumed", None, {"step": self._start.step})
+        if event.kind == "steps" and event.values["steps"]:
+            self._top_step = event.values["steps"][-1][0]
+        elif event.kind == "raised":
+            self._raised[event.rank] = Evidence.from_message(event.values)
+        self._on_event(event)
+
+    def _next_job(self, failure: WorkerFailed) -> Job:
+        """The job of the next attempt; raises where another one would not help."""
+        evidence = self._raised.get(failure.global_rank)
+        if evidence is not None and not evidence.final and self._log.is_poisoned(evidence):
+            raise _final(failure, evidence.verdict)
+        begin, samples = self._newest_whole()
+        self._restarts_here = self._restarts_here + 1 if begin.step == self._begin.step else 1
+        if self._restarts_here > self._job.max_failures:
+            before = plural(self._restarts_here - 1, "restart")
+            why = f"There were {before} after step {begin.step:,} without another checkpoint, and max_failures="
+            raise _final(failure, f"{failure} {why}{self._job.max_failures}.")
+        self._restarts += 1
+        values = {
+            "reason": str(failure),
+            "step": begin.step,
+            "samples": samples,
+            "undone": max(0, self._top_step - begin.step),
+            "seconds": max(0.0, time.time() - begin.reached_at),
+        }
+        self._tell("restarted", failure.global_rank, values)
+        # What a coordinator remembers is about the attempt that ended.
+        self._folder.decisions.unlink(missing_ok=True)
+        self._timetable.begin_again()
+        self._begin, self._top_step = begin, begin.step
+        self._raised.clear()
+        return self._job_from(begin)
+
+    def _newest_whole(self) -> tuple[Milestone, int]:
+        """The newest whole checkpoint of this run, or its start; and how many samples it had trained on."""
+        for path in reversed(step_folders(self._folder.checkpoints)):
+            try:
+                # Older ones may be of a past that was given up when the run was resumed at an earlier step.
+                if (found := read_manifest(path)).saved_at >= self._began_at:
+                    check_folder(path)
+                    reached_at = found.saved_at - found.seconds
+                    return Milestone(step=found.step, reached_at=reached_at, path=path), found.facts["samples"]
+            except CheckpointError as error:
+                self._tell("warning", None, {"text": f"{error} It was skipped."})
+        start = self._start
+        return start, 0 if start.path is None else read_manifest(start.path).facts["samples"]
+
+    def _job_from(self, begin: Milestone) -> Job:
+        options = {**self._job.options, "failures": self._restarts, "ran_s": time.time() - self._began_at}
+        if begin.path is not None:
+            options |= {"resume": str(begin.path), "resume_step": begin.step}
+        return replace(self._job, options=options)
+
+
+def _final(failure: WorkerFailed, message: str) -> WorkerFailed:
+    """The same failure, with the sentence that says why no attempt follows."""
+    return WorkerFailed(
+        message, global_rank=failure.global_rank, details=failure.details, exit_code=failure.exit_code
+    )
