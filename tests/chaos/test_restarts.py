@@ -28,6 +28,7 @@ KILL = "kill worker:1 at step 20"
 WAYS = {
     "ring": (2, "data:via=ring"),
     "backend": (2, "data:via=backend"),
+    "relay": (2, "data:partition=relay"),
     "sharded": (2, "sharded"),
     "pipeline": (2, "pipeline"),
     "layer": (2, "layer:decoupled=on"),

@@ -46,6 +46,7 @@ WAYS = {
     "bsp of 2 over tcp": Way(2, "ps:servers=2,wire=tcp"),
     "asp of 4 over tcp": Way(4, "ps:servers=2,sync=asp,wire=tcp", "timed"),
     "arena of 1": Way(1, "data:via=arena"),
+    "relay of 2": Way(2, "data:partition=relay", "close"),
 }
 CUT_WAYS = {
     "sharded of 2": Way(2, "sharded", "close"),
@@ -107,7 +108,7 @@ def wander(train: Train, names: list[str]) -> None:
 
 
 def test_one_model_wanders_through_many_of_them(train: Train) -> None:
-    wander(train, ["arena of 2", "asp of 2", "bsp of 4", "ring of 2", "bsp of 2 over tcp"])
+    wander(train, ["arena of 2", "asp of 2", "bsp of 4", "ring of 2", "relay of 2", "bsp of 2 over tcp"])
 
 
 @pytest.mark.long

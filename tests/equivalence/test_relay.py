@@ -57,7 +57,6 @@ def test_each_worker_has_one_block_of_an_epoch(steps: int, workers: int) -> None
         ({"slots": 2}, {}, "slots"),
         ({}, {"spares": 1}, "spares"),
         ({"on_failure": "shrink"}, {}, "on_failure=shrink"),
-        ({"checkpoint": "every=5"}, {}, "checkpoints"),
     ],
 )
 def test_what_does_not_go_together(fields: dict[str, Any], cluster: dict[str, int], named: str) -> None:

@@ -26,6 +26,7 @@ EXACT = {
     "arena": (2, "data:via=arena"),
     "ring": (2, "data:via=ring"),
     "backend": (2, "data:via=backend"),
+    "relay": (3, "data:partition=relay"),
     "bsp": (2, "ps:servers=2"),
     "bsp over tcp": (2, "ps:wire=tcp"),
 }

@@ -77,6 +77,10 @@ class Checkpointing:
         """The model was evaluated after a step."""
         self._evaluations[step] = dict(results)
 
+    def note_saved(self, step: int) -> None:
+        """Another process saves the state after this step."""
+        self._last_step, self._saved_at = step, time.monotonic()
+
     @property
     def is_on(self) -> bool:
         """Whether anything is saved at all."""

@@ -264,6 +264,7 @@ class Training:
             if not is_first:
                 model.drain()
                 state.drain()
+                checkpoints.note_saved(step)
             elif strategy.gathers:
                 checkpoints.take(step, model, state)
             else:
@@ -275,16 +276,15 @@ class Training:
             slots = [slot for place in places for slot in setting.slots_at(step, place)]
             coming = ((at, slot) for at in steps for place in places for slot in setting.slots_at(at, place))
             self.foresee(coming, step)
-            return self.strategy.step(self.work(step, slots, stop=stop, save=self._wants_save(step)))
+            save = self.world.global_rank == setting.decider(step) and self._wants_save(step)
+            return self.strategy.step(self.work(step, slots, stop=stop, save=save))
 
         return self._despite_moves(observer, act)
 
     def _wants_save(self, step: int) -> bool:
         """Whether to ask all, in this step, to save after it; only needed where they must do so together."""
         checkpoints = self.checkpoints
-        return (
-            self.strategy.gathers and self.world.is_first and checkpoints is not None and checkpoints.is_due(step)
-        )
+        return self.strategy.gathers and checkpoints is not None and checkpoints.is_due(step)
 
     def _despite_moves(self, observer: Observer, act: Callable[[], T]) -> T:
         """What `act` returns; where it was left because places came to this process, it is done with them, too."""

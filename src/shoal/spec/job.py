@@ -180,7 +180,6 @@ def _check_relay(spec: Data, job: Job) -> None:
         "spares": job.cluster.spares,
         "limits of workers": job.cluster.max_workers is not None,
         "on_failure=shrink": job.on_failure == "shrink",
-        "checkpoints": job.checkpoint != "none",
     }
     if wrong := [name for name, is_set in asked.items() if is_set]:
         raise SpecError(

@@ -117,6 +117,10 @@ class Setting:
         steps = self.extent.steps_per_epoch
         return (step - 1) % steps * self.world.world_size // steps
 
+    def decider(self, step: int) -> int:
+        """Who decides for all whether the state is saved after this step: somebody who takes part in it."""
+        return self.relay_owner(step) if self.relay else 0
+
     def slots_at(self, step: int, place: int) -> range:
         """The slots that a worker's place fills in this step."""
         if not self.relay:
@@ -135,8 +139,8 @@ class Strategy(Protocol):
     """One way for many processes to train one model."""
 
     gathers: bool
-    """Whether the model is cut: all processes must call `infer`, `model_stream` and `state_stream` together, and
-    consume the streams."""
+    """Whether no process has the whole state by itself: all must call `infer`, `model_stream` and `state_stream`
+    together, and consume the streams."""
 
     def open(self, replica: Replica, setting: Setting) -> None:
         """Join the others. Afterwards the replica's parameters are the job's."""

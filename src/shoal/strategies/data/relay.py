@@ -6,14 +6,16 @@ While one trains, the others load the data of their own blocks. The result is bi
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from shoal.checkpoint.model_stream import TensorStream
 from shoal.comm.codec import Message
 from shoal.comm.zmq_transport import ZmqTransport
-from shoal.errors import LaunchError, ProtocolError, SpecError
+from shoal.errors import ProtocolError, SpecError
 from shoal.spec import World
 from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
 from shoal.strategies.data.meeting import Meeting, listening_address
@@ -28,6 +30,9 @@ _PATIENCE_S = 300.0
 class RelayData(WholeModel):
     """Workers take turns. Who trains tells the others the loss of each step; who follows gets the state, too."""
 
+    gathers = True
+    """One worker has the last step's state: to save it all must give it to the first together."""
+
     def open(self, replica: Replica, setting: Setting) -> None:
         if not setting.relay:
             raise SpecError(
@@ -41,7 +46,7 @@ class RelayData(WholeModel):
         self._losses = list(replica.start.losses)
         self._step = self._state_of = len(self._losses)
         self._followers = self._others
-        """Who has the state of the last step besides this worker, where it was the one that trained."""
+        """Who has the state of the last step besides this worker, where it was the one that took it."""
         self._inbox: dict[int, deque[Message]] = {rank: deque() for rank in self._others}
         meeting = Meeting(setting)
         self._transport = ZmqTransport(self._rank, key=meeting.agree_on_key(), address=listening_address(setting))
@@ -51,7 +56,7 @@ class RelayData(WholeModel):
         owner = self._setting.relay_owner(work.step)
         self._step = work.step
         if owner == self._rank:
-            result = self._alone.step(work)
+            result = replace(self._alone.step(work), save=work.save)
             self._state_of = work.step
             self._hand_on(result)
         else:
@@ -129,7 +134,7 @@ class RelayData(WholeModel):
         return message
 
     def reform(self, world: World) -> int:
-        raise LaunchError("A worker died, and partition=relay cannot replace it; use data without it, which can.")
+        raise AssertionError("partition=relay has no successors")
 
     def losses(self, last_step: int) -> list[float]:
         return self._losses[:last_step]
@@ -154,12 +159,23 @@ class RelayData(WholeModel):
         return total
 
     def settle(self) -> None:
-        """Everybody gets the state of the last step. All call this, or all have it already."""
+        """Everybody gets the state of the last step."""
+        self._share(list(range(self._size)))
+
+    def _share(self, ranks: list[int]) -> None:
+        """These get the state of the last step, where they do not have it. All call this together."""
         if self._state_of < self._step:
-            self._take_over(self._receive("state", self._setting.relay_owner(self._step)))
+            if self._rank in ranks:
+                self._take_over(self._receive("state", self._setting.relay_owner(self._step)))
         elif self._step and self._setting.relay_owner(self._step) == self._rank:
-            self._send_state([peer for peer in self._others if peer not in self._followers])
-            self._followers = self._others
+            missing = [peer for peer in ranks if peer not in (self._rank, *self._followers)]
+            self._send_state(missing)
+            self._followers = [*self._followers, *missing]
+
+    def model_stream(self, replica: Replica) -> TensorStream:
+        """The replica's own, at the first worker."""
+        self._share([0])
+        return TensorStream.of(replica.module.state_dict())
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         return named_state(self._replica)
