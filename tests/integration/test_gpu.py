@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from shoal.errors import SpecError
 from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch.runs import train as start
 from shoal.spec import Cluster, Job
 
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
@@ -87,6 +89,17 @@ def test_half_precision_learns_as_much(
     found = train(zygote, tmp_path / "half", workers=2, strategy=strategy, task="gpt_quiet", precision=precision)
     assert found == pytest.approx(expected, rel=2e-2)
     assert found != expected
+
+
+@needs_gpu
+@pytest.mark.parametrize(("workers", "strategy"), [(1, "data"), (2, "data"), (2, "sharded"), (2, "pipeline")])
+def test_a_killed_worker_costs_no_bit(zygote: ZygoteProcess, tmp_path: Path, workers: int, strategy: str) -> None:
+    asked = {"target": f"{TASKS}:mlp_quiet", "strategy": strategy, "args": {"steps": 60}, "output": StringIO()}
+    asked |= {"cluster": {"workers": workers, "threads": 1, "device": "cuda"}, "runs": tmp_path, "zygote": zygote}
+    calm = start(name="calm", **asked)
+    found = start(name="killed", checkpoint="every=8", chaos=f"kill worker:{workers - 1} at step 20", **asked)
+    assert found.results["restarts"] == 1 and found.results["audit"]["clean"]
+    assert found.digest == calm.digest
 
 
 def test_what_needs_the_hosts_memory_is_refused() -> None:

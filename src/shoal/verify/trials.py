@@ -17,6 +17,7 @@ from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
 from shoal.launch.supervisor import run_job
 from shoal.ledger.cut_log import CutLog
 from shoal.observe import Event
+from shoal.observe.summary import UNDOING
 from shoal.spec import Cluster, Job
 
 if TYPE_CHECKING:
@@ -173,6 +174,9 @@ def told_cuts(events: Iterable[Event]) -> CutLog:
     for event in events:
         if event.kind == "cuts":
             log.note(event.values["from_step"], event.values["sizes"])
+        elif event.kind in UNDOING:
+            step = event.values["step"]
+            log.note(step + 1, log.at(step))
     return log
 
 
