@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from remains import processes_in
 
+from shoal.checkpoint.listing import read_manifest
 from shoal.errors import Interrupted, WorkerFailed
-from shoal.launch import ZygoteProcess
+from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch.resuming import resumed_job
 from shoal.launch.runs import Run, train
-from shoal.observe import RunSummary, read_events
+from shoal.observe import RunFolder, RunSummary, read_events
 from shoal.observe.report import counted_losses
 
 TASKS = Path(__file__).parents[1] / "equivalence" / "resumed_tasks.py"
@@ -178,6 +180,24 @@ def test_a_torn_checkpoint_is_passed_over(run: Runner, calm: Run) -> None:
     if restarted["step"] < 2 * EVERY:  # else a newer one was written before the kill came
         assert "is torn: model.bin" in output.getvalue() and restarted["step"] == EVERY
     assert_as_if_undisturbed(found, calm)
+
+
+@pytest.mark.parametrize(
+    "way", ["ring", *(pytest.param(way, marks=pytest.mark.long) for way in WAYS if way != "ring")]
+)
+def test_who_dies_after_the_last_step_was_saved_has_only_the_model_to_save(
+    run: Runner, calm: Run, way: str
+) -> None:
+    workers, strategy = WAYS[way]
+    if way != "ring":
+        calm = run("calm", strategy, workers, checkpoint=f"every={EVERY}")
+    path = calm.folder / "checkpoints" / f"step-{STEPS:09}"
+    job = resumed_job(RunFolder(calm.folder).read_job(), path, read_manifest(path), {})
+    # As the attempt after one that died.
+    job = replace(job, run_dir=str(run.root / "again"), options={**job.options, "failures": 1})
+    results = Supervisor(job, lambda event: None, LocalEngine(run.zygote)).run()
+    assert results["digest"] == calm.digest and results["audit"] == calm.results["audit"]
+    assert (results["steps"], results["results"]) == (STEPS, calm.results["results"])
 
 
 def test_checkpoints_of_a_past_that_was_given_up_are_left_alone(run: Runner, calm: Run) -> None:

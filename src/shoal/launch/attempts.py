@@ -21,6 +21,7 @@ from shoal.launch.failure_log import Evidence, FailureLog
 from shoal.launch.interrupts import Interrupts
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
+from shoal.launch.places import servers_of
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event, RunFolder
 from shoal.observe.checkpoint_names import step_folders
@@ -46,7 +47,7 @@ class Attempts:
         self._job = job
         self._folder = folder
         self._on_event = on_event
-        self._began_at = time.time()
+        self._began_at = self._attempt_at = time.time()
         self._timetable = Timetable.of(job)
         resumed = job.options.get("resume")
         self._begin = Milestone(
@@ -57,7 +58,7 @@ class Attempts:
         """Where the present attempt began."""
         self._start = self._begin
         self._is_resumed = resumed is not None
-        self._top_step = self._begin.step
+        self._top_step, self._total_steps = self._begin.step, 0
         self._raised: dict[int | None, Evidence] = {}
         """By rank, of this attempt: what a worker said about the error that ended it."""
         self._log = FailureLog(job.max_failures)
@@ -96,7 +97,7 @@ class Attempts:
             self._is_resumed = False
             self._tell("resumed", None, {"step": self._start.step})
         if event.kind == "steps" and event.values["steps"]:
-            self._top_step = event.values["steps"][-1][0]
+            self._top_step, self._total_steps = event.values["steps"][-1][0], event.values["total_steps"]
         elif event.kind == "raised":
             self._raised[event.rank] = Evidence.from_message(event.values)
         self._on_event(event)
@@ -106,7 +107,12 @@ class Attempts:
         evidence = self._raised.get(failure.global_rank)
         if evidence is not None and not evidence.final and self._log.is_poisoned(evidence):
             raise _final(failure, evidence.verdict)
-        begin, samples = self._newest_whole()
+        try:
+            begin, samples = self._newest_whole()
+        except CheckpointError as error:
+            raise _final(
+                failure, f"{failure} The run cannot begin again from where it was resumed: {error}"
+            ) from None
         self._restarts_here = self._restarts_here + 1 if begin.step == self._begin.step else 1
         if self._restarts_here > self._job.max_failures:
             before = plural(self._restarts_here - 1, "restart")
@@ -118,13 +124,11 @@ class Attempts:
             "step": begin.step,
             "samples": samples,
             "undone": max(0, self._top_step - begin.step),
-            "seconds": max(0.0, time.time() - begin.reached_at),
+            "seconds": max(0.0, time.time() - max(begin.reached_at, self._attempt_at)),
         }
         self._tell("restarted", failure.global_rank, values)
-        # What a coordinator remembers is about the attempt that ended.
-        self._folder.decisions.unlink(missing_ok=True)
         self._timetable.begin_again()
-        self._begin, self._top_step = begin, begin.step
+        self._begin, self._top_step, self._attempt_at = begin, begin.step, time.time()
         self._raised.clear()
         return self._job_from(begin)
 
@@ -132,15 +136,21 @@ class Attempts:
         """The newest whole checkpoint of this run, or its start; and how many samples it had trained on."""
         for path in reversed(step_folders(self._folder.checkpoints)):
             try:
+                found = read_manifest(path)
                 # Older ones may be of a past that was given up when the run was resumed at an earlier step.
-                if (found := read_manifest(path)).saved_at >= self._began_at:
-                    check_folder(path)
-                    reached_at = found.saved_at - found.seconds
-                    return Milestone(step=found.step, reached_at=reached_at, path=path), found.facts["samples"]
+                if found.saved_at < self._began_at or self._leaves_nothing(found.step):
+                    continue
+                check_folder(path)
+                reached_at = found.saved_at - found.seconds
+                return Milestone(step=found.step, reached_at=reached_at, path=path), found.facts["samples"]
             except CheckpointError as error:
                 self._tell("warning", None, {"text": f"{error} It was skipped."})
         start = self._start
         return start, 0 if start.path is None else read_manifest(start.path).facts["samples"]
+
+    def _leaves_nothing(self, step: int) -> bool:
+        """Whether servers would have nothing left to do after it; workers by themselves save the model and end."""
+        return servers_of(self._job) > 0 and step >= self._total_steps
 
     def _job_from(self, begin: Milestone) -> Job:
         options = {**self._job.options, "failures": self._restarts, "ran_s": time.time() - self._began_at}

@@ -207,8 +207,11 @@ class Checkpointing:
         self._reporter.send({"kind": "warning", "text": f"checkpoint: {text}"})
 
 
-def check_position(start: Start, schedule: Schedule, seed: int) -> None:
-    """A resumed run goes on with the same order of the same samples, and has steps left."""
+def check_position(start: Start, schedule: Schedule, seed: int, *, may_be_over: bool = False) -> None:
+    """A resumed run goes on with the same order of the same samples, and has steps left.
+
+    `may_be_over`: one that began again by itself may have died after its last step.
+    """
     if not start.facts:
         return
     for name, now in (("batch_size", schedule.batch_size), ("seed", seed), ("length", schedule.length)):
@@ -217,7 +220,7 @@ def check_position(start: Start, schedule: Schedule, seed: int) -> None:
                 f"The checkpoint was trained with {_WORDS[name]} {saved}, but this run has {now}, so step "
                 f"{start.step} would mean other samples; use the same, or begin anew with --from."
             )
-    if start.step >= schedule.total_steps:
+    if start.step >= schedule.total_steps and not may_be_over:
         raise SpecError(
             f"The checkpoint is of step {start.step}, and the run has {schedule.total_steps} steps, so none is "
             "left; ask for more with --epochs or --max-steps."

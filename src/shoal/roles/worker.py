@@ -88,7 +88,9 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
         recompute=job.recompute,
         preprocess=preprocess,
     )
-    check_position(training.replica.start, training.schedule, task.seed)
+    check_position(
+        training.replica.start, training.schedule, task.seed, may_be_over=bool(job.options.get("failures"))
+    )
     training.checkpoints = Checkpointing(job, training.replica, training.schedule, reporter)
     _open_ledger(job, training)
     _check_mean(job, training, reporter)
