@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgpack
 import pytest
 import torch
 
@@ -98,7 +99,7 @@ def test_a_thousand_shards_with_thousands_of_gaps_each_are_reported_and_audited(
     assert rows[999]["missing"] == list(range(1, 20, 2)), "the first of them by number"
     ours, theirs = Channel.pair()
     ours.send({"kind": "done", "results": audit})
-    assert len(str(audit)) > LIMIT_BYTES and theirs.poll() == {"kind": "done", "results": audit}
+    assert len(msgpack.packb(audit)) > LIMIT_BYTES and theirs.poll() == {"kind": "done", "results": audit}
     for end in (ours, theirs):
         end.close()
 
