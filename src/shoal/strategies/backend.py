@@ -9,6 +9,7 @@ import torch
 
 from shoal.strategies.base import Setting
 from shoal.strategies.data.meeting import Meeting
+from shoal.strategies.listening import only_meanwhile
 
 PATIENCE = timedelta(minutes=5)
 """For a peer that is busy; one that died is noticed by the supervisor at once."""
@@ -33,15 +34,16 @@ class Backend:
         self.name = "cpu:gloo,cuda:nccl" if own_gpu else "gloo"
         self._owns_group = not dist.is_initialized()
         if self._owns_group:
-            dist.init_process_group(
-                self.name,
-                # Its own descriptor, never closed: the store opens this path once more when it is freed, and
-                # would wait for minutes if the first process were gone by then.
-                store=dist.FileStore(f"/proc/self/fd/{store_fd}", world.world_size),
-                rank=world.global_rank,
-                world_size=world.world_size,
-                timeout=PATIENCE,
-            )
+            with only_meanwhile():
+                dist.init_process_group(
+                    self.name,
+                    # Its own descriptor, never closed: the store opens this path once more when it is freed, and
+                    # would wait for minutes if the first process were gone by then.
+                    store=dist.FileStore(f"/proc/self/fd/{store_fd}", world.world_size),
+                    rank=world.global_rank,
+                    world_size=world.world_size,
+                    timeout=PATIENCE,
+                )
 
     def allreduce_(self, tensor: torch.Tensor) -> None:
         """Sum over all workers, in place."""

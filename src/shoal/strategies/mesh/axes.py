@@ -12,6 +12,7 @@ import torch.distributed as dist
 from shoal.spec.model_parallel import AXES
 from shoal.strategies.backend import Backend
 from shoal.strategies.base import Setting
+from shoal.strategies.listening import only_meanwhile
 
 if TYPE_CHECKING:
     from shoal.spec import Mesh
@@ -148,9 +149,10 @@ class Axes:
             assert mine is not None
             return mine
 
+        with only_meanwhile():
+            drawn = {name: lines([name]) for name in AXES} | {"lanes": lines(["data", "shard"])}
         return cls(
-            **{name: lines([name]) for name in AXES},
-            lanes=lines(["data", "shard"]),
+            **drawn,
             world=Axis(name="world", index=rank, ranks=tuple(range(size)), on_block=block),
             backend=backend,
         )
