@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.launch.links import Links
-from shoal.launch.messages import Ended, Load, Said, Sight, Started
+from shoal.launch.messages import Ended, Load, News, Sight, Started
 from shoal.launch.stacks import explain_state
 from shoal.spec import Job, World
 
@@ -30,7 +30,7 @@ class ActorHost:
     pidfds: list[int] = field(default_factory=list)
     links: Links = field(default_factory=Links)
     news: select.epoll = field(default_factory=select.epoll)
-    told: list[Started | Said | Ended] = field(default_factory=list)
+    told: list[News] = field(default_factory=list)
     living: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class ActorHost:
         self.living.add(process)
         self.told.append(Started(process))
 
-    def collect(self) -> list[Started | Said | Ended]:
+    def collect(self) -> list[News]:
         told, self.told = [*self.told, *self.links.collect()], []
         for number in sorted(self.living):
             if (code := self.processes[number].poll()) is not None:

@@ -55,18 +55,22 @@ class Channel:
 
     def send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
         """Send one message, with copies of `fds`. Waits while the other side's buffer is full."""
+        while not self.try_send(message, fds):
+            _wait_until(self._socket, select.POLLOUT, None)
+
+    def try_send(self, message: dict[str, Any], fds: Sequence[int] = ()) -> bool:
+        """Send one message if the other side's buffer has room for it; whether it had."""
         if len(fds) > MAX_FDS:
             raise ProtocolError(f"a message carries at most {MAX_FDS} file descriptors, found {len(fds)}.")
         with _carried(_encode(message), fds) as (payload, carried):
             extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", carried))] if carried else []
-            while True:
-                try:
-                    self._socket.sendmsg([payload], extra, socket.MSG_NOSIGNAL)
-                    return
-                except BlockingIOError:
-                    _wait_until(self._socket, select.POLLOUT, None)
-                except OSError as error:
-                    raise self._translated(error) from None
+            try:
+                self._socket.sendmsg([payload], extra, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise self._translated(error) from None
+        return True
 
     def poll(self) -> dict[str, Any] | None:
         """The next message, or None where none has arrived."""

@@ -31,6 +31,8 @@ class Hand:
     state: str = "starting"
     is_done: bool = False
     has_reported_failure: bool = False
+    is_deaf: bool = False
+    """It reads nothing of what it is told."""
     hang: str = ""
     """Set when it was ended because it hung: how that showed, and where it was."""
     succeeds: list[Vacancy] = field(default_factory=list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from shoal.launch.messages import Ended, Load, Said, Sight, Started
+from shoal.launch.messages import Load, News, Sight
 from shoal.spec import Job, World
 
 
@@ -18,14 +18,14 @@ class Host(Protocol):
     def start(self, process: int, world: World) -> None:
         """Start a process; it runs when `collect` says so."""
 
-    def collect(self) -> list[Started | Said | Ended]:
+    def collect(self) -> list[News]:
         """What has happened since the last call; of each process in order. Never waits.
 
         Raises LaunchError where processes cannot be started, or the host itself has failed; `start` does, too.
         """
 
     def say(self, process: int, message: dict[str, Any]) -> None:
-        """Say something to a process, if it still lives."""
+        """Say something to a process, if it still lives. Never waits, also where it does not read."""
 
     def signal(self, process: int, signum: int) -> None:
         """Send a signal to a process, if it still lives."""

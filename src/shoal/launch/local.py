@@ -8,7 +8,6 @@ import selectors
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,9 +21,10 @@ from shoal.launch.deaths import signal_name
 from shoal.launch.echo import Echo
 from shoal.launch.links import Links
 from shoal.launch.memory_watch import MemoryWatch
-from shoal.launch.messages import Ended, Load, Said, Sight, Started
+from shoal.launch.messages import Deaf, Ended, Load, News, Said, Sight, Started
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, connect, start_zygote
 from shoal.launch.stacks import StackSource, collect_stacks, explain_state
+from shoal.launch.zygote_line import ZygoteLine
 from shoal.spec import Job, World
 
 _END_TIMEOUT_S = 5.0
@@ -72,14 +72,14 @@ class LocalHost:
     def __init__(self, job: Job, zygote: Channel, private: ZygoteProcess | None, echo: Echo | None) -> None:
         self.processes: dict[int, LocalProcess] = {}
         self._job = job
-        self._zygote = zygote
+        self._zygote = ZygoteLine(zygote)
         self._private = private
         self._echo = echo
         self.sockets = SocketFolder()
         self._links = Links()
         self._memory = MemoryWatch()
         self._selector = selectors.EpollSelector()
-        self._selector.register(zygote, selectors.EVENT_READ)
+        self._selector.register(self._zygote, selectors.EVENT_READ)
         self._selector.register(self._links, selectors.EVENT_READ)
         # No name in any file system: it is gone when the last process that holds it is.
         self.arena_fd = os.memfd_create("shoal-arena")
@@ -93,22 +93,20 @@ class LocalHost:
         stem = "rank" if world.role == "worker" else world.role
         started = self.processes[process] = LocalProcess(*self._open_log(stem, world.global_rank))
         theirs = self._links.open(process)
+        fds = [started.log_fd, theirs.fileno(), self.arena_fd]
         try:
-            request = self._request(process, world)
-            self._zygote.send(request, [started.log_fd, theirs.fileno(), self.arena_fd])
+            self._zygote.send(self._request(process, world), fds, then=theirs.close)
         except PeerLost:
             raise self._zygote_lost() from None
         except ProtocolError as error:
             raise LaunchError(f"The job and the environment are too big to hand over: {error}") from None
-        finally:
-            theirs.close()
 
-    def collect(self) -> list[Started | Said | Ended]:
+    def collect(self) -> list[News]:
         """What processes and the zygote have said since the last call."""
         # Words before deaths: the last word of a process explains its end.
-        news: list[Started | Said | Ended] = list(self._heard(self._links.collect()))
+        news: list[News] = list(self._heard(self._links.collect()))
         try:
-            while (received := self._zygote.poll_with_fds()) is not None:
+            for received in self._zygote.collect():
                 news += self._take(*received)
         except PeerLost:
             raise self._zygote_lost() from None
@@ -169,17 +167,17 @@ class LocalHost:
             "path": sys.path,
         }
 
-    def _heard(self, said: Iterable[Said]) -> Iterator[Said]:
+    def _heard(self, said: Iterable[Said | Deaf]) -> Iterator[Said | Deaf]:
         """What is meant for the supervisor. How to see a process's stacks is this host's business."""
         for news in said:
-            if news.message["kind"] == "stacks":
+            if isinstance(news, Said) and news.message["kind"] == "stacks":
                 offer = news.message
                 source = StackSource(pid=offer["pid"], signum=offer["signal"], fd=offer["fd"])
                 self.processes[news.process].stacks = source
             else:
                 yield news
 
-    def _take(self, message: dict[str, Any], fds: list[int]) -> list[Started | Said | Ended]:
+    def _take(self, message: dict[str, Any], fds: list[int]) -> list[News]:
         if message["kind"] == "spawned":
             process = message["id"]
             self.processes[process].pid, self.processes[process].pidfd = message["pid"], fds[0]
@@ -209,14 +207,10 @@ class LocalHost:
 
     def _hang_up(self) -> None:
         """Hang up on the zygote. It does the same once it has killed and reaped our processes."""
-        self._zygote.finish()
-        deadline = time.monotonic() + _END_TIMEOUT_S
         try:
-            while (left_s := deadline - time.monotonic()) > 0:
-                select.select([self._zygote], [], [], left_s)
-                if (received := self._zygote.poll_with_fds()) is not None:
-                    self._take(*received)
-        except (PeerLost, LaunchError):
+            for received in self._zygote.hang_up(_END_TIMEOUT_S):
+                self._take(*received)
+        except LaunchError:
             pass
         self._zygote.close()
 

@@ -19,6 +19,7 @@ from shoal.launch.deaths import explain_death
 from shoal.launch.membership import Membership
 from shoal.launch.messages import (
     Answer,
+    Deaf,
     Emit,
     Ended,
     HostFailed,
@@ -115,6 +116,8 @@ class SupervisorMachine:
             case Started():
                 hand = self.crew.hands[news.process]
                 hand.is_started, hand.life.heard_at = True, now
+            case Deaf():
+                self.crew.hands[news.process].is_deaf = True
             case Ended():
                 self._succession.notice_end(self.crew.hands[news.process])
             case ScaleRequest():

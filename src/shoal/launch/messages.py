@@ -43,6 +43,13 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Deaf:
+    """A process reads nothing of what it is told, and more waits for it than may."""
+
+    process: int
+
+
+@dataclass(frozen=True)
 class HostFailed:
     """Processes cannot be started or watched any more, for this reason."""
 
@@ -96,7 +103,9 @@ class Load:
     """Processes that would run if there were more cores."""
 
 
-Input: TypeAlias = Started | Said | Ended | HostFailed | ScaleRequest | Interrupt | StacksTaken | Load
+News: TypeAlias = Started | Said | Ended | Deaf
+"""What a host tells of its processes."""
+Input: TypeAlias = News | HostFailed | ScaleRequest | Interrupt | StacksTaken | Load
 
 
 # What is to be done, in this order.

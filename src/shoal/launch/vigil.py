@@ -46,11 +46,15 @@ class Vigil:
                 self.conclude(StacksTaken({}))
             return
         watched = self._bridge.crew.watched()
-        findings = self._judge.look([hand.life for hand in watched], self._bridge.now)
+        findings = {
+            id(one.life): one for one in self._judge.look([hand.life for hand in watched], self._bridge.now)
+        }
+        for hand in watched:
+            if hand.is_deaf:
+                findings[id(hand.life)] = Finding(hand.life, is_silent=False, seconds=hand.life.still_s)
         if not findings:
             return
-        by_life = {id(hand.life): hand for hand in watched}
-        found = [(by_life[id(finding.life)], finding) for finding in findings]
+        found = [(hand, findings[id(hand.life)]) for hand in watched if id(hand.life) in findings]
         # How far the run is: the last word of a silent one is older than its hang.
         step = max((hand.life.step for hand in watched if hand.is_worker), default=0)
         self._case = Case(found, step, self._bridge.now + _SIGHT_TIMEOUT_S)
@@ -82,6 +86,8 @@ class Vigil:
 
 def _reason(hand: Hand, finding: Finding, state: str | None) -> str:
     """What showed that it hangs."""
+    if hand.is_deaf:
+        return "it reads nothing of what it is told"
     if not finding.is_silent:
         return f"its main thread did not move for {finding.seconds:.1f} s"
     silence = f"it gave no sign of life for {finding.seconds:.1f} s"

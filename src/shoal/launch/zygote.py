@@ -5,8 +5,8 @@ It runs no op, asks about no device and imports no user code, for all of these w
 it lives as long as its owner, and a supervisor's children live as long as their supervisor's connection.
 
 A client sends `spawn` (with log, channel and perhaps arena as file descriptors) and hears `spawned` (with a
-pidfd) or `refused`, and later `exited`. When it hangs up, its children are killed; once all are reaped, the
-zygote hangs up too.
+pidfd) or `refused`, and later `exited`; to `ping` it hears `pong`. When it hangs up, its children are killed; once
+all are reaped, the zygote hangs up too.
 """
 
 from __future__ import annotations
@@ -90,6 +90,9 @@ class Zygote:
         if received is None:
             return None
         request, fds = received
+        if request.get("kind") == "ping":
+            _tell(client, {"kind": "pong"})
+            return None
         try:
             return self._spawn(client, request, fds)
         except OSError as error:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
-from shoal.errors import Interrupted, WorkerFailed
-from shoal.launch import ZygoteProcess, run_job
-from shoal.spec import Job
+from helpers.observed import ObservedEngine
+from shoal.errors import Interrupted, LaunchError, WorkerFailed
+from shoal.launch import ZygoteProcess, run_job, start_zygote, zygote_line
+from shoal.launch.stacks import explain_state
+from shoal.observe import Event
+from shoal.spec import Cluster, Job
 
 
 def test_the_failing_ranks_traceback_is_told_once(run_script) -> None:
@@ -199,3 +203,32 @@ def _wait_until_gone(pid: int) -> None:
     while os.path.exists(f"/proc/{pid}"):
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("when", ["before it forks", "while workers run"])
+def test_a_stopped_zygote_ends_the_run_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Nothing could be started without it, and no end be noticed."""
+    script = tmp_path / "wait.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    job = Job(target=str(script), purpose="script", cluster=Cluster(workers=2, threads=1))
+    stopped: list[int] = []
+    with start_zygote() as zygote:
+
+        def stop(event: Event | None) -> None:
+            if not stopped and (event is None or event.kind == "world"):
+                monkeypatch.setattr(zygote_line, "PULSE_S", 0.2)
+                monkeypatch.setattr(zygote_line, "SILENT_S", 1.0)
+                os.kill(zygote.pid, signal.SIGSTOP)
+                stopped.append(zygote.pid)
+
+        if when == "before it forks":
+            stop(None)
+        engine = ObservedEngine(zygote)
+        with pytest.raises(LaunchError, match="The zygote, from which workers are forked, has not answered"):
+            engine.run(job, stop)
+        assert stopped
+        pids = [process.pid for process in engine.host.processes.values() if process.pid is not None]
+        assert len(pids) == (0 if when == "before it forks" else 2)
+        assert all(explain_state(pid) == "it has ended" for pid in pids)

@@ -9,6 +9,7 @@ from helpers.supervised import Table, events, of
 from shoal.errors import Interrupted, LaunchError, WorkerFailed
 from shoal.launch.messages import (
     Answer,
+    Deaf,
     Ended,
     HostFailed,
     Interrupt,
@@ -191,3 +192,20 @@ def test_requests_are_answered_under_their_numbers() -> None:
     assert answer == Answer(7, {"kind": "scaled", "text": "2 workers.", "workers": 2, "servers": 0})
     (answer,) = of(Answer, table.tell(ScaleRequest(number=8, workers=9)))
     assert answer.request == 8 and answer.message["kind"] == "refused"
+
+
+def test_who_reads_nothing_of_what_it_is_told_is_ended() -> None:
+    table = two_and_a_spare()
+    table.begin()
+    assert len(of(TakeStacks, table.tell(Deaf(WORKER_1)))) == 1
+    asked = table.tell(StacksTaken({}))
+    assert of(Signal, asked) == [Signal(WORKER_1, signal.SIGKILL)]
+    assert events("hung", asked)[0]["reason"] == "it reads nothing of what it is told"
+
+
+def test_hosts_that_do_not_say_where_processes_are_keep_nobody_who_hangs_alive() -> None:
+    table = two_and_a_spare()
+    table.begin()
+    table.tell(Deaf(WORKER_1))
+    assert not of(Signal, table.wait(4.9))
+    assert of(Signal, table.wait(0.2)) == [Signal(WORKER_1, signal.SIGKILL)]
