@@ -262,8 +262,9 @@ class Service:
         self._bridge.say(coordinator, {"kind": "living", "members": members, "left": gone})
 
     def _is_needed(self, hand: Hand) -> bool:
-        """Whether there is work for it though it is done: a coordinator has some while there are workers."""
-        return hand.role == "coordinator" and any(self._crew.living("worker"))
+        """Whether there is work for it though it is done: a coordinator has some until the workers have."""
+        is_worked_on = any(self._crew.living("worker")) or self._missing_results() is not None
+        return hand.role == "coordinator" and is_worked_on
 
     def _ended_well(self, hand: Hand) -> bool:
         code = hand.exit_code

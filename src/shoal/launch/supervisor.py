@@ -72,12 +72,14 @@ class Supervisor:
             for source in (interrupts, self._host, self._control):
                 if source is not None:
                     selector.register(source, selectors.EVENT_READ)
-            while (over := self.machine.over) is None:
+            while True:
+                self.machine.act(time.monotonic())
+                self._carry_out()
+                if (over := self.machine.over) is not None:
+                    break
                 selector.select(self._seconds_to_deadline())
                 for news in self._collect(interrupts):
                     self.machine.take(news, time.monotonic())
-                self.machine.act(time.monotonic())
-                self._carry_out()
         if over.error is not None:
             raise over.error
         return over.results

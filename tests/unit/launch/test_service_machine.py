@@ -85,6 +85,18 @@ def test_a_coordinator_that_counted_is_followed_while_workers_may_need_one(table
     assert [role for _, role, _ in started(table.end(COORDINATOR, KILLED))] == ["coordinator"]
 
 
+def test_a_coordinator_that_counted_is_followed_while_the_first_workers_results_are_missing(table: Table) -> None:
+    table.begin()
+    finish(table, WORKER_1)
+    table.say(COORDINATOR, "done", results={"clean": True})
+    table.end(WORKER_0, KILLED)
+    ((successor, role, _),) = started(table.end(COORDINATOR, KILLED))
+    assert role == "coordinator"
+    table.tell(Started(successor))
+    table.say(successor, "state", state="ready", step=0)
+    assert started(order(table, "start", successor, role="worker", rank=0)) == [(6, "worker", 0)]
+
+
 def test_a_coordinator_that_ends_before_it_has_counted_is_followed(table: Table) -> None:
     table.begin()
     finish(table, WORKER_0)

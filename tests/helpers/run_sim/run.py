@@ -1,0 +1,346 @@
+"""One simulated run, from its first process to its end; and what must be true of every one."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from helpers.ps_sim.scenario import Scenario
+from helpers.run_sim.faults import Fault, Kind, draw_faults
+from helpers.run_sim.folder import SimFolder
+from helpers.run_sim.placed import PlacedJob
+from helpers.run_sim.processes import SimHost, SimProcess
+from helpers.run_sim.served import ServedJob
+from helpers.run_sim.timeline import Alarm, Timeline
+from shoal.errors import Interrupted
+from shoal.launch.machine import SupervisorMachine
+from shoal.launch.messages import (
+    Answer,
+    Emit,
+    Input,
+    Interrupt,
+    MeasureLoad,
+    Output,
+    Said,
+    Say,
+    ScaleRequest,
+    Sight,
+    Signal,
+    StacksTaken,
+    Start,
+    TakeStacks,
+)
+from shoal.launch.places import plan_places
+from shoal.spec import Cluster, Job, World
+
+GIVES_UP_AFTER_S = 300.0
+"""Longer than any patience that a run needs to end; much shorter than the coordinator's with silent members."""
+TRACED = 60
+
+
+class RunFailed(AssertionError):
+    """A run that did not end as it must; says how to repeat it, and its last events."""
+
+
+class Undone:
+    """What a test may undo, to see that the simulator finds it."""
+
+    LOCK = "lock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that a seed decides."""
+
+    job: Job
+    scenario: Scenario | None
+    """Where there are servers."""
+    steps: int
+    save_every: int
+    hosts: int
+    drop: float
+    faults: tuple[Fault, ...]
+
+    @classmethod
+    def draw(cls, seed: int, most_faults: int) -> Plan:
+        dice = random.Random(seed)
+        workers, hosts, drop = dice.randint(2, 3), dice.choice((1, 1, 2, 3)), dice.choice((0.0, 0.0, 0.02))
+        kind = dice.choice(("bsp", "asp", "ssp:3", "asp", "data", "data", "data"))
+        if kind == "data":
+            spares, policy = dice.choice((0, 0, 1, 2)), dice.choice(("replace", "replace", "shrink"))
+            job = Job(
+                target="toy.py", cluster=Cluster(workers=workers, spares=spares, threads=1), on_failure=policy
+            )
+            scenario = None
+        else:
+            strategy = f"ps:servers=2,sync={kind}"
+            job = Job(target="toy.py", strategy=strategy, cluster=Cluster(workers=workers, threads=1))
+            scenario = Scenario(
+                sync=kind,
+                workers=workers,
+                steps=dice.choice((2, 4, 8, 16)),
+                in_memory=dice.random() < 0.5,
+                save_every=dice.choice((0, 2)) if kind == "asp" else 0,
+            )
+        return cls(
+            job=job,
+            scenario=scenario,
+            steps=scenario.steps if scenario else dice.choice((3, 10, 40, 80)),
+            save_every=dice.choice((2, 5)),
+            hosts=hosts,
+            drop=drop,
+            faults=tuple(draw_faults(dice, served=scenario is not None, ranks=workers, most=most_faults)),
+        )
+
+
+def simulate(seed: int, *, most_faults: int = 5, undone: str = "") -> Counter[str]:
+    """The run of a seed; where it could not come to its end, what goes on in its folder must. What struck."""
+    plan, dice = Plan.draw(seed, most_faults), random.Random(f"{seed} in detail")
+    folder = SimFolder(dice)
+    folder.has_lock = undone != Undone.LOCK
+    run = SimRun(plan, f"simulate({seed}, most_faults={most_faults})", dice, folder)
+    run.go()
+    if run.is_orphaned or (run.machine.over is not None and run.machine.over.error is not None):
+        folder.is_failing = False
+        again = SimRun(replace(plan, faults=()), run.name, dice, folder)
+        again.go()
+        again.expect_success()
+    return run.struck
+
+
+@dataclass
+class SimRun:
+    """The supervisor's machine, hosts, and a job's processes."""
+
+    plan: Plan
+    name: str
+    """How to repeat it."""
+    dice: random.Random
+    folder: SimFolder
+    struck: Counter[str] = field(default_factory=Counter)
+    trace: deque[str] = field(default_factory=lambda: deque(maxlen=TRACED))
+
+    def __post_init__(self) -> None:
+        self.timeline = Timeline(self.dice)
+        self.machine = SupervisorMachine(self.plan.job, _places(self.plan.job), 0.0)
+        self.job = self._make_job()
+        self.hosts = [SimHost(self.timeline, self._make, self._happen) for _ in range(self.plan.hosts)]
+        self.promised: set[int] = set()
+        """Checkpoints that were told to be there."""
+        self._waiting = list(self.plan.faults)
+        self._cues: Counter[tuple[Fault, str]] = Counter()
+        self._alarm = Alarm(self.timeline, self.machine.next_deadline, self._act)
+        self.is_orphaned = False
+        """The supervisor was killed. The kernel gave back what it had locked."""
+        self._failing_disks = 0
+        self._at_birth: list[Fault] = []
+
+    def _make_job(self) -> ServedJob | PlacedJob:
+        if self.plan.scenario is not None:
+            return ServedJob(self.plan.scenario, self.timeline, self.folder, self.plan.drop)
+        places = self.plan.job.cluster.places
+        return PlacedJob(places, self.plan.steps, self.timeline, self.folder, self.plan.save_every)
+
+    # The loop, as `Supervisor.run`.
+
+    def go(self) -> None:
+        """Run to the end, and check what must be true of it."""
+        try:
+            assert self.folder.take("first"), "The folder of a run that had ended could not be had."
+            self._give_cue("begin")
+            self._carry_out()
+            self._alarm.set()
+            while self.machine.over is None and not self.is_orphaned:
+                self.timeline.step()
+                assert self.timeline.now < GIVES_UP_AFTER_S, f"Not over after {GIVES_UP_AFTER_S:g} s."
+            self.folder.give_back("first")
+            if not self.is_orphaned:
+                self._check()
+        except AssertionError as error:
+            lines = [f"{error}", f"Repeat: {self.name}", f"{self.plan}", *self.trace]
+            raise RunFailed("\n".join(lines)) from error
+
+    def _happen(self, news: Input) -> None:
+        if self.machine.over is not None:
+            return
+        if isinstance(news, Said):
+            self._note_word(news)
+        elif type(news).__name__ != "Started":
+            self._note(f"{news}")
+        self.machine.take(news, self.timeline.now)
+        self._act()
+
+    def _act(self) -> None:
+        self.machine.act(self.timeline.now)
+        self._carry_out()
+        self._alarm.set()
+
+    def _carry_out(self) -> None:
+        while self.machine.outputs:
+            self._do(self.machine.outputs.popleft())
+
+    def _do(self, output: Output) -> None:
+        match output:
+            case Start(process, world):
+                self._check_start(process, world)
+                self._note(f"start {process}: {world.role} {world.global_rank}")
+                self._host_of(process).start(process, world)
+                self._give_cue(f"start {world.role}")
+            case Say(process, message):
+                self._note(f"to {process}: {message}")
+                self._host_of(process).say(process, message)
+            case Signal(process, signum):
+                self._note(f"signal {signum} to {process}")
+                self._host_of(process).signal(process, signum)
+            case Emit(kind, rank, values):
+                if kind not in ("beat", "steps", "state"):
+                    self._note(f"event {kind} of {rank}: {values}")
+            case TakeStacks(names):
+                sights = {number: Sight() for number in names}
+                self.timeline.after(0.05, lambda: self._happen(StacksTaken(sights)))
+            case MeasureLoad() | Answer():
+                pass
+
+    def _host_of(self, number: int) -> SimHost:
+        return self.hosts[number % len(self.hosts)]
+
+    def _make(self, number: int, world: World, tell: Any) -> SimProcess:
+        process = self.job.make(number, world, tell)
+        for fault in [one for one in self._at_birth if one.role == world.role]:
+            self._at_birth.remove(fault)
+            if self.job.may_lose(process) or self.timeline.now < 1.0:
+                self._strike(fault)
+                process.later(self.dice.uniform(0.0, 0.02), lambda: process.end(-signal.SIGKILL))
+        return process
+
+    # What happens to it.
+
+    def _note_word(self, said: Said) -> None:
+        kind = said.message["kind"]
+        if kind == "saved":
+            self.promised.add(int(said.message["path"]))
+        if kind not in ("beat", "steps"):
+            self._note(f"from {said.process}: {str(said.message)[:200]}")
+        if kind != "beat":
+            self._give_cue(said.message.get("state", kind))
+
+    def _give_cue(self, cue: str) -> None:
+        for fault in [one for one in self._waiting if one.cue == cue]:
+            self._cues[fault, cue] += 1
+            if self._cues[fault, cue] > fault.skip:
+                self._waiting.remove(fault)
+                self.timeline.after(fault.delay_s, lambda fault=fault: self._let_happen(fault))
+
+    def _let_happen(self, fault: Fault) -> None:
+        if self.machine.over is not None:
+            return
+        match fault.kind:
+            case Kind.KILL | Kind.STOP:
+                self._hit(fault)
+            case Kind.STILLBORN:
+                self._at_birth.append(fault)
+            case Kind.PAUSE_HOST:
+                self._strike(fault)
+                for process in self.hosts[fault.number % len(self.hosts)].processes.values():
+                    self._stop(process, fault.seconds)
+            case Kind.BAD_DISK:
+                self._strike(fault)
+                self._fail_disk(+1)
+                self.timeline.after(fault.seconds, lambda: self._fail_disk(-1))
+            case Kind.SCALE:
+                self._strike(fault)
+                wish = {"servers" if self.plan.scenario else "workers": fault.number}
+                self._happen(ScaleRequest(number=1, **wish))
+            case Kind.INTERRUPT:
+                self._strike(fault)
+                self._happen(Interrupt())
+            case Kind.ORPHAN:
+                self._strike(fault)
+                self.is_orphaned = True
+            case Kind.RIVAL:
+                self._strike(fault)
+                assert not self.folder.take("second"), "Two supervisors have one run folder."
+
+    def _hit(self, fault: Fault) -> None:
+        for host in self.hosts:
+            for process in host.processes.values():
+                if not process.is_alive or (process.role, process.rank) != (fault.role, fault.rank):
+                    continue
+                if self.job.may_lose(process):
+                    self._strike(fault)
+                    if fault.kind is Kind.STOP:
+                        self._stop(process, fault.seconds)
+                    else:
+                        process.signal(signal.SIGKILL)
+                    return
+
+    def _stop(self, process: SimProcess, seconds: float) -> None:
+        process.signal(signal.SIGSTOP)
+        self.timeline.after(seconds, lambda: process.signal(signal.SIGCONT))
+
+    def _fail_disk(self, change: int) -> None:
+        self._failing_disks += change
+        self.job.fail_disk(self._failing_disks > 0)
+
+    def _strike(self, fault: Fault) -> None:
+        self.struck[fault.kind.value] += 1
+        self._note(f"FAULT {fault}")
+
+    def _note(self, text: str) -> None:
+        self.trace.append(f"{self.timeline.now:9.4f} {text}")
+
+    # What must be true.
+
+    def _check_start(self, process: int, world: World) -> None:
+        """Nobody is started for a worker that has done its work, or beside one that lives."""
+        seat = world.role, world.global_rank
+        for hand in self.machine.crew.hands[:process]:
+            if world.role == "worker" and (hand.role, hand.global_rank) == seat and self.plan.scenario:
+                assert not hand.is_alive, f"Two processes for {seat}."
+                assert not hand.is_done or self.machine.is_stopping, (
+                    f"{seat} had done its work, and is started again."
+                )
+
+    def _check(self) -> None:
+        over = self.machine.over
+        assert over is not None
+        if over.error is None:
+            self.job.check(over.results)
+            assert not self._left_running(), f"Still running after a clean end: {self._left_running()}"
+        elif isinstance(over.error, Interrupted):
+            assert self.struck["interrupt"], "Nobody asked for the end."
+        else:
+            assert str(over.error).strip(), "A failure without a sentence."
+            assert self.job.may_fail, f"The run failed, though nothing that happened can end it: {over.error}"
+        missing = self.promised - self.folder.checkpoints - self.folder.torn
+        assert not missing, f"Checkpoints were told to be there and are not: {missing}"
+
+    def expect_success(self) -> None:
+        """It must have come to its end."""
+        over = self.machine.over
+        if over is None or over.error is not None:
+            raise RunFailed(f"What went on did not end well: {over}\nRepeat: {self.name}\n{self.plan}")
+
+    def _left_running(self) -> Sequence[str]:
+        """Processes that nobody waits for: spares wait until they are killed with the run."""
+        return [
+            f"{process.role} {process.rank}"
+            for host in self.hosts
+            for process in host.processes.values()
+            if process.is_alive and not process.is_stopped and process.role != "spare"
+        ]
+
+
+def _places(job: Job) -> list[World]:
+    return _planned(job.strategy, job.cluster.workers, job.cluster.spares)
+
+
+@cache
+def _planned(strategy: str, workers: int, spares: int) -> list[World]:
+    cluster = Cluster(workers=workers, spares=spares, threads=1)
+    return plan_places(Job(target="toy.py", strategy=strategy, cluster=cluster))
