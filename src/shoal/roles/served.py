@@ -107,6 +107,9 @@ class ServedTraining:
         total, is_at_border = self.training.schedule.total_steps, True
         try:
             for clock, cells in self._turns:
+                if self._departure.is_due_at_border():  # as it was before this worker joined
+                    self._reason = "stopped"
+                    break
                 self._foresee(cells)
                 self._take_step(clock, cells)
                 self._reporter.pulse.sign()
@@ -121,6 +124,8 @@ class ServedTraining:
             is_at_border = not self._departure.is_in_step
         self._departure.is_over = True
         if self.world.is_first and self.client.machine.is_ready:
+            if self._spec.is_lockstep and self._reason == "stopped":
+                self._note_steps_of_the_dead()
             self.client.fetch()
             if self._reason == "finished":
                 self._evaluate(total)
@@ -128,6 +133,13 @@ class ServedTraining:
             if is_at_border and (self._reason == "finished" or self._spec.is_lockstep):
                 self._checkpoints.save_last(self._step, self.client.puller.snapshot)
         return Outcome(self._step, self._loss, self._results, self._reason)
+
+    def _note_steps_of_the_dead(self) -> None:
+        """A successor that comes when all have stopped has taken no step itself."""
+        done = self._begun_at + (self.client.next_open_round - 1) * self._spec.every
+        if done > self._step:
+            self._step = done
+            self._checkpoints.note_step(done, self._loss)
 
     def _foresee(self, cells: list[int]) -> None:
         """Let the data of what comes next be loaded: these cells, and those that are likely to follow."""
@@ -316,9 +328,9 @@ class ServedTraining:
     def _on_idle(self) -> None:
         self._borders.speak()
         self._reporter.pulse.idle()
-        if self._departure.is_over:
-            return
-        if self.client.machine.is_ready and self._departure.calls_all():
+        if self._departure.is_over or not self.client.machine.is_ready:
+            return  # A successor joins first: what was to be saved at the end may be left to it.
+        if self._departure.calls_all():
             self._borders.call_all()
         if self._departure.is_due_while_waiting() or (self.client.is_told_to_stop and self._reason == "finished"):
             raise StopRequested("The run was asked to stop.")

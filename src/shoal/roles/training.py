@@ -207,14 +207,14 @@ class Training:
         self.replica.train_mode()
         committed = max(committed, self.replica.start.step)
         losses = self.strategy.losses(committed)
-        self._read_past(committed)
+        was_stopped = self._read_past(committed)
         history: dict[str, list[float]] = {}
         results: dict[str, float] = {}
         result = StepResult(float("nan"), 0.0, False)
         for step in range(1, self.schedule.total_steps + 1):
             self.witness.step = step
             if step <= committed:
-                result = StepResult(losses[step - 1], 0.0, False)
+                result = StepResult(losses[step - 1], 0.0, was_stopped and step == committed)
             else:
                 stop = observer.wants_stop()
                 if not self._heed(observer, at_border=True):
@@ -246,11 +246,15 @@ class Training:
                 return Outcome(step, result.loss, results, reason)
         raise AssertionError("a run has at least one step, and its last ends it")
 
-    def _read_past(self, committed: int) -> None:
-        """Enter into the book what others of this run have committed."""
+    def _read_past(self, committed: int) -> bool:
+        """Enter into the book what others of this run have committed; whether that was all, on request."""
         first = self.replica.start.step + 1
-        if self.book is not None and committed >= first:
-            self.book.commit_past(first, *self.strategy.past(first, committed))
+        if committed < first:
+            return False
+        past = self.strategy.past(first, committed)
+        if self.book is not None:
+            self.book.commit_past(first, past.counts, past.sizes)
+        return past.was_stopped
 
     def _save_if_due(self, step: int, checkpoints: Checkpointing, *, asked: bool, is_last: bool) -> None:
         """Nobody can go on before this process, which has a part in every step: the state stands still."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shoal.checkpoint.model_stream import TensorStream
 from shoal.ledger.shares import Sizes
@@ -135,6 +135,17 @@ class Setting:
         return range(start, start + self.slots_per_worker[place])
 
 
+class Past(NamedTuple):
+    """What a successor finds of the steps that were taken before it came."""
+
+    counts: np.ndarray
+    """By step and slot: the samples that were used."""
+    sizes: np.ndarray | None
+    """By step and slot: the samples that they were cut into; 0 for even."""
+    was_stopped: bool
+    """Whether all had agreed that the last of them is the run's last."""
+
+
 class Strategy(Protocol):
     """One way for many processes to train one model."""
 
@@ -161,8 +172,8 @@ class Strategy(Protocol):
     def sizes(self, step: int) -> Sizes | None:
         """Samples of each slot in the next step, or one before it; None: even."""
 
-    def past(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """By step and slot, of steps that others took: the samples that were used, and `sizes`, 0 for even."""
+    def past(self, first: int, last: int) -> Past:
+        """Of steps that others took, which were all that are committed."""
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         """Every process fills the rows of its places in a float64 table; then all have all rows.
@@ -234,7 +245,7 @@ class CutModel:
     def sizes(self, step: int) -> None:
         """Always even."""
 
-    def past(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def past(self, first: int, last: int) -> Past:
         """Asked by successors alone."""
         raise AssertionError("a model that is cut has no successors")
 

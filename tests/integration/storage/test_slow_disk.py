@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from helpers.disk_faults import DiskFaults
 from helpers.observed import ObservedEngine
 from helpers.striking import Striker
 from shoal.checkpoint import CheckpointStore
-from shoal.errors import DiskRefused
+from shoal.errors import DiskRefused, Interrupted
 from shoal.launch import ZygoteProcess, start_zygote
 from shoal.launch.runs import execute, new_job
 from shoal.observe import Event, RunFolder
@@ -125,6 +126,31 @@ def test_what_the_dead_had_to_save_its_successor_saves(
     if step < STEPS:
         assert 20 < min(run.saved()) < STEPS, "what was due came as soon as it could"
     assert found["audit"]["clean"]
+
+
+@pytest.mark.parametrize("strategy", ["data", "ps:servers=2", "ps:servers=2,sync=asp"])
+def test_who_follows_a_worker_that_was_saving_on_request_does_not_train_on(
+    run: Run, disk: DiskFaults, slow_zygote: ZygoteProcess, strategy: str
+) -> None:
+    """The others are gone by then: its successor saves the step after which all have stopped."""
+    disk.watch(run.folder, contains="manifest", operations="fsync")
+    disk.delay(LONGER_THAN_PATIENCE_S, 1, 1)
+    first = iter([True])
+
+    def is_stopped_and_saves(event: Event) -> bool:
+        if event.kind == "steps" and next(first, False):
+            os.kill(os.getpid(), signal.SIGINT)
+        return event.kind == "beat" and event.rank == 0 and event.values["phase"] == "saving"
+
+    striker = Striker(slow_zygote, 0, signal.SIGKILL, is_stopped_and_saves)
+    with pytest.raises(Interrupted, match="after the step it was in"):
+        run.folder.mkdir()
+        longer = {"max_steps": 100_000, "epochs": 100_000}
+        striker.run(replace(run.job(strategy), overrides=longer, checkpoint="every=1h"), run.events.append)
+    assert striker.struck == 1 and len(run.told("replaced")) == 1
+    (done,) = (told["results"] for told in run.told("done") if "digest" in told["results"])
+    assert run.saved() == [done["steps"]] and done["reason"] == "stopped"
+    assert (run.folder / "model.safetensors").is_file()
 
 
 class Spoiler:

@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from shoal.errors import LaunchError, PeerLost, SpecError
 from shoal.spec import Data, World
-from shoal.strategies.base import Fill, Part, Setting, StepResult, WholeModel, Work
+from shoal.strategies.base import Fill, Part, Past, Setting, StepResult, WholeModel, Work
 from shoal.strategies.clipping import clip_factor
 from shoal.strategies.data.batchnorm import (
     check_setting,
@@ -160,12 +159,16 @@ class ArenaData(WholeModel):
                 self._update_place(work, place, update, scale)
         counters.wait_all(marks.updated, step)  # committed
         self._replica.precision.adopt(decision.half)
-        stop = any(0 < counters[mark] <= step for mark in marks.stop_at)
-        result = step_result(decision.sums, stop=stop, counts=decision.counts)
+        result = step_result(decision.sums, stop=self._is_stopped_by(step), counts=decision.counts)
         if step < len(self._shared.losses):
             # Results may have been written again, by LBFGS in worker 0.
             result = replace(result, loss=float(self._shared.losses[step]))
         return result
+
+    def _is_stopped_by(self, step: int) -> bool:
+        """Whether this step is the last, because somebody has asked for that in time."""
+        counters = self._shared.counters
+        return any(0 < counters[mark] <= step for mark in self._shared.marks.stop_at)
 
     def _ask_to_stop(self, step: int) -> None:
         """Let this step be the last. Only while gradients of this process are missing: all must see it in time."""
@@ -285,9 +288,10 @@ class ArenaData(WholeModel):
     def sizes(self, step: int) -> tuple[int, ...] | None:
         return None if self._shares is None else self._shares.sizes(step)
 
-    def past(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def past(self, first: int, last: int) -> Past:
         steps = slice(first, last + 1)
-        return self._shared.counts[steps], None if self._shares is None else self._shared.sizes[steps]
+        sizes = None if self._shares is None else self._shared.sizes[steps]
+        return Past(self._shared.counts[steps], sizes, self._is_stopped_by(last))
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         shared, marks, counters = self._shared, self._shared.marks, self._shared.counters

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from shoal.arena import make_grid
 from shoal.errors import LaunchError, SpecError
 from shoal.spec import Data, World
-from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
+from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, Work
 from shoal.strategies.data.batchnorm import check_setting, check_took_part, synchronise
 from shoal.strategies.data.buffers import BufferMean, MovingBuffers
 from shoal.strategies.data.direct import leave, write_directly
@@ -141,7 +140,7 @@ class CollectiveData(WholeModel):
     def sizes(self, step: int) -> None:
         """Always even."""
 
-    def past(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def past(self, first: int, last: int) -> Past:
         raise AssertionError(f"via={self._spec.via} has no successors")
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:

@@ -9,7 +9,6 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from shoal.checkpoint.model_stream import TensorStream
@@ -17,7 +16,7 @@ from shoal.comm.codec import Message
 from shoal.comm.zmq_transport import ZmqTransport
 from shoal.errors import ProtocolError, SpecError
 from shoal.spec import World
-from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
+from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, Work
 from shoal.strategies.data.meeting import Meeting, listening_address
 from shoal.strategies.data.single import SingleProcess
 from shoal.strategies.half_range import HalfState
@@ -142,7 +141,7 @@ class RelayData(WholeModel):
     def sizes(self, step: int) -> None:
         """Always even."""
 
-    def past(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def past(self, first: int, last: int) -> Past:
         raise AssertionError("partition=relay has no successors")
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:

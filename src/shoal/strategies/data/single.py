@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import nn
 
 from shoal.spec import World
-from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
+from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, Work
 from shoal.strategies.gradients import Sums, backward_part, check_skipping, check_weight, step_result
 from shoal.strategies.optimizer_state import load_named_state, named_state
 from shoal.strategies.replica import Replica
@@ -98,7 +97,7 @@ class SingleProcess(WholeModel):
     def sizes(self, step: int) -> None:
         """Always even."""
 
-    def past(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def past(self, first: int, last: int) -> Past:
         raise AssertionError("one process has no successor")
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
