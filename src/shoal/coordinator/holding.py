@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+DONE = 1 << 62
+"""The clock of a worker that has trained on all of its own: no border is before it, so all go on to their end."""
 Hold = list[Any]
 """The number of the hold, and its border: of cells where they are leased, else a clock; None: not known yet."""
 
@@ -55,6 +57,8 @@ def _number(value: Any) -> int:
 
 
 def _clock_held(facts: Mapping[str, Any], number: int) -> int | None:
+    if facts.get("done") is True:
+        return DONE
     match facts.get("held"):
         case [int(told), int(clock)] if told == number:
             return clock

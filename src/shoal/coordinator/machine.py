@@ -204,10 +204,10 @@ class Coordinator(Upkeep):
         if "hold" not in settings and not self._knows_how_far:
             return
         facts = {rank: self._reports.facts.get(node, {}) for rank, node in workers.items()}
+        facts |= {rank: {"done": True} for rank in self._state.done_ranks}  # They may have left.
         others = [facts.get(rank, {}) for rank in range(1, self._state.wanted[WORKER])]
-        at_work = [told for told in others if told.get("done") is not True]
         border = self._lease_border() if self.plan.leased and self._knows_how_far else None
-        hold = next_hold(settings.get("hold"), facts.get(0, {}), at_work, border, self.plan.borders)
+        hold = next_hold(settings.get("hold"), facts.get(0, {}), others, border, self.plan.borders)
         if hold == settings.get("hold"):
             return
         settings.pop("hold", None)

@@ -88,6 +88,10 @@ class Borders:
         self._client.await_round(clock)
         self._beginning = None
 
+    def end(self, clock: int) -> None:
+        """This worker has no step of this clock any more: a hold finds it past its last one, and need not wait."""
+        self._beginning = None if self._spec.is_leased else clock
+
     def heed(self, clock: int) -> None:
         """Where all are to come to one border, go no further."""
         while self._hold.current is not None and not self._hold.may_begin(clock):

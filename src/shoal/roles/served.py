@@ -116,6 +116,7 @@ class ServedTraining:
                 if self._reason != "finished":
                     break
             self._departure.is_used_up = True
+            self._borders.end(self._clocks_to_take + 1)
             self.client.finish()
             if self.world.is_first and self._reason == "finished":
                 self._await_others(total)
@@ -164,6 +165,11 @@ class ServedTraining:
     @property
     def _steps_to_take(self) -> int:
         return self.training.schedule.total_steps - self._begun_at
+
+    @property
+    def _clocks_to_take(self) -> int:
+        """The same in pushes, where every rank has cells of its own."""
+        return -(-self._steps_to_take // self._spec.every)
 
     def close_checkpoints(self) -> None:
         """Wait until what was saved is on disk."""
@@ -242,7 +248,7 @@ class ServedTraining:
         if self.served.host is not None and self._spec.is_leased:
             self.client.await_cells(self._steps_to_take * self._slots)
         if not self._spec.is_leased:
-            self.client.await_all(-(-self._steps_to_take // self._spec.every))
+            self.client.await_all(self._clocks_to_take)
         if self._step < total:  # the others did the last ones
             loss = self.client.machine.rounds_loss if self._turns.leaves_out_the_late else self._loss
             self._step_is_done(total, loss, 0.0)

@@ -132,9 +132,10 @@ class WorkerProcess:
         self._is_successor = generation > 0
         self._left: tuple[int, Label] | None = None
         """What another has left, and this one only has to push."""
+        self._has_joined = False
         self._parts: list[int] = []
         """Shards whose part of the push under way is still to be computed."""
-        saves = rank == 0 and scenario.save_every and scenario.leased
+        saves = scenario.save_every and (rank == 0 or not scenario.leased) and scenario.can_save
         self._saving = Saving(scenario, self.machine, generation, memory, saved) if saves else None
 
     @property
@@ -172,7 +173,7 @@ class WorkerProcess:
         if self._cell is not None or self.is_done or not machine.is_ready:
             return
         self._clock = max(self._clock, machine.completed)
-        if self._saving is not None and not self._saving.go_on(now):
+        if self._saving is not None and not self._may_go_on(self._saving, now):
             return
         has_room = self._buffers.is_free(self._buffers.place_of(self.rank, self._clock + 1))
         if has_room and machine.outstanding < MOST_OUTSTANDING and machine.may_start(self._clock + 1):
@@ -187,6 +188,14 @@ class WorkerProcess:
         elif not machine.outstanding and self._nothing_is_left() and self._last_round_is_closed():
             self.is_done = True
             machine.facts["done"] = True
+
+    def _may_go_on(self, saving: Saving, now: float) -> bool:
+        if self.machine.leases is not None:
+            return saving.go_on(now)
+        if not self._has_joined:
+            self._has_joined = True
+            saving.clear(now)
+        return saving.may_begin(self._clock + 1, now) or self._nothing_is_left()
 
     def _read(self, shard: int) -> int:
         holders = self.machine.links[shard].holders

@@ -21,7 +21,7 @@ class Saved:
 
 
 class Saving:
-    """As `roles/borders.py` where cells are leased; it waits for nothing: `go_on` is called again and again."""
+    """As `roles/borders.py`; it waits for nothing: `go_on`, or `may_begin`, is called again and again."""
 
     def __init__(
         self, scenario: Scenario, machine: WorkerMachine, generation: int, memory: Memory, saved: list[Saved]
@@ -40,11 +40,19 @@ class Saving:
     def on_step(self, step: int, now: float) -> None:
         """It has pushed a cell of this step: it may be time to save."""
         self._now, every = now, self._scenario.save_every
-        if step // every > self._last // every and self._hold.current is None:
+        is_due = step // every > self._last // every and step < self._scenario.steps
+        if self._machine.rank == 0 and is_due and self._hold.current is None:
             self._hold.ask()
 
+    def clear(self, now: float) -> None:
+        """A first worker that died may have left the others waiting."""
+        self._now = now
+        if self._machine.rank == 0 and self._hold.current is not None:
+            self._released = self._hold.current[0]
+            self._hold.release()
+
     def go_on(self, now: float) -> bool:
-        """Save, where all are at the border; whether this worker may go on training."""
+        """Where cells are leased: save, where all are at the border; whether this worker may go on training."""
         self._now = now
         hold, leases = self._hold.current, self._machine.leases
         assert leases is not None
@@ -66,6 +74,24 @@ class Saving:
             self._save(border // self._scenario.workers)
         self._released = number
         self._hold.release()
+        return False
+
+    def may_begin(self, clock: int, now: float) -> bool:
+        """Where every rank has its own cells: whether it may begin this clock. The first saves at the border."""
+        self._now = now
+        hold, machine = self._hold.current, self._machine
+        if hold is None or self._hold.may_begin(clock):
+            return True
+        number, border = hold
+        if machine.rank == 0 and border is not None and number != self._released:
+            if machine.consistency.gathers(clock - 1):
+                all_are_there = all(link.rounds >= clock - 1 for link in machine.links)
+            else:
+                all_are_there = all(link.floor >= clock - 1 for link in machine.links)
+            if all_are_there:
+                self._save(clock - 1)
+                self._released = number
+                self._hold.release()
         return False
 
     def _save(self, step: int) -> None:

@@ -43,7 +43,7 @@ class Scenario:
     """Cells whose gradient is no number: they are taken, and not applied."""
     save_every: int = 0
     """Steps after which the first worker saves what the servers have, at a border that all come to; 0: never.
-    Where cells are leased, and nobody is only taken for dead."""
+    Nobody is only taken for dead then."""
     saves_on_demand: bool = False
     """The borders are not planned: the first worker asks for one when it is time."""
     in_memory: bool = False
@@ -58,9 +58,14 @@ class Scenario:
         return not any(kill.role == SERVER and kill.lives_on for kill in self.kills)
 
     @property
+    def can_save(self) -> bool:
+        """Workers come to a border of their own; in lockstep every step is one, and a quorum leaves cells out."""
+        return self.leased or self.sync.startswith(("ssp", "alternate"))
+
+    @property
     def borders(self) -> range:
         """The cells after which the state is saved, as a coordinator that knows them plans them."""
-        if not self.save_every or self.saves_on_demand:
+        if not self.save_every or self.saves_on_demand or not self.leased:
             return range(0)
         return range(self.save_every * self.workers, self.num_cells, self.save_every * self.workers)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.coordinator.holding import next_hold
+from shoal.coordinator.holding import DONE, next_hold
 from shoal.coordinator.leases import Leases
 from shoal.ledger.cells import CellSet
 
@@ -22,6 +22,17 @@ def test_the_border_is_where_the_furthest_is_once_all_have_said_how_far_they_are
     assert next_hold([2, None], first, [{}, {"held": [2, 9]}], None) == [2, None]
     assert next_hold([2, None], first, [{"held": [1, 8]}, {"held": [2, 9]}], None) == [2, None], "of an older hold"
     assert next_hold([2, None], first, [{"held": [2, 8]}, {"held": [2, 9]}], None) == [2, 9]
+
+
+def test_no_border_is_before_a_worker_that_has_done_all_of_its_own(make_job) -> None:
+    first = {"hold": 2, "held": [2, 7]}
+    assert next_hold([2, None], first, [{"done": True}, {"held": [2, 9]}], None) == [2, DONE]
+    job = make_job(leased=False, sync="ssp:3").formed()
+    job.report(21, done=True)
+    job.coordinator.on_left(21, 1, job.now)
+    job.report(20, hold=1, held=[1, 7])
+    job.report(20, hold=1, held=[1, 7])
+    assert hold_of(job) == [1, DONE], "nobody can say any more where it is"
 
 
 def test_what_was_released_stays_so_until_it_is_asked_for_again() -> None:

@@ -12,17 +12,18 @@ from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER
 from shoal.coordinator.machine import Coordinator
 from shoal.strategies.ps.holding import Hold
 
+RANKED = ("ssp:1", "ssp:3", "alternate:2")
 VICTIMS = ((SERVER, 0), (SERVER, 1), (COORDINATOR, 0), (WORKER, 0), (WORKER, 1))
 
 
-def saving(seed: int, *, on_demand: bool) -> Scenario:
+def saving(seed: int, *, on_demand: bool, sync: str = "asp") -> Scenario:
     dice = random.Random(seed)
     kills = []
     for _ in range(dice.randint(1, 3)):
         role, rank = dice.choice(VICTIMS)
         kills.append(Kill(at=dice.randrange(40, 400), role=role, rank=rank))
     return Scenario(
-        sync="asp",
+        sync=sync,
         steps=12,
         shards=dice.choice([1, 2]),
         kills=tuple(kills),
@@ -32,10 +33,11 @@ def saving(seed: int, *, on_demand: bool) -> Scenario:
     )
 
 
-def save_under_fire(seeds: range, *, on_demand: bool) -> None:
+def save_under_fire(seeds: range, *, on_demand: bool, syncs: tuple[str, ...] = ("asp",)) -> None:
     struck, saved = Counter[str](), 0
     for seed in seeds:
-        cluster = check(Cluster(saving(seed, on_demand=on_demand), seed).run())
+        scenario = saving(seed, on_demand=on_demand, sync=syncs[seed % len(syncs)])
+        cluster = check(Cluster(scenario, seed).run())
         struck += cluster.killed
         saved += len(cluster.saved)
     assert saved > len(seeds)
@@ -51,10 +53,19 @@ def test_what_is_planned_is_saved_at_its_step_whoever_dies():
     save_under_fire(range(100), on_demand=False)
 
 
+def test_ranks_with_cells_of_their_own_meet_at_one_border():
+    save_under_fire(range(150), on_demand=True, syncs=RANKED)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("on_demand", [True, False])
 def test_ten_times_as_many(on_demand):
     save_under_fire(range(1000, 2000), on_demand=on_demand)
+
+
+@pytest.mark.long
+def test_ten_times_as_many_with_cells_of_their_own():
+    save_under_fire(range(1000, 2500), on_demand=True, syncs=RANKED)
 
 
 def test_the_simulation_finds_a_border_below_what_is_done(monkeypatch):

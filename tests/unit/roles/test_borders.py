@@ -111,3 +111,12 @@ def test_a_worker_past_the_border_is_at_rest_until_all_go_on() -> None:
     client.borders.heed(11)
     assert client.at_rest == [False, True, True, False]
     assert not client.borders.is_at_rest
+
+
+def test_who_has_no_step_left_is_found_past_its_last_one() -> None:
+    """The others are held before it, and it waits for them."""
+    first, client = make_borders()
+    first.end(61)
+    client.tell_hold()
+    first.speak()
+    assert client.machine.facts["held"] == [HOLD, 60]
