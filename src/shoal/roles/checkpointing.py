@@ -154,8 +154,12 @@ class Checkpointing:
             store = CheckpointStore(self._folder, keep=self._rule.keep)
             self._saver = BackgroundSaver(store, self._on_saved, self._on_failed)
             with self.at_the_disk():
-                earlier = [entry.step for entry in store.entries() if entry.step < step]
-            self._last_step = max([self._last_step, *earlier])
+                whole = [entry for entry in store.entries() if not entry.problem]
+            earlier = [entry for entry in whole if self._last_step < entry.step < step]
+            if earlier:
+                self._last_step = earlier[-1].step
+                # What was due while nobody could save is due at once.
+                self._saved_at = time.monotonic() - max(0.0, time.time() - earlier[-1].saved_at)
         return self._saver
 
     @property
