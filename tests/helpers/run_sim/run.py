@@ -33,6 +33,7 @@ from shoal.launch.messages import (
     Signal,
     StacksTaken,
     Start,
+    Started,
     TakeStacks,
 )
 from shoal.launch.places import plan_places
@@ -142,7 +143,7 @@ class SimRun:
 
     def _make_job(self) -> ServedJob | PlacedJob:
         if self.plan.scenario is not None:
-            return ServedJob(self.plan.scenario, self.timeline, self.folder, self.plan.drop)
+            return ServedJob(self.plan.scenario, self.timeline, self.plan.drop)
         places = self.plan.job.cluster.places
         return PlacedJob(places, self.plan.steps, self.timeline, self.folder, self.plan.save_every)
 
@@ -170,7 +171,7 @@ class SimRun:
             return
         if isinstance(news, Said):
             self._note_word(news)
-        elif type(news).__name__ != "Started":
+        elif not isinstance(news, Started):
             self._note(f"{news}")
         self.machine.take(news, self.timeline.now)
         self._act()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from helpers.ps_sim.processes import ServerProcess, WorkerProcess
 from helpers.ps_sim.saving import Saved
 from helpers.ps_sim.scenario import Scenario
 from helpers.ps_sim.values import Gradients, Memory
-from helpers.run_sim.folder import FlakyStore, SimFolder
+from helpers.run_sim.folder import FlakyStore
 from helpers.run_sim.processes import SimProcess
 from helpers.run_sim.timeline import Alarm, Timeline
 from shoal.coordinator.machine import Coordinator
@@ -246,7 +246,7 @@ class TrainingProcess(NodeProcess):
 class ServedJob:
     """All that the processes of a job with servers share."""
 
-    def __init__(self, scenario: Scenario, timeline: Timeline, folder: SimFolder, drop: float) -> None:
+    def __init__(self, scenario: Scenario, timeline: Timeline, drop: float) -> None:
         self.scenario = scenario
         self.timeline = timeline
         # As a real job's: on one host the supervisor tells of everything sooner.
@@ -257,10 +257,8 @@ class ServedJob:
         self.memory: Memory = {}
         self.gradients = Gradients()
         self.saved: list[Saved] = []
-        self.started: Counter[str] = Counter()
 
     def make(self, number: int, world: World, tell: Tell) -> SimProcess:
-        self.started[world.role] += 1
         roles = {"coordinator": CoordinatorProcess, "server": ServingProcess, "worker": TrainingProcess}
         assert (world.role == "coordinator") == (world.node == COORDINATOR)
         return roles[world.role](self, world, tell)
