@@ -175,3 +175,38 @@ def test_a_worker_killed_before_it_joins_is_followed_at_once(
     assert mark.exists()
     assert [event.values["role"] for event in events if event.kind == "lost"] == ["worker"]
     assert results["audit"]["clean"]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["ps", pytest.param("ps:servers=2,replicas=0,shards=4", marks=pytest.mark.long)],
+)
+def test_a_server_without_backup_is_followed_and_no_bit_changes(
+    tmp_path: Path, zygote: ZygoteProcess, strategy: str
+) -> None:
+    steps, victims = 600, ("server", "server", "coordinator", "server", "worker", "server")
+    calm, _ = run(tmp_path / "calm", ObservedEngine(zygote), "data:via=arena", steps=steps)
+    _, results, events = train_under_fire(tmp_path / "fire", zygote, strategy, victims, steps=steps)
+    assert any(event.values.get("what") == "adopted" for event in events if event.kind == "decision")
+    assert (results["digest"], results["loss"]) == (calm["digest"], calm["loss"])
+    states = [load_tensors(tmp_path / name / "state.safetensors") for name in ("calm", "fire")]
+    assert states[0].keys() == states[1].keys()
+    assert all(states[0][name].equal(states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("strategy", ["ps:sync=asp", pytest.param("ps:sync=ssp:2", marks=pytest.mark.long)])
+def test_what_a_server_without_backup_has_counts_once(
+    tmp_path: Path, zygote: ZygoteProcess, strategy: str
+) -> None:
+    steps, victims = 600, ("server", "worker", "server", "coordinator", "server")
+    _, results, _ = train_under_fire(tmp_path / "run", zygote, strategy, victims, steps=steps)
+    for row in results["audit"]["shards"]:
+        assert row["once"] == 2 * steps and row["never"] == row["more_than_once"] == 0
+
+
+@pytest.mark.parametrize("agree", ["allreduce", pytest.param("ring", marks=pytest.mark.long)])
+def test_a_whole_copy_outlives_its_server(tmp_path: Path, zygote: ZygoteProcess, agree: str) -> None:
+    steps, strategy = 300, f"ps:servers=host,agree={agree}"
+    calm, _ = run(tmp_path / "calm", ObservedEngine(zygote), strategy, steps=steps)
+    _, results, _ = train_under_fire(tmp_path / "fire", zygote, strategy, ("server", "server"), steps=steps)
+    assert (results["digest"], results["loss"]) == (calm["digest"], calm["loss"])

@@ -99,7 +99,8 @@ def test_every_key_of_the_strategy_has_a_row_with_its_default():
     assert written.keys() == {field.name for field in fields(ParameterServer)}
     for field in fields(ParameterServer):
         shown = quoted(written[field.name])
-        assert not shown or shown == [str(field.default)] or field.default == "auto", field.name
+        default = {True: "on", False: "off"}[field.default] if field.type == "bool" else str(field.default)
+        assert not shown or shown == [default] or field.default == "auto", field.name
 
 
 def test_every_adjustment_is_a_decision_with_a_row():

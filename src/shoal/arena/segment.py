@@ -8,9 +8,10 @@ nobody has to tell anybody where things are.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.arena.waits import LINE, Counters
@@ -67,6 +68,18 @@ class Segment:
         if count == 0:
             return torch.empty(0, dtype=dtype)
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start + offset)
+
+    def offset_of(self, tensor: torch.Tensor) -> int | None:
+        """Where in the segment a tensor's memory begins; None where it is elsewhere, or not in one piece."""
+        offset = tensor.data_ptr() - self._address
+        return offset if tensor.is_contiguous() and 0 <= offset < self._size else None
+
+    def view(self, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        """The tensor that lies there."""
+        import torch
+
+        assert self._memory is not None
+        return torch.frombuffer(self._memory, dtype=dtype, count=math.prod(shape), offset=offset).view(*shape)
 
     def counters(self, name: str, on_idle: Callable[[], None] | None = None) -> Counters:
         """The counters of a region made with `counter_bytes`."""

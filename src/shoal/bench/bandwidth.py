@@ -76,7 +76,7 @@ def open_model(model: str = MODEL) -> Served:
 
     served = Served.open(ParameterServer(), Replica(task(model)), World(), slots=1, workers=1)
     for shard in range(len(served.memory.blocks)):
-        served.make_values(shard, 0)
+        served.make_values(shard, 0).initialise()
     return served
 
 

@@ -3,11 +3,15 @@
 A move needs no step of its own in the protocol: the shard's new server is made its backup, filled, and promoted.
 While it is filled the shard has no other backup, so moves are slow on purpose: one shard at a time between two
 servers, and none while a shard that lost its backup waits for a new one.
+
+Where memory outlives its servers no death ends a move. All holders of a shard that is about to change hands are
+told so, and keep a journal of it; the first change follows when they have said that they know. From then on
+whoever dies is followed by one that goes on with what is in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +32,13 @@ class Change:
 class Moves:
     """Where shards should go, and the next steps to get them there."""
 
-    def __init__(self, replicas: int, targets: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self, replicas: int, targets: Mapping[int, int] | None = None, *, outlives_servers: bool = False
+    ) -> None:
         self._replicas = replicas
+        self._outlives_servers = outlives_servers
+        self.announced: dict[int, int] = {}
+        """Shards that are about to change hands, and the view that first says so."""
         self.targets = dict(targets or {})
         """Shard to server number, of those that are to move."""
         self._voluntary: set[int] = set()
@@ -44,21 +53,62 @@ class Moves:
         """
         numbers = {node: number for number, node in servers.items()}
         staying = {node for number, node in servers.items() if number < num_servers}
-        owners = [numbers[_heir(table[shard], staying)] for shard in range(len(table))]
+        heirs = [_heir(table[shard], staying) for shard in range(len(table))]
+        # One that has no primary now lies in the memory of all: anybody can have it.
+        owners = [numbers.get(heir, self.targets.get(shard, 0)) for shard, heir in enumerate(heirs)]
         self.targets = dict(enumerate(rebalance(owners, shard_bytes, range(num_servers))))
+
+    def await_heir(self, orphans: Iterable[int], rank: int) -> None:
+        """Shards whose server died go to where they were to move, or to whoever takes the dead one's seat."""
+        for shard in orphans:
+            self.targets.setdefault(shard, rank)
 
     def advance(
         self, table: ShardTable, servers: Mapping[int, int], num_servers: int, number: int
     ) -> list[Change]:
         """Change what can be changed now; `number` is that of the view to come."""
         nodes = [node for server, node in servers.items() if server < num_servers]
-        shards = range(len(table))
+        changes = self._adopt(table, servers, number) + self._announce(table, nodes, number)
+        shards = [shard for shard in range(len(table)) if table[shard].primary != NOBODY]
         self._voluntary = {shard for shard in self._voluntary if _is_filling(table, shard)}
-        changes = [change for shard in shards if (change := self._cover(table, servers, nodes, shard, number))]
+        changes += [change for shard in shards if (change := self._cover(table, servers, nodes, shard, number))]
         if all(shard in self._voluntary for shard in shards if _is_filling(table, shard)):
             for shard in shards:
                 changes += self._step(table, servers, nodes, shard, number)
         return changes
+
+    def _adopt(self, table: ShardTable, servers: Mapping[int, int], number: int) -> list[Change]:
+        """Let shards without a primary be gone on with by those that they wait for, as far as these have come."""
+        changes = []
+        for shard, goal in sorted(self.targets.items()):
+            if table.may_adopt(shard) and goal in servers:
+                table.adopt(shard, servers[goal], number)
+                changes.append(
+                    Change("adopted", "its values outlive their server", {"shard": shard, "by": servers[goal]})
+                )
+        return changes
+
+    def _announce(self, table: ShardTable, nodes: list[int], number: int) -> list[Change]:
+        """Note the shards whose holders are about to change by decision."""
+        if not self._outlives_servers:
+            return []
+        moving = {
+            shard
+            for shard in range(len(table))
+            if shard in self.targets
+            or (table[shard].filled and (not self._replicas or table[shard].backup not in nodes))
+        }
+        new = sorted(moving - self.announced.keys())
+        self.announced = {shard: self.announced.get(shard, number) for shard in sorted(moving)}
+        return [Change("moving", "its holders are about to change", {"shard": shard}) for shard in new]
+
+    def _may_change(self, table: ShardTable, shard: int) -> bool:
+        """Whether those that have all of a shard know that they are to keep a journal."""
+        if not self._outlives_servers:
+            return True
+        since, view = self.announced.get(shard), table[shard]
+        holders = (view.primary, view.backup) if view.filled else (view.primary,)
+        return since is not None and all(table.knows(node, since) for node in holders)
 
     def _cover(
         self, table: ShardTable, servers: Mapping[int, int], nodes: list[int], shard: int, number: int
@@ -74,7 +124,7 @@ class Moves:
                     self._voluntary.add(shard)
                 table.assign_backup(shard, backup, number)
                 return Change("backup", f"shard {shard} had none", {"shard": shard, "backup": backup})
-        elif not self._replicas and view.filled and shard not in self.targets:
+        elif not self._replicas and view.filled and shard not in self.targets and self._may_change(table, shard):
             table.assign_backup(shard, NOBODY, number)
             return Change("uncovered", "its move was called off", {"shard": shard})
         return None
@@ -92,6 +142,8 @@ class Moves:
         if backup_leaves:
             goal = table.least_loaded(nodes, but=view.primary)
         if _is_filling(table, shard) or (goal is None and not backup_leaves):
+            return []
+        if not self._may_change(table, shard):
             return []
         if goal is None:
             table.assign_backup(shard, NOBODY, number)

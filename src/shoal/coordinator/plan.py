@@ -30,6 +30,8 @@ class JobPlan:
     """How many there is room for, where a run may be given more."""
     shares_memory: bool = False
     """All servers have their copies in one memory, so that a place there must not have two holders."""
+    outlives_servers: bool = False
+    """That memory stays when a server dies, with all that another needs to go on with its shards."""
     has_copies: bool = False
     """Each server has a whole copy for its own group of workers, so that neither can become more or fewer."""
     num_cells: int

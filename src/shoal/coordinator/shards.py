@@ -1,16 +1,21 @@
 """Who holds which shard, and the few ways in which that may change.
 
-**Generations.** A shard's generation is the number of the view in which its holders last changed; primary, backup
-and workers refuse what comes from an older one. Counting a backup as filled changes no holder and keeps the
-generation. That is safe because of an order: the primary waits for its backup from the moment it says `Filled`,
-before anybody else can know. So once the coordinator has noted `filled`, the backup has every acknowledged push.
+**Generations.** A shard's generation is the number of the view in which its holders last changed; primary,
+backup and workers refuse what comes from an older one. Counting a backup as filled changes no holder and keeps
+the generation. That is safe because of an order: the primary waits for its backup from the moment it says
+`Filled`, before anybody else can know. So once the coordinator has noted `filled`, the backup has every
+acknowledged push.
 
-**Copies.** A shard has two places. Its backup lies in the one that its primary does not use, so `copy` flips when
-the backup is promoted, and a new backup overwrites what its predecessor left.
+**Copies.** A shard has two places. Its backup lies in the one that its primary does not use, so `copy` flips
+when the backup is promoted, and a new backup overwrites what its predecessor left.
 
-**Letting go.** Where all copies lie in one memory, whoever held a place and has not heard that it is another's now
-would write into it: a backup the entries that are on their way, a deposed primary the pushes. So a place is handed
-on only when its last holder has said that it knows the view that took it away, or is known to be dead.
+**Letting go.** Where all copies lie in one memory, whoever held a place and has not heard that it is another's
+now would write into it: a backup the entries that are on their way, a deposed primary the pushes. So a place is
+handed on only when its last holder has said that it knows the view that took it away, or is known to be dead.
+
+**Orphans.** Where that memory outlives its servers, a shard whose primary is lost and that has no filled backup
+is not: another server goes on with what lies in its place (`ps/inheritance.py`), once the dead one writes
+nothing there any more. Until then nobody is its primary.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ class Loss:
     uncovered: list[int]
     """It was the backup; there is none now."""
     orphaned: list[int]
-    """It was the primary and nobody has everything: the job cannot go on."""
+    """It was the primary and no other server has everything."""
 
 
 class ShardTable:
@@ -44,11 +49,16 @@ class ShardTable:
         leaving: Mapping[int, tuple[int, int]] | None = None,
         *,
         shares_memory: bool = False,
+        deserting: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
         self.leaving = dict(leaving or {})
         """By shard: who held the place beside the primary's and may still write there, and the number of the view
         that tells it not to."""
+        self.deserting = dict(deserting or {})
+        """The same of the primary's own place, of shards that have none now."""
         self._shards = list(shards)
+        self._known: dict[int, int] = {}
+        """By node: the newest view that it has said it knows."""
         self._shard_bytes = shard_bytes
         self._shares_memory = shares_memory
 
@@ -60,10 +70,11 @@ class ShardTable:
         leaving: Mapping[int, tuple[int, int]],
         *,
         shares_memory: bool,
+        deserting: Mapping[int, tuple[int, int]],
     ) -> ShardTable:
         """The table that `rows` wrote."""
         views = (ShardView(generation=g, primary=p, backup=b, filled=f, copy=c) for g, p, b, f, c in rows)
-        return cls(views, shard_bytes, leaving, shares_memory=shares_memory)
+        return cls(views, shard_bytes, leaving, shares_memory=shares_memory, deserting=deserting)
 
     def rows(self) -> list[Any]:
         """All of it as a view carries it."""
@@ -111,11 +122,28 @@ class ShardTable:
                 self.promote(shard, number)
                 loss.promoted.append(shard)
             elif view.primary == node:
+                self._orphan(shard, number)
                 loss.orphaned.append(shard)
             elif view.backup == node:
                 self.assign_backup(shard, NOBODY, number)
                 loss.uncovered.append(shard)
         return loss
+
+    def _orphan(self, shard: int, number: int) -> None:
+        view = self._shards[shard]
+        if view.backup != NOBODY:
+            self._leave(shard, view.backup, number)
+        self.deserting[shard] = (view.primary, number)
+        self._shards[shard] = ShardView(generation=number, primary=NOBODY, copy=view.copy)
+
+    def may_adopt(self, shard: int) -> bool:
+        """Whether a shard has no primary, and its last one writes nothing in its place any more."""
+        return self._shards[shard].primary == NOBODY and shard not in self.deserting
+
+    def adopt(self, shard: int, node: int, number: int) -> None:
+        """A server goes on with what the last primary left."""
+        assert self.may_adopt(shard), f"shard {shard} has a primary that has not let go"
+        self._shards[shard] = replace(self._shards[shard], generation=number, primary=node)
 
     def promote(self, shard: int, number: int) -> None:
         """The filled backup becomes the primary. The old primary may have logged what the backup never got, so it
@@ -142,11 +170,21 @@ class ShardTable:
 
     def let_go(self, node: int, number: int | None = None) -> None:
         """A node knows this view, or is dead: it writes nowhere any more that this view has taken from it."""
-        self.leaving = {
-            shard: (holder, since)
-            for shard, (holder, since) in self.leaving.items()
-            if holder != node or (number is not None and number < since)
-        }
+        if number is not None:
+            self._known[node] = number
+
+        def rest(holders: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+            return {
+                shard: (holder, since)
+                for shard, (holder, since) in holders.items()
+                if holder != node or (number is not None and number < since)
+            }
+
+        self.leaving, self.deserting = rest(self.leaving), rest(self.deserting)
+
+    def knows(self, node: int, number: int) -> bool:
+        """Whether a node has said that it knows this view, or a newer one."""
+        return self._known.get(node, 0) >= number
 
     def _leave(self, shard: int, node: int, number: int) -> None:
         if self._shares_memory:

@@ -25,9 +25,13 @@ class JobState:
         """None until all servers have come."""
         if rows is not None:
             self.table = ShardTable.from_rows(
-                rows, plan.shard_bytes, saved["leaving"], shares_memory=plan.shares_memory
+                rows,
+                plan.shard_bytes,
+                saved["leaving"],
+                shares_memory=plan.shares_memory,
+                deserting=saved["deserting"],
             )
-        self.moves = Moves(plan.replicas, saved.get("targets"))
+        self.moves = Moves(plan.replicas, saved.get("targets"), outlives_servers=plan.outlives_servers)
         self.controls = Controls(plan.num_shards, *saved.get("controls", ()))
         self.wanted: dict[str, int] = saved.get("wanted", {SERVER: plan.servers, WORKER: plan.workers})
         """How many of each role there should be."""
@@ -54,6 +58,7 @@ class JobState:
             "gone": self.members.gone,
             "shards": None if self.table is None else self.table.rows(),
             "leaving": {} if self.table is None else self.table.leaving,
+            "deserting": {} if self.table is None else self.table.deserting,
             "targets": self.moves.targets,
             "controls": self.controls.plain(),
             "wanted": self.wanted,
@@ -65,11 +70,12 @@ class JobState:
     def view(self, term: int) -> View:
         """What members are told of it."""
         assert self.table is not None
+        moving = list(self.moves.announced)
         return View(
             term=term,
             number=self.number,
             shards=self.table.rows(),
             addresses=self.members.addresses,
             workers=self.members.seats(WORKER),
-            settings=dict(self.settings),
+            settings={**self.settings, **({"moving": moving} if moving else {})},
         )

@@ -210,11 +210,12 @@ class Upkeep:
         self._state.controls.hurry()
         if loss.promoted:
             self._decide("promoted", "their primary is lost", shards=loss.promoted, node=member.node)
-        if loss.orphaned:
+        if loss.orphaned and not self.plan.outlives_servers:
             self._fail(
                 f"Server {member.rank} is lost and nobody else has all of shard {loss.orphaned[0]}; start the run "
                 "again, with replicas=1 and two servers or more."
             )
+        self._state.moves.await_heir(loss.orphaned, member.rank)
 
     def _release(self, member: Member) -> None:
         """Nobody waits for a worker that is gone, and others get its cells."""

@@ -9,6 +9,7 @@ from shoal.comm.codec import Message
 from shoal.errors import ShoalError
 from shoal.ps.between_servers import Fill, Filled, Replicate, Replicated, Settle
 from shoal.ps.contract import ShardValues
+from shoal.ps.inheritance import note_books, note_entry
 from shoal.ps.messages import Control, Push, ShardView
 from shoal.ps.packing import unpack
 from shoal.ps.primary import Send
@@ -33,15 +34,33 @@ class Backup:
         self.shard = shard
         """None until it is filled: so long it is no copy of anything, and cannot take over."""
         self.ignored: Counter[str] = Counter()
+        self._is_moving = False
         self._rules = rules
         self._make_values = make_values
         self._send = send
+
+    @property
+    def place(self) -> int:
+        """Which of the shard's two places is its own."""
+        return 1 - self.holders.copy
+
+    def note_moving(self, is_moving: bool) -> None:
+        """Whether the shard is about to change hands: then whoever has all of it keeps a journal."""
+        if is_moving and not self._is_moving and self.shard is not None:
+            note_books(self.shard)
+        elif not is_moving and self.shard is not None and self.shard.values.journal is not None:
+            self.shard.values.journal.give_up()
+        self._is_moving = is_moving
 
     def on_fill(self, fill: Fill) -> None:
         """Become what the primary is; only once, for the primary stands still only until it knows."""
         if self.shard is None:
             try:
-                self.shard = Shard.from_books(self._rules, self._make_values(), fill.frames, fill.books)
+                values = self._make_values()
+                values.load(fill.frames[: fill.books["bulk"]], fill.books["facts"])
+                self.shard = Shard.from_books(self._rules, values, fill.frames, fill.books)
+                if self._is_moving:
+                    note_books(self.shard)
             except (ShoalError, LookupError, TypeError, ValueError):
                 self.ignored["malformed fill"] += 1
                 return
@@ -60,6 +79,7 @@ class Backup:
             if entry is None:
                 self.ignored["malformed entry"] += 1
                 return
+            note_entry(self.shard, entry)
             self.shard.accept(entry)
         self._send(
             self.holders.primary,

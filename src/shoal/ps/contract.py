@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from shoal.comm.codec import Frame
+from shoal.comm.codec import Frame, Message
 from shoal.ps.messages import PsMessage, Push
 
 
@@ -25,8 +25,41 @@ class Machine(Protocol):
         """Do what is due: repeat what was not answered, report."""
 
 
+class ShardJournal(Protocol):
+    """What a primary leaves of a shard, beside its values, in memory that outlives it; see `inheritance.py`."""
+
+    @property
+    def is_void(self) -> bool:
+        """Whether what lies there has no journal, and nobody can go on with it."""
+
+    def give_up(self) -> None:
+        """What lies there from now on has no journal."""
+
+    def begin(self, books: Message) -> bool:
+        """From now on entries follow these books; whether there was room for them."""
+
+    def append(self, entry: Message) -> bool:
+        """Note an entry of the log that is about to be applied; whether there was room for it."""
+
+    def books(self) -> Message | None:
+        """The books that the last primary began with; None where there was none: the model begins."""
+
+    def entries(self) -> Iterable[Message]:
+        """The entries that followed. The values know how much of each they have when it is taken in again."""
+
+
 class ShardValues(Protocol):
     """One shard's parameters and optimizer state, wherever they lie."""
+
+    @property
+    def journal(self) -> ShardJournal | None:
+        """None where the values end with their server."""
+
+    def initialise(self) -> None:
+        """Become what the model is at first."""
+
+    def resume(self, facts: dict[str, Any]) -> None:
+        """Become what a killed server left in this place; `facts` are those of the journal's books."""
 
     def fits(self, push: Push) -> bool:
         """Whether the push's bulk has this shard's sizes; others are refused before anything is logged."""
@@ -65,11 +98,14 @@ class ShardValues(Protocol):
     def parts(self, *, whole: bool) -> Iterable[Sequence[Frame]]:
         """The parameters for a worker that shares no memory, in parts, first layers first; or all there is."""
 
-    def frames(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
-        """All of it for a new backup, bulk and small facts."""
+    def facts(self) -> dict[str, Any]:
+        """What there is besides the bulk, as plain data."""
+
+    def frames(self) -> tuple[Frame, ...]:
+        """The bulk, for a new backup."""
 
     def load(self, frames: Sequence[Frame], facts: dict[str, Any]) -> None:
-        """Become what `frames` of another copy gave."""
+        """Become what `frames` and `facts` of another copy say."""
 
     def mark(self) -> None:
         """Remember the values as they are."""

@@ -272,7 +272,8 @@ class View(PsMessage):
     workers: dict[int, int]
     """Rank to node, of those that are there."""
     settings: dict[str, Any]
-    """What the coordinator has adjusted: `bound` (of ssp), `shares` by rank, `stop`."""
+    """What the coordinator has adjusted: `bound` (of ssp), `shares` by rank, `stop`; `moving`: the shards that are
+    about to change hands."""
 
     @property
     def shard_views(self) -> list[ShardView]:

@@ -62,6 +62,6 @@ class News:
 
     def fill(self, generation: int) -> Fill:
         """All of the shard, for a new backup."""
-        frames, books = self._shard.books()
+        frames, books = self._shard.books(bulk=self._shard.values.frames())
         index = self._shard.index
         return Fill(shard=self._number, generation=generation, index=index, books=books, frames=frames)

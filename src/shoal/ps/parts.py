@@ -36,6 +36,14 @@ def fits(shard: Shard, part: Part) -> bool:
     return is_complete and shard.values.fits_part(part.origin, part.frames)
 
 
+def due_now(early: dict[int, Part], shard: Shard) -> dict[int, Part]:
+    """Takes those out that are of the round to be closed next."""
+    due = {origin: part for origin, part in early.items() if part.round == shard.next_round}
+    for origin in due:
+        del early[origin]
+    return due
+
+
 def add_up(shard: Shard, parts: Sequence[Part]) -> Part:
     """What several whole copies gathered, as one; it is told under the last one's name."""
     return Part(

@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from shoal.ledger.cells import CellSet
 from shoal.ps.between_servers import Filled, Part, PartRequest, Replicate, Settle
+from shoal.ps.inheritance import note_books, note_entry
 from shoal.ps.messages import (
     COORDINATOR,
     NOBODY,
@@ -88,6 +89,9 @@ class Primary:
         self._news = News(number, shard)
         kind = _SETTLING.get(shard.rules.together, AllToAll)
         self._settlement: Settling = kind(number, shard, self._reply, timing.patience_s)
+        self.is_moving = False
+        """It is about to change hands: whoever has all of it keeps a journal."""
+        self._keeps_journal = False
 
     @property
     def due(self) -> float:
@@ -114,6 +118,7 @@ class Primary:
         changed = holders.generation != self.holders.generation
         self.holders = holders
         if not changed:
+            self._keep_journal()
             self._schedule(now)
             return
         if holders.backup == NOBODY:
@@ -121,6 +126,7 @@ class Primary:
         else:
             # A new holder has nothing, except at the very beginning, when all have the same.
             self.backing = Backing.SYNCED if holders.filled and not self.shard.index else Backing.FILLING
+        self._keep_journal()
         # By the coordinator's decision nobody else can take over what was logged before, so nobody is waited for.
         self._confirm_up_to(self.shard.index)
         self._repeat(now)
@@ -201,6 +207,15 @@ class Primary:
         if now >= self._settlement.due:
             self._settlement.repeat(now)
 
+    def _keep_journal(self) -> None:
+        """Keep one as long as nobody else has everything, as far as the coordinator knows."""
+        is_needed = self.backing is not Backing.SYNCED or not self.holders.filled or self.is_moving
+        if is_needed and not self._keeps_journal:
+            note_books(self.shard)
+        elif not is_needed and self.shard.values.journal is not None:
+            self.shard.values.journal.give_up()
+        self._keeps_journal = is_needed
+
     def _postponed(self, sender: int, message: Push | Control, key: tuple[int, int]) -> bool:
         """Whether the message waits until the backup is filled: so long the shard stands still."""
         if self.backing is not Backing.FILLING:
@@ -234,6 +249,7 @@ class Primary:
             if len(self._log) == 1:
                 self._schedule(now)
         progress = self._progress()
+        note_entry(self.shard, entry)
         outcome = self.shard.accept(entry)
         if isinstance(entry, Push):
             assert outcome is not None

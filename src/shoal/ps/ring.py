@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal.ps.between_servers import Part, PartRequest, Settle
-from shoal.ps.parts import add_up, fits, last_told, own_part, settle_with_sum
+from shoal.ps.parts import add_up, due_now, fits, last_told, own_part, settle_with_sum
 from shoal.ps.settlement import Tell
 from shoal.ps.shard import Shard
 
@@ -29,14 +29,16 @@ class Ring:
         self._patience_s = patience_s
         self._heard: dict[int, Part] = {}
         """By origin: what the shard before this one has told of the next round."""
+        self._early: dict[int, Part] = {}
+        """The same of a later one: it is a round ahead, because what it told of this one was lost."""
         self._sum: Part | None = None
         """Of the shards up to this one."""
 
     def on_part(self, part: Part) -> None:
-        if part.round != self._shard.next_round:
+        if part.round < self._shard.next_round:
             return
         if part.origin in (self._before, self._last) and fits(self._shard, part):
-            self._heard[part.origin] = part
+            (self._heard if part.round == self._shard.next_round else self._early)[part.origin] = part
         else:
             self.ignored["malformed part"] += 1
 
@@ -50,6 +52,7 @@ class Ring:
     def close(self, now: float) -> Settle | None:
         if not self._shard.is_complete:
             return None
+        self._heard.update(due_now(self._early, self._shard))
         if self._sum is None and (self._number == 0 or self._before in self._heard):
             before = [self._heard[self._before]] if self._number else []
             self._sum = add_up(self._shard, [*before, own_part(self._shard, self._number)])
@@ -60,6 +63,8 @@ class Ring:
             return None
         if self._number != self._last and self._next != self._last:
             self._tell_next(total)
+        if total is not self._sum:
+            total = add_up(self._shard, [total])  # So it lies where a successor finds it.
         entry = settle_with_sum(self._shard, self._number, total, kept=total)
         self._heard, self._sum, self.due = {}, None, float("inf")
         return entry

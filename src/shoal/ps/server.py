@@ -27,12 +27,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal.ps.backup import Backup
 from shoal.ps.between_servers import Fill, Filled, Part, PartRequest, Replicate, Replicated
 from shoal.ps.contract import ShardValues
+from shoal.ps.inheritance import inherit
 from shoal.ps.messages import (
     COORDINATOR,
     Control,
@@ -57,7 +58,7 @@ leave few gaps; with a quorum every cell that came late is one for ever, and wha
 
 
 class ServerMachine:
-    """A server's part of the protocol. `make_values(shard, copy)` makes a shard's values as they are at first."""
+    """A server's part of the protocol. `make_values(shard, copy)` opens the place of a shard's values."""
 
     def __init__(
         self,
@@ -145,7 +146,9 @@ class ServerMachine:
     def _on_view(self, view: View, now: float) -> None:
         if self.view is not None and (view.term, view.number) <= (self.view.term, self.view.number):
             return
-        self.view = view
+        before, self.view = self._moving, view
+        if self._moving != before:
+            self._report_due = now  # The coordinator waits until it is known here.
         for shard, holders in enumerate(view.shard_views):
             if holders.primary == self.node:
                 self._be_primary(shard, holders, now)
@@ -162,27 +165,46 @@ class ServerMachine:
         assert self.view is not None
         duty = self.held.get(number)
         if not isinstance(duty, Primary):
-            if duty is None:
-                shard: Shard | None = Shard(self._rules, self._make_values(number, holders.copy))
-            else:
-                shard = duty.shard
+            shard = self._shard_to_lead(number, holders, duty)
             if shard is None:
                 self.ignored["promoted before it was filled"] += 1
                 return
             duty = self.held[number] = Primary(number, shard, self._send, self._timing)
+        duty.is_moving = number in self._moving
         duty.adopt(holders, self.view.workers, [shard.primary for shard in self.view.shard_views], now)
 
+    def _shard_to_lead(self, number: int, holders: ShardView, duty: Backup | None) -> Shard | None:
+        """A new primary's shard: what it was filled with as backup, or what lies in the place that it is given."""
+        if duty is not None and duty.place == holders.copy:
+            return duty.shard
+        values = self._make_values(number, holders.copy)
+        return inherit(number, self._rules, values) if duty is None or values.journal is not None else duty.shard
+
     def _be_backup(self, number: int, holders: ShardView) -> None:
-        duty = self.backup(number)
+        duty, is_moving = self.backup(number), number in self._moving
         if duty is not None and duty.holders.generation == holders.generation:
             duty.holders = holders
+            duty.note_moving(is_moving)
             return
-        place = 1 - holders.copy
         # Filled before anything was sent: only the first copies are, for all of them begin with the same values.
-        shard = Shard(self._rules, self._make_values(number, place)) if holders.filled else None
-        self.held[number] = Backup(
-            number, holders, shard, self._rules, lambda: self._make_values(number, place), self._send
+        shard = Shard(self._rules, self._copy_of(number, holders)) if holders.filled else None
+        duty = self.held[number] = Backup(
+            number, holders, shard, self._rules, lambda: self._copy_of(number, holders), self._send
         )
+        duty.note_moving(is_moving)
+
+    @property
+    def _moving(self) -> Sequence[int]:
+        """The shards that are about to change hands."""
+        return () if self.view is None else self.view.settings.get("moving", ())
+
+    def _copy_of(self, number: int, holders: ShardView) -> ShardValues:
+        """Values in the place beside the primary's."""
+        values = self._make_values(number, 1 - holders.copy)
+        if values.journal is not None:
+            values.journal.give_up()  # Its primary keeps one, as long as this is no copy.
+        values.initialise()
+        return values
 
     def _on_worker(self, sender: int, message: Push | Hello | Pull, now: float) -> None:
         duty = self.primary(message.shard)

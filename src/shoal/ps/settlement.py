@@ -16,7 +16,7 @@ from typing import Protocol
 
 from shoal.ps.between_servers import Part, PartRequest, Settle
 from shoal.ps.messages import PsMessage
-from shoal.ps.parts import add_up, fits, last_told, own_part, settle_with_factor, settle_with_sum
+from shoal.ps.parts import add_up, due_now, fits, last_told, own_part, settle_with_factor, settle_with_sum
 from shoal.ps.shard import Shard
 
 Tell = Callable[[int, PsMessage], None]
@@ -57,14 +57,16 @@ class AllToAll:
         self._patience_s = patience_s
         self._parts: dict[int, Part] = {}
         """By shard: its part of the next round to be closed."""
+        self._early: dict[int, Part] = {}
+        """Of those that are a round ahead, because what they told of this one was lost. They tell it once."""
 
     def on_part(self, part: Part) -> None:
-        if part.round != self._shard.next_round:
+        if part.round < self._shard.next_round:
             return
         if part.origin == self._number or not fits(self._shard, part):
             self.ignored["malformed part"] += 1
             return
-        self._parts[part.origin] = part
+        (self._parts if part.round == self._shard.next_round else self._early)[part.origin] = part
 
     def on_request(self, sender: int, request: PartRequest) -> None:
         if request.round == self._shard.next_round:
@@ -77,6 +79,7 @@ class AllToAll:
     def close(self, now: float) -> Settle | None:
         if not self._shard.is_complete:
             return None
+        self._parts.update(due_now(self._early, self._shard))
         if self._number not in self._parts:
             self._parts[self._number] = own_part(self._shard, self._number)
             self._announce(now)

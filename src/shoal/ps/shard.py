@@ -238,14 +238,13 @@ class Shard:
                     # Whoever is new starts where the slowest is, and holds nobody back.
                     self.clocks[rank] = max(self.clocks.get(rank, 0), floor)
 
-    def books(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
-        """All of it for a new copy: bulk, and plain data."""
-        bulk, facts = self.values.frames()
+    def books(self, *, bulk: Sequence[Frame] = ()) -> tuple[tuple[Frame, ...], dict[str, Any]]:
+        """All of it for a new copy, the values' bulk first, or without it for who has that already."""
         kept = [pack(entry) for entry in (*self.open_round, self.closed) if entry is not None]
         # As a frame: with a quorum there may be a gap for every cell that came late.
         cells = array("q", self.cells.to_plain()).tobytes()
         return (*bulk, *(frame for entry in kept for frame in entry.frames), cells), {
-            "facts": facts,
+            "facts": self.values.facts(),
             "bulk": len(bulk),
             "index": self.index,
             "version": self.version,
@@ -265,11 +264,14 @@ class Shard:
 
     @classmethod
     def from_books(
-        cls, rules: ShardRules, values: ShardValues, frames: Sequence[Frame], books: dict[str, Any]
+        cls,
+        rules: ShardRules,
+        values: ShardValues,
+        frames: Sequence[Frame],
+        books: dict[str, Any],
     ) -> Shard:
-        """The shard whose `books` these are; `values` become those that it had."""
+        """The shard whose `books` these are; its values have what goes with them already."""
         shard = cls(rules, values)
-        values.load(frames[: books["bulk"]], books["facts"])
         for name in ("index", "version", "rounds", "lr_scale", "control", "loss", "half", "found"):
             setattr(shard, name, books[name])
         shard.clocks = dict(books["clocks"])

@@ -25,7 +25,7 @@ from shoal.roles.training import make_schedule
 from shoal.spec import Job, ParameterServer, World
 from shoal.spec.checkpointing import CheckpointRule
 from shoal.strategies.ps.hosts import one_copy_each
-from shoal.strategies.ps.served import place_model, room_for
+from shoal.strategies.ps.served import outlives_servers, place_model, room_for
 
 MAX_ROLLBACKS = 3
 PATIENCE_S = 600.0
@@ -58,7 +58,9 @@ def make_plan(job: Job, world: World) -> JobPlan:
     assert isinstance(spec, ParameterServer)
     task = load_task(job)
     # Only sizes are wanted: the model goes again as soon as they are known.
-    placement = place_model(spec, make_replica(task, job.numerics, world))
+    replica = make_replica(task, job.numerics, world)
+    placement, outlives = place_model(spec, replica), outlives_servers(spec, replica)
+    del replica
     if spec.servers == "host":
         placement = one_copy_each(placement, spec.hosts)
     schedule = make_schedule(task, open_dataset(task, "train", lambda: world), job.num_slots, job.cluster.workers)
@@ -72,6 +74,7 @@ def make_plan(job: Job, world: World) -> JobPlan:
         servers=spec.num_servers,
         replicas=spec.num_replicas,
         shares_memory=spec.wire != "tcp",
+        outlives_servers=outlives,
         has_copies=spec.servers == "host",
         workers=job.cluster.workers,
         most_workers=room_for(spec, job.num_slots, job.cluster.workers),

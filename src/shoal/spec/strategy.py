@@ -169,6 +169,9 @@ class ParameterServer(StrategySpec):
     diverging: str = "rollback"
     """When the loss runs away: `rollback` to the last good state with half the learning rate, `stop` or
     `ignore`."""
+    journal: bool = True
+    """Save each part of a shard before it changes, so that whoever follows a server that was killed in the middle
+    of an update can make it good. Without this, such a death ends the run, unless there is a replica."""
 
     def __post_init__(self) -> None:
         for name in ("servers", "replicas", "shards"):

@@ -23,6 +23,8 @@ from shoal.ps.messages import NOBODY, PsMessage, View
 NOTICED_AFTER_S = 0.02
 STARTS_AFTER_S = 0.01
 GIVES_UP_AFTER_S = 60.0
+WAITS_FOR_AN_UPDATE = 60
+"""Messages after which a server dies all the same that was to die in the middle of one."""
 
 Process = ServerProcess | WorkerProcess | Coordinator
 
@@ -34,7 +36,7 @@ class DiedAtWork(Exception):
 def plan_of(scenario: Scenario) -> JobPlan:
     """The job as its coordinator sees it: shards in turn over the servers, each backed up by the next one."""
     shards = range(scenario.shards)
-    has_backups = scenario.servers > 1
+    has_backups = scenario.servers > 1 and scenario.replicas > 0
     return JobPlan(
         num_shards=scenario.shards,
         shard_bytes=(1,) * scenario.shards,
@@ -49,6 +51,7 @@ def plan_of(scenario: Scenario) -> JobPlan:
         leased=scenario.leased,
         sync=scenario.sync,
         shares_memory=scenario.shares_memory,
+        outlives_servers=scenario.shares_memory,
         form_timeout_s=2.0,
         start_timeout_s=0.5,
     )
@@ -157,6 +160,12 @@ class Cluster:
         if node not in self._processes:
             raise DiedAtWork
 
+    def _amid(self, node: int) -> None:
+        """A process is inside an update."""
+        self._kill_whoever_is_due(amid=node)
+        if node not in self._processes:
+            raise DiedAtWork
+
     def _drain(self, node: int) -> None:
         """Send what a process has to say, unless it dies over it; do what the coordinator orders."""
         process = self._processes[node]
@@ -197,10 +206,14 @@ class Cluster:
 
     # Deaths.
 
-    def _kill_whoever_is_due(self) -> None:
+    def _kill_whoever_is_due(self, *, amid: int | None = None) -> None:
+        """`amid`: a node that is inside an update; else nobody is."""
         while self._kills and self._kills[0].at <= self.network.sent and self._may_strike(self._kills[0]):
-            kill = self._kills.popleft()
+            kill = self._kills[0]
             node = next(node for node, seat in self._seats.items() if seat == (kill.role, kill.rank))
+            if kill.amid and node != amid and self.network.sent < kill.at + WAITS_FOR_AN_UPDATE:
+                return
+            self._kills.popleft()
             if kill.cut_off:
                 self.cut_off[kill.role] += 1
                 self._unreachable.add(node)
@@ -214,7 +227,24 @@ class Cluster:
 
     def _may_strike(self, kill: Kill) -> bool:
         """Only the living die; a server only when all that it holds is somewhere else: that is the guarantee."""
-        return (kill.role, kill.rank) in self._seats.values() and (kill.role != SERVER or self.is_covered)
+        node = next((node for node, seat in self._seats.items() if seat == (kill.role, kill.rank)), None)
+        return node is not None and (kill.role != SERVER or self._can_lose(node))
+
+    def _can_lose(self, node: int) -> bool:
+        """Whether all shards have two living copies, or one and a journal, in memory that outlives its servers."""
+        if self.is_covered or self.view is None or not self.scenario.shares_memory:
+            return self.is_covered
+        for shard, view in enumerate(self.view.shard_views):
+            has_heir = view.filled and view.backup in self._seats
+            if view.primary == node and not has_heir and not self._has_journal(shard, view.copy):
+                return False
+            if view.backup == node and view.filled and view.primary not in self._seats:
+                return False
+        return True
+
+    def _has_journal(self, shard: int, copy: int) -> bool:
+        place = self._memory.get((shard, copy))
+        return place is None or not place.pages.is_void
 
     @property
     def is_covered(self) -> bool:
@@ -277,7 +307,14 @@ class Cluster:
         node = next(self._nodes)
         if role == SERVER:
             self._processes[node] = ServerProcess(
-                self.scenario, node, rank, self.now, self._memory, self._gradients, partial(self._flush, node)
+                self.scenario,
+                node,
+                rank,
+                self.now,
+                self._memory,
+                self._gradients,
+                partial(self._flush, node),
+                partial(self._amid, node),
             )
         else:
             worker = WorkerProcess(
@@ -322,7 +359,8 @@ class Cluster:
             and len(self.view.workers) == self.scenario.workers
             and self.is_scaled
             and sum(node in self.view.addresses for node in self._living(SERVER)) == self.scenario.final_servers
-            and (self.is_covered or self.scenario.servers == 1)
+            and (self.is_covered or not self._plan.replicas)
+            and all(row[1] in self._seats for row in self.view.shards)
         )
 
     def _is_quiet(self) -> bool:

@@ -38,6 +38,7 @@ class ServerProcess:
     """A server: its machine, and its copies in the memory that all share.
 
     It calls `flush` before the work of an update: what it had to say until then is on its way when it dies there.
+    In the middle of that work it calls `amid`.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class ServerProcess:
         memory: Memory,
         gradients: Gradients,
         flush: Callable[[], None],
+        amid: Callable[[], None],
     ) -> None:
         self._memory = memory
         self._gradients = gradients if scenario.in_memory else None
+        self._amid = amid
         self._shares_memory = scenario.shares_memory
         self._flush = flush
         self.machine = ServerMachine(
@@ -80,7 +83,7 @@ class ServerProcess:
             self._memory[shard, copy] = values.place
             return values
         places = [self._memory.setdefault((shard, one), Place(shard)) for one in (copy, 1 - copy)]
-        return ChainValues(shard, self._flush, *places, gradients=self._gradients)
+        return ChainValues(shard, self._flush, *places, gradients=self._gradients, amid=self._amid)
 
 
 class WorkerProcess:

@@ -14,13 +14,16 @@ class Kill:
     """A death, as a message is about to be sent; who dies while sending loses the rest of what it had to say."""
 
     at: int
-    """The number of that message; later where a shard has no filled backup then, for that one's loss is final."""
+    """The number of that message; later where a shard has neither a filled backup then nor a journal in memory
+    that outlives its servers, for that one's loss is final."""
     role: str
     rank: int = 0
     lives_on: bool = False
     """It is only taken for dead: cut off from the coordinator, it goes on with all others as if nothing was."""
     cut_off: bool = False
     """It lives, but all packets from it and to it vanish from now on, and nobody tells the coordinator."""
+    amid: bool = False
+    """It dies inside the next update that it makes, with half of the values changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,8 @@ class Scenario:
 
     sync: str
     servers: int = 2
+    replicas: int = 1
+    """Copies of each shard besides its primary's; with one server there are none."""
     workers: int = 2
     shards: int = 2
     steps: int = 4

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
-from shoal.comm.codec import Frame
+from shoal.comm.codec import Frame, Message
 from shoal.ps.buffers import Label
 from shoal.ps.messages import Push
 
+MOST_ENTRIES = 5
 WIDTH = 8
 _MASK = (1 << 8 * WIDTH) - 1
 
@@ -23,11 +25,14 @@ class Place:
     """The memory of one copy of a shard: whoever thinks that it is his writes there."""
 
     def __init__(self, shard: int) -> None:
+        self.pages = Pages()
         self.clear(shard)
 
     def clear(self, shard: int) -> None:
         self.shard = shard
-        self.chain = shard + 1
+        self.chain = self.second_half = shard + 1
+        self.saved = self.chain
+        """Both halves, as they were before they changed."""
         self.updates = 0
         """What a worker sees of the values: they depend on how many updates they have had."""
         self.cells: list[int] = []
@@ -41,7 +46,8 @@ class Place:
         self.marked: int | None = None
 
     def copy_from(self, other: Place) -> None:
-        self.chain, self.updates, self.marked = other.chain, other.updates, other.marked
+        self.chain, self.second_half = other.chain, other.second_half
+        self.updates, self.marked = other.updates, other.marked
         self.cells, self.factors, self.skipped = list(other.cells), list(other.factors), list(other.skipped)
         self.torn = list(other.torn)
 
@@ -70,10 +76,75 @@ class Gradients:
             del self.parts[key]
 
 
+class Progress(Enum):
+    """How far the newest entry has come into the values."""
+
+    NONE = auto()
+    TORN = auto()
+    COMPLETE = auto()
+
+
+@dataclass
+class Pages:
+    """What lies in a place besides the values."""
+
+    books: Message | None = None
+    entries: list[Message] = field(default_factory=list)
+    progress: Progress = Progress.NONE
+    is_void: bool = False
+
+
+class PlaceJournal:
+    """One process's view of a place's journal."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+        self.progress = pages.progress
+        """Of the entry that is taken in."""
+        self.is_kept = False
+
+    @property
+    def is_void(self) -> bool:
+        return self._pages.is_void
+
+    def give_up(self) -> None:
+        self._pages.is_void, self.is_kept = True, False
+
+    def begin(self, books: Message) -> bool:
+        self._pages.books, self._pages.entries, self._pages.is_void = books, [], False
+        self.is_kept = True
+        self.note(Progress.NONE)
+        return True
+
+    def append(self, entry: Message) -> bool:
+        if len(self._pages.entries) == MOST_ENTRIES:
+            return False
+        self._pages.entries.append(entry)
+        self.note(Progress.NONE)
+        return True
+
+    def books(self) -> Message | None:
+        self.is_kept = self._pages.books is not None
+        return self._pages.books
+
+    def entries(self) -> Iterator[Message]:
+        *older, newest = self._pages.entries or [None]
+        for entry in older:
+            self.progress = Progress.COMPLETE
+            yield entry
+        if newest is not None:
+            self.progress = self._pages.progress
+            yield newest
+
+    def note(self, progress: Progress) -> None:
+        self.progress = self._pages.progress = progress
+
+
 class ChainValues:
     """The `ShardValues` of the simulation. Where memory is shared it is filled from `other`, the other copy.
 
     `gradients`: where the bulk of pushes lies; None where they bring it.
+    An update changes two halves, and calls `amid` between them: who dies there leaves the place torn.
     """
 
     def __init__(
@@ -83,12 +154,34 @@ class ChainValues:
         place: Place | None = None,
         other: Place | None = None,
         gradients: Gradients | None = None,
+        amid: Callable[[], None] = lambda: None,
     ) -> None:
+        self._amid = amid
         self.place = place or Place(shard)
-        self.place.clear(shard)
+        self._shard = shard
         self._other = other
+        self.journal = None if other is None else PlaceJournal(self.place.pages)
         self._before_update = before_update
         self._gradients = gradients
+
+    def initialise(self) -> None:
+        self.place.clear(self._shard)
+
+    def resume(self, facts: dict[str, Any]) -> None:
+        assert self.journal is not None
+        if self.journal.progress is Progress.TORN:
+            self.place.chain = self.place.second_half = self.place.saved
+            self.journal.note(Progress.NONE)
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether the update under way is in the values: it is only taken in again."""
+        journal = self.journal
+        return journal is not None and journal.is_kept and journal.progress is Progress.COMPLETE
+
+    def _note(self, progress: Progress) -> None:
+        if self.journal is not None and self.journal.is_kept:
+            self.journal.note(progress)
 
     def fits(self, push: Push) -> bool:
         if self._gradients is not None:
@@ -114,11 +207,13 @@ class ChainValues:
 
     def step(self, gradients: Sequence[Push], *, scale: float, lr_scale: float, loss: float, last: bool) -> None:
         self._before_update()
-        self._mix(gradients, scale, lr_scale, loss, last)
-        if scale != 1.0:
+        if self._mix(gradients, scale, lr_scale, loss, last) and scale != 1.0:
             self.place.factors.append(scale)
 
     def skip(self, pushes: Sequence[Push], *, loss: float, last: bool) -> None:
+        if self._is_done:
+            return
+        self._note(Progress.COMPLETE)
         self.place.updates += 1
         for push in pushes:
             self.place.cells.extend(push.cells)
@@ -131,8 +226,8 @@ class ChainValues:
         packed = self.place.chain.to_bytes(WIDTH, "little")
         return [(packed,)] if whole else [(packed[:4],), (packed[4:],)]
 
-    def frames(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
-        return (self.place.chain.to_bytes(WIDTH, "little"),), {
+    def facts(self) -> dict[str, Any]:
+        return {
             "updates": self.place.updates,
             "cells": list(self.place.cells),
             "factors": list(self.place.factors),
@@ -141,11 +236,14 @@ class ChainValues:
             "marked": self.place.marked,
         }
 
+    def frames(self) -> tuple[Frame, ...]:
+        return (self.place.chain.to_bytes(WIDTH, "little"),)
+
     def load(self, frames: Sequence[Frame], facts: dict[str, Any]) -> None:
         if self._other is not None:
             self.place.copy_from(self._other)
             return
-        self.place.chain = int.from_bytes(bytes(frames[0]), "little")
+        self.place.chain = self.place.second_half = int.from_bytes(bytes(frames[0]), "little")
         self.place.updates = facts["updates"]
         self.place.cells = list(facts["cells"])
         self.place.factors = list(facts["factors"])
@@ -154,23 +252,36 @@ class ChainValues:
         self.place.marked = facts["marked"]
 
     def mark(self) -> None:
-        self.place.marked = self.place.chain
+        if not self._is_done:
+            self.place.marked = self.place.chain
 
     def rollback(self) -> bool:
         if self.place.marked is None:
             return False
-        self.place.chain = self.place.marked
-        self.place.updates += 1
+        if not self._is_done:
+            self.place.chain = self.place.second_half = self.place.marked
+            self.place.updates += 1
+            self._note(Progress.COMPLETE)
         return True
 
     def digest(self) -> str:
-        return f"{self.place.chain:016x}"
+        return f"{self.place.chain:016x}{self.place.second_half:016x}"
 
-    def _mix(self, pushes: Sequence[Push], *how: float) -> None:
-        self.place.chain = _number(self.place.chain, *self._numbers(pushes), *how)
-        self.place.updates += 1
+    def _mix(self, pushes: Sequence[Push], *how: float) -> bool:
+        """Change both halves; False where they have changed already."""
+        if self._is_done:
+            return False
+        place = self.place
+        place.saved = place.chain
+        self._note(Progress.TORN)
+        place.chain = _number(place.chain, *self._numbers(pushes), *how)
+        self._amid()
+        place.second_half = place.chain
+        self._note(Progress.COMPLETE)
+        place.updates += 1
         for push in pushes:
-            self.place.cells.extend(push.cells)
+            place.cells.extend(push.cells)
+        return True
 
     def _numbers(self, pushes: Sequence[Push]) -> list[int]:
         return [int.from_bytes(self._bulk(push), "little") for push in pushes]

@@ -213,8 +213,10 @@ def test_books_are_all_of_it(sync):
         shard.accept(push)
     shard.accept(control(1, "scale", factor=0.25))
     shard.accept(control(2, "mark"))
-    frames, books = shard.books()
-    copy = Shard.from_books(shard.rules, Recorder(0), frames, books)
+    frames, books = shard.books(bulk=shard.values.frames())
+    values = Recorder(0)
+    values.load(frames[: books["bulk"]], books["facts"])
+    copy = Shard.from_books(shard.rules, values, frames, books)
     assert (copy.books(), copy.open_round) == (shard.books(), shard.open_round)
     for entry in [*log[4:], control(3, "rollback"), log[4]]:
         assert copy.accept(entry) is shard.accept(entry)

@@ -30,6 +30,8 @@ class Bystander:
         spec = ParameterServer()
         self.served = Served.open(spec, Replica(task), World(), slots=1, workers=1)
         self.stores = {copy: self.served.make_values(0, copy) for copy in (OLD, NEW)}
+        for store in self.stores.values():
+            store.initialise()
         self.own = OwnValues(self.served.memory, self.served.moving)
         self.copy, self.heard = OLD, 0
         whereabouts = Whereabouts(copy_of=lambda shard: self.copy, updates_of=lambda shard: 1, hear=self._hear)
@@ -79,7 +81,7 @@ def test_what_was_read_while_a_new_holder_took_the_copy_does_not_count() -> None
     def take(copies: list[int]) -> torch.Tensor:
         seen.extend(copies)
         if copies == [OLD]:
-            worker.served.make_values(0, OLD)
+            worker.served.make_values(0, OLD).initialise()
         return worker.values(copies[0])
 
     taken = worker.fetch.read([0], take)

@@ -99,6 +99,13 @@ def push_all(hosts: list[Host], step: int) -> None:
         hosts[host_of(rank, len(hosts), WORKERS)].push(rank, step, seed=10 * step + rank)
 
 
+def push_all_of(host: Host, hosts: list[Host], step: int) -> None:
+    """One host's workers push their gradients of a step."""
+    for rank in range(WORKERS):
+        if hosts[host_of(rank, len(hosts), WORKERS)] is host:
+            host.push(rank, step, seed=10 * step + rank)
+
+
 def deliver(hosts: list[Host], now: float = 0.0, is_lost: Callable[[], bool] = lambda: False) -> None:
     """Carry what servers tell each other until nobody has anything to say."""
     while any(host.machine.outbox for host in hosts):
@@ -157,6 +164,33 @@ def test_what_is_lost_is_told_again(agree: str, seed: int) -> None:
     first, *others = [host.values() for host in hosts]
     for other in others:
         assert torch.allclose(first, other, rtol=0.0, atol=0.0 if agree != "scatter-sum" else 1e-6)
+
+
+@pytest.mark.parametrize("agree", ["allreduce", "ring"])
+def test_one_lost_message_delays_one_round(agree: str) -> None:
+    """Who is a round ahead does not tell its part of the next one again: it is kept until its turn comes."""
+    hosts, parts = form(agree, 2), 0
+
+    def is_lost() -> bool:
+        nonlocal parts
+        parts += 1
+        return parts == 2  # One host has all of the round, the other has not.
+
+    push_all(hosts, 1)
+    deliver(hosts, is_lost=is_lost)
+    assert sorted(host.shard.rounds for host in hosts) == [0, 1]
+    for host in hosts:
+        if host.shard.rounds == 1:
+            push_all_of(host, hosts, 2)
+    deliver(hosts)
+    for host in hosts:
+        host.machine.on_tick(10.0)
+    deliver(hosts, 10.0)
+    assert [host.shard.rounds for host in hosts] == [1, 1]
+    for step in (2, 3):
+        push_all(hosts, step)
+        deliver(hosts, 10.0)
+        assert [host.shard.rounds for host in hosts] == [step, step], "nobody has to ask"
 
 
 def test_workers_are_neighbours_of_their_host() -> None:

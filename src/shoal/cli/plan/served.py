@@ -105,4 +105,9 @@ def _on_failure(spec: ParameterServer) -> str:
         )
     if spec.num_replicas:
         return f"A server that dies is followed by its backups, which have every acknowledged update. {others}"
-    return f"A server that dies ends the run, for replicas=0 keeps no second copy. {others}"
+    if spec.wire == "tcp" or spec.agree == "scatter-sum":
+        return f"A server that dies ends the run, for nobody else has its part of the model. {others}"
+    return (
+        "A server that dies is followed by one that goes on with what lies in the host's memory, if the optimizer "
+        f"works element by element. {others}"
+    )

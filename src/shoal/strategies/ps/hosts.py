@@ -15,6 +15,7 @@ from shoal.ps.messages import Push
 from shoal.ps.rules import ShardRules, Together
 from shoal.spec import ParameterServer
 from shoal.strategies.ps.bulk import SharedBulk
+from shoal.strategies.ps.parcelling import blocks as cut_blocks
 from shoal.strategies.ps.store import ShardStore
 
 _TOGETHER = {"allreduce": Together.SUM, "ring": Together.RING, "scatter-sum": Together.CHANGES}
@@ -80,11 +81,14 @@ class HostStore(ShardStore):
     def own_part(self, gradients: Sequence[Push], *, scale: float) -> tuple[Frame, ...]:
         """What this host's workers have pushed, added up and not yet a mean."""
         self.before_update()
-        blocks = [total.clone() for total, _ in self._totals(gradients, 1.0)]
+        self._round = gradients[0].clock
+        own = self._shelf(0)
+        for kept, (total, _) in zip(own, self._totals(gradients, 1.0), strict=True):
+            kept.copy_(total)
         touched = np.stack([self._bulk.touched(push) for push in gradients]).any(axis=0).astype(np.uint8)
         moved = self._mean_of([(self._bulk.moved(push), push.weight) for push in gradients])
         weight = torch.tensor([sum(push.weight for push in gradients)], dtype=torch.float64)
-        return (*blocks, torch.from_numpy(touched), moved, weight)
+        return (*own, torch.from_numpy(touched), moved, weight)
 
     def fits_part(self, shard: int, frames: Sequence[Frame]) -> bool:
         """Whether these can be another host's sum."""
@@ -101,15 +105,21 @@ class HostStore(ShardStore):
     def add_parts(self, parts: Sequence[Sequence[Frame]]) -> tuple[Frame, ...]:
         """The sum over hosts, in their order."""
         hosts = [_tensors(frames) for frames in parts]
-        blocks = []
-        for first, *others in zip(*(host[:-3] for host in hosts), strict=True):
-            total = first.clone()
+        totals = self._shelf(1)
+        for total, first, *others in zip(totals, *(host[:-3] for host in hosts), strict=True):
+            total.copy_(first)
             for other in others:
                 total.add_(other)
-            blocks.append(total)
         touched, moved, weights = zip(*(host[-3:] for host in hosts), strict=True)
         mean = self._mean_of([(block, float(weight)) for block, weight in zip(moved, weights, strict=True)])
-        return (*blocks, torch.stack(touched).amax(0), mean, torch.stack(weights).sum(0))
+        return (*totals, torch.stack(touched).amax(0), mean, torch.stack(weights).sum(0))
+
+    def _shelf(self, number: int) -> list[torch.Tensor]:
+        """Room, by block, for one of this round's two sums: this host's own, and all hosts'.
+
+        It is in the host's memory, where a successor finds it, and lasts for two rounds: until all have this one.
+        """
+        return cut_blocks(self._memory, self._shard, f"part/{self._copy}/{2 * (self._round % 2) + number}")
 
     def factor(self, parts: Mapping[int, Sequence[Frame]], *, scale: float) -> float:
         """The factor by which the sum over all hosts is clipped."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,11 +22,12 @@ class ShardSchedule:
         self._optimizer = rebuild(replica.optimizer, groups)
         self._scheduler = None if replica.task.scheduler is None else replica.task.scheduler(self._optimizer)
         self._by_loss = isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        self.advances: list[float] = []
-        """The loss of every step so far where the schedule depends on it, else zeros."""
+        self._steps = 0
+        """How often it has advanced."""
         if self._scheduler is not None:
             self._optimizer._opt_called = True  # type: ignore[attr-defined]
-        self.replay(replica.start.losses)
+        for loss in replica.start.losses:
+            self.advance(loss)
 
     def settings(self, lr_scale: float) -> list[dict[str, Any]]:
         """By group: the hyper-parameters of the next update."""
@@ -41,13 +41,28 @@ class ShardSchedule:
         """A step of the whole batch is done."""
         if self._scheduler is None:
             return
-        self.advances.append(loss if self._by_loss else 0.0)
+        self._steps += 1
         if self._by_loss:
             self._scheduler.step(loss)
         else:
             self._scheduler.step()
 
-    def replay(self, advances: Iterable[float]) -> None:
-        """Catch up with a copy that has come further; one that was behind starts anew."""
-        for loss in list(advances)[len(self.advances) :]:
-            self.advance(loss)
+    def facts(self) -> dict[str, Any]:
+        """What another copy must know to go on as this one would, as plain data."""
+        if not self._by_loss:
+            return {"steps": self._steps}
+        assert self._scheduler is not None
+        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        return {"steps": self._steps, "plateau": self._scheduler.state_dict(), "rates": rates}
+
+    def catch_up(self, facts: dict[str, Any]) -> None:
+        """Become what a copy is that has come further."""
+        if not self._by_loss:
+            for _ in range(self._steps, facts["steps"]):
+                self.advance(0.0)
+            return
+        assert self._scheduler is not None
+        self._steps = facts["steps"]
+        self._scheduler.load_state_dict(facts["plateau"])
+        for group, rate in zip(self._optimizer.param_groups, facts["rates"], strict=True):
+            group["lr"] = rate

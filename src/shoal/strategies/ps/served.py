@@ -66,6 +66,7 @@ class Served:
             num_buffers=BUFFERS_PER_SLOT * room_for(spec, slots, workers),
             moving_bytes=moving.nbytes,
             copies=spec.hosts if by_host else 2,
+            has_parts=by_host,
         )
         if not shared:
             check_that_shards_travel(memory)
@@ -106,7 +107,7 @@ class Served:
         return world.any_socket if self.shares_memory else world.any_port
 
     def make_values(self, shard: int, copy: int) -> ShardStore:
-        """The values of a shard in one of its places, as the model begins."""
+        """The values of a shard in one of its places, whatever lies there."""
         if self.host is not None:
             shard, copy = 0, shard  # Each is all of the model, and lies in its host's place.
         moving = MovingMean(self.memory, self.moving) if shard == KEEPER and self.moving.nbytes else None
@@ -127,9 +128,10 @@ class Served:
             moving,
             shared=self.shares_memory,
             pulls=pull_compression(self.spec),
+            has_journal=outlives_servers(self.spec, self.replica),
+            saves_blocks=self.spec.journal,
         )
         store.before_update = lambda: self.before_update()
-        store.initialise()
         return store
 
 
@@ -175,6 +177,11 @@ def rate_power(spec: ParameterServer, replica: Replica) -> float:
 def works_on_the_whole(spec: ParameterServer, replica: Replica) -> bool:
     """Whether one server must update the model as a whole."""
     return spec.push == "gradients" and type(replica.optimizer) not in ELEMENTWISE
+
+
+def outlives_servers(spec: ParameterServer, replica: Replica) -> bool:
+    """Whether a killed server's shards can be gone on with: all that they are lies in the host's memory."""
+    return spec.wire != "tcp" and spec.agree != "scatter-sum" and not works_on_the_whole(spec, replica)
 
 
 def place_model(spec: ParameterServer, replica: Replica) -> Placement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -17,10 +18,11 @@ from shoal.strategies.chunk import ChunkOptimizer, load_state
 from shoal.strategies.optimizer_state import states_to_load
 from shoal.strategies.optimizers import ELEMENTWISE, settings_of
 from shoal.strategies.ps.bulk import Bulk
-from shoal.strategies.ps.memory import ServedMemory
+from shoal.strategies.ps.journal import SegmentJournal
+from shoal.strategies.ps.memory import ServedMemory, marked
 from shoal.strategies.ps.moving import KEEPER, MovingMean
 from shoal.strategies.ps.norms import ShardNorms
-from shoal.strategies.ps.parcelling import from_frames, in_frames, wrap
+from shoal.strategies.ps.parcelling import wrap
 from shoal.strategies.ps.schedule import ShardSchedule
 from shoal.strategies.ps.versions import BlockVersions
 from shoal.strategies.replica import Replica
@@ -48,6 +50,8 @@ class ShardStore:
         *,
         shared: bool,
         pulls: Compression,
+        has_journal: bool = False,
+        saves_blocks: bool = True,
     ) -> None:
         self._memory = memory
         self._shard = shard
@@ -75,13 +79,20 @@ class ShardStore:
         self._schedule = ShardSchedule(replica)
         self._settings = [settings_of(group) for group in replica.optimizer.param_groups]
         """What the optimizers have; a schedule that begins in the middle wants others at once."""
-        self._marked: list[torch.Tensor] | None = None
+        self.journal: SegmentJournal | None = None
+        """Where the values outlive this process, and another is to go on with them."""
+        if has_journal:
+            live = [one.live for one in self._optimizers]
+            self.journal = SegmentJournal(memory, shard, copy, live, saves_blocks=saves_blocks)
+        self._is_marked = False
+        self._num_updates = 0
         self._updates = memory.updates(copy)
-        self._updates[shard] = 0
         self.before_update: Callable[[], None] = lambda: None
 
     def initialise(self) -> None:
         """Take the replica's own values and the state it begins with: every copy starts from the same."""
+        self._versions.settle()
+        self._updates[self._shard] = 0
         for number, block in enumerate(self._memory.blocks[self._shard]):
             values = self._optimizers[number]
             for piece, span in zip(block.chunk.pieces, values.spans, strict=True):
@@ -109,7 +120,8 @@ class ShardStore:
         """One update with the sum of these gradients."""
         self.before_update()
         self._adopt(lr_scale)
-        for number, (total, has_gradient) in enumerate(self._totals(gradients, scale)):
+        todo = self._todo()
+        for number, (total, has_gradient) in zip(todo, self._totals(gradients, scale, todo), strict=True):
             optimizer = self._optimizers[number]
             optimizer.aim(
                 [
@@ -117,17 +129,48 @@ class ShardStore:
                     for span, param in zip(optimizer.spans, optimizer.params, strict=True)
                 ]
             )
-            with self._versions.changing(number):
+            with self._changing(number):
                 optimizer.step()
         self._commit(gradients, loss, last=last)
 
+    def _todo(self) -> range:
+        """The blocks that the update under way has still to change: all, but after a predecessor's death."""
+        return range(len(self._optimizers)) if self._redo is None else self._redo.todo()
+
+    @property
+    def _redo(self) -> SegmentJournal | None:
+        """The journal, where this process keeps one."""
+        return self.journal if self.journal is not None and self.journal.is_kept else None
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether the values have the update under way already: it is only taken in again."""
+        return self._redo is not None and self._redo.is_complete
+
+    @contextmanager
+    def _changing(self, block: int) -> Iterator[None]:
+        """One of the blocks changes."""
+        redo = self._redo
+        if redo is not None:
+            redo.save(block)
+        with self._versions.changing(block):
+            yield
+        if redo is not None:
+            redo.note_changed(block)
+
     def _commit(self, gradients: Sequence[Push], loss: float, *, last: bool) -> None:
         """The values have changed: what goes with them follows."""
-        if self._moving is not None:
+        if self._moving is not None and not self._is_done:
             self._moving.commit(self._copy, [(self._bulk.moved(p), p.weight) for p in gradients])
-        self._updates[self._shard] += 1
+        self._count_update()
         if last:
             self._schedule.advance(loss)
+
+    def _count_update(self) -> None:
+        self._num_updates += 1
+        self._updates[self._shard] = self._num_updates
+        if self._redo is not None:
+            self._redo.note_complete()
 
     def skip(self, pushes: Sequence[Push], *, loss: float, last: bool) -> None:
         """Parameters and optimizer state stay as they are; moving buffers and the schedule go on."""
@@ -162,7 +205,7 @@ class ShardStore:
             assert isinstance(frame, torch.Tensor)
             with self._versions.changing(number):
                 self._optimizers[number].values.add_(frame)
-        self._updates[self._shard] += 1
+        self._count_update()
         for _ in range(steps):
             self._schedule.advance(loss)
 
@@ -170,48 +213,65 @@ class ShardStore:
         """Move towards the weighted mean of pushed parameters."""
         total = sum(push.weight for push in pushes)
         bulks = [self._bulk.gradients(push) for push in pushes]
-        for number, optimizer in enumerate(self._optimizers):
-            with self._versions.changing(number):
+        for number in self._todo():
+            optimizer = self._optimizers[number]
+            with self._changing(number):
                 optimizer.values.mul_(1.0 - share)
                 for push, bulk in zip(pushes, bulks, strict=True):
                     optimizer.values.add_(bulk[number], alpha=share * push.weight / total)
         self._commit(pushes, 0.0, last=False)
 
-    def frames(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
+    def facts(self) -> dict[str, Any]:
+        """What goes with the values, as plain data."""
+        return {"updates": self._num_updates, "schedule": self._schedule.facts(), "marked": self._is_marked}
+
+    def frames(self) -> tuple[Frame, ...]:
         """Everything for another copy; in shared memory it is read from this one."""
         # The other copy has no mark to go back to, so neither may this one: they would part.
-        self._marked = None
-        advances = in_frames(torch.tensor(self._schedule.advances, dtype=torch.float64))
-        facts = {"copy": self._copy, "updates": self._updates[self._shard], "advances": len(advances)}
-        return (*advances, *(() if self._shared else self._live(self._copy))), facts
+        self._is_marked = False
+        return () if self._shared else tuple(self._live(self._copy))
 
     def load(self, frames: Sequence[Frame], facts: dict[str, Any]) -> None:
         """Become what another copy is."""
-        num_advances = int(facts["advances"])
-        sources = self._live(1 - self._copy) if self._shared else frames[num_advances:]
+        sources = self._live(1 - self._copy) if self._shared else frames
         targets = self._live(self._copy)
         if not _alike(sources, targets):
             raise ProtocolError("What should fill a shard does not fit it.")
-        advances = from_frames(frames[:num_advances])
         with self._versions.all_changing():
             torch._foreach_copy_(targets, list(sources))
+        self._take(facts)
+        self._updates[self._shard] = self._num_updates
+
+    def resume(self, facts: dict[str, Any]) -> None:
+        """Go on with what a killed server left here; `journal` says what was under way."""
+        assert self.journal is not None
+        if (torn := self.journal.torn) is not None:
+            self._versions.leave_open(torn)
+            self.journal.put_back(torn)
+        self._take(facts)
+        self._is_marked = facts["marked"]
+
+    def _take(self, facts: dict[str, Any]) -> None:
         self._rebind()
         self._schedule = ShardSchedule(self._replica)
-        self._schedule.replay(advances.tolist())
-        self._updates[self._shard] = int(facts.get("updates", 0))
+        self._schedule.catch_up(facts["schedule"])
+        self._num_updates = int(facts["updates"])
 
     def mark(self) -> None:
         """Remember the values as they are."""
-        self._marked = [tensor.clone() for tensor in self._live(self._copy)]
+        if not self._is_done:
+            torch._foreach_copy_(self._live(marked(self._copy)), self._live(self._copy))
+        self._is_marked = True
 
     def rollback(self) -> bool:
         """Go back to what was marked."""
-        if self._marked is None:
+        if not self._is_marked:
             return False
-        with self._versions.all_changing():
-            torch._foreach_copy_(self._live(self._copy), self._marked)
-        self._rebind()
-        self._updates[self._shard] += 1
+        if not self._is_done:
+            with self._versions.all_changing():
+                torch._foreach_copy_(self._live(self._copy), self._live(marked(self._copy)))
+            self._rebind()
+        self._count_update()
         return True
 
     def digest(self) -> str:
@@ -237,15 +297,21 @@ class ShardStore:
             for optimizer in self._optimizers:
                 optimizer.adopt_settings(settings)
 
-    def _totals(self, pushes: Sequence[Push], scale: float) -> Iterator[tuple[torch.Tensor, Any]]:
+    def _totals(
+        self, pushes: Sequence[Push], scale: float, blocks: range | None = None
+    ) -> Iterator[tuple[torch.Tensor, Any]]:
         """By block: the sum of its gradients, and by parameter whether there is any (None: all have some).
 
         A sum is good until the next is asked for.
         """
+        blocks = range(len(self._optimizers)) if blocks is None else blocks
+        if not blocks:
+            return
         bulks = [self._bulk.gradients(push) for push in pushes]
         touched = np.stack([self._bulk.touched(push) for push in pushes])
         complete = bool(touched[:, self._params].all())
-        for number, optimizer in enumerate(self._optimizers):
+        for number in blocks:
+            optimizer = self._optimizers[number]
             parts = [bulk[number] for bulk in bulks]
             if not complete:
                 yield self._sum_of_present(optimizer, parts, touched, scale), touched.any(axis=0)
@@ -275,8 +341,8 @@ class ShardStore:
                     total[span].add_(part[span])
         return total if scale == 1.0 else total.mul_(scale)
 
-    def _live(self, copy: int) -> list[torch.Tensor]:
-        """All that an update changes, of this copy or of the other."""
+    def _live(self, copy: int | str) -> list[torch.Tensor]:
+        """All that an update changes, of this copy, of the other, or of what was marked."""
         moving = [self._memory.moving(copy)] if self._moving is not None else []
         return self._memory.live(self._shard, copy) + moving
 

@@ -14,14 +14,21 @@ class BlockVersions:
     def __init__(self, memory: ServedMemory, shard: int, copy: int) -> None:
         self._words = memory.versions(copy)
         self._places = [block.number for block in memory.blocks[shard]]
-        for place in self._places:  # Whoever held this copy before may have been killed in the middle of a block.
+
+    def settle(self) -> None:
+        """Nothing changes now: whoever held this copy before may have been killed in the middle of a block."""
+        for place in self._places:
             self._words[place] += self._words[place] & 1
+
+    def leave_open(self, block: int) -> None:
+        """Let nobody read a block until it has changed."""
+        self._words[self._places[block]] |= 1
 
     @contextmanager
     def changing(self, block: int) -> Iterator[None]:
         """One of the blocks changes."""
         place = self._places[block]
-        self._words[place] += 1
+        self._words[place] |= 1
         yield
         self._words[place] += 1
 
@@ -29,7 +36,7 @@ class BlockVersions:
     def all_changing(self) -> Iterator[None]:
         """All of the blocks change."""
         for place in self._places:
-            self._words[place] += 1
+            self._words[place] |= 1
         yield
         for place in self._places:
             self._words[place] += 1

@@ -49,14 +49,17 @@ class WholeStore(ShardStore):
     def _load_saved_state(self) -> None:
         load_named_state(self._replica)
 
-    def frames(self) -> tuple[tuple[Frame, ...], dict[str, Any]]:
-        """Everything for another copy, the optimizer's state included."""
-        frames, facts = super().frames()
+    def facts(self) -> dict[str, Any]:
+        """What goes with the values: also the optimizer's state, but for its tensors."""
         tensors: list[torch.Tensor] = []
-        facts["state"] = _plain(self._replica.optimizer.state_dict()["state"], tensors)
-        facts["state_frames"] = [len(in_frames(tensor)) for tensor in tensors]
-        facts["state_shapes"] = [list(tensor.shape) for tensor in tensors]
-        return (*frames, *(frame for tensor in tensors for frame in in_frames(tensor))), facts
+        plain = _plain(self._replica.optimizer.state_dict()["state"], tensors)
+        return {**super().facts(), "state": plain, **_shapes(tensors)}
+
+    def frames(self) -> tuple[Frame, ...]:
+        """Everything for another copy, the tensors of the optimizer's state included."""
+        tensors: list[torch.Tensor] = []
+        _plain(self._replica.optimizer.state_dict()["state"], tensors)
+        return (*super().frames(), *(frame for tensor in tensors for frame in in_frames(tensor)))
 
     def load(self, frames: Sequence[Frame], facts: dict[str, Any]) -> None:
         """Become what another copy is."""
@@ -94,6 +97,14 @@ class WholeStore(ShardStore):
         for tensor in tensors:
             digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def _shapes(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """How tensors are put together again from their frames."""
+    return {
+        "state_frames": [len(in_frames(tensor)) for tensor in tensors],
+        "state_shapes": [list(tensor.shape) for tensor in tensors],
+    }
 
 
 def _plain(value: Any, tensors: list[torch.Tensor]) -> Any:

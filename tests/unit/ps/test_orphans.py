@@ -1,0 +1,130 @@
+"""Shards in memory that outlives their servers: whoever dies, whenever, another goes on with what is there.
+
+Nothing but the memory is left of a server that is killed: no backup, no other copy. After each run every cell
+is in every shard exactly once, and in lockstep the values are those of one process.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from helpers.ps_sim import Cluster, Kill, NetFaults, Scenario, SimulationFailed, check
+from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER
+from helpers.ps_sim.values import ChainValues
+from shoal.ps import primary
+
+MODES = ("bsp", "asp", "ssp:1")
+OTHER_MODES = ("alternate:2", "quorum:1/2", "ssp:2")
+ALONE = Scenario(sync="bsp", servers=1, shards=1, steps=8)
+TWO_ALONE = Scenario(sync="bsp", servers=2, replicas=0, shards=3, steps=6)
+
+
+def kill_at_every_message(scenario: Scenario, *, rank: int = 0, amid: bool = False) -> int:
+    """One run for each message of an undisturbed one; returns how many there were."""
+    calm = check(Cluster(scenario, seed=1).run())
+    last = calm.network.sent if not amid else calm.network.sent // 2
+    messages = range(calm.formed_at, last)
+    for at in messages:
+        kill = Kill(at=at, role=SERVER, rank=rank, amid=amid)
+        cluster = check(Cluster(replace(scenario, kills=(kill,)), seed=1).run())
+        assert cluster.killed == {SERVER: 1}
+    return len(messages)
+
+
+@pytest.mark.parametrize("amid", [False, True])
+@pytest.mark.parametrize("sync", [*MODES, *(pytest.param(mode, marks=pytest.mark.long) for mode in OTHER_MODES)])
+def test_the_only_server_dies_at_every_message(sync: str, amid: bool) -> None:
+    assert kill_at_every_message(replace(ALONE, sync=sync), amid=amid) >= 25
+
+
+@pytest.mark.parametrize("amid", [False, True])
+@pytest.mark.parametrize("sync", [*MODES, *(pytest.param(mode, marks=pytest.mark.long) for mode in OTHER_MODES)])
+def test_one_of_several_without_backups_dies_at_every_message(sync: str, amid: bool) -> None:
+    assert kill_at_every_message(replace(TWO_ALONE, sync=sync), rank=1, amid=amid) >= 50
+
+
+def test_rounds_that_shards_close_together_outlive_their_servers() -> None:
+    assert kill_at_every_message(replace(TWO_ALONE, together=True), amid=False) >= 100
+    assert kill_at_every_message(replace(TWO_ALONE, together=True), amid=True) >= 50
+
+
+def random_scenario(seed: int) -> Scenario:
+    """Several deaths, of anybody, also in the middle of moves and of each other, on a bad network."""
+    dice = random.Random(seed)
+    servers, replicas = dice.choice([1, 1, 2, 3]), dice.choice([0, 1])
+    seats = [
+        (COORDINATOR, 0),
+        (WORKER, 0),
+        (WORKER, 1),
+        *((SERVER, rank) for rank in range(servers) for _ in "ab"),
+    ]
+    kills = []
+    for _ in range(dice.randint(1, 4)):
+        role, rank = dice.choice(seats)
+        # With backups, who follows a dead server may have nothing to update for long.
+        amid = role == SERVER and dice.random() < 0.3 and (not replicas or servers == 1)
+        kills.append(Kill(at=dice.randrange(10, 60 if amid else 160), role=role, rank=rank, amid=amid))
+    more = dice.choice([0, 0, 0, 1, 2])
+    return Scenario(
+        sync=dice.choice([*MODES, *OTHER_MODES]),
+        servers=servers,
+        replicas=replicas,
+        shards=servers + more + dice.choice([0, 2]),
+        steps=8,
+        kills=tuple(kills),
+        scale_at=dice.randrange(20, 150) if more else 0,
+        scale_servers=servers + more if more else 0,
+        faults=NetFaults(
+            drop=dice.choice([0, 0.05]), duplicate=dice.choice([0, 0.05]), delay=dice.choice([0, 0.1])
+        ),
+        together=dice.random() < 0.3,
+    )
+
+
+def run_random(seeds: range) -> None:
+    killed = adopted = 0
+    for seed in seeds:
+        cluster = check(Cluster(random_scenario(seed), seed).run())
+        assert cluster.killed.total() == len(cluster.scenario.kills)
+        killed += cluster.killed[SERVER]
+        adopted += cluster.killed[SERVER] > 0 and not cluster.scenario.replicas
+    assert killed > len(seeds) / 2 and adopted > len(seeds) / 8
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_random_deaths(part: int) -> None:
+    run_random(range(part * 100, (part + 1) * 100))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(10))
+def test_random_deaths_many_times(part: int) -> None:
+    run_random(range(10_000 + part * 500, 10_000 + (part + 1) * 500))
+
+
+def test_servers_die_while_shards_move() -> None:
+    """Whoever it is, the shard's old server or its new one: the old place counts until the new one is filled."""
+    scenario = Scenario(sync="bsp", servers=1, shards=4, steps=10, scale_at=60, scale_servers=3)
+    calm = check(Cluster(scenario, seed=1).run())
+    assert calm.is_scaled
+    struck = 0
+    for at in range(55, 200):
+        kill = Kill(at=at, role=SERVER, rank=at % 3)
+        cluster = check(Cluster(replace(scenario, kills=(kill,)), seed=1).run())
+        struck += cluster.killed[SERVER]
+    assert struck == 145
+
+
+def test_the_simulation_finds_an_entry_that_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primary, "note_entry", lambda shard, entry: None)
+    with pytest.raises(SimulationFailed):
+        kill_at_every_message(replace(ALONE, sync="asp"))
+
+
+def test_the_simulation_finds_torn_values_that_are_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ChainValues, "resume", lambda self, facts: None)
+    with pytest.raises(SimulationFailed, match="is not what one process computes"):
+        kill_at_every_message(ALONE, amid=True)
