@@ -13,9 +13,10 @@ import torch
 import xxhash
 
 from shoal.checkpoint.block import memory_key
+from shoal.checkpoint.freeing import Shelf
 from shoal.checkpoint.model_file import add_to_digest
 from shoal.errors import CheckpointError
-from shoal.observe.disk import writing
+from shoal.observe.disk import is_full, writing
 
 _ALIGNMENT = 8
 LENGTH_BYTES = 8
@@ -86,15 +87,20 @@ class TensorStream:
             pass
 
 
-def save_stream(path: Path, stream: TensorStream, **metadata: str) -> str:
+def save_stream(path: Path, stream: TensorStream, *, shelf: Shelf | None = None, **metadata: str) -> str:
     """Write a safetensors file in one move, with one tensor at a time in memory; returns the digest, which the
-    file carries too, and which is that of `save_tensors`."""
+    file carries too, and which is that of `save_tensors`.
+
+    Where the disk is full, room is made on the shelf.
+    """
     looks, offsets = stream.looks, _lay_out(stream.looks)
     part = path.with_name(f".{path.name}.part")
     total = xxhash.xxh3_128()
     with writing(path.parent):
         try:
             with part.open("wb") as file:
+                # Tensors come once: that there is room for all of them is seen to before the first.
+                _reserve(file, sum(look.nbytes for look in looks.values()), shelf)
                 begin = _write_header(file, looks, offsets, {"digest": total.hexdigest(), **metadata})
                 for name, (found, tensor) in zip(sorted(looks), stream.tensors, strict=True):
                     values = checked(name, looks[name], found, tensor)
@@ -111,6 +117,18 @@ def save_stream(path: Path, stream: TensorStream, **metadata: str) -> str:
             part.unlink(missing_ok=True)
             raise
     return str(total.hexdigest())
+
+
+def _reserve(file: BinaryIO, nbytes: int, shelf: Shelf | None) -> None:
+    while nbytes:
+        try:
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+            return
+        except OSError as error:
+            if not is_full(error):
+                return  # It cannot be done here; writing will tell.
+            if shelf is None or not shelf.free_one():
+                raise
 
 
 def checked(name: str, looks: TensorLooks, found: str, tensor: torch.Tensor) -> torch.Tensor:

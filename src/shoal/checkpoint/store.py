@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from shoal.checkpoint.block import file_bytes
 from shoal.checkpoint.folder import CHUNK_BYTES, read_folder, sync_folder, write_folder
+from shoal.checkpoint.freeing import Shelf
 from shoal.checkpoint.listing import Entry, entry_of, list_entries
-from shoal.checkpoint.manifest import Manifest
+from shoal.checkpoint.manifest import Manifest, Place
 from shoal.checkpoint.room import Room
 from shoal.checkpoint.snapshot import PackedSnapshot, Snapshot
-from shoal.checkpoint.streamed import StreamedFolder, StreamedState
+from shoal.checkpoint.streamed import StreamedFolder, StreamedState, lay_out_stream
 from shoal.checkpoint.wholeness import newest_whole
-from shoal.observe.checkpoint_names import folder_name, step_folders
-from shoal.observe.disk import writing
+from shoal.observe.checkpoint_names import folder_name
+from shoal.observe.disk import is_full, writing
 
 __all__ = ["CheckpointStore", "Entry"]
 
@@ -22,29 +24,51 @@ __all__ = ["CheckpointStore", "Entry"]
 class CheckpointStore:
     """The folder `checkpoints` of a run. One process writes at a time; anybody may read."""
 
-    def __init__(self, folder: Path, *, keep: int = 3, chunk_bytes: int = CHUNK_BYTES) -> None:
-        """`keep`: checkpoints that stay; those saved longest ago are removed."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int = 3,
+        chunk_bytes: int = CHUNK_BYTES,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`keep`: checkpoints that stay; those saved longest ago are removed, sooner where the disk is short.
+
+        `report` is told of those that had to go sooner.
+        """
         self.folder = folder
+        self.shelf = Shelf(folder, report)
         self._keep = keep
         self._chunk_bytes = chunk_bytes
 
     def save(self, snapshot: Snapshot) -> Entry:
         """Write a checkpoint, which appears at once and whole; then remove those that are too many."""
         packed = snapshot if isinstance(snapshot, PackedSnapshot) else snapshot.copy_into(Room())
-        stage = self._hidden(snapshot.step)
         with writing(self.folder):
             self._prepare()
-            try:
-                manifest = write_folder(stage, packed, chunk_bytes=self._chunk_bytes)
-            except BaseException:
-                shutil.rmtree(stage, ignore_errors=True)
-                raise
+            self._make_room({part: block.places for part, block in packed.blocks.items()})
+            while True:
+                try:
+                    return self._write(packed)
+                except OSError as error:
+                    # What the system said about free space is no promise.
+                    if not (is_full(error) and self.shelf.free_one()):
+                        raise
+
+    def _write(self, packed: PackedSnapshot) -> Entry:
+        stage = self._hidden(packed.step)
+        try:
+            manifest = write_folder(stage, packed, chunk_bytes=self._chunk_bytes)
             return self._show(stage, manifest)
+        except BaseException:
+            shutil.rmtree(stage, ignore_errors=True)
+            raise
 
     def take(self, state: StreamedState) -> StreamedFolder:
         """Write a state while it comes; it is a checkpoint after `finish`."""
         folder = StreamedFolder(self._hidden(state.step), state.step, chunk_bytes=self._chunk_bytes)
         folder.attempt(self._prepare)
+        folder.attempt(self._make_room, {part: lay_out_stream(stream) for part, stream in state.parts()})
         folder.take(state)
         return folder
 
@@ -57,11 +81,23 @@ class CheckpointStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._sweep()
 
+    def _make_room(self, places: Mapping[str, Sequence[Place]]) -> None:
+        """For these, and for the model's file that the run is to end with."""
+        model = sum(place.nbytes for place in places["model"])
+        self.shelf.make_room(model + sum(file_bytes(own) for own in places.values()))
+
     def _show(self, stage: Path, manifest: Manifest) -> Entry:
         """Give what is whole its name."""
         path = self.folder / folder_name(manifest.step)
-        self._remove(path)
-        stage.rename(path)
+        before = path.with_name(f".{path.name}.old")
+        if path.exists():
+            path.rename(before)
+        try:
+            stage.rename(path)
+        except OSError:
+            if before.exists():
+                before.rename(path)
+            raise
         sync_folder(self.folder)
         self._prune(newest=path)
         return entry_of(path, manifest)
@@ -79,17 +115,10 @@ class CheckpointStore:
         return newest_whole(self.folder, read_folder, report)
 
     def _prune(self, newest: Path) -> None:
-        """By age, not by step: a run that was resumed at an earlier step may save below what it left behind."""
-        older = [path for path in step_folders(self.folder) if path != newest]
-        older.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        for path in older[self._keep - 1 :]:
-            self._remove(path)
+        older = [path for path in self.shelf.oldest_first() if path != newest]
+        for path in older[: max(0, len(older) + 1 - self._keep)]:
+            self.shelf.remove(path)
         self._sweep()
-
-    def _remove(self, path: Path) -> None:
-        """First its name, at once, then its files: half a checkpoint must never look like one."""
-        if path.exists():
-            path.rename(path.with_name(f".{path.name}.old"))
 
     def _sweep(self) -> None:
         """What was removed, or left by a process that was killed while it saved."""

@@ -18,6 +18,8 @@ from shoal.coordinator.store import DurableStore, StoreError, Superseded
 from shoal.ps.messages import NOBODY, PsMessage, ShardView, View
 
 STORE_RETRY_S = 1.0
+STORE_PATIENCE_S = 15.0
+"""How long a store may refuse before the run is given up."""
 FINAL_REPORTS = 2
 """The second report of a shard after the last cell was surely made after it; the first may have been under way."""
 
@@ -47,6 +49,8 @@ class Upkeep:
         """The newest view that is saved: the only one to be told."""
         self._changed = saved is not None
         self._retry_at = now
+        self._unsaved_since: float | None = None
+        """Since when the store has refused what is decided."""
         self._failures = 0
         self._committed = 0
         self._final_reports: Counter[int] | None = None
@@ -260,13 +264,21 @@ class Upkeep:
             return
         except StoreError as error:
             self._retry_at = now + STORE_RETRY_S
-            self._decide("unsaved", str(error))
+            self._bear_with_store(str(error), now)
             return
-        self._changed = False
+        self._changed, self._unsaved_since = False, None
         self._state.number += 1
         self._view = self._state.view(self.term)
         for node in self._state.members:
             self.outbox.append((node, self._view))
+
+    def _bear_with_store(self, why: str, now: float) -> None:
+        """Members go on with the view that they know; but who waits for a new one must not wait for ever."""
+        if self._unsaved_since is None:
+            self._unsaved_since = now
+            self._decide("unsaved", why)
+        elif now - self._unsaved_since >= STORE_PATIENCE_S:
+            self._fail(f"For {STORE_PATIENCE_S:.0f} s nothing that was decided could be saved: {why}")
 
     def _tell(self, node: int) -> None:
         if self._view is not None:
@@ -282,7 +294,7 @@ class Upkeep:
     def _fail(self, sentence: str) -> None:
         if self.failed is None:
             self.failed = sentence
-            self._state.settings["stop"] = sentence
+            self._state.settings |= {"stop": sentence, "failed": True}
             self._changed = True
             self._decide("failed", sentence)
 

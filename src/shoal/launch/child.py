@@ -18,6 +18,7 @@ from shoal.comm.channel import Channel
 from shoal.comm.kernel import die_with_parent, name_process
 from shoal.errors import LaunchError
 from shoal.launch.inside import become_member
+from shoal.launch.log_file import open_log
 from shoal.spec import Job, World
 
 
@@ -77,8 +78,7 @@ def _take_files(birth: Birth) -> None:
                 os.close(fd)
             except OSError:
                 pass  # The one that listed this folder.
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout, sys.stderr = (open_log(fd) for fd in (1, 2))
     faulthandler.enable()
 
 

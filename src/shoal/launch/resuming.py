@@ -12,11 +12,14 @@ from shoal.checkpoint.manifest import Manifest
 from shoal.checkpoint.wholeness import check_folder, newest_whole
 from shoal.errors import CheckpointError, SpecError
 from shoal.observe import RunFolder
-from shoal.observe.checkpoint_names import find_checkpoint, folder_name, names_checkpoint
+from shoal.observe.checkpoint_names import find_checkpoint, folder_name, names_checkpoint, step_folders
 from shoal.spec import Cluster, Data, Job, Layer, LayerForm, ModelParallel, ParameterServer, parse_strategy
 
 Report = Callable[[str], None]
-_OF_ONE_ATTEMPT = ("scratch", "from", "resume", "resume_step", "state", "timeline", "failures", "ran_s")
+_OF_ONE_ATTEMPT = (
+    *("scratch", "from", "resume", "resume_step", "resume_has_model"),
+    *("state", "timeline", "failures", "ran_s"),
+)
 """Options that say nothing about the attempt that goes on."""
 _KEPT_UNLESS_SAID = ("checkpoint", "on_failure", "max_failures", "precision", "recompute")
 
@@ -61,7 +64,12 @@ def resumed_job(saved: Job, path: Path, manifest: Manifest, changes: Mapping[str
         slots=slots,
         overrides={**saved.overrides, **changes.get("overrides", {})},
         chaos=changes.get("chaos") or "",
-        options={**kept, "resume": str(path), "resume_step": manifest.step},
+        options={
+            **kept,
+            "resume": str(path),
+            "resume_step": manifest.step,
+            "resume_has_model": RunFolder(path.parent.parent).model.is_file(),
+        },
         **said,
     )
 
@@ -113,4 +121,6 @@ def _find_weights(
         folder = RunFolder.open(source, root)
         if folder.model.is_file():
             return folder.model, None
+        if not step_folders(folder.checkpoints):
+            raise CheckpointError(folder.explain_no_model())
     return find_whole(source, root, report)

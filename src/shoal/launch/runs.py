@@ -210,7 +210,7 @@ def execute(
             bus.emit(_failed(error))
             if beginning.is_over:
                 folder.demote_model()
-        error.args = (f"{error} {_how_to_go_on(folder)}".strip(),)
+        error.args = (f"{error} {_how_to_go_on(folder, record.total_steps)}".strip(),)
     finally:
         missing = _leave_behind(folder, record, ending(), bus)
     if failure is not None:
@@ -224,7 +224,7 @@ def _leave_behind(folder: RunFolder, record: _Record, ending: Event, bus: Bus) -
     """Write what the end of a run leaves behind, as much as the disk takes; returns what it did not, and why."""
 
     def keep_result() -> None:
-        if record.results:
+        if record.results and ending.values.get("reason") != "failed":
             folder.write_result({**record.results, "ended": ending.kind})
 
     missing = []
@@ -292,6 +292,7 @@ class _Record:
 
     def __init__(self) -> None:
         self.results: dict[str, Any] = {}
+        self.total_steps: int | None = None
         self._restarts = 0
         self._scales = WorkerScales()
         self._memory: dict[str, dict[str, int]] = {}
@@ -306,6 +307,7 @@ class _Record:
         elif event.kind == "audit":
             self.results["audit"] = event.values
         elif event.kind == "steps":
+            self.total_steps = event.values["total_steps"]
             self._marks[1:] = [(event.time, event.values["samples"])]
         elif event.kind == "restarted":
             # What the attempt before came to does not count.
@@ -341,12 +343,14 @@ def _whereabouts(folder: RunFolder) -> str:
     return f"No model was saved; what happened is in {near(str(folder.path))}. {how}".strip()
 
 
-def _how_to_go_on(folder: RunFolder) -> str:
+def _how_to_go_on(folder: RunFolder, total_steps: int | None = None) -> str:
     """Nothing where there is no checkpoint."""
     steps = [step_of(path) for path in step_folders(folder.checkpoints) if is_checkpoint(path)]
     if not steps:
         return ""
     run = folder.name if folder.path.parent == Path(DEFAULT_ROOT).absolute() else near(str(folder.path))
+    if steps[-1] == total_steps:
+        return f"All steps are taken; the model is also in the last checkpoint: shoal checkpoint export {run} FILE"
     return f"Go on after step {steps[-1]:,} with: shoal train --resume {run}"
 
 

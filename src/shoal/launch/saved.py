@@ -15,6 +15,7 @@ from shoal.launch.runs import screen
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Bus, RunFolder
 from shoal.observe.checkpoint_names import find_checkpoint, names_checkpoint
+from shoal.observe.run_folder import PARTIAL_MODEL
 from shoal.observe.trust import trusted_job
 from shoal.spec import Cluster, Job
 
@@ -94,11 +95,11 @@ def _find(run: str) -> tuple[RunFolder, Path]:
     if names_checkpoint(run):
         model = find_checkpoint(run)
         return RunFolder.open(model.parent.parent), model
+    if (named := Path(run).absolute()).name == PARTIAL_MODEL and named.is_file():
+        return RunFolder.open(named.parent), named  # Whoever names it knows what it is.
     folder = RunFolder.open(run)
     if not folder.model.is_file():
-        raise CheckpointError(
-            f"Run {folder.name!r} has left no model in {folder.path}; it failed before it could save one."
-        )
+        raise CheckpointError(folder.explain_no_model())
     return folder, folder.model
 
 

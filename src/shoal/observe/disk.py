@@ -19,15 +19,23 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 def writing(folder: Path) -> Iterator[None]:
     """Turn what the disk refuses while writing under `folder` into a sentence that says what to do.
 
-    That something is there already is no refusal: whoever makes it knows what that means.
+    That something is there already is no refusal: whoever makes it knows what that means. Nor is what others do
+    from whom the data comes.
     """
     try:
         yield
-    except FileExistsError:
+    except (FileExistsError, ConnectionError, TimeoutError):
         raise
     except OSError as error:
+        if error.errno is None:
+            raise
         text = f"Run folder {folder}: {explain_refusal(error)}; {_words(error)[1]}."
-        raise DiskRefused(text, is_full=error.errno in _FULL) from error
+        raise DiskRefused(text, is_full=is_full(error)) from error
+
+
+def is_full(error: OSError) -> bool:
+    """Whether it would help to free some space."""
+    return error.errno in _FULL
 
 
 def explain_refusal(error: OSError) -> str:

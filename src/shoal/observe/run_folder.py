@@ -145,6 +145,15 @@ class RunFolder:
             raise SpecError(f"{self.result}: this is not a result written by Shoal ({error}).") from None
         return values
 
+    def explain_no_model(self) -> str:
+        """Why there is no model, in a sentence, and what there is."""
+        if not self.partial_model.is_file():
+            return f"Run {self.name!r} has left no model in {self.path}; it failed before it could save one."
+        return (
+            f"Run {self.name!r} has not come to its end, and its model is a partial one; name a checkpoint, "
+            f"RUN@STEP, or that file itself, {self.partial_model}, if you want it."
+        )
+
     def demote_model(self, which: os.stat_result | None = None) -> None:
         """The model that is there is not the one that the run is to end with: let nobody take it for that.
 

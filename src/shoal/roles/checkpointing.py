@@ -151,7 +151,7 @@ class Checkpointing:
         Those of later steps were left by a run that was longer before it was resumed.
         """
         if self._saver is None:
-            store = CheckpointStore(self._folder, keep=self._rule.keep)
+            store = CheckpointStore(self._folder, keep=self._rule.keep, report=self._reporter.warn)
             self._saver = BackgroundSaver(store, self._on_saved, self._on_failed)
             with self.at_the_disk():
                 whole = [entry for entry in store.entries() if not entry.problem]
@@ -208,13 +208,13 @@ class Checkpointing:
         )
 
     def _on_failed(self, text: str) -> None:
-        self._reporter.send({"kind": "warning", "text": f"checkpoint: {text}"})
+        self._reporter.warn(f"checkpoint: {text}")
 
 
 def check_position(start: Start, schedule: Schedule, seed: int, *, may_be_over: bool = False) -> None:
     """A resumed run goes on with the same order of the same samples, and has steps left.
 
-    `may_be_over`: one that began again by itself may have died after its last step.
+    `may_be_over`: one whose model was not saved may have failed after its last step.
     """
     if not start.facts:
         return
@@ -229,3 +229,8 @@ def check_position(start: Start, schedule: Schedule, seed: int, *, may_be_over: 
             f"The checkpoint is of step {start.step}, and the run has {schedule.total_steps} steps, so none is "
             "left; ask for more with --epochs or --max-steps."
         )
+
+
+def lacks_model(job: Job) -> bool:
+    """Whether the run that is resumed, by itself or by its user, has not come to its end before."""
+    return bool(job.options.get("failures")) or not job.options.get("resume_has_model", True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.coordinator.policy import has_diverged
-from shoal.errors import Diverged, ShoalError
+from shoal.errors import Diverged, PeerLost, ShoalError
 from shoal.roles.borders import Borders
 from shoal.roles.checkpointing import Checkpointing, check_position
 from shoal.roles.departure import Departure
@@ -124,6 +124,9 @@ class ServedTraining:
             self._reason = "plateau" if self.client.is_told_to_stop else "stopped"
             is_at_border = not self._departure.is_in_step
         self._departure.is_over = True
+        if (why := self.client.failure) is not None:
+            # Shards stand at different moments: what could be fetched now is nobody's model.
+            raise PeerLost(f"The coordinator has ended the run: {why}")
         if self.world.is_first and self.client.machine.is_ready:
             if self._spec.is_lockstep and self._reason == "stopped":
                 self._note_steps_of_the_dead()

@@ -12,13 +12,15 @@ from typing import Any
 import torch
 
 from shoal.checkpoint import TensorStream, save_stream
+from shoal.checkpoint.freeing import Shelf
 from shoal.comm.channel import Channel
 from shoal.errors import SpecError
 from shoal.ledger.book import audit
 from shoal.ledger.cut_log import CutLog
+from shoal.observe.run_folder import RunFolder
 from shoal.roles.beat import Beat
 from shoal.roles.chaos import Sabotage
-from shoal.roles.checkpointing import Checkpointing, check_position
+from shoal.roles.checkpointing import Checkpointing, check_position, lacks_model
 from shoal.roles.incremental import History
 from shoal.roles.inference import evaluate, predict
 from shoal.roles.inspection import inspect
@@ -88,9 +90,7 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
         recompute=job.recompute,
         preprocess=preprocess,
     )
-    check_position(
-        training.replica.start, training.schedule, task.seed, may_be_over=bool(job.options.get("failures"))
-    )
+    check_position(training.replica.start, training.schedule, task.seed, may_be_over=lacks_model(job))
     training.checkpoints = Checkpointing(job, training.replica, training.schedule, reporter)
     _open_ledger(job, training)
     _check_mean(job, training, reporter)
@@ -268,9 +268,10 @@ def _save(
         stream = training.strategy.model_stream(training.replica)
         if is_first:
             reporter.on_state(SAVING, outcome.step)
-            path = Path(job.run_dir) / "model.safetensors"
-            digests["digest"] = save_stream(path, stream, steps=str(outcome.step))
-            reporter.send({"kind": "saved", "path": str(path), "digest": digests["digest"]})
+            folder = RunFolder(Path(job.run_dir))
+            shelf = Shelf(folder.checkpoints, reporter.warn)
+            digests["digest"] = save_stream(folder.model, stream, shelf=shelf, steps=str(outcome.step))
+            reporter.send({"kind": "saved", "path": str(folder.model), "digest": digests["digest"]})
         else:
             stream.drain()
     if job.options.get("state"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +15,8 @@ from torch import nn
 
 from helpers.checkpoint_states import assert_same, state
 from shoal.checkpoint import CheckpointStore, Snapshot, digest, load_model, save_tensors
-from shoal.checkpoint.folder import CHUNK_BYTES
+from shoal.checkpoint.folder import CHUNK_BYTES, write_folder
+from shoal.checkpoint.freeing import ASIDE_BYTES
 from shoal.errors import CheckpointError, LaunchError
 from shoal.spec import Job
 
@@ -117,6 +121,91 @@ def test_a_full_disk_leaves_the_one_before_and_nothing_else(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert os.listdir(tmp_path) == ["step-000000010"]
     assert_same(store.latest(pytest.fail), state(10))
+
+
+class Disk:
+    """Says that so many bytes are free; what is removed is added, what is written taken off."""
+
+    def __init__(self, monkeypatch, folder, size):
+        self._folder, self._size = folder, size
+        monkeypatch.setattr("shoal.checkpoint.freeing.os.statvfs", self.statvfs)
+
+    def statvfs(self, path):
+        used = sum(file.stat().st_blocks * 512 for file in self._folder.rglob("*") if file.is_file())
+        return SimpleNamespace(f_bavail=max(0, self._size - used), f_frsize=1)
+
+
+def size_of(folder):
+    return sum(file.stat().st_blocks * 512 for file in folder.iterdir())
+
+
+@pytest.fixture
+def three(tmp_path):
+    """A store with three checkpoints, what it reported, and what one of them takes."""
+    told = []
+    store = CheckpointStore(tmp_path, keep=3, report=told.append)
+    for step in (10, 20, 30):
+        store.save(state(step))
+    return store, told, size_of(tmp_path / "step-000000030")
+
+
+def test_where_the_disk_is_short_the_oldest_go_first(three, monkeypatch):
+    store, told, size = three
+    Disk(monkeypatch, store.folder, 3 * size + ASIDE_BYTES)
+    store.save(state(40))
+    assert steps(store) == [30, 40]
+    assert told == [f"the checkpoint of step {step} was removed to make room on the disk" for step in (10, 20)]
+
+
+def test_the_newest_whole_one_stays_whatever_comes(three, monkeypatch):
+    store, told, size = three
+    (store.folder / "step-000000030" / "model.bin").write_bytes(b"torn")
+    Disk(monkeypatch, store.folder, 3 * size + ASIDE_BYTES)
+    with pytest.raises(LaunchError, match="the disk is full"):
+        store.save(state(40, width=2000))
+    assert steps(store) == [10, 20, 30] and not told, "nothing goes where that would not help"
+    for _ in range(5):
+        store.shelf.free_one()
+    assert steps(store) == [20], "torn ones are missed least"
+
+
+def test_room_for_the_final_model_stays(three, monkeypatch):
+    store, _, size = three
+    model = sum(tensor.nbytes for tensor in state(40).model.values())
+    Disk(monkeypatch, store.folder, 3 * size + ASIDE_BYTES + model // 2)
+    store.save(state(40))
+    assert steps(store) == [30, 40], "a third one would fit, but not beside the model"
+
+
+def test_what_turns_out_not_to_fit_is_tried_again_with_more_room(three, monkeypatch):
+    store, told, _ = three
+    refusals = iter([errno.ENOSPC])
+
+    def write(stage, packed, **words):
+        for code in refusals:
+            stage.mkdir()
+            raise OSError(code, os.strerror(code))
+        return write_folder(stage, packed, **words)
+
+    monkeypatch.setattr("shoal.checkpoint.store.write_folder", write)
+    store.save(state(40))
+    assert steps(store) == [20, 30, 40] and len(told) == 1
+
+
+def test_a_step_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path)
+    store.save(state(10, width=50))
+    rename = Path.rename
+
+    def fail(path, target):
+        if path.name.endswith(".part"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(LaunchError, match="the disk fails"):
+        store.save(state(10, width=60))
+    assert_same(store.latest(pytest.fail), state(10, width=50))
 
 
 def test_what_no_checkpoint_can_hold_is_refused(tmp_path):

@@ -121,5 +121,5 @@ def test_a_disk_that_refuses_leaves_the_old_file_and_nothing_else(tmp_path: Path
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"):
+    with pytest.raises(LaunchError, match="nowhere: it is not there, or no folder"):
         save_tensors(tmp_path / "nowhere" / "m.safetensors", {"weight": torch.ones(1)})

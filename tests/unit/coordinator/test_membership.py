@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.coordinator import JobPlan, Order, StoreError
+from shoal.coordinator.upkeep import STORE_PATIENCE_S
 from shoal.errors import SpecError
 from shoal.ps.between_servers import Filled
 from shoal.ps.messages import NOBODY, Ack, Join, Report
@@ -255,6 +256,18 @@ def test_nothing_is_told_that_could_not_be_saved(job):
     job.store.save = save
     job.pass_time(1.5, speaking=(10, 11, 21))
     assert job.view.workers == {1: 21} and job.view.number == 4
+
+
+def test_a_store_that_refuses_for_long_ends_the_job_with_a_sentence(job):
+    def refuse(term: int, state: dict) -> None:
+        raise StoreError("the disk is full")
+
+    job.store.save = refuse
+    job.lose(20)
+    job.pass_time(STORE_PATIENCE_S - 2.0, speaking=(10, 11, 21))
+    assert job.coordinator.failed is None and len(job.decisions("unsaved")) == 1, "told once, not every second"
+    job.pass_time(4.0, speaking=(10, 11, 21))
+    assert "For 15 s nothing that was decided could be saved: the disk is full" in job.coordinator.failed
 
 
 @pytest.mark.parametrize(

@@ -266,8 +266,13 @@ class PsClient:
 
     @property
     def is_told_to_stop(self) -> bool:
-        """Whether the worker that evaluates has found that training may end."""
+        """Whether training is to end now: it is good enough, or the run has failed."""
         return "stop" in self.settings
+
+    @property
+    def failure(self) -> str | None:
+        """Why the coordinator has given the run up; None where it has not."""
+        return str(self.settings["stop"]) if self.settings.get("failed") else None
 
     def ask_to_stop(self, reason: str) -> None:
         """Let all workers end, and wait until that is decided."""
