@@ -87,30 +87,41 @@ ORDEAL = Ordeal(
     name="data, workers killed",
     calm_samples_per_s=1000.0,
     samples_per_s=980.0,
+    seconds=20.0,
     faults={"kill": 2},
     outages=(
         Outage(kind="kill", to_next_step_s=0.1, lost_s=0.3),
         Outage(kind="kill", to_next_step_s=0.3, lost_s=0.1),
     ),
     is_audit_clean=True,
+    is_count_exact=True,
     has_same_bits=True,
 )
 
 
 def test_a_promise_is_judged_line_by_line():
-    promise = Promise(kept=0.97, lost_s=0.2, to_next_step_s=0.1)
-    kept, lost, to_next, *claims = judge_ordeal("small_mlp", ORDEAL, promise)
+    promise = Promise(kept=0.97, kept_by_timeline=0.99, lost_s=0.2, to_next_step_s=0.1)
+    kept, by_timeline, lost, to_next, *claims = judge_ordeal("small_mlp", ORDEAL, promise)
     assert isinstance(kept, Verdict) and kept.ratio == pytest.approx(0.98) and kept.met
+    assert isinstance(by_timeline, Verdict) and by_timeline.ratio == pytest.approx(0.98) and not by_timeline.met
     assert isinstance(lost, Finding) and lost.value == pytest.approx(0.2) and lost.met
     assert isinstance(to_next, Finding) and to_next.value == pytest.approx(0.2) and not to_next.met
     assert [(one.subject.split(": ")[1], one.met) for one in claims] == [
         ("finishes", True),
         ("audit clean", True),
+        ("the weights count as the audit does", True),
         ("bits as without faults", True),
     ]
 
 
-@pytest.mark.parametrize("flaw", ["is_audit_clean", "has_same_bits", "all_hung_named"])
+def test_what_a_slow_down_must_cost_is_deducted_from_both_measures():
+    slow = Outage(kind="slow", to_next_step_s=0.1, lost_s=2.45, due_s=2.25)
+    found = replace(ORDEAL, outages=(*ORDEAL.outages, slow), samples_per_s=840.0)
+    assert found.kept_by_timeline == pytest.approx(1 - (2.85 - 2.25) / 20)
+    assert found.kept == pytest.approx(0.84 * 20 / 17.75)
+
+
+@pytest.mark.parametrize("flaw", ["is_audit_clean", "is_count_exact", "has_same_bits", "all_hung_named"])
 def test_whatever_was_lost_or_changed_is_a_missed_promise(flaw):
     judged = judge_ordeal("small_mlp", replace(ORDEAL, **{flaw: False}), Promise())
     assert [one.met for one in judged].count(False) == 1
@@ -146,16 +157,33 @@ def fault(kind, rank, when, **values):
 
 def test_every_process_that_was_stopped_must_be_named():
     calm = Recorded(steady(0.0, 50, 1), {"digest": "a", "audit": {"clean": True}}, [])
-    events = [fault("hang", 1, 1.0), fault("slow", 0, 2.0, seconds=3.0), fault("hang", 1, 3.0)]
+    events = [fault("hang", 1, 1.0), fault("slow", 0, 2.0, seconds=3.0, factor=4.0), fault("hang", 1, 3.0)]
     events.append(fault("kill", 0, 3.5, role="server"))
     hung = Event("hung", 1, {"role": "worker", "rank": 1}, 1.5)
     results = {"digest": "b", "audit": {"clean": True}}
     found = chaos.assess(chaos.SCENARIOS[1], calm, Recorded(calm.timeline, results, [*events, hung]), calm)
     assert found.all_hung_named is False and found.has_same_bits is False and found.is_audit_clean
-    assert found.faults == {"hang": 2, "slow": 1, "kill server": 1}
+    assert found.faults == {"hang": 2, "slow": 1, "kill server": 1} and found.due_s == pytest.approx(2.25)
     stormy = Recorded(calm.timeline, {"digest": "b"}, [*events, hung, hung])
     found = chaos.assess(chaos.SCENARIOS[2], calm, stormy, calm)
     assert found.all_hung_named and found.has_same_bits is None and not found.is_audit_clean
+
+
+def test_the_weights_are_compared_with_the_audit_and_with_once_an_epoch():
+    def exact(counts, audited):
+        model = {"counts": torch.tensor(counts)}
+        results = {"digest": "a", "steps": 3 * CYCLE, "audit": {"clean": True, "samples": audited}}
+        run = Recorded(steady(0.0, 50, 1), results, [fault("kill", 0, 1.0)], model)
+        return chaos.assess(chaos.SCENARIOS[0], run, run, run).is_count_exact
+
+    assert exact([3.0, 3.0], 6)
+    assert not exact([3.0, 4.0], 6) and not exact([3.0, 3.0], 5)
+    assert not exact([4.0, 4.0], 8), "once too often, and audited so"
+
+
+def test_bits_of_runs_of_different_lengths_say_nothing():
+    runs = [Recorded(steady(0.0, 50, 1), {"digest": name, "steps": n}, []) for name, n in (("a", 40), ("b", 80))]
+    assert chaos.assess(chaos.SCENARIOS[0], runs[0], runs[1], runs[0]).has_same_bits is None
 
 
 def test_the_yardstick_is_what_went_before_and_after():

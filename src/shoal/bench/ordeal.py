@@ -11,7 +11,7 @@ from shoal.bench.measurement import Timeline
 from shoal.bench.outages import Outage
 from shoal.errors import LaunchError
 
-CALM = "no faults"
+CALM, OWN_TIMELINE = "no faults", "its own timeline"
 CALM_PART = 3
 """The throughput without faults is that of a third of a run's length before it, and a third after it."""
 
@@ -27,17 +27,31 @@ class Ordeal:
     faults: Mapping[str, int]
     """How many of which kind came to pass."""
     outages: tuple[Outage, ...]
+    seconds: float
+    """From its first commit to its last."""
     all_hung_named: bool | None = None
     """Whether every process that was stopped was found and named; None where none was."""
     is_audit_clean: bool | None = None
     """Whether every sample was committed once; None where nobody counts."""
+    is_count_exact: bool | None = None
+    """Whether the model's own weights say the same as the audit; None where they do not count."""
     has_same_bits: bool | None = None
     """Whether the model is that of the run without faults; None where it need not be."""
 
     @property
     def kept(self) -> float:
-        """The throughput that was left, as a part of that without faults."""
-        return self.samples_per_s / self.calm_samples_per_s
+        """The throughput that was left, as a part of that without faults; less what had to be lost."""
+        return self.samples_per_s / self.calm_samples_per_s / (1 - self.due_s / self.seconds)
+
+    @property
+    def kept_by_timeline(self) -> float:
+        """The same by the run alone: its time, but for what its faults cost beyond what they had to."""
+        return 1 - (sum(outage.lost_s for outage in self.outages) - self.due_s) / self.seconds
+
+    @property
+    def due_s(self) -> float:
+        """What nobody could have saved."""
+        return sum(outage.due_s for outage in self.outages)
 
     @property
     def lost_s(self) -> float:
@@ -60,6 +74,8 @@ class Promise:
     """What a scenario must keep; None: it is measured and not judged."""
 
     kept: float | None = None
+    """Beside runs without faults."""
+    kept_by_timeline: float | None = None
     lost_s: float | None = None
     to_next_step_s: float | None = None
 
@@ -69,6 +85,9 @@ def judge_ordeal(model: str, ordeal: Ordeal, promise: Promise) -> list[Verdict |
     judged: list[Verdict | Finding | Claim] = []
     if promise.kept is not None:
         judged.append(Verdict(bar=Bar(model, ordeal.name, CALM, promise.kept), ratios=(ordeal.kept,)))
+    if promise.kept_by_timeline is not None:
+        bar = Bar(model, ordeal.name, OWN_TIMELINE, promise.kept_by_timeline)
+        judged.append(Verdict(bar=bar, ratios=(ordeal.kept_by_timeline,)))
     for most, what, value in (
         (promise.lost_s, "lost per fault", ordeal.lost_s),
         (promise.to_next_step_s, "fault to next step, median", ordeal.to_next_step_s),
@@ -79,6 +98,7 @@ def judge_ordeal(model: str, ordeal: Ordeal, promise: Promise) -> list[Verdict |
     for what, held in (
         ("finishes", bool(ordeal.faults)),  # Without faults it would show nothing.
         ("audit clean", ordeal.is_audit_clean),
+        ("the weights count as the audit does", ordeal.is_count_exact),
         ("bits as without faults", ordeal.has_same_bits),
         ("every hung rank named", ordeal.all_hung_named),
     ):

@@ -23,6 +23,8 @@ class Strike:
     kind: str
     seconds: float = 0.0
     """How long it lasts by itself, as a slow-down does."""
+    due_s: float = 0.0
+    """So much of that is lost whatever one does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,8 @@ class Outage:
     """From the fault to the next committed step."""
     lost_s: float
     """Time in which nothing was committed that would have been without the fault."""
+    due_s: float = 0.0
+    """What of it nobody could have saved: workers in lockstep wait for the one that is slow."""
 
 
 @dataclass(frozen=True)
@@ -75,4 +79,5 @@ def _outage(strike: Strike, after: Sequence[_Gap], end: float, step_s: float) ->
         kind=strike.kind,
         to_next_step_s=stall.end - strike.time,
         lost_s=sum(gap.seconds - gap.steps * step_s for gap in affected),
+        due_s=strike.due_s,
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from shoal.bench.measurement import Timeline
+from shoal.checkpoint import load_tensors
 from shoal.launch import run_job
-from shoal.observe import Event
+from shoal.observe import Event, RunFolder
 from shoal.roles.timeline import read_timeline
 from shoal.spec import Job
 
@@ -22,6 +23,8 @@ class Recorded:
     timeline: Timeline
     results: dict[str, Any]
     events: Sequence[Event]
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """What it has trained, by name."""
 
     def of_kind(self, kind: str) -> list[Event]:
         """The events of one kind, in order."""
@@ -35,4 +38,4 @@ def record(job: Job) -> Recorded:
         path = Path(folder) / "timeline"
         options = {**job.options, "timeline": str(path)}
         results = run_job(replace(job, run_dir=folder, options=options), events.append)
-        return Recorded(read_timeline(path), results, events)
+        return Recorded(read_timeline(path), results, events, load_tensors(RunFolder(Path(folder)).model))

@@ -40,9 +40,9 @@ def ordeals_table(ordeals: Sequence[Ordeal]) -> Table:
     table = _plain_table("Under faults")
     for heading in ("run", "faults"):
         table.add_column(heading, overflow="fold")
-    for heading in ("samples/s without", "with", "kept", "lost each", "next step", "worst"):
+    for heading in ("samples/s without", "with", "kept", "by timeline", "lost each", "next step", "worst"):
         table.add_column(heading, justify="right")
-    for heading in ("audit", "same bits", "hangs named"):
+    for heading in ("audit", "weights", "same bits", "hangs named"):
         table.add_column(heading)
     for one in ordeals:
         table.add_row(
@@ -51,10 +51,12 @@ def ordeals_table(ordeals: Sequence[Ordeal]) -> Table:
             f"{one.calm_samples_per_s:,.0f}",
             f"{one.samples_per_s:,.0f}",
             f"{one.kept:.1%}",
+            f"{one.kept_by_timeline:.1%}",
             f"{one.lost_s:.2f} s",
             f"{one.to_next_step_s:.2f} s",
             f"{one.longest_to_next_step_s:.2f} s",
             _yes_or_no(one.is_audit_clean, "clean", "NOT CLEAN"),
+            _yes_or_no(one.is_count_exact, "agree", "DISAGREE"),
             _yes_or_no(one.has_same_bits, "yes", "NO"),
             _yes_or_no(one.all_hung_named, "all", "NOT ALL"),
         )

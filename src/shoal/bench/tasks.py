@@ -8,15 +8,19 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from shoal.bench.counting import counting
 from shoal.bench.models import CYCLE, WORKLOADS, Workload
 from shoal.bench.straggler import slowed
 from shoal.spec import Task
 
 
-def task(model: str, processes: int = 2, steps: int = 40, straggler: str | None = None) -> Task:
+def task(
+    model: str, processes: int = 2, steps: int = 40, straggler: str | None = None, counted: bool = False
+) -> Task:
     """`steps` steps of one of the benchmark's models, all workers equally fast or with a slow one among them.
 
-    Which of the workers this is says `SHOAL_RANK`, which the launcher sets; without it, the first.
+    Which of the workers this is says `SHOAL_RANK`, which the launcher sets; without it, the first. `counted`: the
+    model also counts how often each sample is applied.
     """
     workload = WORKLOADS[model]()
 
@@ -26,7 +30,7 @@ def task(model: str, processes: int = 2, steps: int = 40, straggler: str | None 
             return made
         return slowed(made, straggler, rank=int(os.environ.get("SHOAL_RANK", "0")), processes=processes)
 
-    return Task(
+    found = Task(
         model=make_model,
         loss=workload.loss,
         optimizer=workload.optimizer,
@@ -36,6 +40,7 @@ def task(model: str, processes: int = 2, steps: int = 40, straggler: str | None 
         epochs=-(-steps // CYCLE),
         max_steps=steps,
     )
+    return counting(found) if counted else found
 
 
 def samples(workload: Workload, processes: int) -> TensorDataset:

@@ -66,6 +66,7 @@ def assess(calm: Sequence[Session], stormy: Session) -> Ordeal:
         samples_per_s=stormy.samples_per_s,
         faults=Counter(strike.kind for strike in stormy.strikes),
         outages=tuple(find_outages(stormy.timeline, stormy.strikes, BATCH * WORKERS)),
+        seconds=stormy.timeline[-1][0] - stormy.timeline[0][0],
     )
 
 

@@ -40,6 +40,10 @@ def bench(
     chaos_seconds: Annotated[
         float, typer.Option(help="How long each run under faults takes, and each one beside it.", min=1.0)
     ] = 180.0,
+    chaos_every: Annotated[float, typer.Option(help="Seconds from one fault to the next.", min=1.0)] = 10.0,
+    chaos_runs: Annotated[
+        str, typer.Option(help="Which runs under faults, with commas: kills, torchrun, all, servers.")
+    ] = "kills,torchrun,all,servers",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print everything as one JSON object and nothing else.")
     ] = False,
@@ -51,14 +55,15 @@ def bench(
     [dim]shoal bench
     shoal bench --models mlp --rounds 3 --no-start --no-stragglers
     shoal bench --models "" --no-start --no-chaos
-    shoal bench --models "" --no-start --no-stragglers --chaos-seconds 40[/dim]
+    shoal bench --models "" --no-start --no-stragglers --chaos-seconds 40
+    shoal bench --models "" --no-start --no-stragglers --chaos-seconds 1800 --chaos-every 9 --chaos-runs all[/dim]
     """
     from rich.console import Console
 
-    chosen = [name.strip() for name in models.split(",") if name.strip()]
-    for name in chosen:
-        if name not in MODELS:
-            raise unknown("bench: model", name, MODELS)
+    from shoal.bench.chaos import RUNS
+
+    chosen = _chosen(models, "model", MODELS)
+    under_faults = _chosen(chaos_runs, "run under faults", RUNS) if chaos else []
     session = _Session(Console(stderr=as_json, highlight=False))
     for name in chosen:
         session.measure_training(name, rounds, steps)
@@ -71,7 +76,7 @@ def bench(
     if stragglers:
         session.measure_stragglers(min(rounds, FEWER_ROUNDS), steps)
     if chaos:
-        session.measure_chaos(chaos_seconds)
+        session.measure_chaos(chaos_seconds, chaos_every, under_faults)
     if start:
         session.measure_startup(rounds)
     if as_json:
@@ -80,6 +85,14 @@ def bench(
         session.show()
     if not all(verdict.met for verdict in session.verdicts):
         raise typer.Exit(1)
+
+
+def _chosen(text: str, kind: str, known: Sequence[str]) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise unknown(f"bench: {kind}", name, known)
+    return names
 
 
 @dataclass
@@ -160,10 +173,12 @@ class _Session:
         self.verdicts += measure_checkpoints(rounds, on_measured=self._tell_speed)
         self.verdicts.append(measure_books(rounds, on_measured=self._tell_speed))
 
-    def measure_chaos(self, seconds: float) -> None:
+    def measure_chaos(self, seconds: float, every_s: float, runs: Sequence[str]) -> None:
         from shoal.bench.chaos import compare_under_faults
 
-        ordeals, verdicts = compare_under_faults(seconds, on_measured=self._tell_ordeal)
+        ordeals, verdicts = compare_under_faults(
+            seconds, every_s=every_s, runs=runs, on_measured=self._tell_ordeal
+        )
         self.ordeals += ordeals
         self.verdicts += verdicts
 
@@ -198,7 +213,8 @@ class _Session:
 
     def _tell_ordeal(self, ordeal: Ordeal) -> None:
         self.console.print(
-            f"{ordeal.name:<31}{sum(ordeal.faults.values()):>3} faults  {ordeal.kept:>6.1%} kept  "
+            f"{ordeal.name:<31}{sum(ordeal.faults.values()):>3} faults  {ordeal.kept:>6.1%} kept, "
+            f"{ordeal.kept_by_timeline:.1%} by its timeline  "
             f"next step {ordeal.to_next_step_s:>5.2f} s",
             style="dim",
         )
