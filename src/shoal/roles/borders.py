@@ -99,7 +99,9 @@ class Borders:
             if self._is_first and self._hold.current[1] is not None:
                 came = time.monotonic()
                 self._client.await_all(clock - 1)
-                self._save((clock - 1) * self._spec.every, time.monotonic() - came)
+                steps = (clock - 1) * self._spec.every
+                if self._hold.is_exact(steps * self._slots):
+                    self._save(steps, time.monotonic() - came)
                 self._hold.release()
             else:
                 self._client.hear(_LISTEN_S)

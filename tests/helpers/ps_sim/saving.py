@@ -89,7 +89,8 @@ class Saving:
             else:
                 all_are_there = all(link.floor >= clock - 1 for link in machine.links)
             if all_are_there:
-                self._save(clock - 1)
+                if self._hold.is_exact((clock - 1) * self._scenario.workers):
+                    self._save(clock - 1)
                 self._released = number
                 self._hold.release()
         return False

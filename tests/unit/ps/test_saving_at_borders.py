@@ -57,6 +57,11 @@ def test_ranks_with_cells_of_their_own_meet_at_one_border():
     save_under_fire(range(150), on_demand=True, syncs=RANKED)
 
 
+def test_a_border_is_past_what_a_dead_worker_has_pushed_to_some_shards():
+    """The seed that found it."""
+    check(Cluster(saving(1512, on_demand=True, sync="ssp:1"), 1512).run())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("on_demand", [True, False])
 def test_ten_times_as_many(on_demand):

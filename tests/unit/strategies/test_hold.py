@@ -46,3 +46,14 @@ def test_a_successor_does_not_take_old_answers_for_new_ones() -> None:
     facts = {**machine.facts, "held": [asked[0], 48]}
     assert next_hold(asked, facts, [old_answer], None) == asked, "the other worker may be far beyond clock 10"
     assert next_hold(asked, facts, [{"held": [asked[0], 50]}], None) == [asked[0], 50]
+
+
+def test_a_successor_is_as_far_as_any_shard_has_its_predecessor() -> None:
+    """That one died before all shards had its last push: a border before it would hold half of it."""
+    machine = WorkerMachine(node=1, rank=1, num_shards=2, consistency=parse_sync("ssp:2"), now=0.0)
+    hold = Hold(machine, lambda is_done: None, 1)
+    settings = {"hold": [7, None]}
+    machine.on_message(0, View(term=1, number=1, shards=[], addresses={}, workers={}, settings=settings), 0.0)
+    machine.links[0].yours, machine.links[1].yours = 5, 4
+    assert not hold.may_begin(5)
+    assert machine.facts["held"] == [7, 5]
