@@ -285,3 +285,38 @@ def test_a_plan_that_cannot_be_is_refused(job, wrong, says):
     values = {name: getattr(job.plan, name) for name in JobPlan.__dataclass_fields__}
     with pytest.raises(SpecError, match=says):
         JobPlan(**{**values, **wrong})
+
+
+def outliving(make_job):
+    return make_job(replicas=0, backups=(None,) * 4, shares_memory=True, outlives_servers=True).formed()
+
+
+def test_where_memory_outlives_its_servers_the_next_goes_on_with_a_lost_ones_shards(make_job):
+    job = outliving(make_job)
+    job.lose(11)
+    assert job.coordinator.failed is None
+    assert [shard.primary for shard in job.shards] == [10, 10, NOBODY, NOBODY]
+    assert [(order.action, order.role, order.rank) for order in job.orders()] == [("start", "server", 1)]
+    job.join(12, "server", 1)
+    assert [(shard.primary, shard.copy) for shard in job.shards] == [(10, 0), (10, 0), (12, 0), (12, 0)]
+    assert len(job.decisions("adopted")) == 2
+
+
+def test_a_place_is_not_passed_on_while_its_last_server_may_live(make_job):
+    job = outliving(make_job)
+    job.pass_time(70.0, speaking=(10, 20, 21))
+    assert len(job.decisions("lost")) == 1
+    job.join(12, "server", 1)
+    assert [shard.primary for shard in job.shards] == [10, 10, NOBODY, NOBODY]
+    job.lose(11)
+    assert [shard.primary for shard in job.shards] == [10, 10, 12, 12]
+
+
+def test_a_successor_of_the_coordinator_knows_the_shards_without_a_primary(make_job):
+    job = outliving(make_job)
+    job.lose(11)
+    successor = job.successor()
+    living = {10: ("server", 0), 20: ("worker", 0), 21: ("worker", 1)}
+    successor.coordinator.on_living(living, 0.0)
+    successor.join(12, "server", 1)
+    assert [shard.primary for shard in successor.shards] == [10, 10, 12, 12]
