@@ -167,7 +167,9 @@ class ServingProcess(NodeProcess):
     def work(self) -> None:
         job, now = self.job, self.timeline.now
         node, memory, gradients = self.world.node, job.memory, job.gradients
-        self.machine = ServerProcess(job.scenario, node, self.rank, now, memory, gradients, self.drain)
+        self.machine = ServerProcess(
+            job.scenario, node, self.rank, now, memory, gradients, flush=self.drain, amid=lambda: None
+        )
         self.enter("ready")
         self.join_network()
 
