@@ -14,6 +14,8 @@ import pytest
 from helpers.ps_sim import Cluster, Kill, NetFaults, Scenario, SimulationFailed, check
 from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER
 from helpers.ps_sim.values import ChainValues
+from shoal.coordinator.moves import Moves
+from shoal.errors import LaunchError
 from shoal.ps import primary
 
 MODES = ("bsp", "asp", "ssp:1")
@@ -128,3 +130,19 @@ def test_the_simulation_finds_torn_values_that_are_not_put_back(monkeypatch: pyt
     monkeypatch.setattr(ChainValues, "resume", lambda self, facts: None)
     with pytest.raises(SimulationFailed, match="is not what one process computes"):
         kill_at_every_message(ALONE, amid=True)
+
+
+BACKUP_TAKEN_AWAY = 300
+"""A seed: a primary dies just after its filled backup was to make room for another, before it has heard of it."""
+
+
+def test_a_primary_keeps_a_journal_before_its_backup_is_taken_away() -> None:
+    scenario = random_scenario(BACKUP_TAKEN_AWAY)
+    assert scenario.replicas and scenario.scale_servers
+    assert check(Cluster(scenario, BACKUP_TAKEN_AWAY).run()).killed == {SERVER: 1}
+
+
+def test_the_simulation_finds_a_backup_that_is_taken_away_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Moves, "_may_change", lambda self, table, shard: True)
+    with pytest.raises(LaunchError, match="Nobody has all of shard"):
+        Cluster(random_scenario(BACKUP_TAKEN_AWAY), BACKUP_TAKEN_AWAY).run()
