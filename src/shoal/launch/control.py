@@ -152,7 +152,10 @@ def _write_private(path: Path, text: str) -> None:
     """Write a file that only this user can read; a reader finds all of it or none."""
     part = path.with_name(f".{path.name}.part")
     with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise LaunchError(f"Run folder {path.parent} is a file; choose another run folder.") from None
         part.unlink(missing_ok=True)
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w", encoding="ascii") as file:

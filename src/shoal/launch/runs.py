@@ -29,7 +29,7 @@ from shoal.observe import (
     TensorBoardSink,
     write_report,
 )
-from shoal.observe.checkpoint_names import find_run, is_checkpoint, step_folders, step_of
+from shoal.observe.checkpoint_names import find_run, folder_name, is_checkpoint, step_folders, step_of
 from shoal.observe.run_folder import DEFAULT_ROOT
 from shoal.observe.run_lock import RunLock
 from shoal.observe.trust import trusted_job
@@ -242,9 +242,10 @@ def _check_saved(folder: RunFolder, results: Mapping[str, Any] | None) -> None:
     """A run that has finished, with these results, has saved all that was asked for."""
     if results is not None and not folder.model.is_file():
         raise DiskRefused(f"the model is not in {near(str(folder.path))} any more.")
-    if steps := (results or {}).get("missing_checkpoints"):
+    due = (results or {}).get("due_checkpoints", [])
+    if lacking := [str(step) for step in due if not is_checkpoint(folder.checkpoints / folder_name(step))]:
         raise DiskRefused(
-            f"{near(str(folder.checkpoints))} lacks what was due after step {', '.join(map(str, steps))}; the "
+            f"{near(str(folder.checkpoints))} lacks what was due after step {', '.join(lacking)}; the "
             f"warnings in {near(str(folder.report))} say why."
         )
 

@@ -19,7 +19,6 @@ from shoal.checkpoint.streamed import StreamedState
 from shoal.errors import CheckpointError, SpecError
 from shoal.ledger import Schedule
 from shoal.ledger.book import Book
-from shoal.observe.checkpoint_names import folder_name, is_checkpoint
 from shoal.observe.run_folder import RunFolder
 from shoal.roles.incremental import History
 from shoal.roles.pulse import SAVING
@@ -177,11 +176,11 @@ class Checkpointing:
             with self.at_the_disk():
                 self._saver.close()
 
-    def missing(self) -> list[int]:
-        """The steps whose checkpoints should be there once all is closed, and are not: of those that were due the
-        newest, as many as are kept."""
-        newest = self._due[-self._rule.keep :]
-        return [step for step in newest if not is_checkpoint(self._folder / folder_name(step))]
+    @property
+    def due(self) -> list[int]:
+        """The steps whose checkpoints must be there at the end: the newest of what was to be saved, as many as are
+        kept."""
+        return self._due[-self._rule.keep :]
 
     def _facts(self, step: int) -> dict[str, Any]:
         schedule = self._schedule

@@ -249,8 +249,8 @@ def _finish(
         results["skipped_seen"] = num_skipped
     if training.world.is_first or training.strategy.gathers:
         results |= _save(job, training, outcome, reporter, state)
-    if training.checkpoints is not None and (missing := training.checkpoints.missing()):
-        results["missing_checkpoints"] = missing
+    if training.checkpoints is not None and (due := training.checkpoints.due):
+        results["due_checkpoints"] = due
     reporter.done(results)
 
 

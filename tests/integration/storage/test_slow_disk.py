@@ -86,7 +86,7 @@ def test_who_waits_for_a_slow_disk_is_not_taken_for_hung(run: Run, disk: DiskFau
     found = run(strategy)
     assert disk.fired == STEPS // EVERY
     assert not run.told("hung") and not run.told("lost")
-    assert run.saved() == [10, 20, 30] and "missing_checkpoints" not in found
+    assert run.saved() == [10, 20, 30] == found["due_checkpoints"]
     assert found["audit"]["clean"]
 
 
@@ -122,7 +122,7 @@ def test_what_the_dead_had_to_save_its_successor_saves(
     striker = Striker(slow_zygote, 0, signal.SIGKILL, is_saving_after(step))
     found = run(strategy, striker)
     assert striker.struck == 1 and len(run.told("replaced")) == 1
-    assert max(run.saved()) == STEPS and "missing_checkpoints" not in found
+    assert max(run.saved()) == STEPS and set(found.get("due_checkpoints", ())) <= set(run.saved())
     if step < STEPS:
         assert 20 < min(run.saved()) < STEPS, "what was due came as soon as it could"
     assert found["audit"]["clean"]
