@@ -31,6 +31,8 @@ from shoal.observe import Event
 from shoal.ps.node import open_wire
 from shoal.spec import Cluster, Job, World
 
+pytestmark = pytest.mark.alone
+
 TASK = f"{Path(__file__).parent / 'paced_tasks.py'}:paced"
 GUARD_S = 60.0
 LIMIT_MIB = 32.0

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -158,10 +158,12 @@ class Spoiler:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._count = count()
 
     def handle(self, event: Event) -> None:
-        if event.kind == "checkpoint" and self._folder.is_dir():
-            shutil.rmtree(self._folder)
+        # A saver that is at it may make the folder anew in between.
+        while event.kind == "checkpoint" and self._folder.is_dir():
+            self._folder.rename(self._folder.with_name(f"taken-{next(self._count)}"))
             self._folder.touch()
 
     def close(self) -> None: ...
