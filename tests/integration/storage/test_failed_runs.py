@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from helpers.commands import SMALL_TASK
 
+DIVERGING = Path(__file__).with_name("diverging_task.py")
 TRAIN = ("train", str(SMALL_TASK), "--workers", "2", "--name", "mine")
 
 
@@ -16,6 +19,15 @@ def test_a_failed_run_with_servers_leaves_no_model(shoal, tmp_path):
     assert not (run / "model.safetensors").exists() and not (run / "result.json").exists()
     assert "nobody else has all of shard" in failed.text and "plateau" not in failed.text
     assert shoal(tmp_path, "evaluate", "mine").status == 1
+
+
+def test_a_run_that_its_coordinator_gave_up_leaves_no_model(shoal, tmp_path):
+    """All servers and workers are well, so that worker 0 could fetch shards of different moments and save them."""
+    words = ("--workers", "2", "--name", "mine", "--strategy", "ps:servers=2,sync=asp,diverging=stop")
+    failed = shoal(tmp_path, "train", str(DIVERGING), *words)
+    assert failed.status == 1 and "The run diverges" in failed.text
+    left = {path.name for path in (tmp_path / "runs/mine").iterdir()}
+    assert not left & {"model.safetensors", "model.partial.safetensors", "result.json"}, left
 
 
 def test_a_run_that_failed_after_it_was_resumed_has_a_partial_model(shoal, tmp_path):
