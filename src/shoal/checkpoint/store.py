@@ -16,7 +16,7 @@ from shoal.checkpoint.snapshot import PackedSnapshot, Snapshot
 from shoal.checkpoint.streamed import StreamedFolder, StreamedState, lay_out_stream
 from shoal.checkpoint.wholeness import newest_whole
 from shoal.observe.checkpoint_names import folder_name
-from shoal.observe.disk import is_full, writing
+from shoal.observe.disk import explain_refusal, is_full, writing
 
 __all__ = ["CheckpointStore", "Entry"]
 
@@ -38,6 +38,7 @@ class CheckpointStore:
         """
         self.folder = folder
         self.shelf = Shelf(folder, report)
+        self._report = report
         self._keep = keep
         self._chunk_bytes = chunk_bytes
 
@@ -99,7 +100,11 @@ class CheckpointStore:
                 before.rename(path)
             raise
         sync_folder(self.folder)
-        self._prune(newest=path)
+        try:
+            self._prune(newest=path)
+        except OSError as error:
+            # This one is saved all the same; the next save tries again.
+            self._report(f"older checkpoints could not be removed: {explain_refusal(error)}")
         return entry_of(path, manifest)
 
     def entries(self) -> list[Entry]:

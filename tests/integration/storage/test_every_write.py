@@ -19,7 +19,7 @@ from shoal.errors import CheckpointError
 from shoal.observe import read_events
 
 WRITES = "open write pwrite writev fsync fdatasync ftruncate rename mkdir"
-DUE = (5, 10, 15, 20, 25, 26)
+DUE = (*range(3, 26, 3), 26)
 """The steps after which a checkpoint is saved."""
 POINTS = [
     ("data", "/lock", "write"),
@@ -52,7 +52,7 @@ def reference(shoal: WarmCommands, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def train(shoal: WarmCommands, folder: Path, strategy: str) -> Answer:
-    words = ("--workers", "2", "--name", "mine", "--checkpoint", "every=5", "--strategy", strategy, "--json")
+    words = ("--workers", "2", "--name", "mine", "--checkpoint", "every=3", "--strategy", strategy, "--json")
     return shoal(folder, "train", str(SMALL_TASK), *words)
 
 
@@ -70,7 +70,8 @@ def judge(shoal: WarmCommands, folder: Path, answer: Answer, expected: str) -> s
     if answer.status == 0:
         assert answer.result["digest"] == expected and model.exists(), answer.text
         assert json.loads((run / "result.json").read_text())["digest"] == expected
-        assert whole_steps(run) == list(DUE[-3:]) and (run / "report.md").is_file()
+        # One that the disk would not remove may be left besides.
+        assert whole_steps(run)[-3:] == list(DUE[-3:]) and (run / "report.md").is_file()
         assert "finished" in [event.kind for event in read_events(run)]
         return "done"
     assert "error: " in answer.err, answer.text
@@ -117,10 +118,10 @@ def test_one_failed_write_of_each_kind(
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("first", range(1, 201, 50))
+@pytest.mark.parametrize("first", range(1, 401, 50))
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
 @pytest.mark.parametrize("strategy", ["data", "ps:servers=2"])
-def test_each_of_the_first_writes(
+def test_each_write(
     shoal: WarmCommands, disk: DiskFaults, tmp_path: Path, reference: str, strategy: str, code: int, first: int
 ) -> None:
     table = []
@@ -131,8 +132,11 @@ def test_each_of_the_first_writes(
         disk.fail(number, code=code)
         answer = train(shoal, folder, strategy)
         struck = disk.struck()
-        assert disk.fired == 1, f"write {number} never came: there were {disk.seen}"
         disk.quiet()
+        if not struck:
+            assert number > 200, f"there were only {disk.seen} writes, too few to show much"
+            assert judge(shoal, folder, answer, reference) == "done"
+            break
         try:
             outcome = judge(shoal, folder, answer, reference)
         except AssertionError as error:

@@ -192,6 +192,23 @@ def test_what_turns_out_not_to_fit_is_tried_again_with_more_room(three, monkeypa
     assert steps(store) == [20, 30, 40] and len(told) == 1
 
 
+def test_one_that_cannot_be_removed_does_not_make_a_new_one_unsaved(three, monkeypatch):
+    store, told, _ = three
+    rename = Path.rename
+
+    def fail(path, target):
+        if target.name.endswith(".old"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(path, target)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "rename", fail)
+        assert store.save(state(40)).step == 40
+    assert steps(store) == [10, 20, 30, 40] and "older checkpoints could not be removed" in told[0]
+    store.save(state(50))
+    assert steps(store) == [30, 40, 50]
+
+
 def test_a_step_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):
     store = CheckpointStore(tmp_path)
     store.save(state(10, width=50))
