@@ -20,7 +20,7 @@ def test_a_kill_is_found_in_the_timeline(zygote: ZygoteProcess, monkeypatch: pyt
     calm = record(scenario.job(STEPS))
     stormy = record(replace(scenario.job(STEPS), chaos="kill worker:0 at step 20; kill worker:1 at step 40"))
     found = chaos.assess(scenario, calm, stormy, calm)
-    assert found.faults == {"kill": 2} and found.has_same_bits
+    assert found.faults == {"kill": 2} and found.has_same_bits and found.is_count_exact
     assert [outage.kind for outage in found.outages] == ["kill", "kill"]
     assert all(outage.to_next_step_s > 0 for outage in found.outages)
     # Nothing is missing in it, whoever was killed.

@@ -27,7 +27,7 @@ MODEL, WORKERS = "small_mlp", 2
 SECONDS, EVERY_S = 180.0, 10.0
 CALIBRATION_STEPS = 150
 LEAST_STEPS = 50
-MOST_CALM_S = 300.0
+MOST_CALM_S = SECONDS
 """Longer runs without faults would tell no more; where they are shorter than the one with, bits say nothing."""
 
 

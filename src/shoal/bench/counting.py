@@ -48,8 +48,9 @@ def counting(task: Task) -> Task:
         return plain_loss(model(batch[0]), batch[1]) + (each.detach() - each)
 
     def optimizer(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-        found = plain_optimizer(params[:-1])
-        found.add_param_group({"params": params[-1:], "lr": size, "momentum": 0.0, "weight_decay": 0.0})
+        counts, *others = params  # A module names its own parameters before those of the modules inside it.
+        found = plain_optimizer(others)
+        found.add_param_group({"params": [counts], "lr": size, "momentum": 0.0, "weight_decay": 0.0})
         return found
 
     return replace(

@@ -8,7 +8,6 @@ same address.
 from __future__ import annotations
 
 import signal
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
@@ -29,7 +28,6 @@ AUDIT_TIMEOUT_S = 40.0
 _CLOSE_S = 2.0
 _DISMISS_S = 30.0
 """How long a process may take to end that was asked to."""
-_MOST_COORDINATORS, _PERIOD_S = 5, 60.0
 
 
 class Phase(Enum):
@@ -53,7 +51,6 @@ class Service:
         self._phase_ends_at: float | None = None
         self._lost_at: dict[tuple[str, int], float] = {}
         """When a place was lost that nobody has been started for since."""
-        self._coordinator_deaths: deque[float] = deque(maxlen=_MOST_COORDINATORS)
         self._postponed: set[tuple[str, int]] = set()
         """Places to be filled once those dismissed from them have ended: both would use the same memory."""
         self._lost_worker: Failure | None = None
@@ -243,7 +240,7 @@ class Service:
         self._lost_at[hand.role, hand.global_rank] = self._bridge.now
         self._emit_about(hand, "lost", {"reason": reason})
         if hand.role == "coordinator":
-            self._succeed_coordinator(failure)
+            self._succeed_coordinator()
             return
         if hand.is_worker:
             self._lost_worker = failure
@@ -275,14 +272,8 @@ class Service:
         has_leave = hand.is_done or hand.dismissed_at is not None
         return code == 0 and (has_leave or (hand.role == "server" and self._work_is_done()))
 
-    def _succeed_coordinator(self, failure: Failure) -> None:
+    def _succeed_coordinator(self) -> None:
         self._waiting.refuse_all("The coordinator was lost before it answered; ask again.")
-        now = self._bridge.now
-        self._coordinator_deaths.append(now)
-        if len(self._coordinator_deaths) == _MOST_COORDINATORS and now - self._coordinator_deaths[0] < _PERIOD_S:
-            last = f"{failure.message} It was the {_MOST_COORDINATORS}th within a minute, so none follows."
-            self._bridge.fail(replace(failure, message=last))
-            return
         hand = self._bridge.start(member_place(self._bridge.first_place, "coordinator", 0))
         hand.follows_loss_at = self._lost_at.pop(("coordinator", 0))
 
