@@ -16,34 +16,32 @@ SHOWN = 10
 
 
 def audit(plan: JobPlan, shards: dict[int, ShardReport]) -> dict[str, Any]:
-    """What became of every cell, by shard, as plain data.
+    """What became of every cell, by shard, as plain data; and of those that the run went on from.
 
     `clean` where each was applied exactly once; a quorum may leave some out.
     """
     rows = [_row(plan, shard, shards.get(shard)) for shard in range(plan.num_shards)]
     may_drop = parse_sync(plan.sync).mode is Mode.QUORUM
     return {
-        "cells": plan.num_cells - plan.first_cell,
-        "samples": plan.num_samples,
-        "clean": all(row["more_than_once"] == 0 and (row["never"] == 0 or may_drop) for row in rows),
+        "cells": plan.past.cells + plan.num_cells,
+        "samples": plan.past.samples + plan.num_samples,
+        "clean": plan.past.is_clean
+        and all(row["more_than_once"] == 0 and (row["never"] == 0 or may_drop) for row in rows),
         "shards": rows,
     }
 
 
 def _row(plan: JobPlan, shard: int, report: ShardReport | None) -> dict[str, Any]:
-    expected = plan.num_cells - plan.first_cell
     if report is None:
-        before = CellSet(below=plan.first_cell)
-        report = ShardReport(cells=before, num_cells=len(before), tally={}, delay_mean=0.0)
+        report = ShardReport(cells=CellSet(), num_cells=0, tally={}, delay_mean=0.0)
     never = plan.num_cells - report.num_cells
-    missing = (cell for cell in report.cells.missing(plan.num_cells) if cell >= plan.first_cell)
-    applied = report.tally.get("cells", expected - never)
+    applied = report.tally.get("cells", report.num_cells)
     return {
         "shard": shard,
-        "once": expected - never,
-        "more_than_once": max(0, applied - (expected - never)),
+        "once": plan.past.cells + report.num_cells,
+        "more_than_once": max(0, applied - report.num_cells),
         "never": never,
-        "missing": list(islice(missing, min(SHOWN, never))),
+        "missing": list(islice(report.cells.missing(plan.num_cells), min(SHOWN, never))),
         "delay_mean": report.delay_mean,
         "delay_max": report.delay_max,
     } | _pushes(report.tally)

@@ -23,14 +23,14 @@ that one takes."""
 class Leases:
     """All cells of a run: done, held by a worker, or free."""
 
-    def __init__(self, num_cells: int, *, first: int = 0, settled: bool = True) -> None:
+    def __init__(self, num_cells: int, *, settled: bool = True) -> None:
         self._num_cells = num_cells
-        self._done = CellSet(below=first)
+        self._done = CellSet()
         self._holders: dict[int, int] = {}
         self._held: dict[int, set[int]] = {}
         self._returned: list[int] = []
         """A heap of cells that came back; those that turned out to be done are skipped when they come up."""
-        self._next = first
+        self._next = 0
         self._settled = settled
         self.limit: int | None = None
         """Cells from here on are held back for now."""

@@ -13,6 +13,16 @@ ADJUSTMENTS = ("shares", "bound", "rate", "divergence", "eviction")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Past:
+    """What the checkpoint was made of that a run goes on from, as far as somebody kept a book of it."""
+
+    cells: int = 0
+    samples: int = 0
+    is_clean: bool = True
+    """Each was applied once."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobPlan:
     """A job as its coordinator sees it: shards and who starts with them, workers, cells of data, and patience."""
 
@@ -40,8 +50,7 @@ class JobPlan:
     """Samples of all these parts together."""
     slots: int = 1
     """Parts of each step's batch."""
-    first_cell: int = 0
-    """Cells below this were done before this run began."""
+    past: Past = Past()
     borders: range = range(0)
     """Where cells are leased: numbers of cells after which all come together, so that the state can be saved."""
     leased: bool

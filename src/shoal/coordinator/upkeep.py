@@ -59,7 +59,7 @@ class Upkeep:
         """When somebody was last told to fill a seat that is free. The first ones start without an order."""
         if saved is None and (hold := planned_hold(plan.borders)) is not None:
             self._state.settings["hold"] = hold
-        self._leases = Leases(plan.num_cells, first=plan.first_cell, settled=saved is None)
+        self._leases = Leases(plan.num_cells, settled=saved is None)
         self._limit_leases()
         self._recovery: Recovery | None = None
         if saved is not None and plan.leased:

@@ -55,6 +55,17 @@ class Book:
             for begin, _ in _runs(sizes):
                 self.cuts.note(first + begin, sizes[begin].tolist() if sizes[begin].any() else None)
 
+    def commit_whole(self, schedule: Schedule, last: int) -> None:
+        """All steps up to `last` are committed, and every slot used all of its part."""
+        step = self.rows[-1].last + 1 if self.rows else self.since + 1
+        while step <= last:
+            epoch_end = (schedule.epoch_of(step) + 1) * schedule.steps_per_epoch
+            # Only the last batch of an epoch may be smaller.
+            stretch_end = step if step == epoch_end else min(last, epoch_end - 1)
+            self._append(Row(step, stretch_end, schedule.sizes(step)))
+            self.cuts.note(step, None)
+            step = stretch_end + 1
+
     def _append(self, row: Row) -> None:
         before = self.rows[-1] if self.rows else None
         if before is not None and before.last + 1 == row.first and before.counts == row.counts:

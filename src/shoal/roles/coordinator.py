@@ -8,12 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from shoal.checkpoint.listing import read_manifest
 from shoal.comm.channel import Channel
 from shoal.coordinator.machine import Coordinator
 from shoal.coordinator.members import Seat
-from shoal.coordinator.plan import JobPlan
+from shoal.coordinator.plan import JobPlan, Past
 from shoal.coordinator.store import DurableStore, SqliteStore
 from shoal.errors import LaunchError, PeerLost
+from shoal.ledger import Schedule
+from shoal.ledger.book import Book, audit
 from shoal.ps.node import Node, open_wire
 from shoal.roles.beat import Beat
 from shoal.roles.loading import load_task
@@ -80,6 +83,7 @@ def make_plan(job: Job, world: World) -> JobPlan:
         most_workers=room_for(spec, job.num_slots, job.cluster.workers),
         num_cells=num_cells,
         num_samples=schedule.samples_after(schedule.total_steps) - schedule.samples_after(begun_at),
+        past=read_past(job, schedule),
         slots=job.num_slots,
         borders=planned_borders(job, begun_at, num_cells) if spec.is_leased else range(0),
         leased=spec.is_leased,
@@ -91,6 +95,18 @@ def make_plan(job: Job, world: World) -> JobPlan:
         # Copies that change on their own cannot go back to the same state.
         max_rollbacks=MAX_ROLLBACKS if spec.diverging == "rollback" and spec.servers != "host" else 0,
     )
+
+
+def read_past(job: Job, schedule: Schedule) -> Past:
+    """What led to the checkpoint that this run goes on from, by the book that was saved with it."""
+    resumed = job.options.get("resume")
+    manifest = read_manifest(Path(resumed)) if resumed else None
+    if manifest is None or manifest.facts.get("book") is None:
+        return Past()
+    book = Book.from_plain(manifest.facts["book"])
+    found = audit(book, schedule, manifest.step)
+    cells = (manifest.step - book.since) * schedule.slots
+    return Past(cells=cells, samples=found["samples"], is_clean=found["clean"])
 
 
 def planned_borders(job: Job, begun_at: int, num_cells: int) -> range:

@@ -85,6 +85,8 @@ class ServedTraining:
         self.client.scale.bind(reporter.line, is_first=world.is_first)
         self._checkpoints = Checkpointing(job, self.training.replica, self.training.schedule, reporter)
         self.training.checkpoints = self._checkpoints
+        if not self._turns.leaves_out_the_late:
+            self._checkpoints.book = self.training.book
         self._history: list[float] = []
         self._results: dict[str, float] = {}
         self._step = start.step
@@ -135,6 +137,7 @@ class ServedTraining:
                 self._evaluate(total)
                 self._warn_if_diverged()
             if is_at_border and (self._reason == "finished" or self._spec.is_lockstep):
+                self._enter_steps(self._step)
                 self._checkpoints.save_last(self._step, self.client.puller.snapshot)
         return Outcome(self._step, self._loss, self._results, self._reason)
 
@@ -286,6 +289,7 @@ class ServedTraining:
         step = self._begun_at + steps
         self.client.fetch()
         self._checkpoints.note_step(step, self._loss)
+        self._enter_steps(step)
         model = self.training.replica.module.state_dict
         self._checkpoints.save(step, model, self.client.puller.snapshot, waited_s)
         if self._departure.calls_all():
@@ -293,6 +297,11 @@ class ServedTraining:
             if self._departure.enough:
                 self.client.ask_to_stop(self._departure.enough)
             raise StopRequested("The run was asked to stop, and is saved.")  # Nobody goes on from this border.
+
+    def _enter_steps(self, step: int) -> None:
+        """All shards have what was pushed up to this step and nothing more, so the book can say so."""
+        if (book := self._checkpoints.book) is not None:
+            book.commit_whole(self.training.schedule, step)
 
     def _committed_samples(self) -> int | None:
         """What all workers together have trained on, as far as is known here; None where they go in lockstep."""

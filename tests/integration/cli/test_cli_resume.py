@@ -79,6 +79,7 @@ def test_what_is_given_now_counts_and_the_rest_stays(shoal, saved, tmp_path):
     )
     found = result(shoal("train", *words, "--checkpoint", "every=4,keep=9", "--json"))
     assert (found["steps"], found["audit"]["clean"]) == (30, True)
+    assert found["audit"]["cells"] == 30 * 2 == found["audit"]["shards"][0]["once"], "those of the first run, too"
     job = json.loads((tmp_path / "runs/mine/job.json").read_text())
     assert (job["strategy"], job["cluster"]["workers"], job["slots"]) == ("ps:servers=2", 1, 2)
     assert job["target"] == str(SMALL_TASK) and job["checkpoint"] == "every=4,keep=9"

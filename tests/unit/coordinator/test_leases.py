@@ -39,14 +39,6 @@ def test_a_cell_that_every_shard_has_is_not_given_again():
     assert leases.ask(2, wanted=4, done=[], held=[]) == [1, 3]
 
 
-def test_cells_of_an_earlier_run_count_as_done():
-    leases = Leases(6, first=4)
-    assert leases.committed == 4
-    assert leases.ask(1, wanted=9, done=[], held=[]) == [4, 5]
-    leases.ask(1, wanted=0, done=[4, 5], held=[])
-    assert leases.complete
-
-
 def test_cells_that_do_not_exist_are_ignored():
     leases = Leases(2)
     assert leases.ask(1, wanted=0, done=[-1, 2, 99], held=[-5, 7]) == []

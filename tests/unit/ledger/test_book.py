@@ -37,6 +37,19 @@ def test_all_steps_once_are_clean() -> None:
     assert found(make_book()) == (78, 78, 0, 0, True)
 
 
+def test_steps_that_are_known_to_be_whole_need_not_be_told_one_by_one() -> None:
+    book = make_book(since=2)
+    book.rows, book.cuts = book.rows[:2], CutLog()
+    for last in (5, 5, LAST):
+        book.commit_whole(SCHEDULE, last)
+    assert found(book) == (62, 62, 0, 0, True)
+    book = Book()
+    book.commit(1, SCHEDULE.sizes(1, CUT), CUT)
+    book.commit_whole(SCHEDULE, 11)
+    assert found(book, 11) == (76, 76, 0, 0, True)
+    assert found(book)[3] == 2, "the last step is not"
+
+
 def test_a_missing_step_is_found() -> None:
     assert found(make_book(left_out=4)) == (78, 76, 0, 2, False)
     assert found(make_book(left_out=LAST)) == (78, 76, 0, 2, False)
