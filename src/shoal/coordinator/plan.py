@@ -45,7 +45,7 @@ class JobPlan:
     has_copies: bool = False
     """Each server has a whole copy for its own group of workers, so that neither can become more or fewer."""
     num_cells: int
-    """Parts of the data in the whole run; each is to be applied once."""
+    """Parts of the data that this run is to apply, each once; none where one goes on after its last step."""
     num_samples: int = 0
     """Samples of all these parts together."""
     slots: int = 1
@@ -72,8 +72,9 @@ class JobPlan:
     """Members that may be lost while no cell is committed; 0 for as many as the job has members, plus two."""
 
     def __post_init__(self) -> None:
-        for name in ("num_shards", "servers", "workers", "num_cells"):
+        for name in ("num_shards", "servers", "workers"):
             require_count("JobPlan", name, getattr(self, name))
+        require_count("JobPlan", "num_cells", self.num_cells, least=0)
         if self.replicas not in (0, 1):
             raise SpecError(f"JobPlan: replicas must be 0 or 1, found {self.replicas!r}.")
         for name in self.adjust:

@@ -10,7 +10,7 @@ from typing import Any
 from shoal.coordinator.policy import has_diverged
 from shoal.errors import Diverged, PeerLost, ShoalError
 from shoal.roles.borders import Borders
-from shoal.roles.checkpointing import Checkpointing, check_position
+from shoal.roles.checkpointing import Checkpointing, check_position, lacks_model
 from shoal.roles.departure import Departure
 from shoal.roles.loading import load_task
 from shoal.roles.memory import check_fits
@@ -68,7 +68,7 @@ class ServedTraining:
             job.num_slots * world.global_rank // job.cluster.workers,
             job.num_slots * (world.global_rank + 1) // job.cluster.workers,
         )
-        check_position(start, self.training.schedule, task.seed)
+        check_position(start, self.training.schedule, task.seed, may_be_over=lacks_model(job))
         self._begun_at = start.step
         """Steps that an earlier run took. Servers and coordinator count from here."""
         self._borders = Borders(self.client, spec, world, slots=self._slots, save=self._save)

@@ -85,6 +85,14 @@ def test_what_is_given_now_counts_and_the_rest_stays(shoal, saved, tmp_path):
     assert job["target"] == str(SMALL_TASK) and job["checkpoint"] == "every=4,keep=9"
 
 
+@pytest.mark.parametrize("strategy", ["data", "ps", "ps:sync=asp"])
+def test_a_run_that_failed_after_its_last_step_gets_its_model(shoal, saved, tmp_path, strategy):
+    (tmp_path / "runs/mine/model.safetensors").unlink()
+    found = result(shoal("train", "--resume", "mine", "--strategy", strategy, "--json"))
+    assert (found["steps"], found["digest"]) == (26, saved)
+    assert found["audit"]["clean"] and (tmp_path / "runs/mine/model.safetensors").is_file()
+
+
 def test_a_torn_checkpoint_is_passed_over(shoal, saved, tmp_path):
     cut, flipped = (tmp_path / f"runs/mine/checkpoints/step-0000000{step}/model.bin" for step in (26, 20))
     cut.write_bytes(cut.read_bytes()[:100])
