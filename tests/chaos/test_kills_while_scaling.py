@@ -1,4 +1,4 @@
-"""Workers and newcomers are killed while places change hands, and not one bit changes."""
+"""Workers, servers and newcomers are killed while places and shards change hands, and not one bit changes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ GUARD_S = 60.0
 
 
 class Storm(ObservedEngine):
-    """Asks for another number of workers and kills somebody, in turn, at any moment; then stops the run."""
+    """Asks for another number of workers, or of servers, and kills one of them, in turn, at any moment; then stops
+    the run."""
 
-    def __init__(self, zygote: ZygoteProcess, folder: Path) -> None:
+    def __init__(self, zygote: ZygoteProcess, folder: Path, role: str = "worker", most: int = PLACES) -> None:
         super().__init__(zygote)
         self.killed = 0
         self._folder = folder
+        self._role, self._most = role, most
         self._random = random.Random(8)
         self._begin, self._scaled, self._over = threading.Event(), threading.Event(), threading.Event()
+        self._stepped = threading.Event()
 
     def open(self, job: Job) -> LocalHost:
         host = super().open(job)
@@ -45,6 +48,7 @@ class Storm(ObservedEngine):
     def on_event(self, event: Event) -> None:
         if event.kind == "steps":
             self._begin.set()
+            self._stepped.set()
         elif event.kind == "scaled":
             self._scaled.set()
 
@@ -52,6 +56,7 @@ class Storm(ObservedEngine):
         self._over.set()
         self._begin.set()
         self._scaled.set()
+        self._stepped.set()
         self._thread.join(GUARD_S)
         assert not self._thread.is_alive()
 
@@ -61,20 +66,27 @@ class Storm(ObservedEngine):
             for _ in range(ROUNDS):
                 if self._over.wait(self._random.uniform(0.0, 0.15)):
                     return
-                request_scale(self._folder, workers=self._random.randint(1, PLACES))
+                self._ask_for(self._random.randint(1, self._most))
                 if self._over.wait(self._random.uniform(0.0, 0.15)):
                     return
                 self.signal(self._random.choice(self._living()), signal.SIGKILL)
                 self.killed += 1
-            self._let_it_settle()
+                if self._role == "server":  # Without any for long, nothing would ever move.
+                    self._stepped.clear()
+                    assert self._stepped.wait(GUARD_S), "no step was taken after a kill"
+            if self._role == "worker":
+                self._let_it_settle()
         finally:
             if not self._over.is_set():
                 os.kill(os.getpid(), signal.SIGINT)  # also where this failed: the run has no other end
 
+    def _ask_for(self, count: int) -> None:
+        request_scale(self._folder, **{f"{self._role}s": count})
+
     def _let_it_settle(self) -> None:
         """Ask once more and kill nobody: on a busy host none of the numbers before may have been reached."""
         self._scaled.clear()
-        request_scale(self._folder, workers=2)
+        self._ask_for(2)
         assert self._scaled.wait(GUARD_S), (
             "after the storm, the run did not come to the number of workers asked for"
         )
@@ -82,17 +94,20 @@ class Storm(ObservedEngine):
     def _living(self) -> list[Hand]:
         """Whom to choose from. For a moment all may be dead, and their successors not yet started."""
         deadline = time.monotonic() + GUARD_S
-        while not (living := self.running()):
+        while not (living := [hand for hand in self.running() if hand.role == self._role]):
             assert time.monotonic() < deadline, "nobody followed those who were killed"
             time.sleep(0.001)
         return living
 
 
-def train(folder: Path, engine: ObservedEngine, steps: int, policy: str) -> tuple[dict[str, Any], list[Event]]:
+def train(
+    folder: Path, engine: ObservedEngine, steps: int, policy: str = "auto", strategy: str = "data"
+) -> tuple[dict[str, Any], list[Event]]:
     folder.mkdir()
     job = Job(
         target=f"{TASKS}:mlp",
         args={"optimizer": "adamw", "clip": 1.0},
+        strategy=strategy,
         cluster=Cluster(workers=PLACES, threads=1),
         overrides={"max_steps": steps, "epochs": steps, "evaluate_every": 5},
         run_dir=str(folder),
@@ -127,3 +142,13 @@ def test_kills_while_places_change_hands(tmp_path: Path, zygote: ZygoteProcess, 
         assert any(event.kind == kind for event in events), f"nobody was {kind}"
     assert (stormy["digest"], stormy["state_digest"]) == (calm["digest"], calm["state_digest"])
     assert stormy["loss"] == calm["loss"]
+
+
+def test_kills_while_shards_change_hands(tmp_path: Path, zygote: ZygoteProcess) -> None:
+    storm = Storm(zygote, tmp_path / "stormy", role="server", most=3)
+    stormy, events = train(tmp_path / "stormy", storm, 100_000, strategy="ps:servers=2,shards=6")
+    calm, _ = train(tmp_path / "calm", ObservedEngine(zygote), stormy["steps"])
+    assert storm.killed == ROUNDS
+    decided = {event.values["what"] for event in events if event.kind == "decision"}
+    assert {"moved", "lost"} <= decided, decided
+    assert stormy["digest"] == calm["digest"]

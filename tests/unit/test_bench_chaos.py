@@ -67,6 +67,13 @@ def test_slow_steps_count_as_long_as_a_fault_lasts_and_no_longer():
     assert outage.lost_s == pytest.approx(10 * 0.3)
 
 
+def test_what_slows_a_run_for_long_is_not_put_down_to_its_faults():
+    slower = steady(100.2, 500, 1001, step_s=0.2)
+    timeline = [*steady(0.0, 1000, 1), *slower]
+    strikes = [Strike(time=when, kind="kill") for when in (50.01, 150.01)]
+    assert [outage.lost_s for outage in find_outages(timeline, strikes, BATCH)] == pytest.approx([0.0, 0.0])
+
+
 def test_every_fault_has_its_own_time_and_those_after_the_end_cost_nothing():
     timeline = [*steady(0.0, 11, 1), *steady(1.5, 11, 12), *steady(3.0, 11, 23)]
     strikes = [Strike(time=when, kind="kill") for when in (2.51, 1.01, 99.0)]

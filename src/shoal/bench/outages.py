@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from shoal.bench.measurement import Timeline
 AFTERMATH_S = 2.0
 """For so long after a run goes on, what is missing is put down to the fault: a new spare's start takes time from
 all."""
+
+AROUND_S = 30.0
+"""So far around a fault the run's pace is taken from: what others do on the machine changes it within minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +63,19 @@ def find_outages(timeline: Timeline, strikes: Sequence[Strike], batch: int) -> l
     gaps = [_Gap(t0, t1, (s1 - s0) / batch) for (t0, s0), (t1, s1) in itertools.pairwise(timeline)]
     if not gaps or not strikes:
         return []
-    step_s = statistics.median(gap.seconds / gap.steps for gap in gaps)
+    gap_ends = [gap.end for gap in gaps]
     ordered = sorted(strikes, key=lambda strike: strike.time)
     ends = [*(strike.time for strike in ordered[1:]), timeline[-1][0]]
     found = []
     for strike, end in zip(ordered, ends, strict=True):
-        if after := [gap for gap in gaps if gap.end > strike.time]:
-            found.append(_outage(strike, after, end, step_s))
+        if after := gaps[bisect(gap_ends, strike.time) :]:
+            begin, stop = (bisect(gap_ends, strike.time + side) for side in (-AROUND_S, AROUND_S))
+            pace_s = statistics.median(gap.seconds / gap.steps for gap in gaps[begin:stop] or after[:1])
+            found.append(_outage(strike, after, end, pace_s))
     return found
 
 
-def _outage(strike: Strike, after: Sequence[_Gap], end: float, step_s: float) -> Outage:
+def _outage(strike: Strike, after: Sequence[_Gap], end: float, pace_s: float) -> Outage:
     # A step that all had done already may be told of after the fault: then the gap behind it is the fault's.
     stall = max(after[:2], key=lambda gap: gap.seconds)
     until = stall.end + strike.seconds + AFTERMATH_S
@@ -78,6 +84,6 @@ def _outage(strike: Strike, after: Sequence[_Gap], end: float, step_s: float) ->
     return Outage(
         kind=strike.kind,
         to_next_step_s=stall.end - strike.time,
-        lost_s=sum(gap.seconds - gap.steps * step_s for gap in affected),
+        lost_s=sum(gap.seconds - gap.steps * pace_s for gap in affected),
         due_s=strike.due_s,
     )

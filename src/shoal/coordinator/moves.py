@@ -68,6 +68,7 @@ class Moves:
     ) -> list[Change]:
         """Change what can be changed now; `number` is that of the view to come."""
         nodes = [node for server, node in servers.items() if server < num_servers]
+        self._redirect(table, servers, num_servers)
         changes = self._adopt(table, servers, number) + self._announce(table, nodes, number)
         shards = [shard for shard in range(len(table)) if table[shard].primary != NOBODY]
         self._voluntary = {shard for shard in self._voluntary if _is_filling(table, shard)}
@@ -76,6 +77,14 @@ class Moves:
             for shard in shards:
                 changes += self._step(table, servers, nodes, shard, number)
         return changes
+
+    def _redirect(self, table: ShardTable, servers: Mapping[int, int], num_servers: int) -> None:
+        """What a death has left to a server that leaves, or to a seat that nobody takes any more, goes to another."""
+        numbers = {node: number for number, node in servers.items()}
+        for shard in range(len(table)):
+            number = self.targets.get(shard, numbers.get(table[shard].primary, 0))
+            if number >= num_servers:
+                self.targets[shard] = number % num_servers
 
     def _adopt(self, table: ShardTable, servers: Mapping[int, int], number: int) -> list[Change]:
         """Let shards without a primary be gone on with by those that they wait for, as far as these have come."""

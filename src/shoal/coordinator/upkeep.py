@@ -184,10 +184,12 @@ class Upkeep:
             self._count_failure()
 
     def _miss(self, seat: Seat) -> None:
-        """Whoever was on its way to this seat is dead: another one is ordered at once."""
-        if self.failed is None and seat in self._state.seats() and not self._state.members.is_taken(seat):
+        """Whoever was on its way to this seat is dead: another one is ordered at once, or when it is wanted again."""
+        if self.failed is not None or self._state.members.is_taken(seat):
+            return
+        self._ordered.pop(seat, None)
+        if seat in self._state.seats():
             self._decide("lost", "its process ended before it joined", role=seat[0], rank=seat[1])
-            self._ordered.pop(seat, None)
             self._count_failure()
 
     def _leave(self, node: int, rank: int) -> None:

@@ -92,6 +92,7 @@ def make_plan(job: Job, world: World) -> JobPlan:
         silent_after_s=PATIENCE_S,
         form_timeout_s=PATIENCE_S,
         start_timeout_s=PATIENCE_S,
+        max_failures=max(job.max_failures, job.cluster.workers + spec.num_servers + 2),
         # Copies that change on their own cannot go back to the same state.
         max_rollbacks=MAX_ROLLBACKS if spec.diverging == "rollback" and spec.servers != "host" else 0,
     )

@@ -3,6 +3,6 @@
 from helpers.ps_sim.checks import check
 from helpers.ps_sim.cluster import Cluster
 from helpers.ps_sim.network import NetFaults
-from helpers.ps_sim.scenario import Kill, Scenario, SimulationFailed
+from helpers.ps_sim.scenario import Kill, Scale, Scenario, SimulationFailed
 
-__all__ = ["Cluster", "Kill", "NetFaults", "Scenario", "SimulationFailed", "check"]
+__all__ = ["Cluster", "Kill", "NetFaults", "Scale", "Scenario", "SimulationFailed", "check"]

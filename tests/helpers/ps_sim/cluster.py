@@ -53,7 +53,8 @@ def plan_of(scenario: Scenario) -> JobPlan:
         shares_memory=scenario.shares_memory,
         outlives_servers=scenario.shares_memory,
         form_timeout_s=2.0,
-        start_timeout_s=0.5,
+        max_failures=max(len(scenario.kills), scenario.servers + scenario.workers + 2),
+        start_timeout_s=GIVES_UP_AFTER_S if scenario.waits_for_newcomers else 0.5,
     )
 
 
@@ -77,7 +78,7 @@ class Cluster:
         self._unreachable: set[int] = set()
         self.workers: list[WorkerProcess] = []
         """All that ever lived."""
-        self.is_scaled = scenario.scale_at == 0
+        self._scales = deque(scenario.scales)
         self._dice = random.Random(seed)
         self.network = Network(scenario.faults, self._dice, through_codec=scenario.through_codec)
         self._memory: Memory = {}
@@ -89,6 +90,8 @@ class Cluster:
         self._processes: dict[int, Process] = {}
         self._seats: dict[int, tuple[str, int]] = {}
         """Role and rank of those that are not taken for dead."""
+        self._left: dict[int, tuple[str, int]] = {}
+        """The same of those that are."""
         self._old_coordinators: list[Coordinator] = []
         self._kills = deque(sorted(scenario.kills, key=lambda kill: kill.at))
         self._plan = plan_of(scenario)
@@ -210,7 +213,8 @@ class Cluster:
         """`amid`: a node that is inside an update; else nobody is."""
         while self._kills and self._kills[0].at <= self.network.sent and self._may_strike(self._kills[0]):
             kill = self._kills[0]
-            node = next(node for node, seat in self._seats.items() if seat == (kill.role, kill.rank))
+            node = self._victim(kill)
+            assert node is not None
             if kill.amid and node != amid and self.network.sent < kill.at + WAITS_FOR_AN_UPDATE:
                 return
             self._kills.popleft()
@@ -227,8 +231,13 @@ class Cluster:
 
     def _may_strike(self, kill: Kill) -> bool:
         """Only the living die; a server only when all that it holds is somewhere else: that is the guarantee."""
-        node = next((node for node, seat in self._seats.items() if seat == (kill.role, kill.rank)), None)
+        node = self._victim(kill)
         return node is not None and (kill.role != SERVER or self._can_lose(node))
+
+    def _victim(self, kill: Kill) -> int | None:
+        seats = sorted((rank, node) for node, (role, rank) in self._seats.items() if role == kill.role)
+        nodes = [node for rank, node in seats if kill.rank in (None, rank)]
+        return nodes[kill.at % len(nodes)] if nodes else None
 
     def _can_lose(self, node: int) -> bool:
         """Whether all shards have two living copies, or one and a journal, in memory that outlives its servers."""
@@ -255,13 +264,16 @@ class Cluster:
         )
 
     def _scale_if_due(self) -> None:
-        due = not self.is_scaled and 0 < self.scenario.scale_at <= self.network.sent
-        if due and self.coordinator is not None and self.view is not None:
-            self.is_scaled = True
-            self.coordinator.scale(servers=self.scenario.scale_servers, now=self.now)
+        is_due = not self.is_scaled and self._scales[0].at <= self.network.sent
+        if is_due and self.coordinator is not None and self.view is not None:
+            self.coordinator.scale(servers=self._scales.popleft().servers, now=self.now)
+
+    @property
+    def is_scaled(self) -> bool:
+        return not self._scales
 
     def _take_for_dead(self, node: int) -> None:
-        del self._seats[node]
+        self._left[node] = self._seats.pop(node)
         if node == COORDINATOR_NODE:
             self._plan_chore(NOTICED_AFTER_S, "succeed")
         else:
@@ -277,9 +289,11 @@ class Cluster:
         match what:
             case "succeed":
                 living = {node: seat for node, seat in self._seats.items() if seat[0] != COORDINATOR}
+                self._chores = [chore for chore in self._chores if chore[2] != "report"]  # told by who lives
+                heapq.heapify(self._chores)
                 self._start_coordinator().on_living(living, self.now)
             case "report" if self.coordinator is not None:
-                self.coordinator.on_lost(about[0], self.now)
+                self.coordinator.on_lost(about[0], self.now, self._left[about[0]])
             case "report":
                 return  # Whoever succeeds the dead coordinator is told who lives.
             case "start server":
@@ -359,7 +373,7 @@ class Cluster:
             and len(self.view.workers) == self.scenario.workers
             and self.is_scaled
             and sum(node in self.view.addresses for node in self._living(SERVER)) == self.scenario.final_servers
-            and (self.is_covered or not self._plan.replicas)
+            and (self.is_covered or not self._plan.replicas or self.scenario.final_servers == 1)
             and all(row[1] in self._seats for row in self.view.shards)
         )
 

@@ -17,13 +17,23 @@ class Kill:
     """The number of that message; later where a shard has neither a filled backup then nor a journal in memory
     that outlives its servers, for that one's loss is final."""
     role: str
-    rank: int = 0
+    rank: int | None = 0
+    """None: any of the role that lives then."""
     lives_on: bool = False
     """It is only taken for dead: cut off from the coordinator, it goes on with all others as if nothing was."""
     cut_off: bool = False
     """It lives, but all packets from it and to it vanish from now on, and nobody tells the coordinator."""
     amid: bool = False
     """It dies inside the next update that it makes, with half of the values changed."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The job gets another number of servers as a message is about to be sent."""
+
+    at: int
+    """The number of that message."""
+    servers: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +49,7 @@ class Scenario:
     steps: int = 4
     faults: NetFaults = field(default_factory=NetFaults)
     kills: tuple[Kill, ...] = ()
-    scale_at: int = 0
-    """The number of the message at which the job gets `scale_servers` servers; 0: never."""
-    scale_servers: int = 0
+    scales: tuple[Scale, ...] = ()
     together: bool = False
     """All shards close their rounds together, as clipping wants it."""
     spoilt: frozenset[int] = frozenset()
@@ -54,6 +62,8 @@ class Scenario:
     in_memory: bool = False
     """Gradients lie in buffers that workers and servers share, as on one host; where no round needs all of one at
     once, each shard's part is pushed as it is made. Nobody is only taken for dead there."""
+    waits_for_newcomers: bool = False
+    """Nobody is ordered a second time because the first takes long to come, as where every death is told of."""
     through_codec: bool = False
     """Every message becomes bytes and back."""
 
@@ -80,7 +90,7 @@ class Scenario:
 
     @property
     def final_servers(self) -> int:
-        return self.scale_servers or self.servers
+        return self.scales[-1].servers if self.scales else self.servers
 
     @property
     def num_cells(self) -> int:

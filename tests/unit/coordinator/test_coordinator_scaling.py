@@ -56,6 +56,16 @@ def test_fewer_workers_leave_when_they_hold_nothing(job):
     assert job.view.workers == {0: 20}
 
 
+def test_a_newcomer_that_dies_while_it_is_not_wanted_is_followed_when_it_is(job):
+    scale(job, servers=3)
+    assert job.orders() == [start("server", 2)]
+    scale(job, servers=2)
+    job.lose(12, ("server", 2))
+    assert job.orders() == []
+    scale(job, servers=3)
+    assert job.orders() == [start("server", 2)]
+
+
 def test_a_leaving_worker_that_dies_is_not_replaced_and_its_cells_come_back(job):
     job.ask(21, wanted=2)
     scale(job, workers=1)

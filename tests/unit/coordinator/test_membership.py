@@ -278,7 +278,7 @@ def test_a_store_that_refuses_for_long_ends_the_job_with_a_sentence(job):
         ({"owners": (0, 0)}, "4 shards"),
         ({"replicas": 2}, "0 or 1"),
         ({"adjust": ("luck",)}, "luck"),
-        ({"num_cells": 0}, "num_cells"),
+        ({"num_cells": -1}, "num_cells"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(job, wrong, says):

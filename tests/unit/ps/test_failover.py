@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.ps_sim import Cluster, Kill, NetFaults, Scenario, SimulationFailed, check
+from helpers.ps_sim import Cluster, Kill, NetFaults, Scale, Scenario, SimulationFailed, check
 from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER
 from shoal.coordinator.shards import ShardTable
 from shoal.ps.link import ShardLink
@@ -151,7 +151,7 @@ def scaled(seed: int) -> Cluster:
     # A shard that moves has one copy while it is filled at its new place: servers must not die meanwhile.
     kills = tuple(kill for kill in scenario.kills if kill.role != SERVER)
     scenario = replace(scenario, servers=before, shards=dice.choice([2, 4]), kills=kills)
-    scenario = replace(scenario, scale_at=dice.randrange(20, 180), scale_servers=after)
+    scenario = replace(scenario, scales=(Scale(dice.randrange(20, 180), after),))
     return check(Cluster(scenario, seed).run())
 
 
@@ -233,8 +233,7 @@ def move_while_views_are_late(seeds: range) -> None:
             sync=("bsp", "asp")[seed % 2],
             shards=4,
             steps=12,
-            scale_at=40 + seed // 2,
-            scale_servers=3,
+            scales=(Scale(40 + seed // 2, 3),),
             faults=NetFaults(delay=0.3),
         )
         assert check(Cluster(scenario, seed // 2).run()).is_scaled

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.ps_sim import Cluster, Kill, NetFaults, Scenario, SimulationFailed, check
+from helpers.ps_sim import Cluster, Kill, NetFaults, Scale, Scenario, SimulationFailed, check
 from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER
 from helpers.ps_sim.values import ChainValues
 from shoal.coordinator.moves import Moves
@@ -77,8 +77,7 @@ def random_scenario(seed: int) -> Scenario:
         shards=servers + more + dice.choice([0, 2]),
         steps=8,
         kills=tuple(kills),
-        scale_at=dice.randrange(20, 150) if more else 0,
-        scale_servers=servers + more if more else 0,
+        scales=(Scale(dice.randrange(20, 150), servers + more),) if more else (),
         faults=NetFaults(
             drop=dice.choice([0, 0.05]), duplicate=dice.choice([0, 0.05]), delay=dice.choice([0, 0.1])
         ),
@@ -109,7 +108,7 @@ def test_random_deaths_many_times(part: int) -> None:
 
 def test_servers_die_while_shards_move() -> None:
     """Whoever it is, the shard's old server or its new one: the old place counts until the new one is filled."""
-    scenario = Scenario(sync="bsp", servers=1, shards=4, steps=10, scale_at=60, scale_servers=3)
+    scenario = Scenario(sync="bsp", servers=1, shards=4, steps=10, scales=(Scale(60, 3),))
     calm = check(Cluster(scenario, seed=1).run())
     assert calm.is_scaled
     struck = 0
@@ -118,6 +117,29 @@ def test_servers_die_while_shards_move() -> None:
         cluster = check(Cluster(replace(scenario, kills=(kill,)), seed=1).run())
         struck += cluster.killed[SERVER]
     assert struck == 145
+
+
+def storm(seed: int) -> Cluster:
+    """Servers become more and fewer again and again, and die in between, newcomers that nobody wants any more too."""
+    dice = random.Random(seed)
+    times = sorted(dice.randrange(20, 300) for _ in range(dice.randint(3, 8)))
+    kills = [Kill(at=dice.randrange(20, 300), role=SERVER, rank=None) for _ in range(dice.randint(2, 6))]
+    scenario = Scenario(
+        sync=dice.choice(MODES),
+        servers=dice.choice([1, 2]),
+        shards=dice.choice([3, 6]),
+        steps=20,
+        scales=tuple(Scale(at, dice.randint(1, 3)) for at in times),
+        kills=tuple(kills),
+        waits_for_newcomers=True,
+    )
+    return check(Cluster(scenario, seed).run())
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, 20))])
+def test_servers_die_while_their_number_changes_again_and_again(part: int) -> None:
+    clusters = [storm(seed) for seed in range(part * 100, (part + 1) * 100)]
+    assert sum(cluster.killed[SERVER] for cluster in clusters) > 200
 
 
 def test_the_simulation_finds_an_entry_that_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +160,7 @@ BACKUP_TAKEN_AWAY = 300
 
 def test_a_primary_keeps_a_journal_before_its_backup_is_taken_away() -> None:
     scenario = random_scenario(BACKUP_TAKEN_AWAY)
-    assert scenario.replicas and scenario.scale_servers
+    assert scenario.replicas and scenario.scales
     assert check(Cluster(scenario, BACKUP_TAKEN_AWAY).run()).killed == {SERVER: 1}
 
 
