@@ -79,7 +79,7 @@ class Moves:
         return changes
 
     def _redirect(self, table: ShardTable, servers: Mapping[int, int], num_servers: int) -> None:
-        """What a death has left to a server that leaves, or to a seat that nobody takes any more, goes to another."""
+        """What a death has left to a server that leaves, or to a seat that nobody will take, goes to another."""
         numbers = {node: number for number, node in servers.items()}
         for shard in range(len(table)):
             number = self.targets.get(shard, numbers.get(table[shard].primary, 0))

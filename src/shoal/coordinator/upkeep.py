@@ -184,7 +184,7 @@ class Upkeep:
             self._count_failure()
 
     def _miss(self, seat: Seat) -> None:
-        """Whoever was on its way to this seat is dead: another one is ordered at once, or when it is wanted again."""
+        """Whoever was on its way to this seat is dead: another is ordered at once, or when it is wanted again."""
         if self.failed is not None or self._state.members.is_taken(seat):
             return
         self._ordered.pop(seat, None)

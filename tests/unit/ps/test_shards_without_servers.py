@@ -120,7 +120,7 @@ def test_servers_die_while_shards_move() -> None:
 
 
 def storm(seed: int) -> Cluster:
-    """Servers become more and fewer again and again, and die in between, newcomers that nobody wants any more too."""
+    """Servers become more and fewer again and again, and die in between, also newcomers that are not wanted."""
     dice = random.Random(seed)
     times = sorted(dice.randrange(20, 300) for _ in range(dice.randint(3, 8)))
     kills = [Kill(at=dice.randrange(20, 300), role=SERVER, rank=None) for _ in range(dice.randint(2, 6))]
