@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,10 @@ class Checkpointing:
             self._has_stepped = True
             check_state(self._replica)
         self._losses.extend([loss] * (step - len(self._losses)))
+
+    def note_steps(self, losses: Sequence[float]) -> None:
+        """These were the losses of all steps so far, whoever took them."""
+        self._losses.extend(losses[len(self._losses) :])
 
     def note_evaluation(self, step: int, results: Mapping[str, float]) -> None:
         """The model was evaluated after a step."""

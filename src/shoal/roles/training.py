@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -211,10 +211,12 @@ class Training:
         history: dict[str, list[float]] = {}
         results: dict[str, float] = {}
         result = StepResult(float("nan"), 0.0, False)
-        for step in range(1, self.schedule.total_steps + 1):
+        # None of the steps before the last committed one has ended the run.
+        self._replay(losses[: max(0, committed - 1)], history, observer)
+        for step in range(max(1, committed), self.schedule.total_steps + 1):
             self.witness.step = step
-            if step <= committed:
-                result = StepResult(losses[step - 1], 0.0, was_stopped and step == committed)
+            if step == committed:
+                result = StepResult(losses[step - 1], 0.0, was_stopped)
             else:
                 stop = observer.wants_stop()
                 if not self._heed(observer, at_border=True):
@@ -234,9 +236,7 @@ class Training:
                 self.checkpoints.note_step(step, result.loss)
             reason = "stopped" if result.stop else "finished" if step == self.schedule.total_steps else ""
             if self.evaluates_after(step) and self.evaluator is not None:
-                results = self._evaluate(step, observer, told=step < committed)
-                for name, value in results.items():
-                    history.setdefault(name, []).append(value)
+                results = self._evaluate(step, observer, history, told=False)
                 if self.task.stop is not None and self.task.stop.reached(history[self.task.stop.metric]):
                     reason = "plateau"
             # Who committed the last step may have died before it was saved.
@@ -245,6 +245,15 @@ class Training:
             if reason:
                 return Outcome(step, result.loss, results, reason)
         raise AssertionError("a run has at least one step, and its last ends it")
+
+    def _replay(self, losses: Sequence[float], history: dict[str, list[float]], observer: Observer) -> None:
+        """Let all that follows the steps see those that were taken before, however many they are."""
+        self.replica.advance_over(losses)
+        if self.checkpoints is not None:
+            self.checkpoints.note_steps(losses)
+        if self.evaluator is not None:
+            for step in range(self.evaluation_interval, len(losses) + 1, self.evaluation_interval):
+                self._evaluate(step, observer, history, told=True)
 
     def _read_past(self, committed: int) -> bool:
         """Enter into the book what others of this run have committed; whether that was all, on request."""
@@ -321,11 +330,20 @@ class Training:
         """Steps from one evaluation to the next."""
         return self.task.evaluate_every or self.schedule.steps_per_epoch
 
-    def _evaluate(self, step: int, observer: Observer, *, told: bool) -> dict[str, float]:
+    def _evaluate(
+        self, step: int, observer: Observer, history: dict[str, list[float]], *, told: bool
+    ) -> dict[str, float]:
+        if step in self.replica.start.evaluations:
+            results = dict(self.replica.start.evaluations[step])
+        else:
+            results = self._evaluate_now(step, observer, told=told)
+        for name, value in results.items():
+            history.setdefault(name, []).append(value)
+        return results
+
+    def _evaluate_now(self, step: int, observer: Observer, *, told: bool) -> dict[str, float]:
         evaluator = self.evaluator
         assert evaluator is not None
-        if step in self.replica.start.evaluations:
-            return dict(self.replica.start.evaluations[step])
         observer.on_state("evaluating", step)
         results = self._despite_moves(observer, lambda: evaluator.run(self.strategy, self.world))
         observer.on_state("training", step)

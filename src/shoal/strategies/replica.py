@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -158,6 +158,12 @@ class Replica:
             self.scheduler.step(loss)
         else:
             self.scheduler.step()
+
+    def advance_over(self, losses: Iterable[float]) -> None:
+        """The same for many steps, which others have taken."""
+        if self.scheduler is not None:
+            for loss in losses:
+                self.advance(loss)
 
     @property
     def learning_rate(self) -> float:
