@@ -14,7 +14,8 @@ from torch.utils.data import TensorDataset
 
 from helpers.forked import in_processes
 from shoal.errors import SpecError, TaskError
-from shoal.spec import Data, Layer, ModelParallel, Task, World, as_mesh, parse_strategy
+from shoal.spec import Cluster, Conduct, Task, World, parse_strategy
+from shoal.spec.conduct import even_fills
 from shoal.strategies import Strategy, make_strategy
 from shoal.strategies.base import Extent, Part, Piece, Setting, StepResult, Work
 from shoal.strategies.replica import Replica
@@ -83,20 +84,12 @@ class Seat:
     def take(cls, world: World, written: str, task: Task = TASK, **setting: Any) -> Seat:
         spec, size = parse_strategy(written), world.world_size
         slots = setting.pop("slots", slots_of(written, size))
-        if isinstance(spec, ModelParallel):
-            mesh = as_mesh(spec, size)
-            setting |= {"slots_per_worker": (), "lanes": tuple(mesh.lane_of(rank) for rank in range(size))}
-        elif isinstance(spec, Layer):
-            setting |= {"slots_per_worker": (), "lanes": (0,) * size}
-        else:
-            assert isinstance(spec, Data)
-            setting["slots_per_worker"] = tuple(spec.slots_per_worker(slots, size))
         seat = cls(
             make_strategy(spec, world, slots),
             Replica(task),
             Setting(
                 world=world,
-                slots=slots,
+                conduct=spec.conduct(Cluster(workers=size), slots),
                 extent=Extent(total_steps=STEPS, tables=2, table_rows=world.world_size, table_columns=3),
                 report=lambda line: None,
                 sample=lambda: (INPUTS, TARGETS),
@@ -128,10 +121,7 @@ class Seat:
 
 def slots_of(written: str, workers: int) -> int:
     """Parts of a batch: one for each worker, but for those that share one."""
-    spec = parse_strategy(written)
-    if isinstance(spec, Layer):
-        return 1
-    return as_mesh(spec, workers).lanes if isinstance(spec, ModelParallel) else workers
+    return parse_strategy(written).conduct(Cluster(workers=workers)).slots
 
 
 def rows_of(slot: int, slots: int, weighted: bool) -> Callable[[], Iterator[Piece]]:
@@ -331,7 +321,9 @@ def test_synchronised_batchnorm_needs_samples_in_every_slot(via: str) -> None:
     with pytest.raises(SpecError, match="needs one slot per worker, found 4 slots on 1 workers"):
         Seat.take(World(), written, slots=4)
     setting = Setting(
-        world=World(world_size=2), slots=2, slots_per_worker=(1, 1), extent=Extent(smallest_batch=3, accumulate=2)
+        world=World(world_size=2),
+        conduct=Conduct(fills=even_fills(2, 2)),
+        extent=Extent(smallest_batch=3, accumulate=2),
     )
     with pytest.raises(SpecError, match=r"samples for all 4 pieces of every batch, but the last .* has only 3"):
         make_strategy(parse_strategy(written), setting.world, 2).open(Replica(TASK), setting)

@@ -10,7 +10,6 @@ from helpers.training import Train
 from shoal.errors import SpecError
 from shoal.launch import ZygoteProcess
 from shoal.launch.saved import evaluate
-from shoal.roles.chaos import slots_of
 from shoal.roles.trainer import Trainer
 from shoal.spec import Cluster, Job
 
@@ -53,7 +52,7 @@ def test_grids_that_cannot_be(strategy: str, workers: int, message: str) -> None
 
 def test_a_fault_strikes_the_part_of_the_batch_that_a_worker_has() -> None:
     job = Job(target="a.py", strategy="mesh:data=2,tensor=2", cluster=Cluster(workers=4))
-    assert [list(slots_of(job, rank)) for rank in range(4)] == [[0], [0], [1], [1]]
+    assert [list(job.conduct.fills[rank]) for rank in range(4)] == [[0], [0], [1], [1]]
 
 
 def test_a_trainer_has_no_way_to_put_parts_together() -> None:

@@ -59,7 +59,7 @@ class Killer(ObservedEngine):
 
     def _run(self, job: Job) -> None:
         places = job.cluster.places
-        marks = Marks(Setting(world=World(world_size=places), slots=places, slots_per_worker=(1,) * places))
+        marks = Marks(Setting(world=World(world_size=places), conduct=job.conduct))
         for place, in_chunk in self._plan:
             self._ready.acquire()
             if self._over.is_set():

@@ -16,7 +16,7 @@ from shoal.ps.plain.table import MOST_NAME_BYTES
 from shoal.ps.primary import Primary
 from shoal.ps.server import RUNS_PER_REPORT, SHARDS_PER_REPORT
 from shoal.spec import ParameterServer
-from shoal.spec.strategy import MOST_CELLS_PER_PUSH, MOST_SHARDS
+from shoal.spec.parameter_server import MOST_CELLS_PER_PUSH, MOST_SHARDS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROTOCOL = (DOCS / "protocol.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from shoal.bench.models import WORKLOADS, warm_up_steps
 from shoal.bench.straggler import STRAGGLERS
 from shoal.launch import run_job
 from shoal.roles.timeline import read_timeline
-from shoal.spec import Cluster, Job, ParameterServer, parse_strategy
+from shoal.spec import Cluster, Job, parse_strategy
 from shoal.spec.strategy import StrategySpec
 
 COOL_DOWN_STEPS = 5
@@ -39,7 +39,7 @@ def measure(arguments: argparse.Namespace) -> Measurement:
 
 def goes_in_lockstep(strategy: StrategySpec) -> bool:
     """Whether a step of the first worker is a step of all."""
-    return not isinstance(strategy, ParameterServer) or strategy.is_lockstep
+    return strategy.conduct(Cluster()).is_lockstep
 
 
 def train(arguments: argparse.Namespace, steps: int) -> tuple[Timeline, float]:

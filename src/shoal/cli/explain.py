@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from shoal.cli.plan import Plan, make_plan
 from shoal.cli.plan.parts import Seat
 from shoal.launch.supervisor import run_job
 from shoal.layout import binary_size
-from shoal.spec import Cluster, Job, ModelParallel, as_mesh
+from shoal.spec import Cluster, Job
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,13 +50,10 @@ def _inspect(job: Job, zygote: ZygoteProcess | None) -> dict[str, Any]:
 
 def _width(job: Job) -> dict[str, Any]:
     """What to ask where layers are cut by width: how, and over how many workers."""
-    if not isinstance(job.spec, ModelParallel):
-        return {}
-    mesh = as_mesh(job.spec, job.cluster.places)
-    if mesh.tensor == 1:
+    if (width := job.conduct.width) is None:
         return {}
     saves_memory = job.cluster.memory_bytes is not None or job.recompute or job.cluster.device != "cpu"
-    return {"width": {"plan": mesh.plan, "norms": mesh.norms, "count": mesh.tensor, "saves_memory": saves_memory}}
+    return {"width": {**asdict(width), "saves_memory": saves_memory}}
 
 
 def _show(plan: Plan) -> None:

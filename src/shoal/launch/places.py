@@ -11,7 +11,7 @@ from shoal.arena import supported
 from shoal.errors import LaunchError, SpecError
 from shoal.launch import load
 from shoal.launch.seats import spread
-from shoal.spec import Data, Job, Layer, ModelParallel, ParameterServer, World
+from shoal.spec import Job, World
 from shoal.spec.world import LOOPBACK
 
 _SECRET_BYTES = 32
@@ -20,8 +20,7 @@ _ATTEMPT_BYTES = 8
 
 def servers_of(job: Job) -> int:
     """How many servers a job starts with; those that have none have no coordinator either."""
-    spec = job.spec
-    return spec.num_servers if job.purpose == "train" and isinstance(spec, ParameterServer) else 0
+    return job.conduct.servers if job.purpose == "train" else 0
 
 
 def plan_places(job: Job) -> list[World]:
@@ -72,35 +71,28 @@ def member_place(other: World, role: str, number: int, *, node: int = 0, generat
 
 def can_move(job: Job) -> bool:
     """Whether one process can do the work of several: all is in shared memory, and nobody waits in a pass."""
-    spec = job.spec
-    return _shares_memory(job) and isinstance(spec, Data) and spec.batchnorm != "sync"
+    return _has_places(job) and job.conduct.passes_alone
 
 
 def can_replace(job: Job) -> bool:
     """Whether another process can go on where one died in the middle of a step."""
-    spec, cluster = job.spec, job.cluster
-    has_journal = isinstance(spec, Data) and spec.journal
+    cluster = job.cluster
     # A process that is alone without need trains in memory of its own.
-    return _shares_memory(job) and has_journal and cluster.places + cluster.spares > 1
+    return _has_places(job) and job.conduct.has_journal and cluster.places + cluster.spares > 1
 
 
 def advice_after_loss(job: Job) -> str:
     """What would have helped when a worker was lost that nobody can replace; empty where nothing would."""
     if job.purpose != "train" or job.restarts or not job.replaces:
         return ""
-    spec = job.spec
-    is_cut = isinstance(spec, ModelParallel) or (isinstance(spec, Layer) and spec.cuts_model)
-    why = "nobody else has its part of the model" if is_cut else "nobody can take its place"
+    why = "nobody else has its part of the model" if job.conduct.is_cut else "nobody can take its place"
     flags = [] if job.checkpoint != "none" else ["--checkpoint every=200"]
     flags += [] if job.on_failure == "auto" else ["--on-failure restart"]
     return f" With strategy={job.strategy} {why}; with {' and '.join(flags)} the run goes on by itself."
 
 
-def _shares_memory(job: Job) -> bool:
-    spec = job.spec
-    if job.purpose != "train" or not isinstance(spec, Data) or job.cluster.device != "cpu":
-        return False
-    return spec.shares_memory and supported()
+def _has_places(job: Job) -> bool:
+    return job.purpose == "train" and job.conduct.has_places and supported()
 
 
 def describe_world(job: Job, workers: int | None = None) -> dict[str, Any]:

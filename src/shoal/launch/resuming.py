@@ -13,7 +13,7 @@ from shoal.checkpoint.wholeness import check_folder, newest_whole
 from shoal.errors import CheckpointError, SpecError
 from shoal.observe import RunFolder
 from shoal.observe.checkpoint_names import find_checkpoint, folder_name, names_checkpoint, step_folders
-from shoal.spec import Cluster, Data, Job, Layer, LayerForm, ModelParallel, ParameterServer, parse_strategy
+from shoal.spec import Cluster, Job, parse_strategy
 
 Report = Callable[[str], None]
 _OF_ONE_ATTEMPT = (
@@ -47,12 +47,7 @@ def resumed_job(saved: Job, path: Path, manifest: Manifest, changes: Mapping[str
     strategy = parse_strategy(changes.get("strategy") or saved.strategy)
     cluster = merged_cluster(saved.cluster, changes.get("cluster"))
     slots = changes.get("slots")
-    cuts_itself = (
-        (isinstance(strategy, ParameterServer) and not strategy.is_lockstep)
-        or (isinstance(strategy, Layer) and strategy.cuts_model)
-        or (isinstance(strategy, Data) and strategy.partition == "relay")
-    )
-    if slots is None and not cuts_itself and not isinstance(strategy, ModelParallel):
+    if slots is None and strategy.conduct(cluster).slots_are_free:
         # The same cuts give the same bits; more workers than parts need finer ones.
         slots = max(int(manifest.facts["slots"]), cluster.places)
     said = {name: changes[name] for name in _KEPT_UNLESS_SAID if changes.get(name) is not None}
@@ -77,7 +72,7 @@ def resumed_job(saved: Job, path: Path, manifest: Manifest, changes: Mapping[str
 def left_out(job: Job, manifest: Manifest) -> str:
     """One line about what a resumed job has no use for in its checkpoint; empty where there is nothing."""
     count = count_aside(place.name for place in manifest.files["optimizer"].places)
-    if not count or (isinstance(job.spec, Layer) and job.spec.form is LayerForm.DECOUPLED):
+    if not count or job.conduct.trains_heads:
         return ""
     return f"left out: {count} tensors of heads that only layer:decoupled=on trains"
 

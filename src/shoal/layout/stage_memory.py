@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from shoal.errors import OutOfMemory
-from shoal.layout.memory_need import ROOM, stage_need
+from shoal.layout.memory_need import ROOM
 from shoal.layout.placement_table import binary_size
 from shoal.layout.schedules import Kind, make_schedule
 from shoal.layout.stage_split import NEVER, split_chain
 from shoal.spec import Mesh
+from shoal.spec.cut_sizes import stage_need
 
 _ATTEMPTS = 8
 SLACK = 0.05

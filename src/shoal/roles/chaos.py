@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.errors import InjectedFault
-from shoal.spec import Data, Job, Layer, ModelParallel, as_mesh
+from shoal.spec import Job
 from shoal.spec.chaos import parse_chaos
 from shoal.strategies.base import Part, Piece
 
@@ -34,7 +34,7 @@ class Sabotage:
         self._sleep = sleep
         self._awaited = sorted(chaos.steps)
         self._poisoned = {
-            (fault.step, slot) for fault in chaos.faults if fault.always for slot in slots_of(job, fault.rank)
+            (fault.step, slot) for fault in chaos.faults if fault.always for slot in job.conduct.fills[fault.rank]
         }
         self._factor = 1.0
         self._slow_until: float | None = None
@@ -87,17 +87,3 @@ class Sabotage:
             lag_s = min(lag_s, left_s)
         if lag_s > 0:
             self._sleep(lag_s)
-
-
-def slots_of(job: Job, rank: int) -> range:
-    """The parts of a global batch that a worker has at the start."""
-    spec, slots, workers = job.spec, job.num_slots, job.cluster.places
-    if isinstance(spec, ModelParallel):
-        lane = as_mesh(spec, workers).lane_of(rank)
-        return range(lane, lane + 1)
-    if isinstance(spec, Layer) and spec.cuts_model:
-        return range(1)
-    if not isinstance(spec, Data):
-        return range(slots * rank // workers, slots * (rank + 1) // workers)
-    counts = spec.slots_per_worker(slots, workers)
-    return range(sum(counts[:rank]), sum(counts[: rank + 1]))

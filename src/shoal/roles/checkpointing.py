@@ -47,7 +47,7 @@ class Checkpointing:
         self._rule = CheckpointRule.parse(job.checkpoint)
         self._history = History(job)
         if self.is_on:
-            check_savable(job.spec, replica)
+            check_savable(job, replica)
         self._saver: BackgroundSaver | None = None
         self._last_step = replica.start.step
         self._saved_at = self._began_at = time.monotonic()

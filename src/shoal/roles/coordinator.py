@@ -57,8 +57,7 @@ def run_coordinator(job: Job, world: World, channel: Channel) -> int:
 
 def make_plan(job: Job, world: World) -> JobPlan:
     """What the coordinator must know of a job: how the model is cut, and how many parts the data has."""
-    spec = job.spec
-    assert isinstance(spec, ParameterServer)
+    spec = ParameterServer.of(job)
     task = load_task(job)
     # Only sizes are wanted: the model goes again as soon as they are known.
     replica = make_replica(task, job.numerics, world)

@@ -29,8 +29,7 @@ def evaluate(job: Job, world: World, reporter: Reporter) -> None:
     evaluator = Evaluator(task, replica, len(dataset), Feed(task, dataset, device=world.device))
     strategy = make_strategy(job.spec, world, world.world_size)
     extent = Extent(table_rows=evaluator.num_batches, table_columns=evaluator.num_columns)
-    slots = (1,) * world.world_size
-    strategy.open(replica, Setting(world=world, slots=len(slots), slots_per_worker=slots, extent=extent))
+    strategy.open(replica, Setting(world=world, conduct=job.conduct, extent=extent))
     reporter.on_state("ready", 0)
     reporter.on_state("evaluating", 0)
     results = evaluator.run(strategy, world)

@@ -15,6 +15,7 @@ from shoal.datasets.folds import with_fold
 from shoal.errors import SpecError
 from shoal.roles.incremental import History, without_seen
 from shoal.spec import Fold, Job, Task
+from shoal.spec.features import check_task
 
 DEFAULT_FACTORY = "task"
 
@@ -38,7 +39,10 @@ def load_task(job: Job) -> Task:
         task = with_fold(task, Fold.parse(fold))
     if history.skips_seen:
         task = without_seen(task, history.passes)
-    return replace(task, **overrides) if overrides else task
+    task = replace(task, **overrides) if overrides else task
+    if job.purpose == "train":
+        check_task(task, job.conduct, job.strategy)
+    return task
 
 
 def _import(path: str) -> ModuleType:

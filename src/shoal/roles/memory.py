@@ -16,7 +16,7 @@ from shoal.layout.memory_need import advice, refusal
 from shoal.layout.placement_table import binary_size
 from shoal.roles.failure import is_memory_error
 from shoal.roles.loading import load_task
-from shoal.spec import Job, ModelParallel, Task
+from shoal.spec import Job, Task
 from shoal.strategies.model_size import size_up
 from shoal.strategies.parking import Parking
 
@@ -48,7 +48,7 @@ def check_fits(job: Job, task: Task) -> None:
 
 def make_parking(job: Job) -> Parking | None:
     """Where a model waits that is to be cut, for workers that may not hold it whole."""
-    if job.cluster.memory_bytes is None or not isinstance(job.spec, ModelParallel):
+    if job.cluster.memory_bytes is None or not job.conduct.is_never_whole:
         return None
     return Parking(Path(job.run_dir or tempfile.gettempdir()))
 
@@ -77,7 +77,7 @@ def _explanation(job: Job, limit: int) -> str:
     if size is None:
         return f"{told}; allow more, or use sharded or pipeline with more workers."
     # So many of those that cut the model have just been too few.
-    least = workers + 1 if isinstance(job.spec, ModelParallel) else workers
+    least = workers + 1 if job.conduct.is_never_whole else workers
     return f"{told}; without these, {advice(size, limit, least)}."
 
 

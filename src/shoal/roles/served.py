@@ -43,8 +43,7 @@ class ServedTraining:
         check_fits(job, task)
         if not job.options.get("evaluate", True):
             task = replace(task, test=None, stop=None)
-        spec = job.spec
-        assert isinstance(spec, ParameterServer)
+        spec = ParameterServer.of(job)
         self.world = world
         start = read_start(job)
         self.training = Training(
@@ -64,10 +63,7 @@ class ServedTraining:
         self._spec = spec
         self._reporter = reporter
         self._slots = job.num_slots
-        self._my_slots = range(
-            job.num_slots * world.global_rank // job.cluster.workers,
-            job.num_slots * (world.global_rank + 1) // job.cluster.workers,
-        )
+        self._my_slots = range(0) if spec.is_leased else job.conduct.fills[world.global_rank]
         check_position(start, self.training.schedule, task.seed, may_be_over=lacks_model(job))
         self._begun_at = start.step
         """Steps that an earlier run took. Servers and coordinator count from here."""

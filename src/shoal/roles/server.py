@@ -50,10 +50,8 @@ def run_server(job: Job, world: World, channel: Channel) -> int:
 
 def open_served(job: Job, world: World) -> Served:
     """The model of a served job, as every process of the run cuts it."""
-    spec = job.spec
-    assert isinstance(spec, ParameterServer)
     replica = make_replica(load_task(job), job.numerics, world, read_start(job))
-    return Served.open(spec, replica, world, slots=job.num_slots, workers=job.cluster.workers)
+    return Served.open(ParameterServer.of(job), replica, world, slots=job.num_slots, workers=job.cluster.workers)
 
 
 def make_replica(task: Task, numerics: str, world: World, start: Start | None = None) -> Replica:

@@ -17,7 +17,7 @@ from shoal.checkpoint.stored_model import ModelReader
 from shoal.errors import CheckpointError
 from shoal.ledger.book import Book
 from shoal.observe.checkpoint_names import is_checkpoint
-from shoal.spec import Job, ModelParallel
+from shoal.spec import Job
 from shoal.strategies.parked import parked_from
 from shoal.strategies.start import Start
 
@@ -30,7 +30,7 @@ def read_start(job: Job) -> Start:
     Where the model is cut, tensors stay in their files until somebody asks for them: no worker needs all.
     """
     resumed, model_of = job.options.get("resume"), job.options.get("from")
-    stays = isinstance(job.spec, ModelParallel)
+    stays = job.conduct.is_never_whole
     if resumed:
         return _start_of(_parked_snapshot(Path(resumed)) if stays else read_folder(_checked(Path(resumed))))
     if model_of:

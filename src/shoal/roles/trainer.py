@@ -15,8 +15,9 @@ from shoal.errors import PeerLost, SpecError
 from shoal.roles.hosting import MoveOrder
 from shoal.roles.joining import share_segment
 from shoal.roles.training import Outcome, Training
-from shoal.spec import Data, Layer, ModelParallel, StrategySpec, Task, World, parse_strategy
+from shoal.spec import Cluster, Conduct, StrategySpec, Task, World, parse_strategy
 from shoal.spec.checks import require_choice
+from shoal.spec.features import check_task
 from shoal.spec.precision import PRECISIONS
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Part, Piece, Setting, StepResult, Work
@@ -41,24 +42,13 @@ class Trainer:
     ) -> None:
         keep_freed_memory()
         spec = parse_strategy(strategy)
-        if isinstance(spec, ModelParallel):
-            raise SpecError(
-                f"Trainer: strategy={spec} leaves each process a part of the model, which only `shoal train` and "
-                "shoal.train(...) put together again; use data here."
-            )
-        if isinstance(spec, Layer):
-            raise SpecError(
-                f"Trainer: strategy={spec} is for `shoal train` and shoal.train(...) alone; use data here."
-            )
-        if not isinstance(spec, Data):
-            raise SpecError(
-                f"Trainer: strategy={spec} needs processes besides those that train, which only `shoal train` and "
-                "shoal.train(...) start; use data here."
-            )
         if world is None or (world.arena_fd is None and world.world_size > 1):
             world, self._kept = share_segment(World.from_environment() if world is None else world)
         self.world = world
         slots = world.world_size if slots is None else slots
+        conduct = spec.conduct(Cluster(workers=world.world_size), slots)
+        _check(spec, conduct)
+        check_task(task, conduct, str(spec))
         if slots < world.world_size:
             raise SpecError(
                 f"Trainer: slots={slots} is fewer than the {world.world_size} processes, so some would have "
@@ -71,8 +61,7 @@ class Trainer:
         )
         self._setting = Setting(
             world=self.world,
-            slots=slots,
-            slots_per_worker=tuple(spec.slots_per_worker(slots, self.world.world_size)),
+            conduct=conduct,
             extent=self._training.extent,
             clip_norm=task.clip_norm,
             on_idle=_orphan_watch(),
@@ -172,6 +161,20 @@ class _Silent:
         return ()
 
     def on_moved(self, order: MoveOrder, world: World | None) -> None: ...
+
+
+def _check(spec: StrategySpec, conduct: Conduct) -> None:
+    """Refuse strategies whose processes need more than the company of their like."""
+    only = "which only `shoal train` and shoal.train(...)"
+    if conduct.servers:
+        why = f"needs processes besides those that train, {only} start"
+    elif conduct.is_cut:
+        why = f"leaves each process a part of the model, {only} put together again"
+    elif conduct.takes_turns or conduct.is_relay:
+        why = f"lets processes or layers take turns, {only} arrange"
+    else:
+        return
+    raise SpecError(f"Trainer: strategy={spec} {why}; use data here.")
 
 
 def _num_samples(batch: Any) -> int:

@@ -33,14 +33,15 @@ from shoal.roles.served import ServedTraining
 from shoal.roles.starting import read_start
 from shoal.roles.timeline import Timeline
 from shoal.roles.training import Outcome, Training
-from shoal.spec import Data, Job, Layer, Mesh, ModelParallel, ParameterServer, Task, World, as_mesh
+from shoal.spec import Job, World
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Setting
 
 
 def run_worker(job: Job, world: World, channel: Channel) -> int:
     """What a `worker` or `spare` process does from its first to its last line."""
-    limit_memory(job.cluster.memory_bytes, is_frugal=_lets_parameters_go(job))
+    # What is freed in every step must not stay in the process.
+    limit_memory(job.cluster.memory_bytes, is_frugal=job.conduct.frees_parameters)
     world = replace(world, device=choose_device(job.cluster.device, world.local_rank))
     path = job.options.get("timeline")
     is_quiet = bool(job.options.get("quiet"))
@@ -56,27 +57,17 @@ def run_worker(job: Job, world: World, channel: Channel) -> int:
     return 0
 
 
-def _lets_parameters_go(job: Job) -> bool:
-    """Whether workers hold parameters only while they need them: what they free must not stay in the process."""
-    if not isinstance(job.spec, ModelParallel):
-        return False
-    mesh = as_mesh(job.spec, job.cluster.places)
-    return mesh.shard > 1 and mesh.stage == 3
-
-
 def _train(job: Job, world: World, reporter: Reporter) -> None:
     reporter.on_state("starting", 0)
-    if isinstance(job.spec, ParameterServer):
+    if job.conduct.servers:
         _train_served(job, world, reporter)
         return
     strategy = make_strategy(job.spec, world, job.num_slots, replaceable=job.cluster.spares > 0)
     task = load_task(job)
     if not job.options.get("evaluate", True):
         task = replace(task, test=None, stop=None)
-    preprocess = 0
-    if isinstance(job.spec, ModelParallel):
-        mesh = as_mesh(job.spec, world.world_size)
-        task, preprocess = cut_by_microbatches(task, mesh), mesh.preprocess
+    # What follows each other through the model is cut as a task's own pieces are.
+    task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
     check_fits(job, task)
     training = Training(
         task,
@@ -88,7 +79,7 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
         parking=make_parking(job),
         precision=job.precision,
         recompute=job.recompute,
-        preprocess=preprocess,
+        preprocess=job.conduct.preprocess,
     )
     check_position(training.replica.start, training.schedule, task.seed, may_be_over=lacks_model(job))
     training.checkpoints = Checkpointing(job, training.replica, training.schedule, reporter)
@@ -118,11 +109,6 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     if outcome.reason != "released":
         _finish(job, training, outcome, reporter, strategy.state_stream, _audited(training, outcome, reporter))
     strategy.close()
-
-
-def cut_by_microbatches(task: Task, mesh: Mesh) -> Task:
-    """Parts of the batch that follow each other through a pipeline are cut as a task's own pieces are."""
-    return replace(task, accumulate=task.accumulate * mesh.num_microbatches)
 
 
 def _open_ledger(job: Job, training: Training) -> None:
@@ -198,19 +184,9 @@ def choose_device(kind: str, local_rank: int) -> str:
 
 def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
     """The company this worker finds."""
-    spec, workers = job.spec, job.cluster.places
-    counts = spec.slots_per_worker(job.num_slots, workers) if isinstance(spec, Data | Layer) else ()
-    lanes: tuple[int, ...] = ()
-    if isinstance(spec, ModelParallel):
-        mesh = as_mesh(spec, workers)
-        lanes = tuple(mesh.lane_of(rank) for rank in range(workers))
-    elif isinstance(spec, Layer) and spec.cuts_model:
-        lanes = (0,) * workers
     return Setting(
         world=training.world,
-        slots=job.num_slots,
-        slots_per_worker=tuple(counts),
-        lanes=lanes,
+        conduct=job.conduct,
         sample=training.sample,
         extent=training.extent,
         clip_norm=training.task.clip_norm,
@@ -220,7 +196,6 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
         on_cuts=reporter.on_cuts,
         port=job.cluster.port,
         memory_bytes=job.cluster.memory_bytes,
-        relay=isinstance(spec, Data) and spec.partition == "relay",
     )
 
 

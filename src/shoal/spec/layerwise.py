@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_count
+from shoal.spec.cluster import Cluster
+from shoal.spec.conduct import Claim, Conduct, even_fills
+from shoal.spec.model_parallel import NOBODY_ELSE
 from shoal.spec.strategy import StrategySpec
+
+if TYPE_CHECKING:
+    from shoal.spec.job import Job
 
 _PLACE = r"[\w.]+@\d+"
 _NUMBER = r"\d+(\.\d+)?"
@@ -32,6 +38,7 @@ class Layer(StrategySpec):
     """By layers: named ones on named workers, groups with heads of their own, or groups that take turns."""
 
     name: ClassVar[str] = "layer"
+    made_by: ClassVar[str] = "shoal.strategies.layer:make"
 
     place: str = "auto"
     """Which worker runs which submodule: `left@0+right@1+head@0`; `auto`: branches go to different workers."""
@@ -81,9 +88,38 @@ class Layer(StrategySpec):
         pairs = (item.split("@") for item in self.place.split("+"))
         return {module: int(worker) for module, worker in pairs}
 
-    def slots_per_worker(self, slots: int, workers: int) -> list[int]:
-        """How many slots each worker fills, where they share the batch."""
-        return [slots * (rank + 1) // workers - slots * rank // workers for rank in range(workers)]
+    def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
+        workers = cluster.places
+        if not self.cuts_model:
+            return Conduct(
+                fills=even_fills(slots or workers, workers),
+                takes_turns=True,
+                why={"has_places": f"strategy={self} sums gradients over sockets and cannot replace workers"},
+            )
+        return Conduct(
+            fills=(range(1),) * workers,
+            slots_are_free=False,
+            is_cut=True,
+            can_skip=False,
+            calls_model=False,
+            draws_otherwise=True,
+            trains_heads=self.decoupled,
+            why={
+                "has_places": f"with strategy={self} {NOBODY_ELSE}",
+                "slots": f"strategy={self} cuts every batch into 1",
+                "can_skip": f"with strategy={self} one worker alone knows the loss in time; use data",
+            },
+        )
+
+    def claim(self, workers: int, optimizer: str = "SGD") -> Claim:
+        return Claim.RESULT if self.decoupled else Claim.SUMS
+
+    def check(self, job: Job) -> None:
+        self.check_workers(job.cluster.places)
+
+    def for_trial(self, steps: int) -> Self:
+        """With a turn for each group of layers where these take turns."""
+        return replace(self, every=min(self.every, max(1, steps // self.phases))) if self.phases else self
 
     def loss_weights(self, workers: int) -> tuple[float, ...]:
         """What the loss of each worker's group counts."""

@@ -6,22 +6,66 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count
+from shoal.spec.cluster import Cluster
+from shoal.spec.conduct import Claim, Conduct, Width
+from shoal.spec.cut_sizes import cut_need
 from shoal.spec.strategy import StrategySpec
+
+if TYPE_CHECKING:
+    from shoal.spec.model_size import ModelSize
 
 AXES = ("data", "shard", "pipeline", "tensor")
 """From the one that sends least to the one that sends most: neighbours by rank are neighbours in the last."""
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 POLICIES = ("size", "count", "layer", "device")
 NORMS = ("auto", "sequence", "replicated")
+NOBODY_ELSE = "each worker holds a part of the model that nobody else has; leave it out; resume where one is lost"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sharded(StrategySpec):
+class ModelParallel(StrategySpec):
+    """What all of them have in common: they behave as the mesh does that they are."""
+
+    made_by: ClassVar[str] = "shoal.strategies.mesh:make"
+
+    def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
+        mesh = as_mesh(self, cluster.places)
+        lanes = [mesh.lane_of(rank) for rank in range(cluster.places)]
+        return Conduct(
+            fills=tuple(range(lane, lane + 1) for lane in lanes),
+            slots_are_free=False,
+            is_cut=True,
+            is_never_whole=True,
+            frees_parameters=mesh.shard > 1 and mesh.stage == 3,
+            repeats_passes=mesh.schedule != "zero-bubble",
+            synchronises=mesh.pipeline == 1,
+            can_skip=False,
+            calls_model=mesh.pipeline == 1,
+            microbatches=mesh.num_microbatches,
+            draws_otherwise=mesh.pipeline * mesh.tensor > 1,
+            width=Width(count=mesh.tensor, plan=mesh.plan, norms=mesh.norms) if mesh.tensor > 1 else None,
+            preprocess=mesh.preprocess,
+            why={
+                "has_places": f"with strategy={self} {NOBODY_ELSE}",
+                "slots": f"strategy={self} cuts every batch into {mesh.lanes}, one part for each line of workers",
+                "repeats_passes": "schedule=zero-bubble takes that pass in two parts; use schedule=1f1b",
+            },
+        )
+
+    def claim(self, workers: int, optimizer: str = "SGD") -> Claim:
+        return Claim.SUMS
+
+    def memory_need(self, workers: int, size: ModelSize) -> int:
+        return cut_need(as_mesh(self, workers), size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharded(ModelParallel):
     """Data parallel in which each worker keeps only its part of optimizer state, gradients and parameters."""
 
     name: ClassVar[str] = "sharded"
@@ -41,9 +85,12 @@ class Sharded(StrategySpec):
         _check_sharding(self.name, self.stage, self.policy, self.capacities)
         require_choice(self.name, "batchnorm", self.batchnorm, ("local", "sync"))
 
+    def synchronised(self) -> Self:
+        return replace(self, batchnorm="sync")
+
 
 @dataclass(frozen=True, kw_only=True)
-class TensorParallel(StrategySpec):
+class TensorParallel(ModelParallel):
     """Every worker computes with its part of each layer's width, on the whole batch."""
 
     name: ClassVar[str] = "tensor"
@@ -59,7 +106,7 @@ class TensorParallel(StrategySpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline(StrategySpec):
+class Pipeline(ModelParallel):
     """Every worker has some of the layers; parts of the batch follow each other through them."""
 
     name: ClassVar[str] = "pipeline"
@@ -81,7 +128,7 @@ class Pipeline(StrategySpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mesh(StrategySpec):
+class Mesh(ModelParallel):
     """Several ways at once, each along one axis of a grid of workers; the product of the sizes is their number."""
 
     name: ClassVar[str] = "mesh"
@@ -122,6 +169,9 @@ class Mesh(StrategySpec):
                 "pass a layer one after the other; leave batchnorm out, or use no pipeline."
             )
 
+    def synchronised(self) -> Self:
+        return replace(self, batchnorm="sync")
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """How long each of `AXES` is."""
@@ -157,9 +207,6 @@ class Mesh(StrategySpec):
         if self.pipeline == 1:
             return 1
         return self.microbatches or 2 * self.num_stages
-
-
-ModelParallel = Sharded | TensorParallel | Pipeline | Mesh
 
 
 def as_mesh(spec: ModelParallel, workers: int) -> Mesh:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_count
-from shoal.spec.strategy import MOST_CELLS_PER_PUSH, ParameterServer
+from shoal.spec.parameter_server import MOST_CELLS_PER_PUSH, ParameterServer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shoal.checkpoint.model_stream import TensorStream
 from shoal.ledger.shares import Sizes
-from shoal.spec import World
+from shoal.spec import Conduct, World
 from shoal.strategies.replica import Replica, call_model
 
 if TYPE_CHECKING:
@@ -91,8 +91,7 @@ class Setting:
     """Where and in what company a strategy opens."""
 
     world: World
-    slots: int
-    slots_per_worker: tuple[int, ...]
+    conduct: Conduct
     extent: Extent = field(default_factory=Extent)
     clip_norm: float | None = None
     report: Report = print
@@ -105,12 +104,13 @@ class Setting:
     port: int | None = None
     memory_bytes: int | None = None
     """The most that each worker may use, where that is limited."""
-    relay: bool = False
-    """Whether workers take turns, each with whole batches, in place of sharing every batch."""
-    lanes: tuple[int, ...] = ()
-    """By worker: the slot that it works on, where several work on one; none: each has its own."""
     sample: Callable[[], Any] | None = None
     """Makes a batch as large as the pieces of a step, for whoever must see the model run before it trains."""
+
+    @property
+    def slots(self) -> int:
+        """Parts of a global batch."""
+        return self.conduct.slots
 
     def relay_owner(self, step: int) -> int:
         """Who takes this step where workers take turns: each has one block of consecutive steps in an epoch."""
@@ -119,20 +119,17 @@ class Setting:
 
     def decider(self, step: int) -> int:
         """Who decides for all whether the state is saved after this step: somebody who takes part in it."""
-        return self.relay_owner(step) if self.relay else 0
+        return self.relay_owner(step) if self.conduct.is_relay else 0
 
     def slots_at(self, step: int, place: int) -> range:
         """The slots that a worker's place fills in this step."""
-        if not self.relay:
+        if not self.conduct.is_relay:
             return self.slots_of(place)
         return range(self.slots if self.relay_owner(step) == place else 0)
 
     def slots_of(self, place: int) -> range:
         """The slots that belong to a worker's place."""
-        if self.lanes:
-            return range(self.lanes[place], self.lanes[place] + 1)
-        start = sum(self.slots_per_worker[:place])
-        return range(start, start + self.slots_per_worker[place])
+        return self.conduct.fills[place]
 
 
 class Past(NamedTuple):

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from shoal.errors import Diverged, SpecError, TaskError
+from shoal.errors import Diverged, TaskError
 from shoal.ledger.order import mix
-from shoal.spec import Data, Mesh, ParameterServer, StrategySpec
 from shoal.strategies.base import Part, StepResult, Work
 from shoal.strategies.replica import Replica, call_model
 
@@ -141,27 +140,6 @@ def step_result(sums: Sums, *, stop: bool, counts: Sequence[int], save: bool = F
         skipped_parts=int(sums.skipped_parts),
         counts=tuple(counts),
     )
-
-
-def check_skipping(replica: Replica, spec: StrategySpec | None = None) -> None:
-    """Not every strategy and optimizer can do without parts of a batch."""
-    if replica.task.skip_loss_below is None:
-        return
-    if isinstance(replica.optimizer, torch.optim.LBFGS):
-        raise SpecError(
-            "Task: skip_loss_below leaves parts of a batch out by their loss, which LBFGS evaluates several times "
-            "per step; use another optimizer."
-        )
-    if isinstance(spec, ParameterServer | Mesh):
-        raise SpecError(
-            f"Task: skip_loss_below leaves parts of a batch out of its mean, which strategy={spec} cannot; use "
-            "data."
-        )
-    if isinstance(spec, Data) and spec.batchnorm == "sync":
-        raise SpecError(
-            "Task: skip_loss_below leaves parts of a batch out, but batchnorm=sync needs them all in every pass; "
-            "use batchnorm=local."
-        )
 
 
 def check_weight(work: Work, sums: Sums) -> None:

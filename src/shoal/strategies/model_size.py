@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from shoal.layout.memory_need import ModelSize
 from shoal.spec import Task
+from shoal.spec.model_size import ModelSize
 from shoal.strategies.optimizers import state_schema
 
 

@@ -7,24 +7,25 @@ from collections.abc import Mapping
 import torch
 
 from shoal.errors import CheckpointError, SpecError
-from shoal.spec import ParameterServer, StrategySpec
+from shoal.spec import Job
+from shoal.spec.conduct import StateHolder
 from shoal.strategies.optimizers import ELEMENTWISE, StateSchema
 from shoal.strategies.replica import Replica
 
 
-def check_savable(spec: StrategySpec, replica: Replica) -> None:
-    """Whether the optimizer's state can be saved with this strategy, as far as that is known before it has any."""
+def check_savable(job: Job, replica: Replica) -> None:
+    """Whether the optimizer's state can be saved in this job, as far as that is known before it has any."""
     name = type(replica.optimizer).__name__
     if isinstance(replica.optimizer, torch.optim.LBFGS):
         raise SpecError(
             "LBFGS keeps lists of earlier steps, and checkpoints hold tensors alone; leave --checkpoint out, or "
             "use another optimizer."
         )
-    is_served = isinstance(spec, ParameterServer) and spec.push == "gradients"
+    is_served = job.conduct.state is StateHolder.SERVERS
     if is_served and type(replica.optimizer) not in ELEMENTWISE:
         raise SpecError(
-            f"{name} works on the whole model, and with strategy={spec} its state stays in one server, where "
-            "checkpoints do not reach; leave --checkpoint out, or use strategy data."
+            f"{name} works on the whole model, and with strategy={job.strategy} its state stays in one server, "
+            "where checkpoints do not reach; leave --checkpoint out, or use strategy data."
         )
 
 

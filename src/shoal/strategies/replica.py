@@ -65,6 +65,11 @@ class Replica:
                 "Task: the optimizer was given no parameter of the model that needs a gradient; "
                 "pass it the parameters that `optimizer` receives."
             )
+        if task.skip_loss_below is not None and isinstance(self.optimizer, torch.optim.LBFGS):
+            raise SpecError(
+                "Task: skip_loss_below leaves parts of a batch out by their loss, which LBFGS evaluates several "
+                "times per step; use another optimizer."
+            )
         self.precision = self._make_precision(precision)
         """In which numbers it computes."""
         self.recomputes = recompute

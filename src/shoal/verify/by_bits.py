@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from shoal.ledger.cut_log import CutLog
 from shoal.observe.wording import plural
-from shoal.spec import Job, ParameterServer
+from shoal.spec import Claim, Job
+from shoal.spec.conduct import StateHolder
 from shoal.verify.bounds import FLOAT64_BOUND, first_step_bound
-from shoal.verify.claims import Claim
 from shoal.verify.jobs import alone, with_overrides
 from shoal.verify.judging import STATE, Comparison, compare_trials, movement, use_of_half
 from shoal.verify.reference import Reference
@@ -55,9 +55,8 @@ class _Verification:
         self.reference = Reference(job, facts)
         self.job = self.reference.job
         self.bitwise = claim is Claim.BITS and not self.reference.synchronised
-        spec = job.spec
         self._numbers = numbers_of(job.precision)
-        self._own_states = isinstance(spec, ParameterServer) and spec.push == "parameters"
+        self._own_states = job.conduct.state is StateHolder.EACH_WORKER
 
     def run(self, initial: Tensors) -> tuple[list[Row], int]:
         """All rows, and how many steps were taken."""

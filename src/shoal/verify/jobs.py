@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.ledger.cut_log import CutLog
-from shoal.spec import Cluster, Job, Layer, LayerForm
+from shoal.spec import Cluster, Job
 from shoal.verify.trials import Facts
 
 
@@ -18,11 +18,10 @@ def alone(job: Job, facts: Facts, *, slots: int | None = None, cuts: CutLog | No
     """
     plain = "data" if slots is None else "data:via=arena"
     # Where layers take turns, one process must let them do so, too.
-    takes_turns = isinstance(job.spec, Layer) and job.spec.form is LayerForm.PHASED
     batch = facts.global_batch(job.cluster.places)
     return replace(
         with_overrides(job, batch),
-        strategy=job.strategy if takes_turns else plain,
+        strategy=job.strategy if job.conduct.takes_turns else plain,
         # As many threads as each worker has: the number of threads decides how sums are grouped.
         cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
         slots=slots,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from shoal.ledger.cut_log import CutLog
-from shoal.spec import Data, Job, Layer, Mesh, ModelParallel, Sharded, as_mesh
+from shoal.spec import Job
 from shoal.verify.jobs import alone, with_overrides
 from shoal.verify.trials import Facts
 from shoal.verify.words import in_half
@@ -31,9 +31,8 @@ class Reference:
 
     def __init__(self, job: Job, facts: Facts) -> None:
         self._facts = facts
-        spec = job.spec
-        self._mesh: Mesh | None = as_mesh(spec, job.cluster.places) if isinstance(spec, ModelParallel) else None
-        self.synchronised = facts.has_batchnorm and getattr(spec, "batchnorm", "local") == "sync"
+        self._conduct = job.conduct
+        self.synchronised = facts.has_batchnorm and getattr(job.spec, "batchnorm", "local") == "sync"
         """BatchNorm over the whole batch: then that is what one process has to have, and no slots."""
         self.job = with_overrides(job, facts.synchronised_batch(job.num_slots)) if self.synchronised else job
         """The job, with batches that can be compared."""
@@ -47,14 +46,12 @@ class Reference:
     @property
     def cuts_width(self) -> bool:
         """Whether several processes compute one layer."""
-        return self._mesh is not None and self._mesh.tensor > 1
+        return self._conduct.width is not None
 
     @property
     def draws_otherwise(self) -> bool:
         """Whether the model draws other random numbers than one process: where several compute one pass."""
-        if isinstance(self.job.spec, Layer):
-            return self.job.spec.cuts_model
-        return self._mesh is not None and self._mesh.pipeline * self._mesh.tensor > 1
+        return self._conduct.draws_otherwise
 
     def same(self, job: Job, cuts: CutLog | None = None) -> Job:
         """One process that should compute the same in the job's precision: the same cut, or the whole batch where
@@ -67,7 +64,7 @@ class Reference:
         title, has_whole = "one process in float64, whole batch", True
         if facts.has_batchnorm:
             # Only synchronised layers compute the same function on parts as on the whole.
-            has_whole = isinstance(job.spec, Data) or (self._mesh is not None and self._mesh.pipeline == 1)
+            has_whole = self._conduct.synchronises
             if has_whole:
                 job = self._synchronised(job)
                 title += ", BatchNorm synchronised" * (job.num_slots > 1)
@@ -82,20 +79,15 @@ class Reference:
 
     @property
     def _cut(self) -> str:
-        return _SAME_CUT if self._mesh is not None and self._mesh.pipeline > 1 else _SAME_SLOTS
+        return _SAME_CUT if self._conduct.microbatches > 1 else _SAME_SLOTS
 
     def _same_cut(self, job: Job, cuts: CutLog | None = None) -> Job:
         job = alone(job, self._facts, slots=job.num_slots, cuts=cuts)
-        if self._mesh is None or self._mesh.pipeline == 1:
+        if self._conduct.microbatches == 1:
             return job
         # What follows each other through a pipeline are one process's pieces of a batch.
-        return with_overrides(job, {"accumulate": self._facts.accumulate * self._mesh.num_microbatches})
+        return with_overrides(job, {"accumulate": self._facts.accumulate * self._conduct.microbatches})
 
     def _synchronised(self, job: Job) -> Job:
-        spec = job.spec
-        if isinstance(spec, Data):
-            spec = replace(spec, batchnorm="sync", shares="even")
-        elif isinstance(spec, Sharded | Mesh):
-            spec = replace(spec, batchnorm="sync")
-        job = replace(job, strategy=str(spec), slots=None)
+        job = replace(job, strategy=str(job.spec.synchronised()), slots=None)
         return with_overrides(job, self._facts.synchronised_batch(job.num_slots))

@@ -11,8 +11,7 @@ from shoal.ledger.cut_log import CutLog
 from shoal.observe import RunFolder
 from shoal.observe.jsonl import read_events
 from shoal.observe.trust import trusted_job
-from shoal.spec import Job
-from shoal.verify.claims import Claim, claim_of
+from shoal.spec import Claim, Job
 from shoal.verify.jobs import alone
 from shoal.verify.report import BITWISE, Report, Row, Verdict
 from shoal.verify.trials import Facts, Progress, Trial, open_laboratory, told_cuts
@@ -74,7 +73,7 @@ def _recorded_job(folder: RunFolder, result: dict[str, Any], *, trust: bool) -> 
 def _again(job: Job, facts: Facts, cuts: CutLog) -> tuple[Job, str]:
     """What to run to get the same bits, and what to call it."""
     spec, workers = job.spec, job.cluster.places
-    claim = claim_of(spec, workers, facts.optimizer)
+    claim = spec.claim(workers, facts.optimizer)
     if claim is Claim.RESULT:
         raise SpecError(
             f"verify --replay: with {spec} timing decided what came out, so no run comes out twice; compare its "

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.launch.runs import target_of
 from shoal.observe.wording import plural
-from shoal.spec import Cluster, Data, Job, Layer, LayerForm, StrategySpec, parse_strategy
+from shoal.spec import Claim, Cluster, Job, StrategySpec, parse_strategy
 from shoal.spec.checks import require_count
 from shoal.verify.by_bits import NUM_TRIALS, compare_bits
 from shoal.verify.by_result import compare_results, num_trials
-from shoal.verify.claims import Claim, claim_of
 from shoal.verify.jobs import with_overrides
 from shoal.verify.report import Report, Row, Verdict
 from shoal.verify.result_report import ResultReport
@@ -51,7 +50,7 @@ def verify_strategy(
     if steps is not None:
         require_count("verify", "steps", steps)
     spec = parse_strategy(strategy)
-    run = _as_run(spec, steps or DEFAULT_STEPS)
+    run = spec.for_trial(steps or DEFAULT_STEPS)
     job = Job(
         target=target if isinstance(target, str) else target_of(target),
         args=dict(args or {}),
@@ -61,10 +60,10 @@ def verify_strategy(
         overrides={} if seed is None else {"seed": seed},
         precision=precision,
     )
-    expected = num_trials(seeds) if claim_of(spec, workers) is Claim.RESULT else NUM_TRIALS
+    expected = num_trials(seeds) if spec.claim(workers) is Claim.RESULT else NUM_TRIALS
     with open_laboratory(expected, zygote, progress) as laboratory:
         facts, initial = laboratory.inspect(job)
-        claim = claim_of(spec, workers, facts.optimizer)
+        claim = spec.claim(workers, facts.optimizer)
         if claim is Claim.RESULT:
             limit = {} if steps is None else {"max_steps": steps}
             return compare_results(laboratory, with_overrides(job, limit), facts, seeds)
@@ -73,19 +72,10 @@ def verify_strategy(
     return replace(report, strategy=str(spec), rows=(*report.rows, *_shortened(spec, run)))
 
 
-def _as_run(spec: StrategySpec, steps: int) -> StrategySpec:
-    """The strategy as it is run for so many steps: in a way that can be compared, and with a turn for each group
-    of layers where these take turns."""
-    if isinstance(spec, Data) and spec.shares_memory:
-        return replace(spec, via="arena")
-    if isinstance(spec, Layer) and spec.form is LayerForm.PHASED:
-        return replace(spec, every=min(spec.every, max(1, steps // spec.phases)))
-    return spec
-
-
 def _shortened(spec: StrategySpec, run: StrategySpec) -> list[Row]:
     """What to say where turns were made shorter."""
-    if not isinstance(run, Layer) or run == spec:
+    asked, taken = (getattr(one, "every", 0) for one in (spec, run))
+    if asked == taken:
         return []
-    note = f"shorter than asked for (every={getattr(spec, 'every', '')}), so that each group of layers has one"
-    return [Row(comparison="turns", what=f"of {plural(run.every, 'step')}", verdict=Verdict.NOT_JUDGED, note=note)]
+    note = f"shorter than asked for (every={asked}), so that each group of layers has one"
+    return [Row(comparison="turns", what=f"of {plural(taken, 'step')}", verdict=Verdict.NOT_JUDGED, note=note)]

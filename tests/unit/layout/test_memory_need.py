@@ -2,8 +2,10 @@
 
 import pytest
 
-from shoal.layout.memory_need import ModelSize, advice, cut_evenly, fitting, need, refusal
+from shoal.layout.memory_need import advice, fitting, refusal
 from shoal.spec import parse_strategy
+from shoal.spec.cut_sizes import cut_evenly
+from shoal.spec.model_size import ModelSize
 
 MIB = 1 << 20
 LAYERS = ModelSize(trained=(10 * MIB,) * 8, fixed=3 * MIB, kept=2)
@@ -27,7 +29,7 @@ LAYERS = ModelSize(trained=(10 * MIB,) * 8, fixed=3 * MIB, kept=2)
     ],
 )
 def test_need(strategy, workers, expected_mib):
-    assert need(parse_strategy(strategy), workers, LAYERS) == expected_mib * MIB
+    assert parse_strategy(strategy).memory_need(workers, LAYERS) == expected_mib * MIB
 
 
 @pytest.mark.parametrize(
@@ -45,8 +47,8 @@ def test_what_fits_is_named_with_the_fewest_workers():
     fits = {fit.strategy: fit for fit in fitting(LAYERS, 160 * MIB, workers=2)}
     assert {name: fit.workers for name, fit in fits.items()} == {"sharded": 4, "pipeline": 4}
     for name, fit in fits.items():
-        assert fit.num_bytes == need(parse_strategy(name), fit.workers, LAYERS)
-        assert need(parse_strategy(name), fit.workers - 1, LAYERS) > 0.75 * 160 * MIB
+        assert fit.num_bytes == parse_strategy(name).memory_need(fit.workers, LAYERS)
+        assert parse_strategy(name).memory_need(fit.workers - 1, LAYERS) > 0.75 * 160 * MIB
 
 
 def test_a_refusal_names_need_limit_and_ways_out():

@@ -24,7 +24,8 @@ from shoal.ps.node import decode_bundle, packets
 from shoal.ps.packing import pack
 from shoal.ps.server import RUNS_PER_REPORT, SHARDS_PER_REPORT, ServerMachine
 from shoal.ps.shard import Shard
-from shoal.spec.strategy import MOST_CELLS_PER_PUSH, MOST_SHARDS, parse_strategy
+from shoal.spec.parameter_server import MOST_CELLS_PER_PUSH, MOST_SHARDS
+from shoal.spec.strategy import parse_strategy
 from shoal.spec.update_path import pooling_of
 from shoal.strategies.ps.parcelling import from_frames, in_frames
 

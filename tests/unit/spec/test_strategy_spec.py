@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import SpecError
-from shoal.spec import Data, StrategySpec, parse_strategy
+from shoal.spec import Claim, Cluster, Conduct, Data, StrategySpec, parse_strategy
 from shoal.spec import strategy as module
+from shoal.spec.conduct import even_fills
 
 shares = st.just("even") | st.lists(st.integers(1, 40), min_size=1, max_size=5).map(
     lambda n: "+".join(map(str, n))
@@ -75,6 +76,12 @@ def test_values_may_hold_commas_and_numbers_are_converted(monkeypatch: pytest.Mo
         count: int = 1
         factor: float = 1.0
 
+        def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
+            return Conduct(fills=even_fills(slots or cluster.places, cluster.places))
+
+        def claim(self, workers: int, optimizer: str = "SGD") -> Claim:
+            return Claim.SUMS
+
     spec = Listed(hosts="a,b=2,c", count=3, factor=0.5)
     # `b=` looks like a key, so such a value cannot be written; plain commas can.
     with pytest.raises(SpecError, match="key 'b'"):
@@ -85,21 +92,26 @@ def test_values_may_hold_commas_and_numbers_are_converted(monkeypatch: pytest.Mo
         parse_strategy("listed:count=three")
 
 
+def counts_of(spec: StrategySpec, slots: int, workers: int) -> tuple[int, ...]:
+    """How many slots each worker fills."""
+    return spec.conduct(Cluster(workers=workers), slots).slots_per_worker
+
+
 @given(st.integers(1, 50).flatmap(lambda workers: st.tuples(st.just(workers), st.integers(workers, 200))))
 def test_even_shares_add_up_and_differ_by_one_at_most(sizes: tuple[int, int]) -> None:
     workers, slots = sizes
-    counts = Data().slots_per_worker(slots, workers)
+    counts = counts_of(Data(), slots, workers)
     assert len(counts) == workers and sum(counts) == slots
     assert max(counts) - min(counts) <= 1 and min(counts) >= 1
 
 
 def test_shares_by_speed_begin_even() -> None:
-    assert Data(shares="speed").slots_per_worker(5, 2) == Data().slots_per_worker(5, 2) == [2, 3]
+    assert counts_of(Data(shares="speed"), 5, 2) == counts_of(Data(), 5, 2) == (2, 3)
     assert not Data(shares="speed").counts and str(Data(shares="speed")) == "data:shares=speed"
 
 
 def test_named_shares_must_fit_the_job() -> None:
-    assert Data(shares="1+3").slots_per_worker(4, 2) == [1, 3]
+    assert counts_of(Data(shares="1+3"), 4, 2) == (1, 3)
     for slots, workers in ((5, 2), (4, 3)):
         with pytest.raises(SpecError, match=f"but the job has {workers} workers and {slots} slots"):
-            Data(shares="1+3").slots_per_worker(slots, workers)
+            counts_of(Data(shares="1+3"), slots, workers)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shoal.arena import Segment
-from shoal.spec import World
+from shoal.spec import Conduct, World
 from shoal.strategies.base import Setting
 from shoal.strategies.data.buffers import LARGEST_MOVING, MovingBuffers
 
@@ -36,7 +36,7 @@ class Arena:
     """As much of the shared state as buffers need."""
 
     def __init__(self, slots: int, nbytes: int) -> None:
-        self.setting = Setting(world=World(), slots=slots, slots_per_worker=(slots,))
+        self.setting = Setting(world=World(), conduct=Conduct(fills=(range(slots),)))
         self.segment = Segment()
         for name in ("buffers", *(f"buffers/{slot}" for slot in range(slots))):
             self.segment.reserve(name, nbytes)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from helpers.forked import in_processes
-from shoal.spec import Task, World, as_mesh, parse_strategy
+from shoal.spec import Cluster, Task, World, parse_strategy
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Extent, Part, Piece, Setting, Work
 from shoal.strategies.replica import Replica
@@ -47,9 +47,7 @@ def count_calls(*, recompute: bool) -> Callable[[World], dict[str, int]]:
         strategy = make_strategy(spec, world, 1)
         setting = Setting(
             world=world,
-            slots=1,
-            slots_per_worker=(),
-            lanes=tuple(as_mesh(spec, world.world_size).lane_of(rank) for rank in range(world.world_size)),
+            conduct=spec.conduct(Cluster(workers=world.world_size)),
             extent=Extent(total_steps=1, accumulate=MICROBATCHES),
             clip_norm=None,
             sample=lambda: (INPUTS, TARGETS),

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from helpers.forked import in_processes
-from shoal.spec import Data, ModelParallel, Task, World, as_mesh, parse_strategy
+from shoal.spec import Cluster, Task, World, parse_strategy
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Extent, Part, Piece, Setting, Work
 from shoal.strategies.half_range import FIRST_SCALE
@@ -60,16 +60,9 @@ def part(step: int, slot: int, slots: int, bad: range) -> Part:
 def train(written: str, precision: str, bad: range, slots: int) -> Callable[[World], dict[str, Any]]:
     def work(world: World) -> dict[str, Any]:
         spec, size = parse_strategy(written), world.world_size
-        counts, lanes = (), ()
-        if isinstance(spec, Data):
-            counts = tuple(spec.slots_per_worker(slots, size))
-        elif isinstance(spec, ModelParallel):
-            lanes = tuple(as_mesh(spec, size).lane_of(rank) for rank in range(size))
         setting = Setting(
             world=world,
-            slots=slots,
-            slots_per_worker=counts,
-            lanes=lanes,
+            conduct=spec.conduct(Cluster(workers=size), slots),
             extent=Extent(total_steps=STEPS),
             clip_norm=TASK.clip_norm,
             report=lambda line: None,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.spec import parse_strategy
-from shoal.verify.claims import Claim, claim_of
+from shoal.spec import Claim, parse_strategy
 
 
 @pytest.mark.parametrize(
@@ -38,14 +37,14 @@ from shoal.verify.claims import Claim, claim_of
     ],
 )
 def test_two_workers_with_plain_sgd(strategy: str, claim: Claim) -> None:
-    assert claim_of(parse_strategy(strategy), workers=2) is claim
+    assert parse_strategy(strategy).claim(workers=2) is claim
 
 
 def test_one_worker_has_nobody_to_be_late_for() -> None:
-    assert claim_of(parse_strategy("ps:sync=asp"), workers=1) is Claim.BITS
+    assert parse_strategy("ps:sync=asp").claim(workers=1) is Claim.BITS
     # One that begins before its last push is applied is late for itself.
-    assert claim_of(parse_strategy("ps:sync=asp,ahead=1"), workers=1) is Claim.RESULT
+    assert parse_strategy("ps:sync=asp,ahead=1").claim(workers=1) is Claim.RESULT
 
 
 def test_means_of_parameters_are_means_of_gradients_for_sgd_alone() -> None:
-    assert claim_of(parse_strategy("ps:push=parameters"), workers=2, optimizer="AdamW") is Claim.RESULT
+    assert parse_strategy("ps:push=parameters").claim(workers=2, optimizer="AdamW") is Claim.RESULT

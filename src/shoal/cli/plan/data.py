@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shoal.cli.plan.parts import Holding, Manner, Sizes, without_successors
 from shoal.launch.places import can_replace
+from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Data, Job
 
 
-def data_manner(spec: Data, job: Job, sizes: Sizes) -> Manner:
+def data_manner(job: Job, parcels: Sequence[Parcel], sizes: Sizes) -> Manner:
     """Meaning, memory and failures of synchronous data parallel training."""
+    spec = Data.of(job)
     return Manner(meaning=_meaning(spec, job), memory=_memory(spec, job, sizes), on_failure=_on_failure(job))
 
 
@@ -26,7 +30,7 @@ def _meaning(spec: Data, job: Job) -> str:
             f"{plural(workers, 'worker')} take turns, each with a block of an epoch's batches, and hand the model "
             "and optimizer state on."
         )
-    shares = spec.slots_per_worker(job.num_slots, workers)
+    shares = job.conduct.slots_per_worker
     slots = " + ".join(map(str, shares)) if len(set(shares)) > 1 else f"{shares[0]} each"
     how = "in shared memory" if _shares_memory(spec, job) else f"via {spec.via}"
     return (

@@ -11,9 +11,9 @@ from shoal.spec import Job, Mesh, ModelParallel, as_mesh
 from shoal.spec.model_parallel import AXES
 
 
-def grid_manner(spec: ModelParallel, job: Job, parcels: Sequence[Parcel], sizes: Sizes) -> Manner:
+def grid_manner(job: Job, parcels: Sequence[Parcel], sizes: Sizes) -> Manner:
     """Meaning, memory, failures and grid of a model that is cut over workers."""
-    mesh = as_mesh(spec, job.cluster.places)
+    mesh = as_mesh(ModelParallel.of(job), job.cluster.places)
     return Manner(
         meaning=" ".join(_meaning(mesh)),
         memory=_memory(mesh, parcels, sizes),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +10,12 @@ from shoal.cli.plan.data import data_manner
 from shoal.cli.plan.grid import grid_manner
 from shoal.cli.plan.layers import layer_manner
 from shoal.cli.plan.parts import Manner, Plan, Sizes
+from shoal.cli.plan.plain import plain_manner
 from shoal.cli.plan.served import served_manner
 from shoal.launch.places import describe_world
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
-from shoal.spec import Data, Job, Layer, ModelParallel, ParameterServer
+from shoal.spec import Job
 
 
 def make_plan(job: Job, facts: Mapping[str, Any]) -> Plan:
@@ -44,12 +45,13 @@ def make_plan(job: Job, facts: Mapping[str, Any]) -> Plan:
 
 
 def _manner(job: Job, parcels: tuple[Parcel, ...], sizes: Sizes) -> Manner:
-    spec = job.spec
-    if isinstance(spec, ParameterServer):
-        return served_manner(spec, job, parcels, sizes)
-    if isinstance(spec, ModelParallel):
-        return grid_manner(spec, job, parcels, sizes)
-    if isinstance(spec, Layer):
-        return layer_manner(spec, job, sizes)
-    assert isinstance(spec, Data)
-    return data_manner(spec, job, sizes)
+    return _MANNERS.get(job.spec.name, plain_manner)(job, parcels, sizes)
+
+
+_MANNERS: Mapping[str, Callable[[Job, tuple[Parcel, ...], Sizes], Manner]] = {
+    "data": data_manner,
+    "ps": served_manner,
+    "layer": layer_manner,
+    **dict.fromkeys(("sharded", "tensor", "pipeline", "mesh"), grid_manner),
+}
+"""By strategy: who explains it better than its facts do."""

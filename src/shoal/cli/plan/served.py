@@ -14,8 +14,9 @@ _BUFFERS_PER_SLOT = 2
 """While servers read a gradient, the worker computes the next."""
 
 
-def served_manner(spec: ParameterServer, job: Job, parcels: Sequence[Parcel], sizes: Sizes) -> Manner:
+def served_manner(job: Job, parcels: Sequence[Parcel], sizes: Sizes) -> Manner:
     """Meaning, memory, failures and placement of a served model."""
+    spec = ParameterServer.of(job)
     placement = None if spec.servers == "host" else _place(spec, parcels)
     return Manner(
         meaning=_meaning(spec, placement),

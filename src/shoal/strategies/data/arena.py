@@ -38,7 +38,7 @@ from shoal.strategies.data.speed import SpeedShares
 from shoal.strategies.data.tap import GradientTap
 from shoal.strategies.data.update import SlicedUpdate
 from shoal.strategies.data.whole import WholeUpdate
-from shoal.strategies.gradients import Sums, backward_part, check_skipping, check_weight, step_result
+from shoal.strategies.gradients import Sums, backward_part, check_weight, step_result
 from shoal.strategies.optimizer_state import named_state
 from shoal.strategies.optimizers import StateSchema, state_schema
 from shoal.strategies.replica import Replica
@@ -56,7 +56,6 @@ class ArenaData(WholeModel):
         self._updates: dict[int, SlicedUpdate | WholeUpdate] = {}
         self._gradients: dict[int, list[torch.Tensor]] = {}
         self._decision: Decision | None = None
-        check_skipping(replica, self._spec)
         schema = state_schema(replica.optimizer)
         self._sliced = schema is not None
         self._buffers = MovingBuffers(replica.module)

@@ -16,7 +16,7 @@ from shoal.strategies.data.direct import leave, write_directly
 from shoal.strategies.data.shared import dense_stride, flat_of
 from shoal.strategies.data.summing import make_summing
 from shoal.strategies.data.tap import GradientTap
-from shoal.strategies.gradients import Sums, backward_part, check_skipping, check_weight, step_result
+from shoal.strategies.gradients import Sums, backward_part, check_weight, step_result
 from shoal.strategies.optimizer_state import load_named_state, named_state
 from shoal.strategies.replica import Replica
 
@@ -37,7 +37,6 @@ class CollectiveData(WholeModel):
             )
         if self._spec.batchnorm == "sync":
             check_setting(setting)
-        check_skipping(replica, self._spec)
         self._summing = make_summing(self._spec.via, setting)
         self._params = list(replica.trained.values())
         self._flats, self._views = _flat_gradients(self._params)

@@ -7,7 +7,7 @@ from torch import nn
 
 from shoal.spec import World
 from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, Work
-from shoal.strategies.gradients import Sums, backward_part, check_skipping, check_weight, step_result
+from shoal.strategies.gradients import Sums, backward_part, check_weight, step_result
 from shoal.strategies.optimizer_state import load_named_state, named_state
 from shoal.strategies.replica import Replica
 
@@ -17,7 +17,6 @@ class SingleProcess(WholeModel):
 
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
-        check_skipping(replica)
         self._clip_norm = setting.clip_norm
         self._losses = list(replica.start.losses)
         load_named_state(replica)

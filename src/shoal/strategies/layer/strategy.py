@@ -212,16 +212,5 @@ class LayerStrategy(CutModel):
 
 def _check(spec: Layer, replica: Replica) -> None:
     """What cannot be done where no worker has the whole model."""
-    task = replica.task
-    if task.objective is not None:
-        raise SpecError(
-            f"Task: objective= calls the whole model, which with strategy={spec} no worker has; use loss=, or "
-            "strategy data."
-        )
-    if task.skip_loss_below is not None:
-        raise SpecError(
-            f"Task: skip_loss_below leaves parts of a batch out by their loss, which with strategy={spec} one "
-            "worker alone knows in time; use data."
-        )
     if isinstance(replica.optimizer, torch.optim.LBFGS):
         raise SpecError(f"LBFGS works on the whole model at once, which strategy={spec} cuts; use data.")

@@ -20,7 +20,7 @@ from shoal.spec import Mesh, World
 from shoal.strategies.base import CutModel, Fill, Setting, StepResult, Work
 from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
 from shoal.strategies.data.buffers import MovingBuffers
-from shoal.strategies.gradients import Sums, check_skipping, check_weight, step_result
+from shoal.strategies.gradients import Sums, check_weight, step_result
 from shoal.strategies.half_range import Seen
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.held import Held, Wanted, gather
@@ -57,7 +57,6 @@ class MeshStrategy(CutModel):
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
         self._setting = setting
-        check_skipping(replica, self.mesh)
         self._losses = list(replica.start.losses)
         self.axes = axes = Axes.form(self.mesh, setting)
         numbers = group_numbers(replica)

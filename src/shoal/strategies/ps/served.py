@@ -18,7 +18,6 @@ from shoal.ps.rules import ShardRules, Together
 from shoal.spec import ParameterServer, World
 from shoal.strategies.clipping import cut_bytes
 from shoal.strategies.data.buffers import MovingBuffers
-from shoal.strategies.gradients import check_skipping
 from shoal.strategies.optimizers import ELEMENTWISE, StateSchema, state_schema
 from shoal.strategies.ps.blocks import parcels_of
 from shoal.strategies.ps.bulk import Bulk, FramedBulk, SharedBulk
@@ -53,7 +52,6 @@ class Served:
     @classmethod
     def open(cls, spec: ParameterServer, replica: Replica, world: World, *, slots: int, workers: int) -> Served:
         """Cut the model and map its memory."""
-        check_skipping(replica, spec)
         schema = schema_of(spec, replica)
         placement = place_model(spec, replica)
         moving = MovingBuffers(replica.module)

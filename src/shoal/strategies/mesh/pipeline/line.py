@@ -34,11 +34,6 @@ class PipelineLine:
     """Stage `s` is on worker `s % workers`; a step's pieces follow each other through the stages."""
 
     def __init__(self, replica: Replica, mesh: Mesh, axes: Axes, setting: Setting) -> None:
-        if replica.task.objective is not None:
-            raise SpecError(
-                f"Task: objective= computes the loss from model and batch in one go, which strategy={mesh} cannot "
-                "cut; use loss=, or data, sharded or ps."
-            )
         self._replica, self._mesh = replica, mesh
         self._worker = axes.pipeline.index
         if replica.recomputes:

@@ -1,0 +1,116 @@
+"""`Conduct`: how a job behaves under its strategy, as facts.
+
+A strategy states them once, from what the user wrote. All others read facts and never ask which strategy it is, so
+that one more strategy changes nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Claim(Enum):
+    """How close to one process a strategy says it is; `verify` judges it by that."""
+
+    BITS = "bits"
+    """Every bit is that of one process that runs the same slots."""
+    SUMS = "sums"
+    """The same sums in another order: close in the first step, and in all steps in double precision."""
+    RESULT = "result"
+    """Another way to train, which should end as well: judged over several seeds."""
+
+
+class StateHolder(Enum):
+    """Who keeps what the optimizer keeps."""
+
+    WORKERS = "workers"
+    """One state for all workers: shared by them, or the same in each."""
+    EACH_WORKER = "each worker"
+    """A state of its own, which goes with it."""
+    SERVERS = "servers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Width:
+    """Layers are cut by their width."""
+
+    count: int
+    """Workers that compute one layer together."""
+    plan: str
+    norms: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conduct:
+    """What follows from a strategy for a cluster and a number of slots. What is not said is as in one process."""
+
+    fills: tuple[range, ...]
+    """By worker: the slots that it computes when the run begins. Several may compute one slot together."""
+    slots_are_free: bool = True
+    """Any number of slots is computed by any number of workers, so that another run can go on with the same."""
+    servers: int = 0
+    """Processes besides the workers that hold the model; where there are any, there is a coordinator."""
+    is_cut: bool = False
+    """Each worker holds a part of the model that nobody else has."""
+    is_never_whole: bool = False
+    """Nobody needs the whole model at any time, so that it may be larger than what one worker can hold."""
+    frees_parameters: bool = False
+    """Workers hold parameters only while they need them."""
+    is_lockstep: bool = True
+    """The result does not depend on timing."""
+    is_relay: bool = False
+    """Workers take turns with whole batches."""
+    takes_turns: bool = False
+    """Groups of layers take turns in training, in one process, too."""
+    trains_heads: bool = False
+    """Groups of layers have heads of their own, which are saved beside the model."""
+    has_places: bool = False
+    """The work is cut into places in memory that all workers of a host share: any process can host any of them."""
+    has_journal: bool = False
+    """Who takes the place of one that died can finish its step."""
+    passes_alone: bool = True
+    """No worker waits for another inside a forward or backward pass."""
+    repeats_passes: bool = True
+    """A part of the model can be computed again in its backward pass."""
+    synchronises: bool = False
+    """BatchNorm can normalise by the whole batch, so that parts compute the same function."""
+    can_skip: bool = True
+    """Parts of a batch can be left out of its mean."""
+    calls_model: bool = True
+    """Somebody can call the model as a whole, though it may hold a part of it."""
+    state: StateHolder = StateHolder.WORKERS
+    microbatches: int = 1
+    """Parts of a slot that follow each other through the model, as pieces of a batch do in one process."""
+    draws_otherwise: bool = False
+    """Several processes compute one pass, so that the model draws other random numbers than in one."""
+    width: Width | None = None
+    preprocess: int = 0
+    """Processes of each worker that prepare samples."""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """By fact, or by feature: why this strategy lacks it, where it knows better words than those for all."""
+
+    @property
+    def slots(self) -> int:
+        """Parts of a global batch."""
+        return max(filled.stop for filled in self.fills)
+
+    @property
+    def slots_per_worker(self) -> tuple[int, ...]:
+        """How many slots each worker fills by itself."""
+        return tuple(len(filled) for filled in self.fills)
+
+
+def even_fills(slots: int, workers: int) -> tuple[range, ...]:
+    """Neighbouring slots for each worker, as equally as it goes."""
+    return tuple(range(slots * rank // workers, slots * (rank + 1) // workers) for rank in range(workers))
+
+
+def fills_of(counts: Iterable[int]) -> tuple[range, ...]:
+    """Neighbouring slots for each worker, so many as are given."""
+    found, start = list[range](), 0
+    for count in counts:
+        found.append(range(start, start + count))
+        start += count
+    return tuple(found)

@@ -1,0 +1,145 @@
+"""`data`: synchronous data parallel, as the user writes it and as it behaves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from shoal.errors import SpecError
+from shoal.spec.checks import require_choice
+from shoal.spec.cluster import Cluster
+from shoal.spec.conduct import Claim, Conduct, even_fills, fills_of
+from shoal.spec.strategy import StrategySpec
+
+if TYPE_CHECKING:
+    from shoal.spec.job import Job
+    from shoal.spec.model_size import ModelSize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(StrategySpec):
+    """Synchronous data parallel: each worker trains on its part of the batch, all take the same step."""
+
+    name: ClassVar[str] = "data"
+    made_by: ClassVar[str] = "shoal.strategies.data:make"
+    VIA: ClassVar[tuple[str, ...]] = ("auto", "arena", "backend", "ring", "tree", "central", "allgather")
+
+    via: str = "auto"
+    """How gradients are summed: shared memory (`arena`, the default on one host), torch's own collectives
+    (`backend`), or ours over sockets."""
+    batchnorm: str = "local"
+    """`local`: each slot normalises by its own part of the batch; `sync`: by the whole batch."""
+    shares: str = "even"
+    """How many slots each worker fills: `even`, or one number per worker, as in `1+3`. `speed`: even, but how many
+    samples a slot gets follows how fast it is filled."""
+    partition: str = "spread"
+    """`spread`: every batch is cut and shared; `relay`: workers take turns, each with a block of an epoch's
+    batches, and hand the model on."""
+    journal: bool = True
+    """Keep the redo journal that lets another process finish the step of one that was killed."""
+
+    def __post_init__(self) -> None:
+        require_choice("data", "via", self.via, self.VIA)
+        require_choice("data", "batchnorm", self.batchnorm, ("local", "sync"))
+        require_choice("data", "partition", self.partition, ("spread", "relay"))
+        if self.shares not in ("even", "speed") and not re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)*", self.shares):
+            raise SpecError(
+                f"data: shares must be 'even', 'speed', or one number per worker as in 1+3, found {self.shares!r}."
+            )
+        if self.shares == "speed":
+            self._check_speed()
+
+    def _check_speed(self) -> None:
+        """Sizes are decided in shared memory, from the time that each slot takes for itself."""
+        if not self.shares_memory:
+            other = "partition=relay" if self.partition == "relay" else f"via={self.via}"
+            raise SpecError(
+                f"data: shares=speed measures workers through shared memory, which {other} does not use; use "
+                "via=arena, or shares=even."
+            )
+        if self.batchnorm == "sync":
+            raise SpecError(
+                "data: shares=speed needs each slot's own time, but with batchnorm=sync all wait for one another "
+                "in every pass; use batchnorm=local, or shares=even."
+            )
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the model lies in memory that all workers of a host share, where the host can."""
+        return self.via in ("auto", "arena") and self.partition == "spread"
+
+    @property
+    def counts(self) -> list[int]:
+        """The written shares, one per worker; empty where no numbers are written."""
+        return [int(count) for count in self.shares.split("+")] if self.shares[0].isdigit() else []
+
+    def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
+        if self.partition == "relay":
+            # Every worker computes whole batches, when it is its turn.
+            return Conduct(
+                fills=(range(slots or 1),) * cluster.places,
+                slots_are_free=False,
+                is_relay=True,
+                why=dict.fromkeys(
+                    ("has_places", "slots"), f"with strategy={self} workers take turns with whole batches"
+                ),
+            )
+        why = {"repeats_passes": "batchnorm=sync exchanges sums in each of them; use batchnorm=local"}
+        if cluster.device != "cpu":
+            why["has_places"] = f"device={cluster.device} does not use that"
+        if self.batchnorm == "sync":
+            why["can_skip"] = "batchnorm=sync needs them all in every pass; use batchnorm=local"
+            why["slots"] = "batchnorm=sync needs one for each worker"
+        return Conduct(
+            fills=self._fills(cluster.places, slots),
+            slots_are_free=self.batchnorm != "sync",
+            has_places=self.shares_memory and cluster.device == "cpu",
+            has_journal=self.journal,
+            passes_alone=self.batchnorm != "sync",
+            repeats_passes=self.batchnorm != "sync",
+            can_skip=self.batchnorm != "sync",
+            synchronises=True,
+            why=why,
+        )
+
+    def _fills(self, workers: int, slots: int | None) -> tuple[range, ...]:
+        """Which slots each worker fills; they add up to `slots`, or to one for each."""
+        counts = self.counts
+        if not counts:
+            return even_fills(slots or workers, workers)
+        if len(counts) != workers or sum(counts) != (slots or sum(counts)):
+            raise SpecError(
+                f"data: shares={self.shares} names {len(counts)} workers and {sum(counts)} slots, "
+                f"but the job has {workers} workers and {slots or workers} slots."
+            )
+        return fills_of(counts)
+
+    def claim(self, workers: int, optimizer: str = "SGD") -> Claim:
+        return Claim.BITS if self.via in ("auto", "arena") else Claim.SUMS
+
+    def check(self, job: Job) -> None:
+        cluster = job.cluster
+        if self.partition == "relay" and self != Data(partition="relay"):
+            raise SpecError(
+                f"Job: strategy={self} lets workers take turns with whole batches, which does not go together "
+                "with other keys; leave them out."
+            )
+        if self.shares == "speed" and cluster.device != "cpu":
+            raise SpecError(
+                f"Job: shares=speed measures workers through shared memory, which device={cluster.device} does "
+                "not use; use device=cpu, or shares=even."
+            )
+        if self.via == "arena" and cluster.device != "cpu":
+            raise SpecError(
+                f"Job: via=arena shares the host's memory, but device={cluster.device}; use via=backend on GPUs."
+            )
+
+    def memory_need(self, workers: int, size: ModelSize) -> int:
+        return 2 * size.parameters + size.state + size.fixed
+
+    def synchronised(self) -> Self:
+        return replace(self, batchnorm="sync", shares="even")
+
+    def for_trial(self, steps: int) -> Self:
+        return replace(self, via="arena") if self.shares_memory else self

@@ -1,0 +1,128 @@
+"""What a job or a task may ask for besides, and the facts that each takes: refusals follow from this table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from shoal.errors import SpecError
+from shoal.spec.conduct import Conduct
+from shoal.spec.task import Task
+
+if TYPE_CHECKING:
+    from shoal.spec.job import Job
+
+Asker = TypeVar("Asker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature(Generic[Asker]):
+    """One thing to ask for. Its refusal reads: `asked does, but (why the first fact is missing); remedy`."""
+
+    name: str
+    asked: Callable[[Asker], str]
+    """As it was written; empty where it was not."""
+    does: str = ""
+    needs: tuple[str, ...]
+    """Facts of the job's `Conduct`."""
+    remedy: str = "leave it out"
+
+    def is_possible(self, conduct: Conduct) -> bool:
+        """Whether a job that behaves so can have it."""
+        return self.lacking(conduct) is None
+
+    def lacking(self, conduct: Conduct) -> str | None:
+        """The first fact that is missing."""
+        return next((fact for fact in self.needs if not getattr(conduct, fact)), None)
+
+    def refusal(self, asker: Asker, conduct: Conduct, strategy: str) -> str:
+        """Why it cannot be, from "asked" on; empty where it can, or was not asked for."""
+        asked, fact = self.asked(asker), self.lacking(conduct)
+        if not asked or fact is None:
+            return ""
+        why = conduct.why.get(self.name) or conduct.why.get(fact) or _LACKS[fact].format(strategy=strategy)
+        remedy = "" if ";" in why else f"; {self.remedy}"
+        return f"{asked}{self.does and ' '}{self.does}, but {why}{remedy}."
+
+
+_LACKS = {
+    "has_places": "strategy={strategy} does not use that",
+    "has_journal": "strategy={strategy} keeps none",
+    "passes_alone": "batchnorm=sync needs a process of its own for every slot",
+    "repeats_passes": "strategy={strategy} cannot run a part of it twice",
+    "slots_are_free": "strategy={strategy} cuts batches in its own way",
+    "calls_model": "with strategy={strategy} nobody has all of it",
+    "can_skip": "strategy={strategy} cannot do without them",
+}
+"""By fact: why a job cannot have what needs it, where its strategy gives no words of its own."""
+
+_ANOTHERS_WORK = "lets a worker do the work of another, in the host's shared memory and with its journal"
+
+JOB_FEATURES: tuple[Feature[Job], ...] = (
+    Feature(
+        name="spares",
+        asked=lambda job: f"spares={job.cluster.spares}" if job.cluster.spares else "",
+        does="take a dead worker's place in the host's shared memory, with its journal",
+        needs=("has_places", "has_journal"),
+        remedy="use data:via=arena on cpu, or no spares",
+    ),
+    Feature(
+        name="limits of workers",
+        asked=lambda job: "" if job.cluster.max_workers is None else f"workers={job.cluster.written_workers}",
+        does=_ANOTHERS_WORK,
+        needs=("has_places", "has_journal", "passes_alone"),
+        remedy="use data:via=arena on cpu, or a number",
+    ),
+    Feature(
+        name="on_failure=shrink",
+        asked=lambda job: "on_failure=shrink" if job.on_failure == "shrink" else "",
+        does=_ANOTHERS_WORK,
+        needs=("has_places", "has_journal", "passes_alone"),
+        remedy="use data:via=arena on cpu, or another on_failure",
+    ),
+    Feature(
+        name="slots",
+        asked=lambda job: f"slots={job.slots}" if job.slots not in (None, job.own_slots) else "",
+        needs=("slots_are_free",),
+        remedy="leave slots out",
+    ),
+    Feature(
+        name="recompute",
+        asked=lambda job: "recompute" if job.recompute else "",
+        does="computes parts of the model again in the backward pass",
+        needs=("repeats_passes",),
+        remedy="leave recompute out",
+    ),
+)
+
+TASK_FEATURES: tuple[Feature[Task], ...] = (
+    Feature(
+        name="objective",
+        asked=lambda task: "objective=" if task.objective is not None else "",
+        does="computes the loss from model and batch in one go",
+        needs=("calls_model",),
+        remedy="use loss=, or data, sharded or ps",
+    ),
+    Feature(
+        name="skip_loss_below",
+        asked=lambda task: "skip_loss_below" if task.skip_loss_below is not None else "",
+        does="leaves parts of a batch out of its mean",
+        needs=("can_skip",),
+        remedy="use data",
+    ),
+)
+
+
+def check_job(job: Job) -> None:
+    """Refuse the first thing that a job asks for and its strategy cannot do."""
+    for feature in JOB_FEATURES:
+        if text := feature.refusal(job, job.conduct, job.strategy):
+            raise SpecError(f"Job: {text}")
+
+
+def check_task(task: Task, conduct: Conduct, strategy: str) -> None:
+    """The same of a task."""
+    for feature in TASK_FEATURES:
+        if text := feature.refusal(task, conduct, strategy):
+            raise SpecError(f"Task: {text}")

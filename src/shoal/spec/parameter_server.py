@@ -1,0 +1,241 @@
+"""`ps`: a parameter server, as the user writes it and as it behaves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from shoal.errors import SpecError
+from shoal.spec.checks import require_choice, require_count, require_number
+from shoal.spec.cluster import Cluster
+from shoal.spec.conduct import Claim, Conduct, StateHolder, even_fills
+from shoal.spec.strategy import StrategySpec
+
+if TYPE_CHECKING:
+    from shoal.spec.job import Job
+    from shoal.spec.model_size import ModelSize
+
+MOST_SHARDS = 4096
+"""All members are told in one message who holds which."""
+MOST_CELLS_PER_PUSH = 1 << 14
+"""Parts of the data that one push may be made of: it lists them, and so does who holds them."""
+LOSSLESS = ("none", "zstd")
+"""Ways to compress that change no bit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer(StrategySpec):
+    """Servers hold the model; workers pull parameters and push gradients, in lockstep or each at its own pace."""
+
+    name: ClassVar[str] = "ps"
+    SYNC: ClassVar[str] = "bsp, asp, ssp:N, alternate:K or quorum:k/n"
+
+    servers: str = "1"
+    """How many servers share the model, each with its part; `host`: a whole copy for each group of workers."""
+    sync: str = "bsp"
+    """Who waits for whom: `bsp` (all for all, as one process would compute), `asp` (nobody), `ssp:N` (nobody is
+    more than N steps ahead), `alternate:K` (K free steps, then one together), `quorum:k/n` (for k of n)."""
+    replicas: str = "auto"
+    """Copies of each part on another server, which takes over when one dies: 0 or 1; default 1 with 2 or more
+    servers."""
+    shards: str = "auto"
+    """Parts of the model, which move between servers whole; default by its size."""
+    placement: str = "size"
+    """Which parameters go together: by `size`, by `count`, by `layer` kind, or by `capacity` of the servers."""
+    capacities: str = "even"
+    """How much each server can carry, as in `2+1`."""
+    wire: str = "auto"
+    """How the bulk travels: `memory` (shared by the processes of one host, the default there) or `tcp`."""
+    compress: str = "none"
+    """What is sent over tcp: `none`, `bf16`, `fp16`, `int8`, `topk:0.01`, `powersgd:4` or `zstd`."""
+    push: str = "gradients"
+    """`gradients`, or `parameters`: workers train on their own and the server averages what they push."""
+    every: int = 1
+    """With push=parameters: push after so many steps of one's own."""
+    via: str = "direct"
+    """The way of a push: `direct`, `ring` (workers add theirs up, one pushes) or `router:N` (in each of N groups
+    one worker adds up what the others send it, and pushes); those two with sync=bsp."""
+    leader: str = "fixed"
+    """With via=ring or router:N: who pushes for its group; `fixed`: the first, or `rotate`: each in turn."""
+    pool: str = "none"
+    """Gradients gathered on the worker and pushed together, with sync=asp: `threads:2,ms:50,count:8` computes 2 at
+    a time and pushes after 50 ms or when 8 are in; by default 1 thread, no time limit, 8."""
+    hosts: int = 2
+    """With servers=host: into how many groups the workers of one machine are divided."""
+    agree: str = "allreduce"
+    """With servers=host: how the copies are kept in step; `allreduce`, `ring`, or `scatter-sum` (asynchronous)."""
+    overlap: str = "auto"
+    """`on`: each part of the model is fetched just before it computes and pushed as soon as its gradient is there;
+    `off`: all at once; `auto`: by parts where they have to travel (tcp)."""
+    ahead: int = 0
+    """Steps that a worker may begin before the servers have its last push: 0, so that it sees its own updates, or
+    1, so that it computes while they work."""
+    shares: str = "even"
+    """Samples of each worker's step: `even`, or `speed`: as its measured speed asks for (with asp or ssp:N)."""
+    rate: str = "auto"
+    """The learning rate of an update with part of the batch: `share` (lr/workers), `root` (lr/√workers), `full`;
+    `auto`: root for optimizers that adapt it to each parameter, such as Adam, share for the others."""
+    damping: str = "none"
+    """`staleness`: a gradient computed d updates ago counts 1/(1 + d/workers)."""
+    adjust: str = "none"
+    """What the coordinator may adjust as it sees fit, joined by +: `bound` (of ssp), `rate` (the learning rate, by
+    how late gradients are), `eviction` (of hopelessly slow workers)."""
+    diverging: str = "rollback"
+    """When the loss runs away: `rollback` to the last good state with half the learning rate, `stop` or
+    `ignore`."""
+    journal: bool = True
+    """Save each part of a shard before it changes, so that whoever follows a server that was killed in the middle
+    of an update can make it good. Without this, such a death ends the run, unless there is a replica."""
+
+    def __post_init__(self) -> None:
+        for name in ("servers", "replicas", "shards"):
+            object.__setattr__(self, name, str(getattr(self, name)))  # numbers are welcome, too
+        if self.servers != "host":
+            require_number("ps", "servers", self.servers)
+        _check_sync(self.sync)
+        require_choice("ps", "replicas", self.replicas, ("auto", "0", "1"))
+        if self.shards != "auto":
+            require_number("ps", "shards", self.shards)
+            require_count("ps", "shards", int(self.shards), most=MOST_SHARDS)
+        require_choice("ps", "placement", self.placement, ("size", "count", "layer", "capacity"))
+        if self.capacities != "even" and not re.fullmatch(r"\d+(\.\d+)?(\+\d+(\.\d+)?)*", self.capacities):
+            raise SpecError(
+                f"ps: capacities must be 'even' or one number per server as in 2+1, found {self.capacities!r}."
+            )
+        require_choice("ps", "wire", self.wire, ("auto", "memory", "tcp"))
+        require_choice("ps", "push", self.push, ("gradients", "parameters"))
+        require_count("ps", "every", self.every, most=MOST_CELLS_PER_PUSH)
+        if not re.fullmatch(r"direct|ring|router:[1-9]\d*", self.via):
+            raise SpecError(f"ps: via must be direct, ring or router:N, found {self.via!r}.")
+        require_choice("ps", "leader", self.leader, ("fixed", "rotate"))
+        if self.pool != "none" and not re.fullmatch(
+            r"(threads|ms|count):\d+(,(threads|ms|count):\d+)*", self.pool
+        ):
+            raise SpecError(f"ps: pool must be like threads:2,ms:50,count:8, found {self.pool!r}.")
+        require_count("ps", "hosts", self.hosts)
+        require_choice("ps", "agree", self.agree, ("allreduce", "ring", "scatter-sum"))
+        require_choice("ps", "overlap", self.overlap, ("auto", "on", "off"))
+        require_choice("ps", "ahead", str(self.ahead), ("0", "1"))
+        require_choice("ps", "shares", self.shares, ("even", "speed"))
+        require_choice("ps", "rate", self.rate, ("auto", "share", "root", "full"))
+        require_choice("ps", "damping", self.damping, ("none", "staleness"))
+        for part in self.adjustments:
+            require_choice("ps", "adjust", part, ("bound", "rate", "eviction"))
+        require_choice("ps", "diverging", self.diverging, ("rollback", "stop", "ignore"))
+        if self.replicas == "1" and self.num_servers < 2:
+            raise SpecError(
+                f"ps: replicas=1 needs a second server to hold the copies, but servers={self.servers}; use "
+                "servers=2 or more, or replicas=0."
+            )
+        if self.every > 1 and self.push != "parameters":
+            raise SpecError(
+                f"ps: every={self.every} is for push=parameters, found push={self.push}; add push=parameters, or "
+                "use the task's accumulate= for fewer, larger gradients."
+            )
+
+    def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
+        own_parts = f"with sync={self.sync} every worker has parts of its own; leave slots out, or use sync=bsp"
+        return Conduct(
+            fills=even_fills(slots or cluster.workers * self.cells_per_worker, cluster.workers),
+            slots_are_free=self.is_lockstep,
+            servers=self.num_servers,
+            is_lockstep=self.is_lockstep,
+            can_skip=False,
+            state=StateHolder.SERVERS if self.push == "gradients" else StateHolder.EACH_WORKER,
+            why={
+                "spares": f"strategy={self} replaces workers and servers that die by itself; set 0",
+                "on_failure=shrink": f"strategy={self} replaces those that die; use replace or stop",
+                "limits of workers": f"strategy={self} starts with a number, which shoal scale changes; give one",
+                "slots": own_parts,
+                "can_skip": f"strategy={self} cannot; use data",
+            },
+        )
+
+    def claim(self, workers: int, optimizer: str = "SGD") -> Claim:
+        averages_otherwise = self.push == "parameters" and (self.every > 1 or optimizer != "SGD")
+        copies_drift = self.servers == "host" and self.agree == "scatter-sum"
+        by_timing = not self._waits_for_all(workers) or self.shares == "speed" or self.pool != "none"
+        if by_timing or averages_otherwise or copies_drift or self.compress not in LOSSLESS:
+            return Claim.RESULT
+        plain = (self.push, self.via) == ("gradients", "direct") and self.servers != "host"
+        return Claim.BITS if plain else Claim.SUMS
+
+    def _waits_for_all(self, workers: int) -> bool:
+        """Whether no step depends on who is fast; a single worker has nobody to be ahead of."""
+        takes_all = self.sync.startswith("quorum:") and len(set(self.sync.removeprefix("quorum:").split("/"))) == 1
+        return self.is_lockstep or takes_all or (workers == 1 and self.ahead == 0)
+
+    def check(self, job: Job) -> None:
+        from shoal.spec.update_path import check_update_path
+
+        cluster = job.cluster
+        if cluster.device != "cpu":
+            raise SpecError(f"Job: strategy={self} runs on the CPU, but device={cluster.device}; use device=cpu.")
+        follows_speed = self.sync == "asp" or (self.sync.startswith("ssp:") and not self.is_lockstep)
+        if self.shares == "speed" and not follows_speed:
+            raise SpecError(
+                f"Job: shares=speed lets faster workers take more of the data, which sync={self.sync} cannot; "
+                "use asp or ssp:N."
+            )
+        if self.sync.startswith("quorum:") and self.sync.split("/")[1] != str(cluster.workers):
+            raise SpecError(
+                f"Job: sync={self.sync} counts {self.sync.split('/')[1]} workers, but there are "
+                f"{cluster.workers}; write quorum:k/{cluster.workers}."
+            )
+        check_update_path(self, cluster.workers)
+
+    def memory_need(self, workers: int, size: ModelSize) -> int:
+        return 2 * size.parameters + size.fixed  # servers keep the optimizer's state
+
+    @property
+    def num_servers(self) -> int:
+        """How many server processes there are."""
+        return self.hosts if self.servers == "host" else int(self.servers)
+
+    @property
+    def num_replicas(self) -> int:
+        """Copies of each part besides the one that serves."""
+        if self.replicas == "auto":
+            return int(self.num_servers > 1 and self.servers != "host")
+        return int(self.replicas)
+
+    @property
+    def num_shards(self) -> int | None:
+        """Parts of the model, where the user chose."""
+        return None if self.shards == "auto" else int(self.shards)
+
+    @property
+    def server_capacities(self) -> tuple[float, ...]:
+        """What each server can carry; empty where they are equal."""
+        return () if self.capacities == "even" else tuple(float(part) for part in self.capacities.split("+"))
+
+    @property
+    def adjustments(self) -> tuple[str, ...]:
+        """What the coordinator may adjust by the user's leave."""
+        return () if self.adjust == "none" else tuple(self.adjust.split("+"))
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether the result does not depend on timing."""
+        return self.sync in ("bsp", "ssp:0")
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether parts of the data go to whoever asks next; else every worker has its own."""
+        return self.sync == "asp" or self.shares == "speed"
+
+    @property
+    def cells_per_worker(self) -> int:
+        """Parts of a step's batch for each worker: more than one where shares are to be fine."""
+        return 4 if self.shares == "speed" else 1
+
+
+def _check_sync(sync: str) -> None:
+    quorum = re.fullmatch(r"quorum:([1-9]\d*)/([1-9]\d*)", sync)
+    if quorum and int(quorum[1]) > int(quorum[2]):
+        raise SpecError(
+            f"ps: sync={sync} waits for more gradients than there are; write quorum:k/n with k up to n."
+        )
+    if not quorum and not re.fullmatch(r"bsp|asp|ssp:\d+|alternate:[1-9]\d*", sync):
+        raise SpecError(f"ps: sync must be {ParameterServer.SYNC}, found {sync!r}.")
