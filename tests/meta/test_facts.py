@@ -12,7 +12,13 @@ from shoal.spec.compatibility import page
 from shoal.spec.strategy import StrategySpec
 
 SOURCE = Path(shoal.__file__).parent
-HOMES = ("spec/strategy.py", "spec/data.py", "spec/parameter_server.py", "spec/model_parallel.py", "spec/layerwise.py")
+HOMES = (
+    "spec/strategy.py",
+    "spec/data.py",
+    "spec/parameter_server.py",
+    "spec/model_parallel.py",
+    "spec/layerwise.py",
+)
 FOLDERS = ("strategies/data", "strategies/ps", "strategies/mesh", "strategies/layer")
 """Where a strategy is at home, and may ask itself what it is."""
 

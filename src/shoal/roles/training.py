@@ -178,7 +178,10 @@ class Training:
 
     def sizes(self, step: int) -> Sizes | None:
         """Samples of each slot in this step; None: even."""
-        return self.strategy.sizes(step) if self.recorded_cuts is None else self.recorded_cuts.at(step)
+        if self.recorded_cuts is not None:
+            return self.recorded_cuts.at(step)
+        handover = self.strategy.handover
+        return None if handover is None else handover.sizes(step)
 
     def foresee(self, coming: Iterable[tuple[int, int]], since: int) -> None:
         """Let the feed load ahead: these steps and slots will be asked for, none of a step before `since`."""
@@ -206,8 +209,7 @@ class Training:
         """Train until the end. Steps up to `committed` were taken before this process came: only replayed."""
         self.replica.train_mode()
         committed = max(committed, self.replica.start.step)
-        losses = self.strategy.losses(committed)
-        was_stopped = self._read_past(committed)
+        losses, was_stopped = self._read_past(committed)
         history: dict[str, list[float]] = {}
         results: dict[str, float] = {}
         result = StepResult(float("nan"), 0.0, False)
@@ -255,15 +257,16 @@ class Training:
             for step in range(self.evaluation_interval, len(losses) + 1, self.evaluation_interval):
                 self._evaluate(step, observer, history, told=True)
 
-    def _read_past(self, committed: int) -> bool:
-        """Enter into the book what others of this run have committed; whether that was all, on request."""
-        first = self.replica.start.step + 1
-        if committed < first:
-            return False
-        past = self.strategy.past(first, committed)
+    def _read_past(self, committed: int) -> tuple[Sequence[float], bool]:
+        """Enter into the book what others of this run have committed; the losses of all steps up to then, and
+        whether that was all, on request."""
+        first, handover = self.replica.start.step + 1, self.strategy.handover
+        if committed < first or handover is None:
+            return self.replica.start.losses, False
+        past = handover.past(first, committed)
         if self.book is not None:
             self.book.commit_past(first, past.counts, past.sizes)
-        return past.was_stopped
+        return handover.losses(committed), past.was_stopped
 
     def _save_if_due(self, step: int, checkpoints: Checkpointing, *, asked: bool, is_last: bool) -> None:
         """Nobody can go on before this process, which has a part in every step: the state stands still."""
@@ -315,7 +318,8 @@ class Training:
             world = order.applied_to(self.world)
             if world is not None:
                 self.world = world
-                self.strategy.reform(world)
+                assert self.strategy.handover is not None, "places move where one can go on for another"
+                self.strategy.handover.reform(world)
             observer.on_moved(order, world)
             if world is None:
                 return False

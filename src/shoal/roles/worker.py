@@ -90,7 +90,8 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     if world.role == "spare":
         strategy.open(training.replica, setting)
         training.world = reporter.wait_for_places(world, prepare=lambda: training.warm_up(range(1)))
-        committed = strategy.reform(training.world)
+        assert strategy.handover is not None, "there are no spares where nobody can go on for another"
+        committed = strategy.handover.reform(training.world)
         reporter.confirm_places()
     else:
         strategy.open(training.replica, setting)
@@ -139,7 +140,7 @@ def _tell_first_cut(training: Training, reporter: Reporter) -> None:
     """A resumed run may go on with other cuts than those that the attempt before it has told of."""
     start, book = training.replica.start, training.book
     if start.step and training.world.is_first and book is not None and len(book.cuts):
-        reporter.on_cuts(start.step + 1, training.strategy.sizes(start.step + 1))
+        reporter.on_cuts(start.step + 1, training.sizes(start.step + 1))
 
 
 def _audited(training: Training, outcome: Outcome, reporter: Reporter) -> dict[str, Any]:

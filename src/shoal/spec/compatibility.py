@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shoal.spec import Cluster, parse_strategy
 from shoal.spec.conduct import Conduct
-from shoal.spec.features import JOB_FEATURES, TASK_FEATURES
+from shoal.spec.features import JOB_FEATURES, TASK_FEATURES, Feature
 
 SHOWN = (
     "data",
@@ -26,8 +28,8 @@ SHOWN = (
 _PAGE = """\
 # What goes with what
 
-Each strategy states facts about how a job under it behaves (`spec/conduct.py`); each feature states the facts that it
-takes (`spec/features.py`). This page is made from both, and what it denies is refused in a sentence that says why.
+Each strategy states facts about how a job under it behaves (`spec/conduct.py`); each feature states the facts that
+it takes (`spec/features.py`). This page is made from both; what it denies is refused in a sentence that says why.
 
 ## Features
 
@@ -42,7 +44,7 @@ takes (`spec/features.py`). This page is made from both, and what it denies is r
 def page() -> str:
     """The page as Markdown."""
     conducts = {written: parse_strategy(written).conduct(Cluster(workers=2)) for written in SHOWN}
-    features = (*JOB_FEATURES, *TASK_FEATURES)
+    features: list[Feature[Any]] = [*JOB_FEATURES, *TASK_FEATURES]
     able = {written: [_tick(feature.is_possible(c)) for feature in features] for written, c in conducts.items()}
     facts = {written: _facts(written, conduct) for written, conduct in conducts.items()}
     return _PAGE.format(

@@ -143,18 +143,8 @@ class Past(NamedTuple):
     """Whether all had agreed that the last of them is the run's last."""
 
 
-class Strategy(Protocol):
-    """One way for many processes to train one model."""
-
-    gathers: bool
-    """Whether no process has the whole state by itself: all must call `infer`, `model_stream` and `state_stream`
-    together, and consume the streams."""
-
-    def open(self, replica: Replica, setting: Setting) -> None:
-        """Join the others. Afterwards the replica's parameters are the job's."""
-
-    def step(self, work: Work) -> StepResult:
-        """Forward, backward, agree, update. Returns once the step is committed."""
+class Handover(Protocol):
+    """What only memory that outlives a process can do: another goes on where it was."""
 
     def reform(self, world: World) -> int:
         """Host `world.places` in a new generation; returns the last step that is committed in all of them.
@@ -164,13 +154,29 @@ class Strategy(Protocol):
         """
 
     def losses(self, last_step: int) -> list[float]:
-        """The losses of steps 1 to `last_step`, as far as they are kept."""
+        """The losses of steps 1 to `last_step`."""
 
     def sizes(self, step: int) -> Sizes | None:
-        """Samples of each slot in the next step, or one before it; None: even."""
+        """Samples of each slot in the next step, or one before it, as all have agreed; None: even."""
 
     def past(self, first: int, last: int) -> Past:
         """Of steps that others took, which were all that are committed."""
+
+
+class Strategy(Protocol):
+    """One way for many processes to train one model."""
+
+    handover: Handover | None
+    """How a process goes on for another; None where none can."""
+    gathers: bool
+    """Whether no process has the whole state by itself: all must call `infer`, `model_stream` and `state_stream`
+    together, and consume the streams."""
+
+    def open(self, replica: Replica, setting: Setting) -> None:
+        """Join the others. Afterwards the replica's parameters are the job's."""
+
+    def step(self, work: Work) -> StepResult:
+        """Forward, backward, agree, update. Returns once the step is committed."""
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         """Every process fills the rows of its places in a float64 table; then all have all rows.
@@ -200,6 +206,7 @@ class Strategy(Protocol):
 class WholeModel(ABC):
     """For strategies in which every process has the whole model."""
 
+    handover: Handover | None = None
     gathers = False
 
     def lanes(self, world: World) -> int:
@@ -231,20 +238,8 @@ class WholeModel(ABC):
 class CutModel:
     """For strategies in which each process has a part of the model, so that nobody can go on for another."""
 
+    handover: Handover | None = None
     gathers = True
-    _losses: list[float]
-    """Of all committed steps."""
-
-    def losses(self, last_step: int) -> list[float]:
-        """Those of this process's own past."""
-        return self._losses[:last_step]
-
-    def sizes(self, step: int) -> None:
-        """Always even."""
-
-    def past(self, first: int, last: int) -> Past:
-        """Asked by successors alone."""
-        raise AssertionError("a model that is cut has no successors")
 
     def settle(self) -> None:
         """Every process has its part of the committed model."""

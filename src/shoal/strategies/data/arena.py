@@ -49,6 +49,7 @@ class ArenaData(WholeModel):
 
     def __init__(self, spec: Data) -> None:
         self._spec = spec
+        self.handover = self
 
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from shoal.arena import make_grid
-from shoal.errors import LaunchError, SpecError
-from shoal.spec import Data, World
-from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, Work
+from shoal.errors import SpecError
+from shoal.spec import Data
+from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
 from shoal.strategies.data.batchnorm import check_setting, check_took_part, synchronise
 from shoal.strategies.data.buffers import BufferMean, MovingBuffers
 from shoal.strategies.data.direct import leave, write_directly
@@ -44,7 +44,6 @@ class CollectiveData(WholeModel):
         self._tap = GradientTap(self._params)
         self._direct = write_directly(replica.module, self._params, self._tap)
         self._buffers = MovingBuffers(replica.module)
-        self._losses = list(replica.start.losses)
         load_named_state(replica)
         replica.precision.bind(replica.module, report=setting.report if setting.world.is_first else None)
         if self._spec.batchnorm == "sync":
@@ -85,7 +84,6 @@ class CollectiveData(WholeModel):
                 self._update(touched > 0)
         else:  # all of the batch was learnt already
             moved.start()
-        self._losses.append(sums.mean_loss)
         return step_result(sums, stop=bool(stop), counts=[int(count) for count in counts.tolist()])
 
     def _sum_up(self, work: Work, weight: float) -> bool:
@@ -129,18 +127,6 @@ class CollectiveData(WholeModel):
         self._replica.optimizer.step()
         for param in self._params:
             param.grad = None
-
-    def reform(self, world: World) -> int:
-        raise LaunchError(f"A worker died, and via={self._spec.via} cannot replace it; use via=arena, which can.")
-
-    def losses(self, last_step: int) -> list[float]:
-        return self._losses[:last_step]
-
-    def sizes(self, step: int) -> None:
-        """Always even."""
-
-    def past(self, first: int, last: int) -> Past:
-        raise AssertionError(f"via={self._spec.via} has no successors")
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         table = torch.zeros(shape, dtype=torch.float64)

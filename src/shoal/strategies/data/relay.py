@@ -15,8 +15,7 @@ from shoal.checkpoint.model_stream import TensorStream
 from shoal.comm.codec import Message
 from shoal.comm.zmq_transport import ZmqTransport
 from shoal.errors import ProtocolError, SpecError
-from shoal.spec import World
-from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, Work
+from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
 from shoal.strategies.data.meeting import Meeting, listening_address
 from shoal.strategies.data.single import SingleProcess
 from shoal.strategies.half_range import HalfState
@@ -42,8 +41,7 @@ class RelayData(WholeModel):
         self._rank, self._size = setting.world.global_rank, setting.world.world_size
         self._alone = SingleProcess()
         self._alone.open(replica, setting)
-        self._losses = list(replica.start.losses)
-        self._step = self._state_of = len(self._losses)
+        self._step = self._state_of = replica.start.step
         self._followers = self._others
         """Who has the state of the last step besides this worker, where it was the one that took it."""
         self._inbox: dict[int, deque[Message]] = {rank: deque() for rank in self._others}
@@ -62,7 +60,6 @@ class RelayData(WholeModel):
             result = StepResult(**self._receive("step", owner).fields)
             if self._gets_state(self._rank, result):
                 self._take_over(self._receive("state", owner))
-        self._losses.append(result.loss)
         return result
 
     def _gets_state(self, rank: int, result: StepResult) -> bool:
@@ -131,18 +128,6 @@ class RelayData(WholeModel):
         if message.kind != kind:
             raise ProtocolError(f"Worker {sender} should have sent {kind!r}, but sent {message.kind!r}.")
         return message
-
-    def reform(self, world: World) -> int:
-        raise AssertionError("partition=relay has no successors")
-
-    def losses(self, last_step: int) -> list[float]:
-        return self._losses[:last_step]
-
-    def sizes(self, step: int) -> None:
-        """Always even."""
-
-    def past(self, first: int, last: int) -> Past:
-        raise AssertionError("partition=relay has no successors")
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         table = torch.zeros(shape, dtype=torch.float64)

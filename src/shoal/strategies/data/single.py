@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from shoal.spec import World
-from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, Work
+from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
 from shoal.strategies.gradients import Sums, backward_part, check_weight, step_result
 from shoal.strategies.optimizer_state import load_named_state, named_state
 from shoal.strategies.replica import Replica
@@ -18,7 +17,6 @@ class SingleProcess(WholeModel):
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
         self._clip_norm = setting.clip_norm
-        self._losses = list(replica.start.losses)
         load_named_state(replica)
         self._wants_closure = isinstance(replica.optimizer, torch.optim.LBFGS)
         self._params = list(replica.trained.values())
@@ -52,7 +50,6 @@ class SingleProcess(WholeModel):
             if first is not None and first.weight and is_taken:  # else all of the batch was learnt already
                 self._replica.optimizer.step()
         assert first is not None
-        self._losses.append(first.mean_loss)
         return step_result(first, stop=work.stop, counts=counts)
 
     def _gradients(self, work: Work) -> list[Sums]:
@@ -86,18 +83,6 @@ class SingleProcess(WholeModel):
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._params, self._clip_norm)
         return True
-
-    def reform(self, world: World) -> int:
-        raise AssertionError("one process has no successor")
-
-    def losses(self, last_step: int) -> list[float]:
-        return self._losses[:last_step]
-
-    def sizes(self, step: int) -> None:
-        """Always even."""
-
-    def past(self, first: int, last: int) -> Past:
-        raise AssertionError("one process has no successor")
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         table = torch.zeros(shape, dtype=torch.float64)

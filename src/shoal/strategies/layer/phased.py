@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import nn
 
-from shoal.errors import LaunchError, SpecError
-from shoal.spec import Data, Layer, World
+from shoal.errors import SpecError
+from shoal.spec import Data, Layer
 from shoal.strategies.base import Setting, StepResult, Work
 from shoal.strategies.data.collective import CollectiveData
 from shoal.strategies.layer.graph import divide
@@ -40,11 +40,6 @@ class PhasedData(CollectiveData):
             for param in group.values():
                 param.requires_grad_(number == turn)
         return super().step(work)
-
-    def reform(self, world: World) -> int:
-        raise LaunchError(
-            f"A worker died, and strategy={self._phases} cannot replace it; go on from a checkpoint with --resume."
-        )
 
     def close(self) -> None:
         for param in self._replica.trained.values():

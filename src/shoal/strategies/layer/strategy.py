@@ -14,7 +14,7 @@ import torch
 
 from shoal.checkpoint.aside import put_aside
 from shoal.checkpoint.model_stream import TensorLooks, TensorStream
-from shoal.errors import LaunchError, SpecError
+from shoal.errors import SpecError
 from shoal.spec import Layer, LayerForm, World
 from shoal.strategies.base import CutModel, Fill, Setting, StepResult, Work
 from shoal.strategies.clipping import clip_together
@@ -38,7 +38,7 @@ class LayerStrategy(CutModel):
         self._replica = replica
         self._setting = setting
         _check(self._spec, replica)
-        self._losses = list(replica.start.losses)
+        self._step = replica.start.step
         self._names = WholeNames(replica)
         self._post = post = open_post(setting)
         for param in replica.module.parameters():
@@ -93,7 +93,7 @@ class LayerStrategy(CutModel):
                 self._line.head.step()
         for param in self._updated.values():
             param.grad = None
-        self._losses.append(sums.mean_loss)
+        self._step += 1
         return step_result(sums, stop=bool(stop), save=bool(save), counts=[int(sums.samples)])
 
     def _backward(self, work: Work) -> Sums:
@@ -119,7 +119,7 @@ class LayerStrategy(CutModel):
             first, *others = self._owners[name]
             if not others or name not in self._own:
                 continue
-            tag = f"shared {len(self._losses)} {name}"
+            tag = f"shared {self._step} {name}"
             if self._post.rank != first:
                 self._post.send(first, tag, param.grad)
                 param.grad = self._post.take(first, tag)
@@ -155,12 +155,6 @@ class LayerStrategy(CutModel):
         """Gradients by name, without those that another worker has, too, and counts."""
         others = {name for name, users in self._owners.items() if users[0] != self._post.rank}
         return {name: p.grad for name, p in self._updated.items() if p.grad is not None and name not in others}
-
-    def reform(self, world: World) -> int:
-        raise LaunchError(
-            f"A worker died, and with strategy={self._spec} each holds layers that nobody else has; go on from a "
-            "checkpoint with --resume."
-        )
 
     def lanes(self, world: World) -> int:
         return 1

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from shoal.checkpoint.model_stream import TensorStream
-from shoal.errors import LaunchError
 from shoal.spec import Mesh, World
 from shoal.strategies.base import CutModel, Fill, Setting, StepResult, Work
 from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
@@ -57,7 +56,6 @@ class MeshStrategy(CutModel):
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
         self._setting = setting
-        self._losses = list(replica.start.losses)
         self.axes = axes = Axes.form(self.mesh, setting)
         numbers = group_numbers(replica)
         self._names = WholeNames(replica)
@@ -124,7 +122,6 @@ class MeshStrategy(CutModel):
         for held in self._held.values():
             held.tensor.grad = None
         self._sharding.refresh()
-        self._losses.append(agreed.sums.mean_loss)
         return step_result(agreed.sums, stop=agreed.stop, save=agreed.save, counts=agreed.counts)
 
     def _agree(self, work: Work, own: LaneSums, counted: bool) -> Agreement:
@@ -184,12 +181,6 @@ class MeshStrategy(CutModel):
         seen = precision.measure(work.step, ((held.name, held.tensor.grad) for held in counted))
         values = self.axes.world.all_reduce_(torch.tensor(seen.values, dtype=torch.float64))
         return precision.conclude(work.step, Seen.of(values.tolist()))
-
-    def reform(self, world: World) -> int:
-        raise LaunchError(
-            f"A worker died, and with strategy={self.mesh} each holds a part of the model that nobody else has; "
-            "go on from a checkpoint with --resume."
-        )
 
     def lanes(self, world: World) -> int:
         return self.mesh.lanes

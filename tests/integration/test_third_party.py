@@ -1,0 +1,71 @@
+"""A strategy that Shoal has never heard of, from an installed package, does all that Shoal's own do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.commands import GUARD_S, SMALL_TASK, command
+
+MODULE = Path(__file__).with_name("plain_strategy.py")
+Shoal = Callable[..., str]
+
+
+@pytest.fixture
+def shoal(tmp_path: Path) -> Shoal:
+    """`shoal("train", …)` with the package installed; its output."""
+    site = tmp_path / "site"
+    site.mkdir()
+    shutil.copy(MODULE, site)
+    information = site / "plain_strategy-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: plain-strategy\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[shoal.strategies]\nplain = plain_strategy:Plain\n")
+
+    def run(*words: str) -> str:
+        # A zygote of its own: those that run already have not got the package.
+        known = {name: value for name, value in os.environ.items() if name != "SHOAL_ZYGOTE"}
+        paths = os.pathsep.join(filter(None, (str(site), known.get("PYTHONPATH"))))
+        answer = subprocess.run(
+            command(*words),
+            cwd=tmp_path,
+            env={**known, "PYTHONPATH": paths, "COLUMNS": "80"},
+            capture_output=True,
+            text=True,
+            timeout=GUARD_S,
+            check=False,
+        )
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        return answer.stdout
+
+    return run
+
+
+def test_it_has_sixty_lines_and_nobody_names_it() -> None:
+    assert len(MODULE.read_text(encoding="utf-8").splitlines()) <= 60
+    source = Path(__file__).parents[2] / "src"
+    assert not [path for path in source.rglob("*.py") if "plain_strategy" in path.read_text(encoding="utf-8")]
+
+
+def test_it_does_all_that_others_do(shoal: Shoal, tmp_path: Path) -> None:
+    two = ("--workers", "2", "--strategy", "plain")
+    words = ("train", str(SMALL_TASK), *two, "--checkpoint", "every=10", "--name", "mine", "--json")
+    trained: dict[str, Any] = json.loads(shoal(*words))
+    assert trained["audit"]["clean"] and trained["steps"] == 26
+    resumed: dict[str, Any] = json.loads(shoal("train", "--resume", "mine@10", "--json"))
+    assert (resumed["steps"], resumed["digest"]) == (26, trained["digest"])
+    explained = " ".join(shoal("train", str(SMALL_TASK), *two, "--explain").split())
+    assert "2 workers with the whole model fill 2 slots; all take the same step" in explained
+    assert "one process in float64, whole batch" in shoal("verify", str(SMALL_TASK), *two)  # it exits 1 where not
+    evaluated = json.loads(shoal("evaluate", "mine", "--json"))
+    assert evaluated["results"]["loss"] == pytest.approx(trained["results"]["loss"])
+    shoal("predict", "mine", "--out", "outputs.npy", "--workers", "2")
+    assert len(np.load(tmp_path / "outputs.npy")) > 0
