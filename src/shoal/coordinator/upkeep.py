@@ -217,9 +217,10 @@ class Upkeep:
         if loss.promoted:
             self._decide("promoted", "their primary is lost", shards=loss.promoted, node=member.node)
         if loss.orphaned and not self.plan.outlives_servers:
+            advice = "with servers=2" if self.plan.has_copies else "with replicas=1 and two servers"
             self._fail(
                 f"Server {member.rank} is lost and nobody else has all of shard {loss.orphaned[0]}; start the run "
-                "again, with replicas=1 and two servers or more."
+                f"again, {advice} or more."
             )
         self._state.moves.await_heir(loss.orphaned, member.rank)
 

@@ -85,7 +85,8 @@ def advice_after_loss(job: Job) -> str:
     """What would have helped when a worker was lost that nobody can replace; empty where nothing would."""
     if job.purpose != "train" or job.restarts or not job.replaces:
         return ""
-    why = "nobody else has its part of the model" if job.conduct.is_cut else "nobody can take its place"
+    is_gone = job.conduct.is_cut and not job.conduct.has_copies
+    why = "nobody else has its part of the model" if is_gone else "nobody can take its place"
     flags = [] if job.checkpoint != "none" else ["--checkpoint every=200"]
     flags += [] if job.on_failure == "auto" else ["--on-failure restart"]
     return f" With strategy={job.strategy} {why}; with {' and '.join(flags)} the run goes on by itself."

@@ -168,7 +168,7 @@ def _check(spec: StrategySpec, conduct: Conduct) -> None:
     only = "which only `shoal train` and shoal.train(...)"
     if conduct.servers:
         why = f"needs processes besides those that train, {only} start"
-    elif conduct.is_cut:
+    elif conduct.is_cut or conduct.is_never_whole:
         why = f"leaves each process a part of the model, {only} put together again"
     elif conduct.takes_turns or conduct.is_relay:
         why = f"lets processes or layers take turns, {only} arrange"

@@ -53,7 +53,9 @@ class Conduct:
     servers: int = 0
     """Processes besides the workers that hold the model; where there are any, there is a coordinator."""
     is_cut: bool = False
-    """Each worker holds a part of the model that nobody else has."""
+    """Each worker holds a part of the model."""
+    has_copies: bool = False
+    """Others hold what a worker holds, too."""
     is_never_whole: bool = False
     """Nobody needs the whole model at any time, so that it may be larger than what one worker can hold."""
     frees_parameters: bool = False

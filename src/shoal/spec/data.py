@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -10,7 +11,7 @@ from shoal.errors import SpecError
 from shoal.spec.checks import require_choice
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct, even_fills, fills_of
-from shoal.spec.strategy import StrategySpec
+from shoal.spec.strategy import Only, StrategySpec
 
 if TYPE_CHECKING:
     from shoal.spec.job import Job
@@ -23,6 +24,9 @@ class Data(StrategySpec):
 
     name: ClassVar[str] = "data"
     made_by: ClassVar[str] = "shoal.strategies.data:make"
+    only: ClassVar[Mapping[str, Only]] = {
+        "journal": Only(lambda data: data.shares_memory, "in shared memory (via=arena)")
+    }
     VIA: ClassVar[tuple[str, ...]] = ("auto", "arena", "backend", "ring", "tree", "central", "allgather")
 
     via: str = "auto"

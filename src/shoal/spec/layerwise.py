@@ -13,7 +13,7 @@ from shoal.spec.checks import require_count
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct, even_fills
 from shoal.spec.model_parallel import NOBODY_ELSE
-from shoal.spec.strategy import StrategySpec
+from shoal.spec.strategy import Only, StrategySpec
 
 if TYPE_CHECKING:
     from shoal.spec.job import Job
@@ -39,6 +39,10 @@ class Layer(StrategySpec):
 
     name: ClassVar[str] = "layer"
     made_by: ClassVar[str] = "shoal.strategies.layer:make"
+    only: ClassVar[Mapping[str, Only]] = {
+        "every": Only(lambda layer: layer.phases > 0, "where layers take turns (phases=N)"),
+        "weights": Only(lambda layer: layer.decoupled, "with decoupled=on"),
+    }
 
     place: str = "auto"
     """Which worker runs which submodule: `left@0+right@1+head@0`; `auto`: branches go to different workers."""
@@ -65,8 +69,6 @@ class Layer(StrategySpec):
         forms = {"place": self.place != "auto", "decoupled": self.decoupled, "phases": self.phases > 0}
         if len(asked := [key for key, is_set in forms.items() if is_set]) > 1:
             raise SpecError(f"layer: {' and '.join(asked)} are different ways to train; choose one of them.")
-        if self.weights != "even" and not self.decoupled:
-            raise SpecError(f"layer: weights={self.weights} are for decoupled=on; leave them out, or add it.")
 
     @property
     def form(self) -> LayerForm:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -14,7 +15,7 @@ from shoal.spec.checks import require_choice, require_count
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct, Width
 from shoal.spec.cut_sizes import cut_need
-from shoal.spec.strategy import StrategySpec
+from shoal.spec.strategy import Only, StrategySpec
 
 if TYPE_CHECKING:
     from shoal.spec.model_size import ModelSize
@@ -39,7 +40,8 @@ class ModelParallel(StrategySpec):
         return Conduct(
             fills=tuple(range(lane, lane + 1) for lane in lanes),
             slots_are_free=False,
-            is_cut=True,
+            is_cut=mesh.num_workers > mesh.data,
+            has_copies=mesh.data > 1,
             is_never_whole=True,
             frees_parameters=mesh.shard > 1 and mesh.stage == 3,
             repeats_passes=mesh.schedule != "zero-bubble",
@@ -51,7 +53,9 @@ class ModelParallel(StrategySpec):
             width=Width(count=mesh.tensor, plan=mesh.plan, norms=mesh.norms) if mesh.tensor > 1 else None,
             preprocess=mesh.preprocess,
             why={
-                "has_places": f"with strategy={self} {NOBODY_ELSE}",
+                "has_places": f"strategy={self} cannot replace workers"
+                if mesh.data > 1
+                else f"with strategy={self} {NOBODY_ELSE}",
                 "slots": f"strategy={self} cuts every batch into {mesh.lanes}, one part for each line of workers",
                 "repeats_passes": "schedule=zero-bubble takes that pass in two parts; use schedule=1f1b",
             },
@@ -132,6 +136,17 @@ class Mesh(ModelParallel):
     """Several ways at once, each along one axis of a grid of workers; the product of the sizes is their number."""
 
     name: ClassVar[str] = "mesh"
+    only: ClassVar[Mapping[str, Only]] = {
+        **dict.fromkeys(
+            ("stage", "policy", "capacities", "offload"), Only(lambda mesh: mesh.shard > 1, "with shard=2 or more")
+        ),
+        **dict.fromkeys(
+            ("schedule", "microbatches", "per_worker", "split"),
+            Only(lambda mesh: mesh.pipeline > 1, "with pipeline=2 or more"),
+        ),
+        **dict.fromkeys(("plan", "norms"), Only(lambda mesh: mesh.tensor > 1, "with tensor=2 or more")),
+        "batchnorm": Only(lambda mesh: mesh.lanes > 1, "with data=2 or shard=2, or more"),
+    }
 
     data: int = 1
     """Copies of all that follows, each with its part of the batch."""

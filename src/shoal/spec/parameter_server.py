@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,7 +11,7 @@ from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count, require_number
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct, StateHolder, even_fills
-from shoal.spec.strategy import StrategySpec
+from shoal.spec.strategy import Only, StrategySpec
 
 if TYPE_CHECKING:
     from shoal.spec.job import Job
@@ -20,6 +21,12 @@ MOST_SHARDS = 4096
 """All members are told in one message who holds which."""
 MOST_CELLS_PER_PUSH = 1 << 14
 """Parts of the data that one push may be made of: it lists them, and so does who holds them."""
+_ADJUSTED: Mapping[str, Only] = {
+    "bound": Only(lambda ps: ps.sync.startswith("ssp:") and not ps.is_lockstep, "with sync=ssp:N"),
+    "rate": Only(lambda ps: not ps.is_lockstep, "where workers do not go in lockstep"),
+    "eviction": Only(lambda ps: ps.is_leased, "with sync=asp or shares=speed"),
+}
+"""By what the coordinator may adjust: when it can."""
 LOSSLESS = ("none", "zstd")
 """Ways to compress that change no bit."""
 
@@ -29,6 +36,21 @@ class ParameterServer(StrategySpec):
     """Servers hold the model; workers pull parameters and push gradients, in lockstep or each at its own pace."""
 
     name: ClassVar[str] = "ps"
+    only: ClassVar[Mapping[str, Only]] = {
+        "compress": Only(lambda ps: ps.wire == "tcp", "on what travels: with wire=tcp"),
+        "journal": Only(lambda ps: ps.wire != "tcp", "in the host's memory, and not with wire=tcp"),
+        "capacities": Only(lambda ps: ps.placement == "capacity", "with placement=capacity"),
+        **dict.fromkeys(("hosts", "agree"), Only(lambda ps: ps.servers == "host", "with servers=host")),
+        **dict.fromkeys(
+            ("rate", "damping", "diverging"),
+            Only(lambda ps: not ps.is_lockstep, "where workers do not go in lockstep, as with sync=asp"),
+        ),
+        "adjust": Only(
+            lambda ps: all(_ADJUSTED[each].holds(ps) for each in ps.adjustments),
+            "as far as there is something to adjust: "
+            + ", ".join(f"{name} {when.words}" for name, when in _ADJUSTED.items()),
+        ),
+    }
     SYNC: ClassVar[str] = "bsp, asp, ssp:N, alternate:K or quorum:k/n"
 
     servers: str = "1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
@@ -21,6 +22,16 @@ ENTRY_POINTS = "shoal.strategies"
 _REGISTRY: dict[str, type[StrategySpec]] = {}
 
 
+@dataclass(frozen=True)
+class Only:
+    """A key acts only where something else holds."""
+
+    holds: Callable[[Any], bool]
+    """Of the strategy."""
+    words: str
+    """What that is: `with wire=tcp`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StrategySpec(ABC):
     """How to train. A subclass per strategy; its fields are the keys of the written form."""
@@ -28,6 +39,9 @@ class StrategySpec(ABC):
     name: ClassVar[str] = ""
     made_by: ClassVar[str] = ""
     """`package.module:function`, which gives a process its `Strategy`; see `shoal.strategies.make_strategy`."""
+
+    only: ClassVar[Mapping[str, Only]] = {}
+    """By key, of those that do not act always: when they do. Elsewhere they are refused."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -52,6 +66,16 @@ class StrategySpec(ABC):
     def check(self, job: Job) -> None:
         """Refuse, with a `SpecError`, what contradicts itself in a job under this strategy."""
         return
+
+    def check_effects(self) -> None:
+        """Refuse keys that would change nothing: whoever writes one expects something of it."""
+        for key, only in self.only.items():
+            default = next(field.default for field in fields(self) if field.name == key)
+            if getattr(self, key) != default and not only.holds(self):
+                raise SpecError(
+                    f"{self.name}: {key}={_written(getattr(self, key))} acts only {only.words}; leave it out, or "
+                    "change that."
+                )
 
     def memory_need(self, workers: int, size: ModelSize) -> int:
         """The bytes that the worker needs which needs most; 0 where the model's sizes do not say."""
@@ -94,7 +118,9 @@ def parse_strategy(text: str | StrategySpec) -> StrategySpec:
         if not equals:
             raise SpecError(f"strategy {name}: write {key}=value, found {item!r}.")
         values[key] = _convert(name, key, value, types[key])
-    return cls(**values)
+    spec = cls(**values)
+    spec.check_effects()
+    return spec
 
 
 def _find(name: str) -> type[StrategySpec]:

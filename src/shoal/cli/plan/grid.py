@@ -17,7 +17,7 @@ def grid_manner(job: Job, parcels: Sequence[Parcel], sizes: Sizes) -> Manner:
     return Manner(
         meaning=" ".join(_meaning(mesh)),
         memory=_memory(mesh, parcels, sizes),
-        on_failure=without_successors(job, ", for nobody else has its part of the model"),
+        on_failure=without_successors(job, ", for nobody else has its part of the model" * (mesh.data == 1)),
         grid=tuple(_seats(mesh)),
     )
 
