@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.launch.machine import SupervisorMachine
-from shoal.launch.messages import Emit, Ended, Input, Output, Said, Say, Start, Started
+from shoal.launch.messages import Emit, Ended, Input, Output, Said, Say, Started, StartProcess
 from shoal.launch.places import plan_places
 from shoal.spec import Job
 
@@ -75,4 +75,4 @@ def said_to(process: int, outputs: list[Output]) -> list[dict[str, Any]]:
 
 def started(outputs: list[Output]) -> list[tuple[int, str, int]]:
     """Number, role and rank of the processes that were started."""
-    return [(one.process, one.world.role, one.world.global_rank) for one in of(Start, outputs)]
+    return [(one.process, one.world.role, one.world.global_rank) for one in of(StartProcess, outputs)]

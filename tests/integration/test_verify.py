@@ -11,7 +11,7 @@ import pytest
 from shoal.cli.app import run
 from shoal.launch import ZygoteProcess
 from shoal.launch.runs import train
-from shoal.verify import Report, Row, Verdict, replay_run, verify_strategy
+from shoal.verify import Row, Verdict, VerifyReport, replay_run, verify_strategy
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -111,7 +111,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "tasks.py"
 
 
-def rows(report: Report, title: str) -> dict[str, Row]:
+def rows(report: VerifyReport, title: str) -> dict[str, Row]:
     return {row.what: row for row in report.rows if row.comparison == title}
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from shoal.launch import ZygoteProcess
-from shoal.verify import Report, Row, Verdict, verify_strategy
+from shoal.verify import Row, Verdict, VerifyReport, verify_strategy
 
 SMALL_TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 
 
-def rows(report: Report, title: str) -> dict[str, Row]:
+def rows(report: VerifyReport, title: str) -> dict[str, Row]:
     return {row.what: row for row in report.rows if row.comparison == title}
 
 

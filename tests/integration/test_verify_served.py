@@ -9,7 +9,7 @@ import pytest
 
 from shoal.cli.app import run
 from shoal.launch import ZygoteProcess
-from shoal.verify import Report, ResultReport, Verdict, verify_strategy
+from shoal.verify import ResultReport, Verdict, VerifyReport, verify_strategy
 
 TESTS = Path(__file__).parents[1]
 SMALL_TASK = TESTS / "integration" / "cli" / "small_task.py"
@@ -41,7 +41,7 @@ def test_lockstep_is_one_process_in_every_bit(zygote: ZygoteProcess) -> None:
     target = f"{TESTS / 'equivalence' / 'small_tasks.py'}:conv"
     report = verify_strategy(target, strategy="ps:servers=2,sync=ssp:0", steps=4, zygote=zygote)
 
-    assert isinstance(report, Report) and report.ok
+    assert isinstance(report, VerifyReport) and report.ok
     bits = {row.what: row for row in report.rows if row.comparison == "one process, the same slots"}
     assert set(bits) == {"parameters", "buffers", "optimizer state"}
     assert all(row.measured == row.bound == 0.0 for row in bits.values())

@@ -11,7 +11,7 @@ from shoal.coordinator.leases import AHEAD
 from shoal.coordinator.plan import ADJUSTMENTS
 from shoal.ps import messages
 from shoal.ps.plain.messages import Ask
-from shoal.ps.plain.messages import Outcome as Answered
+from shoal.ps.plain.messages import WishOutcome as Answered
 from shoal.ps.plain.table import MOST_NAME_BYTES
 from shoal.ps.primary import Primary
 from shoal.ps.server import RUNS_PER_REPORT, SHARDS_PER_REPORT

@@ -1,13 +1,16 @@
 """What can be imported is what was promised: neither more nor less."""
 
+import ast
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import shoal
 
+SOURCE = Path(shoal.__file__).parent
 PROMISED = [
     "Cluster",
     "Data",
@@ -71,3 +74,14 @@ def test_importing_does_not_import_torch(module):
     code = f"import {module}, sys; print([name for name in ('torch', 'numpy', 'zmq') if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+def test_a_class_name_exists_once() -> None:
+    """A noun has one meaning: whoever reads it need not ask which."""
+    homes: dict[str, list[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert len(homes) > 500
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}

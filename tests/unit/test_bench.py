@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from shoal.bench import BARS, Measurement, Row, compare, judge, peers, rows_table, summarise, verdicts_table
+from shoal.bench import BARS, Measurement, SpeedRow, compare, judge, peers, rows_table, summarise, verdicts_table
 from shoal.bench.bars import Bar
 from shoal.bench.compare import rotated, run_command
 from shoal.bench.measurement import summarise_timeline
@@ -18,7 +18,7 @@ from shoal.errors import LaunchError, SpecError
 PARAMETERS = {"mlp": 20_933_608, "small_mlp": 3_514_468, "gpt": 834_304, "conv": 1_004_932, "digits": 19_210}
 
 
-def measured(variant: str, *speeds: float) -> Row:
+def measured(variant: str, *speeds: float) -> SpeedRow:
     """A row with these speeds, one per round."""
     rounds = tuple(
         Measurement(
@@ -32,7 +32,7 @@ def measured(variant: str, *speeds: float) -> Row:
         )
         for speed in speeds
     )
-    return Row(variant=variant, model="mlp", rounds=rounds)
+    return SpeedRow(variant=variant, model="mlp", rounds=rounds)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

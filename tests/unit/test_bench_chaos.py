@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from shoal.bench import Claim, Finding, Verdict, chaos, ordeals_table, torchrun_script, verdicts_table
+from shoal.bench import BarClaim, BarFinding, BarVerdict, chaos, ordeals_table, torchrun_script, verdicts_table
 from shoal.bench.models import CYCLE, WORKLOADS
 from shoal.bench.ordeal import Ordeal, Promise, judge_ordeal, throughput
 from shoal.bench.outages import AFTERMATH_S, Outage, Strike, find_outages
@@ -109,10 +109,10 @@ ORDEAL = Ordeal(
 def test_a_promise_is_judged_line_by_line():
     promise = Promise(kept=0.97, kept_by_timeline=0.99, lost_s=0.2, to_next_step_s=0.1)
     kept, by_timeline, lost, to_next, *claims = judge_ordeal("small_mlp", ORDEAL, promise)
-    assert isinstance(kept, Verdict) and kept.ratio == pytest.approx(0.98) and kept.met
-    assert isinstance(by_timeline, Verdict) and by_timeline.ratio == pytest.approx(0.98) and not by_timeline.met
-    assert isinstance(lost, Finding) and lost.value == pytest.approx(0.2) and lost.met
-    assert isinstance(to_next, Finding) and to_next.value == pytest.approx(0.2) and not to_next.met
+    assert isinstance(kept, BarVerdict) and kept.ratio == pytest.approx(0.98) and kept.met
+    assert isinstance(by_timeline, BarVerdict) and by_timeline.ratio == pytest.approx(0.98) and not by_timeline.met
+    assert isinstance(lost, BarFinding) and lost.value == pytest.approx(0.2) and lost.met
+    assert isinstance(to_next, BarFinding) and to_next.value == pytest.approx(0.2) and not to_next.met
     assert [(one.subject.split(": ")[1], one.met) for one in claims] == [
         ("finishes", True),
         ("audit clean", True),
@@ -216,7 +216,7 @@ def test_a_run_that_fails_is_told_of_and_the_others_go_on(monkeypatch):
     ordeals, judged = chaos.compare_under_faults(5.0, on_measured=told.append)
     assert tried == [scenario.name for scenario in chaos.SCENARIOS]
     assert [one.name for one in ordeals] == [tried[0], "torchrun", tried[2]] and told == ordeals
-    (missed,) = [one for one in judged if isinstance(one, Claim) and not one.met]
+    (missed,) = [one for one in judged if isinstance(one, BarClaim) and not one.met]
     assert missed.subject.startswith(tried[1]) and "killed from outside" in missed.subject
 
 

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from shoal.bench import Claim, overheads, verdicts_table
+from shoal.bench import BarClaim, overheads, verdicts_table
 from shoal.bench.recorded import Recorded
 from shoal.observe import Event
 
@@ -37,7 +37,7 @@ def test_checkpoints_are_judged_by_the_whole_run(monkeypatch):
 def test_a_run_that_saves_nothing_shows_nothing(monkeypatch):
     monkeypatch.setattr(overheads, "train", lambda model, steps, checkpoint: run_of(1000))
     (claim,) = overheads.measure_checkpoints(1)
-    assert isinstance(claim, Claim) and not claim.met
+    assert isinstance(claim, BarClaim) and not claim.met
 
 
 def test_what_is_counted_and_told_is_judged_by_the_median_step(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.bench import Measurement, Row, contests, straggler
+from shoal.bench import Measurement, SpeedRow, contests, straggler
 from shoal.bench.straggler import SLOWDOWN, STEP_PER_FORWARD, STRAGGLERS, slowed
 from shoal.bench.tasks import task
 from shoal.errors import SpecError
@@ -93,7 +93,7 @@ def row(variant, speed):
         samples_per_s=speed,
         loss=1.0,
     )
-    return Row(variant=variant, model=contests.MODEL, rounds=(run,))
+    return SpeedRow(variant=variant, model=contests.MODEL, rounds=(run,))
 
 
 def test_a_contest_has_its_own_winner():

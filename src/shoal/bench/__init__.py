@@ -1,7 +1,7 @@
 """How fast Shoal is beside its peers: fresh processes, variants interleaved, medians and spreads."""
 
-from shoal.bench.bars import BARS, Bar, Ceiling, Claim, Finding, Verdict, judge
-from shoal.bench.compare import Row, compare
+from shoal.bench.bars import BARS, Bar, BarClaim, BarFinding, BarVerdict, Ceiling, judge
+from shoal.bench.compare import SpeedRow, compare
 from shoal.bench.measurement import Measurement, summarise
 from shoal.bench.table import ordeals_table, rows_table, verdicts_table
 from shoal.bench.variants import PEERS, VARIANTS
@@ -11,12 +11,12 @@ __all__ = [
     "PEERS",
     "VARIANTS",
     "Bar",
+    "BarClaim",
+    "BarFinding",
+    "BarVerdict",
     "Ceiling",
-    "Claim",
-    "Finding",
     "Measurement",
-    "Row",
-    "Verdict",
+    "SpeedRow",
     "compare",
     "judge",
     "ordeals_table",

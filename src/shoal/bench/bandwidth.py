@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from shoal.bench.bars import Bar, Verdict
+from shoal.bench.bars import Bar, BarVerdict
 from shoal.bench.compare import rotated
 from shoal.errors import LaunchError
 
@@ -41,7 +41,7 @@ Way = Callable[[], None]
 
 def measure_bandwidth(
     rounds: int, on_measured: Callable[[str, float], None] = lambda name, bytes_per_s: None
-) -> list[Verdict]:
+) -> list[BarVerdict]:
     """Every way beside its yardstick, in a fresh process; `on_measured` is told each way's median."""
     command = [sys.executable, "-m", "shoal.bench.bandwidth", "--rounds", str(max(rounds, LEAST_ROUNDS))]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -52,7 +52,7 @@ def measure_bandwidth(
     for name, found in speeds.items():
         on_measured(name, statistics.median(found))
     pairs = [(bar, zip(speeds[bar.subject], speeds[bar.peer], strict=True)) for bar in BARS]
-    return [Verdict(bar=bar, ratios=tuple(ours / theirs for ours, theirs in both)) for bar, both in pairs]
+    return [BarVerdict(bar=bar, ratios=tuple(ours / theirs for ours, theirs in both)) for bar, both in pairs]
 
 
 def speeds_of(ways: dict[str, Way], nbytes: int, rounds: int) -> dict[str, list[float]]:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shoal.bench.compare import Row
+from shoal.bench.compare import SpeedRow
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Ceiling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class BarVerdict:
     """A bar and what was measured against it."""
 
     bar: Bar
@@ -76,7 +76,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class BarFinding:
     """A ceiling and what was measured under it."""
 
     ceiling: Ceiling
@@ -95,7 +95,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class BarClaim:
     """Something that is so or is not, as that nothing was lost."""
 
     model: str
@@ -103,11 +103,11 @@ class Claim:
     met: bool
 
 
-def judge(rows: Iterable[Row], bars: Iterable[Bar] = BARS) -> list[Verdict]:
+def judge(rows: Iterable[SpeedRow], bars: Iterable[Bar] = BARS) -> list[BarVerdict]:
     """A verdict for each bar whose subject and peer were measured side by side."""
     measured = {(row.model, row.variant): row for row in rows}
     return [
-        Verdict(bar=bar, ratios=tuple(subject.ratios_to(peer)))
+        BarVerdict(bar=bar, ratios=tuple(subject.ratios_to(peer)))
         for bar in bars
         if (subject := measured.get((bar.model, bar.subject))) and (peer := measured.get((bar.model, bar.peer)))
     ]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shoal.bench.bars import Claim, Finding, Verdict
+from shoal.bench.bars import BarClaim, BarFinding, BarVerdict
 from shoal.bench.counting import times_applied
 from shoal.bench.models import CYCLE, WORKLOADS
 from shoal.bench.ordeal import CALM_PART, Ordeal, Promise, judge_ordeal, throughput
@@ -97,9 +97,9 @@ def compare_under_faults(
     every_s: float = EVERY_S,
     runs: Sequence[str] = RUNS,
     on_measured: Callable[[Ordeal], None],
-) -> tuple[list[Ordeal], list[Verdict | Finding | Claim]]:
+) -> tuple[list[Ordeal], list[BarVerdict | BarFinding | BarClaim]]:
     """The scenarios of these names, and torchrun. A run that does not finish is a promise that is not kept."""
-    ordeals, judged = list[Ordeal](), list[Verdict | Finding | Claim]()
+    ordeals, judged = list[Ordeal](), list[BarVerdict | BarFinding | BarClaim]()
     scenarios = {scenario.key: scenario for scenario in SCENARIOS}
     for name in (name for name in RUNS if name in runs):
         if name == TORCHRUN:
@@ -110,7 +110,7 @@ def compare_under_faults(
         try:
             ordeals.append(measure_chaos(scenario, seconds, every_s))
         except ShoalError as error:
-            judged.append(Claim(model=MODEL, subject=f"{scenario.name}: finishes ({error})", met=False))
+            judged.append(BarClaim(model=MODEL, subject=f"{scenario.name}: finishes ({error})", met=False))
         else:
             on_measured(ordeals[-1])
             judged += judge_ordeal(MODEL, ordeals[-1], scenario.promise)

@@ -18,7 +18,7 @@ RUN_TIMEOUT_S = 900
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SpeedRow:
     """One variant's measurements, one per round."""
 
     variant: str
@@ -53,7 +53,7 @@ class Row:
         speeds = [run.samples_per_s for run in self.rounds]
         return (max(speeds) - min(speeds)) / self.samples_per_s
 
-    def ratios_to(self, other: Row) -> list[float]:
+    def ratios_to(self, other: SpeedRow) -> list[float]:
         """How many times the other's speed, round by round: both met the same noise of the machine."""
         return [
             ours.samples_per_s / theirs.samples_per_s
@@ -70,7 +70,7 @@ def compare(
     steps: int | None = None,
     variants: Mapping[str, CommandBuilder] = VARIANTS,
     on_measured: Callable[[Measurement], None] | None = None,
-) -> list[Row]:
+) -> list[SpeedRow]:
     """Measure each named variant once per round; `on_measured` is told of each as it comes."""
     require_count("bench", "rounds", rounds)
     for name in names:
@@ -85,7 +85,7 @@ def compare(
             runs[name].append(measurement)
             if on_measured is not None:
                 on_measured(measurement)
-    return [Row(variant=name, model=model, rounds=tuple(runs[name])) for name in names]
+    return [SpeedRow(variant=name, model=model, rounds=tuple(runs[name])) for name in names]
 
 
 def rotated(names: Sequence[str], turn: int) -> list[str]:

@@ -11,8 +11,8 @@ import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from shoal.bench.bars import Bar, Verdict, judge
-from shoal.bench.compare import Row, compare
+from shoal.bench.bars import Bar, BarVerdict, judge
+from shoal.bench.compare import SpeedRow, compare
 from shoal.bench.measurement import Measurement
 from shoal.bench.variants import CommandBuilder, peer_command, shoal_command
 
@@ -38,7 +38,7 @@ class Contest:
             commands[name] = functools.partial(shoal_command, name, strategy)
         return {name: functools.partial(_slowed, command, self.straggler) for name, command in commands.items()}
 
-    def judge(self, rows: Iterable[Row]) -> tuple[list[Row], list[Verdict]]:
+    def judge(self, rows: Iterable[SpeedRow]) -> tuple[list[SpeedRow], list[BarVerdict]]:
         """The rows with the contest's label in place of the model's name, and its verdicts."""
         labelled = [replace(row, model=self.label) for row in rows]
         return labelled, judge(labelled, self.bars)
@@ -71,9 +71,9 @@ CONTESTS = (
 
 def compare_stragglers(
     *, rounds: int, steps: int | None, on_measured: Callable[[Measurement], None] | None = None
-) -> tuple[list[Row], list[Verdict]]:
+) -> tuple[list[SpeedRow], list[BarVerdict]]:
     """Every contest, one after the other."""
-    rows, verdicts = list[Row](), list[Verdict]()
+    rows, verdicts = list[SpeedRow](), list[BarVerdict]()
     for contest in CONTESTS:
         variants = contest.variants
         found = compare(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from shoal.bench.bars import Ceiling, Finding
+from shoal.bench.bars import BarFinding, Ceiling
 from shoal.launch import LocalEngine, Supervisor, start_zygote
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
@@ -37,9 +37,9 @@ class Footprint:
         """What it would be if each worker had its own parameters, momentum and gradient."""
         return 3 * WORKERS * PARAMETERS * 4
 
-    def finding(self) -> Finding:
+    def finding(self) -> BarFinding:
         """Whether the arena is no larger than it has to be."""
-        return Finding(ceiling=CEILING, values=(self.arena / self.expected_arena,))
+        return BarFinding(ceiling=CEILING, values=(self.arena / self.expected_arena,))
 
 
 def measure_memory() -> Footprint:

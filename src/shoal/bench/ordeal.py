@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.bench.bars import Bar, Ceiling, Claim, Finding, Verdict
+from shoal.bench.bars import Bar, BarClaim, BarFinding, BarVerdict, Ceiling
 from shoal.bench.measurement import Timeline
 from shoal.bench.outages import Outage
 from shoal.errors import LaunchError
@@ -80,21 +80,21 @@ class Promise:
     to_next_step_s: float | None = None
 
 
-def judge_ordeal(model: str, ordeal: Ordeal, promise: Promise) -> list[Verdict | Finding | Claim]:
+def judge_ordeal(model: str, ordeal: Ordeal, promise: Promise) -> list[BarVerdict | BarFinding | BarClaim]:
     """Whether a scenario kept its promise, and that nothing was lost or changed."""
-    judged: list[Verdict | Finding | Claim] = []
+    judged: list[BarVerdict | BarFinding | BarClaim] = []
     if promise.kept is not None:
-        judged.append(Verdict(bar=Bar(model, ordeal.name, CALM, promise.kept), ratios=(ordeal.kept,)))
+        judged.append(BarVerdict(bar=Bar(model, ordeal.name, CALM, promise.kept), ratios=(ordeal.kept,)))
     if promise.kept_by_timeline is not None:
         bar = Bar(model, ordeal.name, OWN_TIMELINE, promise.kept_by_timeline)
-        judged.append(Verdict(bar=bar, ratios=(ordeal.kept_by_timeline,)))
+        judged.append(BarVerdict(bar=bar, ratios=(ordeal.kept_by_timeline,)))
     for most, what, value in (
         (promise.lost_s, "lost per fault", ordeal.lost_s),
         (promise.to_next_step_s, "fault to next step, median", ordeal.to_next_step_s),
     ):
         if most is not None:
             ceiling = Ceiling(model=model, subject=f"{ordeal.name}: {what}", peer="", most=most, unit="s")
-            judged.append(Finding(ceiling=ceiling, values=(value,)))
+            judged.append(BarFinding(ceiling=ceiling, values=(value,)))
     for what, held in (
         ("finishes", bool(ordeal.faults)),  # Without faults it would show nothing.
         ("audit clean", ordeal.is_audit_clean),
@@ -103,7 +103,7 @@ def judge_ordeal(model: str, ordeal: Ordeal, promise: Promise) -> list[Verdict |
         ("every hung rank named", ordeal.all_hung_named),
     ):
         if held is not None:
-            judged.append(Claim(model=model, subject=f"{ordeal.name}: {what}", met=held))
+            judged.append(BarClaim(model=model, subject=f"{ordeal.name}: {what}", met=held))
     return judged
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
 
-from shoal.bench.bars import Bar, Ceiling, Claim, Finding, Verdict
+from shoal.bench.bars import Bar, BarClaim, BarFinding, BarVerdict, Ceiling
 from shoal.bench.compare import rotated
 from shoal.bench.ordeal import throughput
 from shoal.bench.recorded import Recorded, record
@@ -28,7 +28,7 @@ def measure_checkpoints(
     model: str = MODEL,
     steps: int = STEPS,
     on_measured: Callable[[str, float], None] = lambda name, samples_per_s: None,
-) -> list[Verdict | Finding | Claim]:
+) -> list[BarVerdict | BarFinding | BarClaim]:
     """The speed with checkpoints over that without, round by round, and how long training stood still for each."""
     speeds: dict[str, list[float]] = {PLAIN: [], SAVING: []}
     stalls: list[float] = []
@@ -40,11 +40,11 @@ def measure_checkpoints(
             on_measured(name, speeds[name][-1])
             stalls += [event.values["stall"] for event in run.of_kind("checkpoint")]
     if not stalls:
-        return [Claim(model=model, subject=f"{SAVING}: saves any", met=False)]
+        return [BarClaim(model=model, subject=f"{SAVING}: saves any", met=False)]
     ratios = tuple(ours / theirs for ours, theirs in zip(speeds[SAVING], speeds[PLAIN], strict=True))
     return [
-        Verdict(bar=CHECKPOINT_BAR, ratios=ratios),
-        Finding(ceiling=STALL, values=tuple(stalls)),
+        BarVerdict(bar=CHECKPOINT_BAR, ratios=ratios),
+        BarFinding(ceiling=STALL, values=tuple(stalls)),
     ]
 
 
@@ -54,7 +54,7 @@ def measure_books(
     model: str = MODEL,
     steps: int = BOOKS_STEPS,
     on_measured: Callable[[str, float], None] = lambda name, samples_per_s: None,
-) -> Verdict:
+) -> BarVerdict:
     """The speed with the ledger, heartbeats and events over that without them, round by round."""
     speeds: dict[str, list[float]] = {PLAIN: [], QUIET: []}
     for turn in range(rounds):
@@ -64,7 +64,7 @@ def measure_books(
             speeds[name].append(1 / median(after - before for (before, _), (after, _) in pairwise(run.timeline)))
             on_measured(name, throughput(run.timeline))
     ratios = tuple(ours / theirs for ours, theirs in zip(speeds[PLAIN], speeds[QUIET], strict=True))
-    return Verdict(bar=BOOKS_BAR, ratios=ratios)
+    return BarVerdict(bar=BOOKS_BAR, ratios=ratios)
 
 
 def train(model: str, steps: int, checkpoint: str, *, quiet: bool = False) -> Recorded:

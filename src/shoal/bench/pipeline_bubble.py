@@ -53,7 +53,7 @@ def theory(microbatches: int) -> float:
     return (WORKERS - 1) / (microbatches + WORKERS - 1)
 
 
-class Contest:
+class BubbleContest:
     """One worker's part in all variants, on layers that all of them share."""
 
     def __init__(self, rank: int) -> None:
@@ -120,7 +120,7 @@ def run_worker(rank: int, store: str, rounds: int) -> None:
     """One of the processes; the first prints the table."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, WORKERS), rank=rank, world_size=WORKERS)
-    contest = Contest(rank)
+    contest = BubbleContest(rank)
     names = [*(f"shoal {name}" for name in OURS), *(f"torch {name}" for name in TORCHS)]
     found: dict[tuple[str, int], Timings] = {}
     for microbatches in MICROBATCHES:

@@ -19,7 +19,7 @@ from shoal.comm.codec import Buffer
 from shoal.comm.security import RunKey
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import CommTimeout, LaunchError, PeerLost
-from shoal.ps.messages import Ack, Outcome, PsMessage, Push
+from shoal.ps.messages import Ack, PsMessage, Push, PushOutcome
 from shoal.ps.node import decode_bundle, encode_bundle
 
 SENDER, RECEIVER = 1, 2
@@ -145,7 +145,7 @@ def _acknowledge(message: PsMessage) -> Ack:
         shard=message.shard,
         generation=message.generation,
         sequence=message.sequence,
-        outcome=Outcome.APPLIED.value,
+        outcome=PushOutcome.APPLIED.value,
         version=message.sequence,
         floor=0,
         rounds=0,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.bench.bars import Ceiling, Finding
+from shoal.bench.bars import BarFinding, Ceiling
 from shoal.errors import LaunchError
 from shoal.observe import read_events
 
@@ -24,7 +24,7 @@ CEILINGS = {
 
 def measure_startup(
     processes: int, rounds: int, on_measured: Callable[[str, float], None] = lambda name, seconds: None
-) -> Finding:
+) -> BarFinding:
     """Shoal's time as a part of torchrun's, round by round."""
     ratios = []
     for turn in range(rounds):
@@ -33,7 +33,7 @@ def measure_startup(
             seconds[name] = start(processes)
             on_measured(f"{name}, {processes} workers", seconds[name])
         ratios.append(seconds["shoal"] / seconds["torchrun"])
-    return Finding(ceiling=CEILINGS[processes], values=tuple(ratios))
+    return BarFinding(ceiling=CEILINGS[processes], values=tuple(ratios))
 
 
 def shoal_seconds(processes: int) -> float:

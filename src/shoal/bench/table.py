@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from shoal.bench.bars import Claim, Finding, Verdict
-from shoal.bench.compare import Row
+from shoal.bench.bars import BarClaim, BarFinding, BarVerdict
+from shoal.bench.compare import SpeedRow
 from shoal.bench.ordeal import Ordeal
 
 
-def rows_table(rows: Sequence[Row], baseline: str = "ddp", title: str = "Speed") -> Table:
+def rows_table(rows: Sequence[SpeedRow], baseline: str = "ddp", title: str = "Speed") -> Table:
     """Every variant's speed, and how many times that of the `baseline` on the same model."""
     table = _plain_table(f"{title}, medians over rounds")
     for heading in ("model", "variant"):
@@ -63,7 +63,7 @@ def ordeals_table(ordeals: Sequence[Ordeal]) -> Table:
     return table
 
 
-def verdicts_table(verdicts: Sequence[Verdict | Finding | Claim]) -> Table:
+def verdicts_table(verdicts: Sequence[BarVerdict | BarFinding | BarClaim]) -> Table:
     """Every bar: what was promised, what was measured, met or missed."""
     table = _plain_table("Bars: at least (≥) or at most (≤) so many times the peer")
     for heading in ("model", "what", "beside"):
@@ -80,18 +80,18 @@ def _plain_table(title: str) -> Table:
     return Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
 
 
-def _outcome(verdict: Verdict | Finding | Claim) -> str:
-    if isinstance(verdict, Verdict) and verdict.bar.floor is None:
+def _outcome(verdict: BarVerdict | BarFinding | BarClaim) -> str:
+    if isinstance(verdict, BarVerdict) and verdict.bar.floor is None:
         return ""
-    if isinstance(verdict, Finding) and verdict.ceiling.most is None:
+    if isinstance(verdict, BarFinding) and verdict.ceiling.most is None:
         return ""
     return "[green]met[/green]" if verdict.met else "[red]missed[/red]"
 
 
-def _cells(verdict: Verdict | Finding | Claim) -> list[str]:
-    if isinstance(verdict, Verdict):
+def _cells(verdict: BarVerdict | BarFinding | BarClaim) -> list[str]:
+    if isinstance(verdict, BarVerdict):
         return _verdict_cells(verdict)
-    if isinstance(verdict, Finding):
+    if isinstance(verdict, BarFinding):
         return _finding_cells(verdict)
     return [verdict.model, verdict.subject, "", "yes", "yes" if verdict.met else "no", ""]
 
@@ -100,7 +100,7 @@ def _yes_or_no(answer: bool | None, yes: str, no: str) -> str:
     return "–" if answer is None else yes if answer else no
 
 
-def _verdict_cells(verdict: Verdict) -> list[str]:
+def _verdict_cells(verdict: BarVerdict) -> list[str]:
     return [
         verdict.bar.model,
         f"speed of {verdict.bar.subject}",
@@ -111,7 +111,7 @@ def _verdict_cells(verdict: Verdict) -> list[str]:
     ]
 
 
-def _finding_cells(finding: Finding) -> list[str]:
+def _finding_cells(finding: BarFinding) -> list[str]:
     ceiling = finding.ceiling
     digits = 0 if ceiling.most is not None and ceiling.most >= 10 else 2
     return [

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from shoal.bench.bars import TRAINER_BARS, Ceiling, Finding, Verdict, judge
-from shoal.bench.compare import Row, compare
+from shoal.bench.bars import TRAINER_BARS, BarFinding, BarVerdict, Ceiling, judge
+from shoal.bench.compare import SpeedRow, compare
 from shoal.bench.measurement import Measurement, summarise
 from shoal.bench.variants import CommandBuilder
 
@@ -25,17 +25,17 @@ DIGITS_CEILING = Ceiling(model="digits", subject="trainer, a step's extra", peer
 
 def compare_trainer(
     model: str, *, rounds: int, steps: int | None, on_measured: Callable[[Measurement], None] | None = None
-) -> tuple[list[Row], list[Verdict | Finding]]:
+) -> tuple[list[SpeedRow], list[BarVerdict | BarFinding]]:
     """Both sides on one model, and whether the bars for it are met."""
     rows = compare(
         model, list(SIDES), rounds=rounds, processes=1, steps=steps, variants=SIDES, on_measured=on_measured
     )
-    verdicts: list[Verdict | Finding] = [*judge(rows, TRAINER_BARS)]
+    verdicts: list[BarVerdict | BarFinding] = [*judge(rows, TRAINER_BARS)]
     if model == DIGITS_CEILING.model:
         trainer, loop = rows
         pairs = zip(trainer.rounds, loop.rounds, strict=True)
         extra_us = tuple((ours.step_s - theirs.step_s) * 1e6 for ours, theirs in pairs)
-        verdicts.append(Finding(ceiling=DIGITS_CEILING, values=extra_us))
+        verdicts.append(BarFinding(ceiling=DIGITS_CEILING, values=extra_us))
     return rows, verdicts
 
 

@@ -14,7 +14,7 @@ from shoal.errors import unknown
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shoal.bench import Claim, Finding, Measurement, Row, Verdict
+    from shoal.bench import BarClaim, BarFinding, BarVerdict, Measurement, SpeedRow
     from shoal.bench.memory import Footprint
     from shoal.bench.ordeal import Ordeal
 
@@ -100,9 +100,9 @@ class _Session:
     """What has been measured so far."""
 
     console: Console
-    rows: dict[str, list[Row]] = field(default_factory=dict)
+    rows: dict[str, list[SpeedRow]] = field(default_factory=dict)
     """By comparison: only rows of one were measured side by side."""
-    verdicts: list[Verdict | Finding | Claim] = field(default_factory=list)
+    verdicts: list[BarVerdict | BarFinding | BarClaim] = field(default_factory=list)
     ordeals: list[Ordeal] = field(default_factory=list)
     footprint: Footprint | None = None
 
@@ -128,7 +128,7 @@ class _Session:
         rows, verdicts = compare_stragglers(rounds=rounds, steps=steps, on_measured=self._tell)
         self._keep("With a slow worker", rows, verdicts)
 
-    def _keep(self, comparison: str, rows: list[Row], verdicts: Sequence[Verdict | Finding]) -> None:
+    def _keep(self, comparison: str, rows: list[SpeedRow], verdicts: Sequence[BarVerdict | BarFinding]) -> None:
         self.rows.setdefault(comparison, []).extend(rows)
         self.verdicts += verdicts
 

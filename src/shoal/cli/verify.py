@@ -14,7 +14,7 @@ from shoal.cli.json_output import print_json
 from shoal.errors import SpecError
 
 if TYPE_CHECKING:
-    from shoal.verify import Report, ResultReport
+    from shoal.verify import ResultReport, VerifyReport
 
 
 def verify(
@@ -78,7 +78,7 @@ def verify(
         raise SpecError("verify: name either a task (shoal verify digits.py) or a run (--replay RUN).")
     if trust and replay is None:
         raise SpecError("--trust is about the code of a run that is repeated; name that run with --replay.")
-    report: Report | ResultReport
+    report: VerifyReport | ResultReport
     with _progress_line() as progress:
         if replay is not None:
             report = replay_run(replay, trust=trust, zygote=ctx.obj, progress=progress)
@@ -118,12 +118,12 @@ def _progress_line() -> Iterator[Callable[[int, int, str], None]]:
         yield lambda number, total, label: status.update(f"{number} of {total}: {label}")
 
 
-def _show(report: Report | ResultReport) -> None:
+def _show(report: VerifyReport | ResultReport) -> None:
     from rich.console import Console
 
-    from shoal.verify.report import Report
+    from shoal.verify.report import VerifyReport
     from shoal.verify.result_table import result_table
     from shoal.verify.table import report_table
 
-    table = report_table(report) if isinstance(report, Report) else result_table(report)
+    table = report_table(report) if isinstance(report, VerifyReport) else result_table(report)
     Console(highlight=False).print(table)

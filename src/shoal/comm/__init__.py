@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from shoal.comm.memory_transport import Faults, MemoryNetwork, MemoryTransport
     from shoal.comm.reliable import Reliability
     from shoal.comm.security import RunKey
-    from shoal.comm.transport import Counters, Roster, Transport
+    from shoal.comm.transport import Roster, Transport, TransportCounters
     from shoal.comm.zmq_transport import ZmqTransport
     from shoal.comm.zmq_wire import ZmqWire
 
 __all__ = [
     "COLLECTIVES",
     "Collective",
-    "Counters",
     "Faults",
     "MemoryNetwork",
     "MemoryTransport",
@@ -31,6 +30,7 @@ __all__ = [
     "Roster",
     "RunKey",
     "Transport",
+    "TransportCounters",
     "ZmqTransport",
     "ZmqWire",
     "decode",
@@ -41,7 +41,7 @@ __all__ = [
 _HOMES = {
     "COLLECTIVES": "collectives",
     "Collective": "collectives",
-    "Counters": "transport",
+    "TransportCounters": "transport",
     "Faults": "memory_transport",
     "MemoryNetwork": "memory_transport",
     "MemoryTransport": "memory_transport",

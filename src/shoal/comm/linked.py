@@ -11,7 +11,7 @@ from typing import Protocol, Self
 from shoal.comm.codec import Message
 from shoal.comm.envelope import Envelope
 from shoal.comm.reliable import Link, Packet, Reliability
-from shoal.comm.transport import Counters
+from shoal.comm.transport import TransportCounters
 from shoal.errors import CommError, CommTimeout, PeerLost, ProtocolError
 
 # A vanished peer makes no packet, so waiting pauses this often to look around.
@@ -48,7 +48,7 @@ class LinkedTransport:
 
     def __init__(self, rank: int, wire: Wire, *, generation: int, reliability: Reliability) -> None:
         self.rank = rank
-        self.counters = Counters()
+        self.counters = TransportCounters()
         self._wire = wire
         self._generation = generation
         self._reliability = reliability

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from shoal.comm.codec import Buffer, Message, decode, encode
 from shoal.comm.envelope import Envelope, PacketKind
-from shoal.comm.transport import Counters
+from shoal.comm.transport import TransportCounters
 from shoal.errors import ProtocolError
 
 Packet = list[Buffer]
@@ -45,7 +45,7 @@ class Link:
     """This process's end of the link to one peer."""
 
     def __init__(
-        self, rank: int, peer: int, *, generation: int, reliability: Reliability, counters: Counters
+        self, rank: int, peer: int, *, generation: int, reliability: Reliability, counters: TransportCounters
     ) -> None:
         self.peer = peer
         self.peer_left = False

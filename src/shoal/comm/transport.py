@@ -14,7 +14,7 @@ Roster = Mapping[int, str]
 
 
 @dataclass
-class Counters:
+class TransportCounters:
     """What went over a transport so far."""
 
     sent: int = 0
@@ -39,7 +39,7 @@ class Transport(Protocol):
     """
 
     rank: int
-    counters: Counters
+    counters: TransportCounters
 
     @property
     def peers(self) -> frozenset[int]:

@@ -2,7 +2,7 @@
 
 from shoal.coordinator.etcd_store import EtcdStore
 from shoal.coordinator.machine import Coordinator
-from shoal.coordinator.members import Order
+from shoal.coordinator.members import MemberOrder
 from shoal.coordinator.plan import ADJUSTMENTS, JobPlan
 from shoal.coordinator.store import DurableStore, MemoryStore, SqliteStore, StoreError, Superseded
 
@@ -12,8 +12,8 @@ __all__ = [
     "DurableStore",
     "EtcdStore",
     "JobPlan",
+    "MemberOrder",
     "MemoryStore",
-    "Order",
     "SqliteStore",
     "StoreError",
     "Superseded",

@@ -23,7 +23,7 @@ TREND_OBSERVATIONS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class Adjustment:
     """What the policy wants done, and why."""
 
     what: str
@@ -76,14 +76,14 @@ class Adjuster:
             "best": self._best,
         }
 
-    def decide(self, reports: Reports, workers: Mapping[int, int], now: float) -> list[Decision]:
+    def decide(self, reports: Reports, workers: Mapping[int, int], now: float) -> list[Adjustment]:
         """Take a look if it is time for one, and say what to do."""
         if now < self._observe_at or not workers:
             return []
         self._observe_at = now + OBSERVE_S
         self._observe(reports, workers)
         adjust = self._plan.adjust
-        decisions: list[Decision] = []
+        decisions: list[Adjustment] = []
         if "divergence" in adjust:
             decisions += self._watch_loss(now)
         if not self._bad:
@@ -110,7 +110,7 @@ class Adjuster:
             if speed is not None and math.isfinite(speed)
         }
 
-    def _watch_loss(self, now: float) -> Iterator[Decision]:
+    def _watch_loss(self, now: float) -> Iterator[Adjustment]:
         """Mark while all is well; roll back when the loss stays bad; stop when that has not helped."""
         if self._loss is None:
             return
@@ -122,23 +122,23 @@ class Adjuster:
             self._best = min(best, self._loss)
             if self._plan.mark_every_s and now >= self._mark_at:
                 self._mark_at = now + self._plan.mark_every_s
-                yield Decision(what="mark", why="the loss is healthy", controls=(("mark", {}),))
+                yield Adjustment(what="mark", why="the loss is healthy", controls=(("mark", {}),))
             return
         self._bad += 1
         if self._bad >= BAD_OBSERVATIONS:
             yield self._roll_back()
 
-    def _roll_back(self) -> Decision:
+    def _roll_back(self) -> Adjustment:
         found, self._loss, self._bad = self._loss, None, 0
         why = f"the loss is {found:.4g} and was {self._best or 0.0:.4g} at best"
         if self._rollbacks >= self._plan.max_rollbacks:
             tried = f", and {self._rollbacks} rollbacks did not help" if self._rollbacks else ""
             sentence = f"The run diverges: {why}{tried}; lower the learning rate, or set clip_norm."
-            return Decision(what="stop", why=why, stop=sentence)
+            return Adjustment(what="stop", why=why, stop=sentence)
         self._rollbacks += 1
         self._rest = REST_OBSERVATIONS
         self._halvings /= 2
-        return Decision(
+        return Adjustment(
             what="rollback",
             why=why,
             numbers={"rollbacks": self._rollbacks, "factor": self._factor},
@@ -149,14 +149,14 @@ class Adjuster:
     def _factor(self) -> float:
         return self._halvings * self._rate
 
-    def _share(self) -> Iterator[Decision]:
+    def _share(self) -> Iterator[Adjustment]:
         shares = policy.shares_by_speed(self._speeds, self._shares)
         if shares is not None:
             self._shares = shares
             numbers = {"speeds": dict(self._speeds), "shares": shares}
-            yield Decision(what="shares", why="speeds differ", numbers=numbers, settings={"shares": shares})
+            yield Adjustment(what="shares", why="speeds differ", numbers=numbers, settings={"shares": shares})
 
-    def _move_bound(self, reports: Reports, workers: Mapping[int, int]) -> Iterator[Decision]:
+    def _move_bound(self, reports: Reports, workers: Mapping[int, int]) -> Iterator[Adjustment]:
         if self._loss is None or self._bound is None or self._plan.bound is None:
             return
         self._history.append(self._loss)
@@ -172,27 +172,27 @@ class Adjuster:
             why = "waiting dominates and the loss falls" if bound > self._bound else "the loss rises"
             numbers = {"before": self._bound, "bound": bound, "waiting": waiting}
             self._bound = bound
-            yield Decision(what="bound", why=why, numbers=numbers, settings={"bound": bound})
+            yield Adjustment(what="bound", why=why, numbers=numbers, settings={"bound": bound})
 
-    def _scale_rate(self, reports: Reports, workers: Mapping[int, int]) -> Iterator[Decision]:
+    def _scale_rate(self, reports: Reports, workers: Mapping[int, int]) -> Iterator[Adjustment]:
         delay = reports.mean_delay()
         rate = policy.rate_by_delay(delay, len(workers), self._rate)
         if rate != self._rate:
             self._rate = rate
-            yield Decision(
+            yield Adjustment(
                 what="rate",
                 why="gradients are late by another number of updates than before",
                 numbers={"delay": delay, "factor": self._factor},
                 controls=(("scale", {"factor": self._factor}),),
             )
 
-    def _evict(self, workers: Mapping[int, int]) -> Iterator[Decision]:
+    def _evict(self, workers: Mapping[int, int]) -> Iterator[Adjustment]:
         slow = policy.hopeless(self._speeds)
         self._slow = Counter({rank: self._slow[rank] + 1 for rank in slow})
         for rank in [rank for rank in slow if self._slow[rank] >= SLOW_OBSERVATIONS]:
             speed = self._speeds.pop(rank)
             del self._slow[rank]
-            yield Decision(
+            yield Adjustment(
                 what="evict",
                 why=f"worker {rank} trains {speed:.3g} samples/s, far below the others",
                 numbers={"rank": rank, "speed": speed},

@@ -9,7 +9,7 @@ from shoal.coordinator.plan import JobPlan
 from shoal.coordinator.reports import ShardReport
 from shoal.ledger.cells import CellSet
 from shoal.ps.consistency import Mode, parse_sync
-from shoal.ps.messages import Outcome
+from shoal.ps.messages import PushOutcome
 
 SHOWN = 10
 """Missing cells that are listed by number."""
@@ -50,5 +50,5 @@ def _row(plan: JobPlan, shard: int, report: ShardReport | None) -> dict[str, Any
 def _pushes(tally: Any) -> dict[str, int]:
     return {
         f"{outcome}_pushes": tally.get(outcome, 0)
-        for outcome in (Outcome.APPLIED, Outcome.DUPLICATE, Outcome.LATE)
+        for outcome in (PushOutcome.APPLIED, PushOutcome.DUPLICATE, PushOutcome.LATE)
     }

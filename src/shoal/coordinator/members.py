@@ -31,7 +31,7 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class MemberOrder:
     """What the launcher is to do."""
 
     action: str

@@ -29,7 +29,7 @@ class Change:
     numbers: dict[str, Any]
 
 
-class Moves:
+class ShardMoves:
     """Where shards should go, and the next steps to get them there."""
 
     def __init__(

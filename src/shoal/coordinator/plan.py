@@ -13,7 +13,7 @@ ADJUSTMENTS = ("shares", "bound", "rate", "divergence", "eviction")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Past:
+class EarlierCells:
     """What the checkpoint was made of that a run goes on from, as far as somebody kept a book of it."""
 
     cells: int = 0
@@ -50,7 +50,7 @@ class JobPlan:
     """Samples of all these parts together."""
     slots: int = 1
     """Parts of each step's batch."""
-    past: Past = Past()
+    past: EarlierCells = EarlierCells()
     borders: range = range(0)
     """Where cells are leased: numbers of cells after which all come together, so that the state can be saved."""
     leased: bool

@@ -7,7 +7,7 @@ from typing import Any
 from shoal.coordinator.adjusting import Adjuster
 from shoal.coordinator.controls import Controls
 from shoal.coordinator.members import SERVER, WORKER, Members, Seat
-from shoal.coordinator.moves import Moves
+from shoal.coordinator.moves import ShardMoves
 from shoal.coordinator.plan import JobPlan
 from shoal.coordinator.shards import ShardTable
 from shoal.ps.messages import View
@@ -31,7 +31,7 @@ class JobState:
                 shares_memory=plan.shares_memory,
                 deserting=saved["deserting"],
             )
-        self.moves = Moves(plan.replicas, saved.get("targets"), outlives_servers=plan.outlives_servers)
+        self.moves = ShardMoves(plan.replicas, saved.get("targets"), outlives_servers=plan.outlives_servers)
         self.controls = Controls(plan.num_shards, *saved.get("controls", ()))
         self.wanted: dict[str, int] = saved.get("wanted", {SERVER: plan.servers, WORKER: plan.workers})
         """How many of each role there should be."""

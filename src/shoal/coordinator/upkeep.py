@@ -8,7 +8,7 @@ from typing import Any
 from shoal.coordinator.audit import audit
 from shoal.coordinator.holding import planned_hold
 from shoal.coordinator.leases import Leases
-from shoal.coordinator.members import SERVER, WORKER, Member, Order, Seat
+from shoal.coordinator.members import SERVER, WORKER, Member, MemberOrder, Seat
 from shoal.coordinator.plan import JobPlan
 from shoal.coordinator.recovery import Recovery
 from shoal.coordinator.reports import Reports
@@ -30,7 +30,7 @@ class Upkeep:
     def __init__(self, plan: JobPlan, store: DurableStore, now: float) -> None:
         self.plan = plan
         self.outbox: deque[tuple[int, PsMessage]] = deque()
-        self.orders: deque[Order] = deque()
+        self.orders: deque[MemberOrder] = deque()
         """What the launcher is to do."""
         self.events: deque[dict[str, Any]] = deque()
         """Every decision, as plain data."""
@@ -146,7 +146,7 @@ class Upkeep:
                 continue
             if now - self._ordered.get(seat, float("-inf")) >= self.plan.start_timeout_s:
                 self._ordered[seat] = now
-                self.orders.append(Order(action="start", role=seat[0], rank=seat[1]))
+                self.orders.append(MemberOrder(action="start", role=seat[0], rank=seat[1]))
                 self._decide("start", "its seat is free", role=seat[0], rank=seat[1])
 
     def _dismiss(self, node: int, why: str) -> None:
@@ -164,7 +164,7 @@ class Upkeep:
 
     def _end(self, member: Member, why: str) -> None:
         self._changed = True
-        self.orders.append(Order(action="end", role=member.role, rank=member.rank, node=member.node))
+        self.orders.append(MemberOrder(action="end", role=member.role, rank=member.rank, node=member.node))
         self._decide("end", why, node=member.node, role=member.role, rank=member.rank)
 
     def _lose(self, node: int, why: str) -> None:

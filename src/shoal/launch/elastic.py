@@ -44,14 +44,14 @@ class Experience:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class ElasticWish:
     """Another number of workers, and why."""
 
     workers: int
     reason: str
 
 
-def decide(outlook: Outlook, past: Experience) -> tuple[Decision | None, Experience]:
+def decide(outlook: Outlook, past: Experience) -> tuple[ElasticWish | None, Experience]:
     """Whether to have one worker more or fewer, and what to remember."""
     workers, speed, load = outlook.workers, outlook.speed, outlook.load
     if speed is None:
@@ -61,13 +61,15 @@ def decide(outlook: Outlook, past: Experience) -> tuple[Decision | None, Experie
         past = replace(past, speed_before=None)
         if gain < GAIN and workers > outlook.least:
             past = replace(past, ceiling=workers - 1, ceiling_until=outlook.now + RETRY_S)
-            return Decision(workers=workers - 1, reason=f"the last one changed the speed by {gain - 1:+.0%}"), past
+            return ElasticWish(
+                workers=workers - 1, reason=f"the last one changed the speed by {gain - 1:+.0%}"
+            ), past
     if load.waiting > 1 and load.idle_cores < ENOUGH_IDLE / 3 and workers > outlook.least:
-        return Decision(workers=workers - 1, reason=f"{load.waiting:.1f} processes wait for a core"), past
+        return ElasticWish(workers=workers - 1, reason=f"{load.waiting:.1f} processes wait for a core"), past
     is_barred = past.ceiling is not None and workers >= past.ceiling and outlook.now < past.ceiling_until
     if load.idle_cores >= ENOUGH_IDLE and workers < outlook.most and not is_barred:
         past = replace(past, speed_before=speed)
-        return Decision(workers=workers + 1, reason=f"{load.idle_cores:.1f} cores are idle"), past
+        return ElasticWish(workers=workers + 1, reason=f"{load.idle_cores:.1f} cores are idle"), past
     return None, past
 
 
@@ -102,7 +104,7 @@ class Autoscaler:
         self._looked_at = now
         return True
 
-    def look(self, workers: int, load: Load, now: float) -> Decision | None:
+    def look(self, workers: int, load: Load, now: float) -> ElasticWish | None:
         """Another number of workers, where one is due; not to be asked while places change hands."""
         assert self._cluster.min_workers is not None
         outlook = Outlook(

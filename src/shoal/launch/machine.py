@@ -33,8 +33,8 @@ from shoal.launch.messages import (
     ScaleRequest,
     Signal,
     StacksTaken,
-    Start,
     Started,
+    StartProcess,
 )
 from shoal.launch.places import describe_world, servers_of
 from shoal.launch.service import Service
@@ -212,7 +212,7 @@ class SupervisorMachine:
     def start(self, place: World) -> Hand:
         """Start one more process."""
         hand = self.crew.welcome(place, self.now)
-        self.ask(Start(hand.number, place))
+        self.ask(StartProcess(hand.number, place))
         return hand
 
     def say(self, hand: Hand, message: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from shoal.launch.crew import Hand, Vacancy
 from shoal.launch.elastic import Autoscaler
 from shoal.launch.failure_log import Evidence, FailureLog
 from shoal.launch.messages import Load, MeasureLoad, ScaleRequest
-from shoal.launch.moves import Moves
+from shoal.launch.moves import PlaceMoves
 from shoal.launch.places import advice_after_loss, can_move, can_replace
 from shoal.launch.resizing import Resizing
 from shoal.launch.scaling import BEGUN, ENDING
@@ -30,7 +30,7 @@ class Membership:
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
         self._crew = bridge.crew
-        self._moves = Moves(bridge)
+        self._moves = PlaceMoves(bridge)
         self._resizing = Resizing(bridge, self._moves)
         self._autoscaler = Autoscaler(bridge.job.cluster)
         self._log = FailureLog(bridge.job.max_failures)

@@ -112,7 +112,7 @@ Input: TypeAlias = News | HostFailed | ScaleRequest | Interrupt | StacksTaken | 
 
 
 @dataclass(frozen=True)
-class Start:
+class StartProcess:
     """Start a process; from now on it is called by this number."""
 
     process: int
@@ -165,7 +165,7 @@ class MeasureLoad:
     """See what else the machine does."""
 
 
-Output: TypeAlias = Start | Say | Signal | Emit | Answer | TakeStacks | MeasureLoad
+Output: TypeAlias = StartProcess | Say | Signal | Emit | Answer | TakeStacks | MeasureLoad
 
 
 @dataclass(frozen=True)

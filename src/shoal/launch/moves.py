@@ -13,7 +13,7 @@ from shoal.launch.succession import Bridge
 _AT_WORK = ("training", "evaluating")
 
 
-class Moves:
+class PlaceMoves:
     """Gives places to processes and asks for them back. Each move begins a new generation.
 
     A place is free once its host has been reaped, or has said that it released it. What was given to a process

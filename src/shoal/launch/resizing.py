@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from shoal.launch.crew import Hand
-from shoal.launch.moves import Moves
+from shoal.launch.moves import PlaceMoves
 from shoal.launch.seats import gifts, leavers
 from shoal.launch.succession import Bridge
 
@@ -17,7 +17,7 @@ class Resizing:
     handed on one by one as they are released: whoever has to release another may wait for the first already.
     """
 
-    def __init__(self, bridge: Bridge, moves: Moves) -> None:
+    def __init__(self, bridge: Bridge, moves: PlaceMoves) -> None:
         self._bridge = bridge
         self._crew = bridge.crew
         self._moves = moves

@@ -31,7 +31,7 @@ from shoal.launch.messages import (
     Sight,
     Signal,
     StacksTaken,
-    Start,
+    StartProcess,
     TakeStacks,
 )
 from shoal.launch.owner import ZygoteProcess
@@ -125,7 +125,7 @@ class Supervisor:
 
     def _do(self, output: Output) -> Input | None:
         match output:
-            case Start():
+            case StartProcess():
                 self._host.start(output.process, output.world)
             case Say():
                 self._host.say(output.process, output.message)

@@ -34,7 +34,7 @@ LIFELINE_FD = 0
 
 
 @dataclass
-class Client:
+class ZygoteClient:
     """A supervisor, and the children it asked for."""
 
     channel: Channel
@@ -47,7 +47,7 @@ class Zygote:
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
-        self._clients: list[Client] = []
+        self._clients: list[ZygoteClient] = []
         self._pidfds: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         self._watch(listener, self._accept)
@@ -74,14 +74,14 @@ class Zygote:
 
     def _accept(self) -> None:
         sock, _ = self._listener.accept()
-        client = Client(Channel(sock, "a supervisor"))
+        client = ZygoteClient(Channel(sock, "a supervisor"))
         if client.channel.peer_uid() != os.getuid():
             client.channel.close()
             return
         self._clients.append(client)
         self._watch(client.channel, partial(self._hear, client))
 
-    def _hear(self, client: Client) -> Birth | None:
+    def _hear(self, client: ZygoteClient) -> Birth | None:
         try:
             received = client.channel.poll_with_fds()
         except CommError:
@@ -103,7 +103,7 @@ class Zygote:
                     os.close(fd)
         return None
 
-    def _spawn(self, client: Client, request: dict[str, Any], fds: list[int]) -> Birth | None:
+    def _spawn(self, client: ZygoteClient, request: dict[str, Any], fds: list[int]) -> Birth | None:
         # A fork copies one thread; a lock that another one holds would stay locked for ever in the child.
         if (num_threads := len(os.listdir("/proc/self/task"))) != 1:
             raise OSError(f"the zygote has {num_threads} threads and cannot fork safely")
@@ -118,7 +118,7 @@ class Zygote:
         _tell(client, {"kind": "spawned", "id": request.get("id"), "pid": pid}, [pidfd])
         return None
 
-    def _reap(self, client: Client, pid: int) -> None:
+    def _reap(self, client: ZygoteClient, pid: int) -> None:
         # While the dead child is not reaped its group's number cannot be given to others, so this is the
         # moment to end what it left behind, such as loader processes.
         _kill_all([pid])
@@ -129,13 +129,13 @@ class Zygote:
         _tell(client, {"kind": "exited", "pid": pid, "code": os.waitstatus_to_exitcode(status)})
         self._let_go(client)
 
-    def _hang_up(self, client: Client) -> None:
+    def _hang_up(self, client: ZygoteClient) -> None:
         client.gone = True
         self._selector.unregister(client.channel)
         _kill_all(client.pids)
         self._let_go(client)
 
-    def _let_go(self, client: Client) -> None:
+    def _let_go(self, client: ZygoteClient) -> None:
         if client.gone and not client.pids:
             client.channel.close()
             self._clients.remove(client)
@@ -161,7 +161,7 @@ def _kill_all(pids: set[int] | list[int]) -> None:
                 pass
 
 
-def _tell(client: Client, message: dict[str, Any], fds: list[int] | None = None) -> None:
+def _tell(client: ZygoteClient, message: dict[str, Any], fds: list[int] | None = None) -> None:
     try:
         client.channel.send(message, fds or [])
     except PeerLost:

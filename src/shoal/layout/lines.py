@@ -84,7 +84,7 @@ class Stretch:
         return -(-self.numel // self.piece_numel)
 
 
-class Line:
+class ParameterLine:
     """Stretches end to end. Its permitted cuts are numbered: cut `c` has `c` pieces before it."""
 
     def __init__(self, stretches: Iterable[Stretch]) -> None:

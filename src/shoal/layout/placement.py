@@ -18,7 +18,7 @@ from functools import partial
 from itertools import accumulate
 
 from shoal.errors import SpecError
-from shoal.layout.lines import ALIGN_BYTES, Line, Parcel, Span, Stretch
+from shoal.layout.lines import ALIGN_BYTES, ParameterLine, Parcel, Span, Stretch
 from shoal.spec.checks import require_choice, require_count
 
 POLICIES = ("size", "count", "layer", "capacity")
@@ -127,7 +127,7 @@ def _check(servers: int, capacities: Sequence[float], policy: str, replicas: int
         raise SpecError(f"placement: replicas must be 0 or 1, one backup for each shard, found {replicas}.")
 
 
-def _lines(parcels: Sequence[Parcel], policy: str, cut_bytes: int) -> list[Line]:
+def _lines(parcels: Sequence[Parcel], policy: str, cut_bytes: int) -> list[ParameterLine]:
     """The lines to cut. The one with the most pieces comes first: it gives every shard something."""
     groups: dict[str, list[Stretch]] = defaultdict(list)
     make = Stretch.whole if policy == "count" else partial(Stretch.by_bytes, cut_bytes=cut_bytes)
@@ -136,12 +136,12 @@ def _lines(parcels: Sequence[Parcel], policy: str, cut_bytes: int) -> list[Line]
             groups[parcel.kind if policy == "layer" else ""].append(make(param, parcel))
     if not groups:
         raise SpecError("placement: the model has no parameters to place on servers.")
-    return sorted((Line(group) for group in groups.values()), key=lambda line: -line.num_pieces)
+    return sorted((ParameterLine(group) for group in groups.values()), key=lambda line: -line.num_pieces)
 
 
 def _num_shards(
     parcels: Sequence[Parcel],
-    lines: Sequence[Line],
+    lines: Sequence[ParameterLine],
     policy: str,
     servers: int,
     asked: int | None,
@@ -182,7 +182,7 @@ def _shares(owners: Sequence[int], capacities: Sequence[float], policy: str) -> 
     return [weights[owner] / sum(weights) / owners.count(owner) for owner in owners]
 
 
-def _spread(lines: Sequence[Line], shares: Sequence[Fraction]) -> tuple[tuple[Span, ...], ...]:
+def _spread(lines: Sequence[ParameterLine], shares: Sequence[Fraction]) -> tuple[tuple[Span, ...], ...]:
     """Cut each line by the shares."""
     borders = list(accumulate(shares))[:-1]
     placed = [0] * len(borders)

@@ -14,11 +14,11 @@ from itertools import accumulate, pairwise
 
 from shoal.errors import SpecError
 
-_Owners = Callable[[Sequence["Member"]], list[int]]
+_Owners = Callable[[Sequence["CutMember"]], list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class CutMember:
     """One parameter of a unit."""
 
     layer: str
@@ -46,7 +46,7 @@ class StateCut:
 
 
 def cut_state(
-    units: Sequence[Sequence[Member]], *, workers: int, policy: str = "size", capacities: str = "even"
+    units: Sequence[Sequence[CutMember]], *, workers: int, policy: str = "size", capacities: str = "even"
 ) -> list[StateCut]:
     """Cut every unit; the same arguments give the same answer everywhere.
 
@@ -68,13 +68,13 @@ def _shares(workers: int, capacities: str) -> list[Fraction]:
     return [size / sum(sizes) for size in (Fraction(0), *accumulate(sizes))]
 
 
-def _cut_anywhere(members: Sequence[Member], shares: Sequence[Fraction]) -> StateCut:
+def _cut_anywhere(members: Sequence[CutMember], shares: Sequence[Fraction]) -> StateCut:
     numels = tuple(member.numel for member in members)
     bounds = tuple(int(share * sum(numels)) for share in shares)
     return StateCut(starts=tuple(accumulate(numels, initial=0))[:-1], numels=numels, bounds=bounds)
 
 
-def _cut_between(members: Sequence[Member], owners: Sequence[int], workers: int) -> StateCut:
+def _cut_between(members: Sequence[CutMember], owners: Sequence[int], workers: int) -> StateCut:
     """Everything of one owner lies together."""
     starts, bounds, end = [0] * len(members), [0], 0
     for worker in range(workers):
@@ -90,7 +90,7 @@ def _by_count(workers: int) -> _Owners:
     """Each parameter goes to whoever keeps the fewest, and of these to the one with the fewest elements."""
     kept = [(0, 0, worker) for worker in range(workers)]
 
-    def owners(members: Sequence[Member]) -> list[int]:
+    def owners(members: Sequence[CutMember]) -> list[int]:
         found = []
         for member in members:
             count, numel, worker = min(kept)
@@ -105,7 +105,7 @@ def _by_layer(workers: int) -> _Owners:
     """Each layer, the largest of a unit first, goes to whoever keeps the fewest elements."""
     kept = [0] * workers
 
-    def owners(members: Sequence[Member]) -> list[int]:
+    def owners(members: Sequence[CutMember]) -> list[int]:
         numels: dict[str, int] = defaultdict(int)
         for member in members:
             numels[member.layer] += member.numel

@@ -62,7 +62,7 @@ class Region:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stream:
+class SequenceStream:
     """A block between whose cut layers (in norms, sums and dropout) each worker has a part of the sequence."""
 
     block: str
@@ -80,7 +80,7 @@ class TensorPlan:
     regions: tuple[Region, ...] = ()
     singles: tuple[LayerCut, ...] = ()
     """Layers that are cut each for itself."""
-    streams: tuple[Stream, ...] = ()
+    streams: tuple[SequenceStream, ...] = ()
     following: tuple[str, ...] = ()
     """Norms that get what a stream's block gives."""
     whole: Mapping[str, str] = field(default_factory=dict)

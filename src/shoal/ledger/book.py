@@ -21,7 +21,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Row:
+class BookRow:
     """Steps in which every slot used the same number of samples."""
 
     first: int
@@ -35,13 +35,13 @@ class Book:
     def __init__(self, since: int = 0) -> None:
         self.since = since
         """Steps up to this one were committed by a run that kept no book."""
-        self.rows: list[Row] = []
+        self.rows: list[BookRow] = []
         self.cuts = CutLog()
         """How the batches were cut that were not cut evenly."""
 
     def commit(self, step: int, counts: Sequence[int], sizes: Sizes | None = None) -> None:
         """A step is committed: its slots used so many samples of parts of these sizes."""
-        self._append(Row(step, step, tuple(counts)))
+        self._append(BookRow(step, step, tuple(counts)))
         self.cuts.note(step, sizes)
 
     def commit_past(self, first: int, counts: np.ndarray, sizes: np.ndarray | None) -> None:
@@ -50,7 +50,7 @@ class Book:
         Sizes that are all zero stand for even ones.
         """
         for begin, end in _runs(counts):
-            self._append(Row(first + begin, first + end - 1, tuple(counts[begin].tolist())))
+            self._append(BookRow(first + begin, first + end - 1, tuple(counts[begin].tolist())))
         if sizes is not None:
             for begin, _ in _runs(sizes):
                 self.cuts.note(first + begin, sizes[begin].tolist() if sizes[begin].any() else None)
@@ -62,11 +62,11 @@ class Book:
             epoch_end = (schedule.epoch_of(step) + 1) * schedule.steps_per_epoch
             # Only the last batch of an epoch may be smaller.
             stretch_end = step if step == epoch_end else min(last, epoch_end - 1)
-            self._append(Row(step, stretch_end, schedule.sizes(step)))
+            self._append(BookRow(step, stretch_end, schedule.sizes(step)))
             self.cuts.note(step, None)
             step = stretch_end + 1
 
-    def _append(self, row: Row) -> None:
+    def _append(self, row: BookRow) -> None:
         before = self.rows[-1] if self.rows else None
         if before is not None and before.last + 1 == row.first and before.counts == row.counts:
             self.rows[-1] = replace(before, last=row.last)
@@ -84,7 +84,7 @@ class Book:
         match plain:
             case {"since": int(since), "rows": list(rows), "cuts": cuts} if all(map(_is_row, rows)):
                 book = cls(since)
-                book.rows = [Row(first, last, tuple(counts)) for first, last, counts in rows]
+                book.rows = [BookRow(first, last, tuple(counts)) for first, last, counts in rows]
                 book.cuts = CutLog.from_plain(cuts)
                 return book
         raise ProtocolError("What should be a book of committed steps has no rows [first, last, [count, …]].")
@@ -137,7 +137,7 @@ def _spans(book: Book, schedule: Schedule) -> Iterator[Span]:
                     yield start + offset, start + offset + used
 
 
-def _alike(row: Row, cuts: CutLog, schedule: Schedule) -> Iterator[tuple[int, int]]:
+def _alike(row: BookRow, cuts: CutLog, schedule: Schedule) -> Iterator[tuple[int, int]]:
     """The first and last steps of stretches of a row whose batches have one size and were cut alike."""
     borders = {row.first, row.last + 1, *cuts.changes(row.first, row.last)}
     if schedule.length % schedule.batch_size:

@@ -1,7 +1,7 @@
 """Which samples a model has seen, from a few numbers about each run that trained it.
 
 An order is computed by index, so its first positions can be computed again at any later time, also when the data
-has grown since: a run is remembered as a `Pass`, not as a list of samples.
+has grown since: a run is remembered as a `DataPass`, not as a list of samples.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.ledger.order import Order
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class DataPass:
     """One run's way over the data, as far as it came."""
 
     length: int
@@ -36,7 +36,7 @@ class Pass:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Pass:
+    def from_dict(cls, values: Mapping[str, Any]) -> DataPass:
         """What `to_dict` wrote."""
         try:
             return cls(**values)
@@ -44,7 +44,7 @@ class Pass:
             raise CheckpointError(f"The checkpoint does not tell which samples it has seen ({error}).") from None
 
 
-def seen_by(passes: Sequence[Pass]) -> np.ndarray:
+def seen_by(passes: Sequence[DataPass]) -> np.ndarray:
     """By sample, of those there were in the last pass: whether any pass has trained on it."""
     seen = np.zeros(0, dtype=bool)
     for each in passes:
@@ -68,7 +68,7 @@ def seen_by(passes: Sequence[Pass]) -> np.ndarray:
     return seen
 
 
-def unseen(passes: Sequence[Pass], length: int) -> np.ndarray:
+def unseen(passes: Sequence[DataPass], length: int) -> np.ndarray:
     """The samples, of so many that there are now, that no pass has trained on."""
     seen = seen_by(passes)
     if length < len(seen):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from shoal.ps.messages import PsMessage
 
@@ -55,9 +55,10 @@ class Filled(PsMessage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(PsMessage):
+class RoundPart(PsMessage):
     """What a shard contributes to a round that all shards close together; see `settlement.py`."""
 
+    kind: ClassVar[str] = "part"
     shard: int
     """Whom it is told to."""
     origin: int

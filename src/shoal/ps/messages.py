@@ -28,11 +28,11 @@ class PsMessage:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.kind = cls.__name__.lower()
+        cls.kind = cls.__dict__.get("kind", cls.__name__.lower())
         KINDS[cls.kind] = cls
 
 
-class Outcome(StrEnum):
+class PushOutcome(StrEnum):
     """What became of a push."""
 
     APPLIED = "applied"

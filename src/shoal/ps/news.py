@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shoal.ps.between_servers import Fill
-from shoal.ps.messages import Ack, Clocks, Outcome, Pull, Push, Values
+from shoal.ps.messages import Ack, Clocks, Pull, Push, PushOutcome, Values
 from shoal.ps.shard import Shard
 
 
@@ -16,7 +16,7 @@ class News:
         self._number = number
         self._shard = shard
 
-    def ack(self, generation: int, push: Push, outcome: Outcome) -> Ack:
+    def ack(self, generation: int, push: Push, outcome: PushOutcome) -> Ack:
         """What became of a push."""
         return Ack(
             shard=self._number,

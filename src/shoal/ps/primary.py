@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from shoal.ledger.cells import CellSet
-from shoal.ps.between_servers import Filled, Part, PartRequest, Replicate, Settle
+from shoal.ps.between_servers import Filled, PartRequest, Replicate, RoundPart, Settle
 from shoal.ps.inheritance import note_books, note_entry
 from shoal.ps.messages import (
     COORDINATOR,
@@ -16,20 +16,20 @@ from shoal.ps.messages import (
     Control,
     Controlled,
     Hello,
-    Outcome,
     PsMessage,
     Pull,
     Push,
+    PushOutcome,
     Refused,
     ShardView,
 )
 from shoal.ps.news import News
 from shoal.ps.packing import pack
-from shoal.ps.ring import Ring
+from shoal.ps.ring import WorkerRing
 from shoal.ps.rules import Together
 from shoal.ps.scatter import Scatter
 from shoal.ps.settlement import AllToAll, Settling
-from shoal.ps.shard import Shard, Verdict
+from shoal.ps.shard import PushVerdict, Shard
 
 Send = Callable[[int, PsMessage], None]
 
@@ -65,7 +65,7 @@ class LogEntry:
     replies: list[tuple[int, PsMessage]] = field(default_factory=list)
 
 
-_SETTLING: dict[Together | None, Callable[..., Settling]] = {Together.RING: Ring, Together.CHANGES: Scatter}
+_SETTLING: dict[Together | None, Callable[..., Settling]] = {Together.RING: WorkerRing, Together.CHANGES: Scatter}
 
 
 class Primary:
@@ -143,16 +143,16 @@ class Primary:
         if self._postponed(sender, push, (push.origin, push.sequence)):
             return
         match self.shard.judge(push):
-            case Verdict.NEW:
+            case PushVerdict.NEW:
                 self._log_and_apply(sender, push, now)
                 self._settle(now)
-            case Verdict.KNOWN:
+            case PushVerdict.KNOWN:
                 self._reply(
                     sender, self._news.ack(self.holders.generation, push, self.shard.outcome_of_known(push))
                 )
-            case Verdict.EARLY:
+            case PushVerdict.EARLY:
                 self._send(sender, Refused(shard=self.number, generation=push.generation, sequence=push.sequence))
-            case Verdict.MALFORMED:
+            case PushVerdict.MALFORMED:
                 self.ignored["malformed push"] += 1
 
     def on_control(self, sender: int, control: Control, now: float) -> None:
@@ -164,7 +164,7 @@ class Primary:
         else:
             self._reply(sender, Controlled(shard=self.number, number=control.number))
 
-    def on_part(self, part: Part, now: float) -> None:
+    def on_part(self, part: RoundPart, now: float) -> None:
         """Another shard tells its part of a round."""
         self._settlement.on_part(part)
         self._settle(now)
@@ -253,7 +253,7 @@ class Primary:
         outcome = self.shard.accept(entry)
         if isinstance(entry, Push):
             assert outcome is not None
-            if self._log and outcome is Outcome.APPLIED:
+            if self._log and outcome is PushOutcome.APPLIED:
                 self._log[-1].cells = entry.cells
             self._reply(sender, self._news.ack(self.holders.generation, entry, outcome))
         elif isinstance(entry, Control):

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shoal.ps.between_servers import Part, PartRequest, Settle
+from shoal.ps.between_servers import PartRequest, RoundPart, Settle
 from shoal.ps.parts import add_up, due_now, fits, last_told, own_part, settle_with_sum
 from shoal.ps.settlement import Tell
 from shoal.ps.shard import Shard
 
 
-class Ring:
+class WorkerRing:
     """One shard's side of it, at its primary: as `AllToAll`, with fewer and larger steps."""
 
     def __init__(self, number: int, shard: Shard, tell: Tell, patience_s: float) -> None:
@@ -27,14 +27,14 @@ class Ring:
         self._shard = shard
         self._tell = tell
         self._patience_s = patience_s
-        self._heard: dict[int, Part] = {}
+        self._heard: dict[int, RoundPart] = {}
         """By origin: what the shard before this one has told of the next round."""
-        self._early: dict[int, Part] = {}
+        self._early: dict[int, RoundPart] = {}
         """The same of a later one: it is a round ahead, because what it told of this one was lost."""
-        self._sum: Part | None = None
+        self._sum: RoundPart | None = None
         """Of the shards up to this one."""
 
-    def on_part(self, part: Part) -> None:
+    def on_part(self, part: RoundPart) -> None:
         if part.round < self._shard.next_round:
             return
         if part.origin in (self._before, self._last) and fits(self._shard, part):
@@ -77,7 +77,7 @@ class Ring:
         request = PartRequest(shard=self._before, origin=self._number, round=self._shard.next_round)
         self._tell(self.primaries[self._before], request)
 
-    def _tell_next(self, part: Part) -> None:
+    def _tell_next(self, part: RoundPart) -> None:
         if len(self.primaries) > 1:
             self._tell(self.primaries[self._next], replace(part, shard=self._next))
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal.ledger.cells import CellSet
-from shoal.ps.between_servers import Part, PartRequest, Settle
+from shoal.ps.between_servers import PartRequest, RoundPart, Settle
 from shoal.ps.messages import NOBODY
 from shoal.ps.settlement import Tell
 from shoal.ps.shard import Shard
@@ -34,15 +34,15 @@ class Scatter:
         self._patience_s = patience_s
         self._told = CellSet(below=shard.rules.start * shard.rules.slots)
         """The cells that came from others, or that they have been sent."""
-        self._change: Part | None = None
+        self._change: RoundPart | None = None
         """The last that was made."""
         self._awaited: set[int] = set()
         """The copies that have not asked for the next."""
         self._taken: dict[int, int] = {}
         """By copy: the number of its last change that is in."""
-        self._came: list[Part] = []
+        self._came: list[RoundPart] = []
 
-    def on_part(self, part: Part) -> None:
+    def on_part(self, part: RoundPart) -> None:
         taken = self._taken.get(part.origin, 0)
         if part.round == taken + 1 and part.origin != self._number and self._fits(part):
             self._came.append(part)
@@ -88,7 +88,9 @@ class Scatter:
     def _scatter(self, cells: list[int], now: float) -> None:
         number = 1 if self._change is None else self._change.round + 1
         frames = self._shard.values.own_part((), scale=1.0)
-        self._change = Part(shard=NOBODY, origin=self._number, round=number, facts={"cells": cells}, frames=frames)
+        self._change = RoundPart(
+            shard=NOBODY, origin=self._number, round=number, facts={"cells": cells}, frames=frames
+        )
         for cell in cells:
             self._told.add(cell)
         self._awaited = set(range(len(self.primaries))) - {self._number}
@@ -100,7 +102,7 @@ class Scatter:
             assert self._change is not None
             self._tell(self.primaries[shard], replace(self._change, shard=shard))
 
-    def _fits(self, part: Part) -> bool:
+    def _fits(self, part: RoundPart) -> bool:
         match part.facts:
             case {"cells": list()}:
                 return self._shard.values.fits_part(part.origin, part.frames)

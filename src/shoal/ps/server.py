@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal.ps.backup import Backup
-from shoal.ps.between_servers import Fill, Filled, Part, PartRequest, Replicate, Replicated
+from shoal.ps.between_servers import Fill, Filled, PartRequest, Replicate, Replicated, RoundPart
 from shoal.ps.contract import ShardValues
 from shoal.ps.inheritance import inherit
 from shoal.ps.messages import (
@@ -83,7 +83,7 @@ class ServerMachine:
         """Messages that asked for nothing this node could do, by why."""
         self._early_fills: dict[int, tuple[int, Fill]] = {}
         """By shard: what came before the view that explains it."""
-        self._own_post: deque[Part | PartRequest] = deque()
+        self._own_post: deque[RoundPart | PartRequest] = deque()
         """What one of this node's shards tells another."""
         self._address = address
         self._rules = rules
@@ -105,7 +105,7 @@ class ServerMachine:
                 self._on_backup(sender, message, now)
             case Control():
                 self._on_control(sender, message, now)
-            case Part() | PartRequest():
+            case RoundPart() | PartRequest():
                 self._on_other_shard(sender, message, now)
             case _:
                 self.ignored[f"unexpected {message.kind}"] += 1
@@ -138,7 +138,7 @@ class ServerMachine:
         self.wakeup = min([self._report_due, *dues])
 
     def _send(self, node: int, message: PsMessage) -> None:
-        if node == self.node and isinstance(message, Part | PartRequest):
+        if node == self.node and isinstance(message, RoundPart | PartRequest):
             self._own_post.append(message)
         else:
             self.outbox.append((node, message))
@@ -248,12 +248,12 @@ class ServerMachine:
         else:
             duty.on_replicated(message.index, now)
 
-    def _on_other_shard(self, sender: int, message: Part | PartRequest, now: float) -> None:
+    def _on_other_shard(self, sender: int, message: RoundPart | PartRequest, now: float) -> None:
         # No fence: whoever tells a part, it is the same; and a request changes nothing.
         duty = self.primary(message.shard)
         if duty is None:
             self.ignored["fenced"] += 1
-        elif isinstance(message, Part):
+        elif isinstance(message, RoundPart):
             duty.on_part(message, now)
         else:
             duty.on_part_request(sender, message, now)

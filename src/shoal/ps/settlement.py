@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from shoal.ps.between_servers import Part, PartRequest, Settle
+from shoal.ps.between_servers import PartRequest, RoundPart, Settle
 from shoal.ps.messages import PsMessage
 from shoal.ps.parts import add_up, due_now, fits, last_told, own_part, settle_with_factor, settle_with_sum
 from shoal.ps.shard import Shard
@@ -31,7 +31,7 @@ class Settling(Protocol):
     primaries: Sequence[int]
     """By shard: the node that speaks for it."""
 
-    def on_part(self, part: Part) -> None:
+    def on_part(self, part: RoundPart) -> None:
         """Keep what another shard tells; it may come before this shard's own round is complete."""
 
     def on_request(self, sender: int, request: PartRequest) -> None:
@@ -55,12 +55,12 @@ class AllToAll:
         self._shard = shard
         self._tell = tell
         self._patience_s = patience_s
-        self._parts: dict[int, Part] = {}
+        self._parts: dict[int, RoundPart] = {}
         """By shard: its part of the next round to be closed."""
-        self._early: dict[int, Part] = {}
+        self._early: dict[int, RoundPart] = {}
         """Of those that are a round ahead, because what they told of this one was lost. They tell it once."""
 
-    def on_part(self, part: Part) -> None:
+    def on_part(self, part: RoundPart) -> None:
         if part.round < self._shard.next_round:
             return
         if part.origin == self._number or not fits(self._shard, part):

@@ -16,12 +16,12 @@ from shoal.errors import ProtocolError
 from shoal.ledger.cells import CellSet
 from shoal.ps.between_servers import Settle
 from shoal.ps.contract import ShardValues
-from shoal.ps.messages import Control, Outcome, Push
+from shoal.ps.messages import Control, Push, PushOutcome
 from shoal.ps.packing import pack, unpack
 from shoal.ps.rules import ShardRules, Together
 
 
-class Verdict(Enum):
+class PushVerdict(Enum):
     """What a shard thinks of a push before it is logged."""
 
     NEW = auto()
@@ -78,7 +78,7 @@ class Shard:
     @property
     def delay_mean(self) -> float:
         """By how many updates gradients were late."""
-        return self.delay_sum / max(1, self.tally[Outcome.APPLIED.value])
+        return self.delay_sum / max(1, self.tally[PushOutcome.APPLIED.value])
 
     @property
     def next_round(self) -> int:
@@ -91,25 +91,25 @@ class Shard:
         slots = {cell % self.rules.slots for push in self.open_round for cell in push.cells}
         return bool(slots) and len(slots) >= self._needed
 
-    def judge(self, push: Push) -> Verdict:
+    def judge(self, push: Push) -> PushVerdict:
         """Whether the push may be logged now."""
         last = self.sequences.get(push.origin, 0)
         if push.sequence <= last:
-            return Verdict.KNOWN
+            return PushVerdict.KNOWN
         consistency = self.rules.consistency
         clocks = {cell // (self.rules.slots * self.rules.every) + 1 for cell in push.cells}
         if (consistency.gathers(push.clock) and clocks != {push.clock}) or any(cell < 0 for cell in push.cells):
-            return Verdict.MALFORMED
+            return PushVerdict.MALFORMED
         if push.sequence > last + 1 or (0 < self.next_round < push.clock):
-            return Verdict.EARLY
-        return Verdict.NEW if not push.cells or self.values.fits(push) else Verdict.MALFORMED
+            return PushVerdict.EARLY
+        return PushVerdict.NEW if not push.cells or self.values.fits(push) else PushVerdict.MALFORMED
 
-    def outcome_of_known(self, push: Push) -> Outcome:
+    def outcome_of_known(self, push: Push) -> PushOutcome:
         """What to say to a push that comes again."""
         fresh = self._outcome(push)
-        return Outcome.DUPLICATE if fresh is Outcome.APPLIED else fresh
+        return PushOutcome.DUPLICATE if fresh is PushOutcome.APPLIED else fresh
 
-    def accept(self, entry: Push | Control | Settle) -> Outcome | None:
+    def accept(self, entry: Push | Control | Settle) -> PushOutcome | None:
         """Take the log's next entry; what became of it, where it is a push."""
         self.index += 1
         if isinstance(entry, Control):
@@ -121,24 +121,24 @@ class Shard:
         if not entry.cells:  # A step without data: it only says how far its rank is.
             self.sequences[entry.origin] = entry.sequence
             self.clocks[entry.rank] = max(self.clocks.get(entry.rank, 0), entry.clock)
-            return Outcome.APPLIED
+            return PushOutcome.APPLIED
         outcome = self._outcome(entry)
         self.tally[outcome.value] += 1
         self.sequences[entry.origin] = entry.sequence
-        if outcome is not Outcome.OVERLAP:
+        if outcome is not PushOutcome.OVERLAP:
             self.clocks[entry.rank] = max(self.clocks.get(entry.rank, 0), entry.clock)
-        if outcome is Outcome.APPLIED:
+        if outcome is PushOutcome.APPLIED:
             self._take(entry)
         return outcome
 
-    def _outcome(self, push: Push) -> Outcome:
+    def _outcome(self, push: Push) -> PushOutcome:
         gathered = {cell for other in self.open_round for cell in other.cells}
         known = sum(cell in self.cells or cell in gathered for cell in push.cells)
         if known == len(push.cells):
-            return Outcome.DUPLICATE
+            return PushOutcome.DUPLICATE
         if self.rules.consistency.gathers(push.clock) and (push.clock <= self.rounds or self.is_complete):
-            return Outcome.LATE
-        return Outcome.OVERLAP if known else Outcome.APPLIED
+            return PushOutcome.LATE
+        return PushOutcome.OVERLAP if known else PushOutcome.APPLIED
 
     def _take(self, push: Push) -> None:
         delay = max(0, self.version - push.based_on)

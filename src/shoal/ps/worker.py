@@ -16,8 +16,8 @@ from shoal.ps.messages import (
     Clocks,
     Join,
     Lease,
-    Outcome,
     PsMessage,
+    PushOutcome,
     Refused,
     Report,
     Values,
@@ -255,7 +255,7 @@ class WorkerMachine:
             return
         link.due = now + self._timing.patience_s
         self.outcomes[ack.outcome] += 1
-        if ack.outcome == Outcome.OVERLAP:
+        if ack.outcome == PushOutcome.OVERLAP:
             self._offers.note_overlap(ack.sequence)
         if self._offers.unsent(ack.sequence) or any(ack.sequence in other.unacked for other in self.links):
             return

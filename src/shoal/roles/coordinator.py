@@ -12,7 +12,7 @@ from shoal.checkpoint.listing import read_manifest
 from shoal.comm.channel import Channel
 from shoal.coordinator.machine import Coordinator
 from shoal.coordinator.members import Seat
-from shoal.coordinator.plan import JobPlan, Past
+from shoal.coordinator.plan import EarlierCells, JobPlan
 from shoal.coordinator.store import DurableStore, SqliteStore
 from shoal.errors import LaunchError, PeerLost
 from shoal.ledger import Schedule
@@ -97,16 +97,16 @@ def make_plan(job: Job, world: World) -> JobPlan:
     )
 
 
-def read_past(job: Job, schedule: Schedule) -> Past:
+def read_past(job: Job, schedule: Schedule) -> EarlierCells:
     """What led to the checkpoint that this run goes on from, by the book that was saved with it."""
     resumed = job.options.get("resume")
     manifest = read_manifest(Path(resumed)) if resumed else None
     if manifest is None or manifest.facts.get("book") is None:
-        return Past()
+        return EarlierCells()
     book = Book.from_plain(manifest.facts["book"])
     found = audit(book, schedule, manifest.step)
     cells = (manifest.step - book.since) * schedule.slots
-    return Past(cells=cells, samples=found["samples"], is_clean=found["clean"])
+    return EarlierCells(cells=cells, samples=found["samples"], is_clean=found["clean"])
 
 
 def planned_borders(job: Job, begun_at: int, num_cells: int) -> range:

@@ -13,7 +13,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from shoal.ledger import Cut
 from shoal.ledger.order import mix
-from shoal.roles.prefetch import Ahead, Loaded, RandomWatch, Wanted
+from shoal.roles.prefetch import Ahead, Loaded, RandomWatch, WantedPart
 from shoal.roles.preprocessing import Prepared, Preprocessing
 from shoal.spec import Task
 from shoal.strategies.base import Part, Piece
@@ -127,11 +127,11 @@ class Feed:
     def _moved(self, batch: Any) -> Any:
         return batch if self._device == "cpu" else map_tensors(batch, lambda t: t.to(self._device))
 
-    def _load_whole(self, wanted: Wanted) -> Loaded:
+    def _load_whole(self, wanted: WantedPart) -> Loaded:
         with self._one_at_a_time:
             return list(self._pieces(wanted))
 
-    def _pieces(self, wanted: Wanted) -> Iterator[Piece]:
+    def _pieces(self, wanted: WantedPart) -> Iterator[Piece]:
         """The part's batches, one after the other."""
         watch = self._watch
         if watch is not None:
@@ -150,7 +150,7 @@ class Feed:
         several = np.array_split(samples, self._accumulate) if self._accumulate > 1 else [samples]
         return [each for each in several if len(each)]
 
-    def _prepare(self, wanted: Wanted) -> Prepared:
+    def _prepare(self, wanted: WantedPart) -> Prepared:
         """In a process beside this one: the part's batches, drawn as they would be here."""
         generator = torch.default_generator
         generator.manual_seed(wanted.key >> 1)  # as strategies do before they load a part
@@ -162,7 +162,7 @@ class Feed:
             prepared.append((batch, None if torch.equal(before, after) else after))
         return prepared
 
-    def _prepared(self, wanted: Wanted, preprocessing: Preprocessing) -> Iterator[Piece]:
+    def _prepared(self, wanted: WantedPart, preprocessing: Preprocessing) -> Iterator[Piece]:
         """The part's batches from a process beside this one; torch's generator is left as their loads leave it."""
         prepared = preprocessing.take(wanted)
         if prepared is None:  # where it failed there, the user's own error is raised here
@@ -187,8 +187,8 @@ def _read(dataset: Any, numbers: list[int]) -> list[Any]:
     return [dataset[number] for number in numbers]
 
 
-def _wanted(cut: Cut, seed: int, step: int) -> Wanted:
-    return Wanted(step, cut.slot, cut.samples, mix(seed, step, cut.slot))
+def _wanted(cut: Cut, seed: int, step: int) -> WantedPart:
+    return WantedPart(step, cut.slot, cut.samples, mix(seed, step, cut.slot))
 
 
 def _plain_tensors(dataset: Any) -> tuple[np.ndarray | None, tuple[torch.Tensor, ...] | None]:

@@ -10,7 +10,7 @@ from typing import Any
 from shoal.datasets import Shipped, Stream
 from shoal.errors import SpecError
 from shoal.ledger import Order, Schedule
-from shoal.ledger.seen import Pass, seen_by, unseen
+from shoal.ledger.seen import DataPass, seen_by, unseen
 from shoal.spec import Job, Task
 
 
@@ -18,7 +18,7 @@ class History:
     """The runs that a job's model comes from, and this job's place behind them."""
 
     def __init__(self, job: Job) -> None:
-        self.passes = tuple(Pass.from_dict(values) for values in job.options.get("seen", ()))
+        self.passes = tuple(DataPass.from_dict(values) for values in job.options.get("seen", ()))
         self.skips_seen = bool(job.options.get("skip_seen"))
         self._has_fold = "fold" in job.overrides
 
@@ -29,7 +29,7 @@ class History:
 
     def after(self, step: int, task: Task, schedule: Schedule) -> list[dict[str, Any]]:
         """All passes, this job's included, once this step is committed: as plain data."""
-        own = Pass(
+        own = DataPass(
             length=schedule.length + self.num_skipped,
             samples=schedule.samples_after(step),
             seed=task.seed,
@@ -40,7 +40,7 @@ class History:
         return [each.to_dict() for each in (*self.passes, own)]
 
 
-def without_seen(task: Task, passes: Sequence[Pass]) -> Task:
+def without_seen(task: Task, passes: Sequence[DataPass]) -> Task:
     """The task that trains on those of its samples that no pass has seen."""
     if task.sampler is not None:
         raise SpecError(

@@ -35,7 +35,7 @@ def inspect(job: Job, world: World, reporter: Reporter) -> None:
     reporter.on_state("starting", 0)
     task = load_task(job)
     train = task.dataset("train")
-    probe = Probe(task, train, "task")
+    probe = LossProbe(task, train, "task")
     folder = Path(job.run_dir)
     reporter.on_state("ready", 0)
     width = explain_width(probe.replica, **job.options["width"]) if "width" in job.options else []
@@ -46,7 +46,7 @@ def inspect(job: Job, world: World, reporter: Reporter) -> None:
             "initial_loss": probe.loss(),
             "repeatable": probe.is_repeatable(),
             "random": probe.is_random(),
-            "random_in_float64": Probe(task, train, "float64").is_random(),
+            "random_in_float64": LossProbe(task, train, "float64").is_random(),
         }
     write_whole(folder / FILE_NAME, json.dumps(facts) + "\n")
     reporter.done({"samples": len(train)})
@@ -87,7 +87,7 @@ def _facts_of_data(task: Task, train: Any, world: Mapping[str, Any]) -> dict[str
     }
 
 
-class Probe:
+class LossProbe:
     """Computes the loss of the first batch under different keys of the random numbers."""
 
     def __init__(self, task: Task, train: Any, numerics: str) -> None:

@@ -67,7 +67,7 @@ class MeanCheck:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MeanComparison:
     """A batch's loss, and what it would be by its halves."""
 
     whole: float
@@ -81,7 +81,7 @@ class Comparison:
         return abs(self.whole - self.of_halves) > self.tolerance
 
 
-def compare(replica: Replica, batch: Any, samples: int) -> Comparison | None:
+def compare(replica: Replica, batch: Any, samples: int) -> MeanComparison | None:
     """Both losses, without a trace; None where nothing can be said."""
     if samples < 2 or any(map(_mixes_samples, replica.module.modules())):
         return None
@@ -102,7 +102,7 @@ def compare(replica: Replica, batch: Any, samples: int) -> Comparison | None:
         if not (math.isfinite(whole) and math.isfinite(of_halves)):
             return None
         rounding = _ROUNDING * _last_digit(replica) * max(abs(whole), *map(abs, losses))
-        found = Comparison(whole, of_halves, rounding)
+        found = MeanComparison(whole, of_halves, rounding)
         if not found.differs:
             return found
         return replace(found, tolerance=max(rounding, _NOISE * _noise(replica, batch, samples, whole)))

@@ -25,7 +25,7 @@ _IDLE_TAKES = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class WantedPart:
     """A part that some step will ask for."""
 
     step: int
@@ -92,7 +92,7 @@ class Ahead:
     done long before for a while.
     """
 
-    def __init__(self, load: Callable[[Wanted], Loaded], most: int) -> None:
+    def __init__(self, load: Callable[[WantedPart], Loaded], most: int) -> None:
         self.depth = 1
         """Parts that may lie ready."""
         self.waits = 0
@@ -100,7 +100,7 @@ class Ahead:
         self._load = load
         self._most = most
         self._idle = 0
-        self._plan: Iterator[Wanted] = iter(())
+        self._plan: Iterator[WantedPart] = iter(())
         self._ready: dict[tuple[int, int, bytes], Loaded | BaseException] = {}
         self._taken: set[tuple[int, int, bytes]] = set()
         self._current: tuple[int, int, bytes] | None = None
@@ -109,7 +109,7 @@ class Ahead:
         self._thread = threading.Thread(target=self._run, name="shoal-prefetch", daemon=True)
         self._thread.start()
 
-    def foresee(self, coming: Iterable[Wanted], since: int) -> None:
+    def foresee(self, coming: Iterable[WantedPart], since: int) -> None:
         """What will be asked for, in this order; parts of steps before `since` will not."""
         with self._changed:
             self._plan = iter(coming)
@@ -118,7 +118,7 @@ class Ahead:
                 del self._ready[name]
             self._changed.notify_all()
 
-    def take(self, wanted: Wanted) -> Loaded:
+    def take(self, wanted: WantedPart) -> Loaded:
         """The part, loaded before, or now where it was not foreseen."""
         name = wanted.name
         with self._changed:
@@ -162,7 +162,7 @@ class Ahead:
                 self._current = None
                 self._changed.notify_all()
 
-    def _next(self) -> Wanted | None:
+    def _next(self) -> WantedPart | None:
         """Wait until there is room and something to load; None when it is over."""
         with self._changed:
             while not self._is_closed:
@@ -174,7 +174,7 @@ class Ahead:
                 self._changed.wait()
         return None
 
-    def _next_planned(self) -> Wanted | None:
+    def _next_planned(self) -> WantedPart | None:
         try:
             return next(self._plan, None)
         except Exception:  # a sampler of the user's: the step that it is for will meet the same error

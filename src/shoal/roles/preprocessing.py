@@ -17,11 +17,11 @@ from shoal.comm.channel import Channel
 from shoal.comm.kernel import die_with_parent, name_process
 from shoal.errors import LaunchError, PeerLost, TaskError
 from shoal.roles.batch_memory import lay_down, pick_up
-from shoal.roles.prefetch import Wanted
+from shoal.roles.prefetch import WantedPart
 
 Prepared = list[tuple[Any, torch.Tensor | None]]
 """The batches of a part, each with torch's generator as its load has left it; None: as it was."""
-Prepare = Callable[[Wanted], Prepared]
+Prepare = Callable[[WantedPart], Prepared]
 PartName = tuple[int, int, bytes]
 """As `Wanted.name`."""
 
@@ -43,10 +43,10 @@ class Preprocessing:
         for number in range(count):
             self._processes.append(_Process(prepare, number, self._processes))
         self._preparers: dict[PartName, _Process] = {}
-        self._plan: Iterator[Wanted] = iter(())
+        self._plan: Iterator[WantedPart] = iter(())
         self._taken: set[PartName] = set()
 
-    def foresee(self, coming: Iterable[Wanted], since: int) -> None:
+    def foresee(self, coming: Iterable[WantedPart], since: int) -> None:
         """What will be asked for, in this order; parts of steps before `since` will not."""
         for name in [name for name in self._preparers if name[0] < since]:
             self._preparers.pop(name).drop(name)
@@ -54,7 +54,7 @@ class Preprocessing:
         self._taken.clear()
         self._hand_out()
 
-    def take(self, wanted: Wanted) -> Prepared | None:
+    def take(self, wanted: WantedPart) -> Prepared | None:
         """The part, once it is ready; None where it was not foreseen, or its load has failed."""
         self._taken.add(wanted.name)  # the plan may not have come so far yet
         process = self._preparers.pop(wanted.name, None)
@@ -106,7 +106,7 @@ class _Process:
         """Parts that it has in hand."""
         return len(self._asked) + len(self._ready)
 
-    def ask(self, wanted: Wanted) -> None:
+    def ask(self, wanted: WantedPart) -> None:
         """Let it prepare this part."""
         fd, header_bytes = lay_down([wanted.step, wanted.slot, wanted.samples, wanted.key])
         try:
@@ -196,13 +196,13 @@ def _serve(channel: Channel, prepare: Prepare) -> None:
             continue
         request, fds = received
         step, slot, samples, key = pick_up(fds[0], request["header"])
-        answer, files = _prepared(prepare, Wanted(step, slot, samples, key))
+        answer, files = _prepared(prepare, WantedPart(step, slot, samples, key))
         channel.send(answer, files)
         for fd in files:
             os.close(fd)
 
 
-def _prepared(prepare: Prepare, wanted: Wanted) -> tuple[dict[str, Any], list[int]]:
+def _prepared(prepare: Prepare, wanted: WantedPart) -> tuple[dict[str, Any], list[int]]:
     try:
         batches = prepare(wanted)
     except Exception:  # the training process does the same again, and raises what the user's own code does

@@ -13,7 +13,7 @@ from shoal.verify.bounds import FLOAT64_BOUND, first_step_bound
 from shoal.verify.jobs import alone, with_overrides
 from shoal.verify.judging import STATE, Comparison, compare_trials, movement, use_of_half
 from shoal.verify.reference import Reference
-from shoal.verify.report import BITWISE, Report, Row, Verdict
+from shoal.verify.report import BITWISE, Row, Verdict, VerifyReport
 from shoal.verify.trials import Facts, Laboratory, Trial
 from shoal.verify.words import numbers_of
 
@@ -32,10 +32,10 @@ _OTHER_FUNCTION = "BatchNorm of a part of the batch is another function than of 
 _OWN_STATES = "with push=parameters each worker has an optimizer of its own, and the servers have none to compare"
 
 
-def compare_bits(laboratory: Laboratory, job: Job, facts: Facts, initial: Tensors, claim: Claim) -> Report:
+def compare_bits(laboratory: Laboratory, job: Job, facts: Facts, initial: Tensors, claim: Claim) -> VerifyReport:
     """Train a few steps with the strategy and in one process, and compare all they leave behind."""
     rows, steps = _Verification(laboratory, job, facts, claim).run(initial)
-    return Report(
+    return VerifyReport(
         target=job.target,
         strategy=job.strategy,
         workers=job.cluster.workers,

@@ -43,7 +43,7 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contest:
+class SeedContest:
     """One number of two ways to train, over the same seeds."""
 
     what: str
@@ -91,7 +91,7 @@ class Contest:
         return f"{_short(100 * value / abs(self.reference.mean))}%" if self.reference.mean else _short(value)
 
 
-def contests(ours: Sequence[Mapping[str, float]], reference: Sequence[Mapping[str, float]]) -> list[Contest]:
+def contests(ours: Sequence[Mapping[str, float]], reference: Sequence[Mapping[str, float]]) -> list[SeedContest]:
     """A contest for each number that all runs have; `ours[i]` and `reference[i]` share a seed."""
     if not ours:
         return []
@@ -104,11 +104,11 @@ def contests(ours: Sequence[Mapping[str, float]], reference: Sequence[Mapping[st
 
 def _contest(
     name: str, ours: Sequence[float], reference: Sequence[float], *, is_share: bool, is_judged: bool
-) -> Contest:
+) -> SeedContest:
     sign = -1.0 if _rises(name) else 1.0
     gaps = [sign * (one - other) for one, other in zip(ours, reference, strict=True)]
     bound = POINT if is_share else LOSS_PART * abs(mean(reference))
-    return Contest(
+    return SeedContest(
         what=name,
         ours=Spread.of(ours),
         reference=Spread.of(reference),

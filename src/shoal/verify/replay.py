@@ -13,7 +13,7 @@ from shoal.observe.jsonl import read_events
 from shoal.observe.trust import trusted_job
 from shoal.spec import Claim, Job
 from shoal.verify.jobs import alone
-from shoal.verify.report import BITWISE, Report, Row, Verdict
+from shoal.verify.report import BITWISE, Row, Verdict, VerifyReport
 from shoal.verify.trials import Facts, Progress, Trial, open_laboratory, told_cuts
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def replay_run(
     trust: bool = False,
     zygote: ZygoteProcess | None = None,
     progress: Progress | None = None,
-) -> Report:
+) -> VerifyReport:
     """Train again as a finished run was trained, for as many steps; the same bits must come out.
 
     `run` is the run's folder or its name under `runs`. Its code and data must still be where they were; code
@@ -43,7 +43,7 @@ def replay_run(
         again, title = _again(job, facts, told_cuts(read_events(folder.path)))
         trial = laboratory.train(f"{folder.name} again: {title}", again)
         row = _judge(result, trial, title)
-    return Report(
+    return VerifyReport(
         target=job.target,
         strategy=job.strategy,
         workers=job.cluster.places,

@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class VerifyReport:
     """All comparisons of one verification."""
 
     target: str

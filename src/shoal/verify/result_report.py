@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from shoal.verify.noise import RULE, Contest
+from shoal.verify.noise import RULE, SeedContest
 from shoal.verify.report import Verdict
 
 
@@ -59,7 +59,7 @@ class ResultReport:
     workers: int
     ours: tuple[SeedRun, ...]
     references: tuple[SeedRun, ...]
-    contests: tuple[Contest, ...]
+    contests: tuple[SeedContest, ...]
     precision: str = "fp32"
     """What the model computed in, in all runs."""
 
@@ -79,7 +79,7 @@ class ResultReport:
         return tuple(run for run in self.ours if run.pushes is not None and not run.pushes.clean)
 
     @property
-    def worse(self) -> tuple[Contest, ...]:
+    def worse(self) -> tuple[SeedContest, ...]:
         """The numbers that came out worse than is accepted."""
         return tuple(contest for contest in self.contests if contest.verdict is Verdict.MISMATCH)
 

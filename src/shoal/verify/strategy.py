@@ -13,7 +13,7 @@ from shoal.spec.checks import require_count
 from shoal.verify.by_bits import NUM_TRIALS, compare_bits
 from shoal.verify.by_result import compare_results, num_trials
 from shoal.verify.jobs import with_overrides
-from shoal.verify.report import Report, Row, Verdict
+from shoal.verify.report import Row, Verdict, VerifyReport
 from shoal.verify.result_report import ResultReport
 from shoal.verify.trials import Progress, open_laboratory
 
@@ -37,7 +37,7 @@ def verify_strategy(
     precision: str = "fp32",
     zygote: ZygoteProcess | None = None,
     progress: Progress | None = None,
-) -> Report | ResultReport:
+) -> VerifyReport | ResultReport:
     """Train a task with a strategy and without, and compare what comes out.
 
     Synchronous strategies are trained for a few `steps` and compared with one process, number by number. Where

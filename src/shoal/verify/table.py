@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal.verify.report import BITWISE, Report, Row, Verdict
+from shoal.verify.report import BITWISE, Row, Verdict, VerifyReport
 from shoal.verify.words import in_half
 
 STYLES = {
@@ -20,7 +20,7 @@ STYLES = {
 """How each verdict looks."""
 
 
-def report_table(report: Report) -> RenderableType:
+def report_table(report: VerifyReport) -> RenderableType:
     """Every comparison, what there is to say about them, then the verdict in one line."""
     strategy = f"{report.strategy}{in_half(report.precision)}"
     table = Table(title=f"{report.target}: {strategy}\n{_world(report)}")
@@ -42,7 +42,7 @@ def report_table(report: Report) -> RenderableType:
     return Group(table, *_notes(report), verdict_line(report))
 
 
-def verdict_line(report: Report) -> Text:
+def verdict_line(report: VerifyReport) -> Text:
     """What it all means."""
     style = "bold green" if report.ok else "bold red"
     if report.replayed:
@@ -57,7 +57,7 @@ def verdict_line(report: Report) -> Text:
     return Text(f"{subject} does NOT compute what one process computes{half}: {failed} failed.", style=style)
 
 
-def _notes(report: Report) -> list[Text]:
+def _notes(report: VerifyReport) -> list[Text]:
     """One line for each thing to know; what is true of several rows is said once."""
     lines: dict[tuple[str, str], Text] = {}
     for row in report.rows:
@@ -68,7 +68,7 @@ def _notes(report: Report) -> list[Text]:
     return list(lines.values())
 
 
-def _world(report: Report) -> str:
+def _world(report: VerifyReport) -> str:
     workers = "1 worker" if report.workers == 1 else f"{report.workers} workers"
     slots = "1 slot" if report.slots == 1 else f"{report.slots} slots"
     return f"{workers}, {slots}, {report.steps} steps"

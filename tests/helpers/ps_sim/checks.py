@@ -7,7 +7,7 @@ from helpers.ps_sim.processes import rules_of
 from helpers.ps_sim.scenario import WORKER, Scenario
 from helpers.ps_sim.values import ChainValues, gradient
 from shoal.ps.consistency import Mode, parse_sync
-from shoal.ps.messages import NOBODY, Outcome, Push
+from shoal.ps.messages import NOBODY, Push, PushOutcome
 from shoal.ps.parts import own_part, settle_with_factor
 from shoal.ps.shard import Shard
 
@@ -117,7 +117,7 @@ def _check_cells(cluster: Cluster, number: int, shard: Shard) -> None:
     if shard.rules.consistency.mode is Mode.QUORUM:
         assert len(applied) == len(set(applied)), f"Shard {number}: something was applied twice: {applied}"
         # A worker may die before it is told, and its successor be told the same again.
-        late = shard.tally[Outcome.LATE.value]
+        late = shard.tally[PushOutcome.LATE.value]
         assert len(applied) + late >= len(everything), f"Shard {number}: {applied}, {late} late."
         assert not told_late & set(applied), f"Shard {number}: {told_late} were called late, {applied} applied."
     else:

@@ -14,7 +14,7 @@ from helpers.ps_sim.saving import Saved
 from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER, Kill, Scenario, SimulationFailed
 from helpers.ps_sim.values import Gradients, Memory
 from shoal.coordinator.machine import Coordinator
-from shoal.coordinator.members import Order
+from shoal.coordinator.members import MemberOrder
 from shoal.coordinator.plan import JobPlan
 from shoal.coordinator.store import MemoryStore
 from shoal.ps.messages import COORDINATOR as COORDINATOR_NODE
@@ -304,7 +304,7 @@ class Cluster:
                 return
         self._drain(COORDINATOR_NODE)
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: MemberOrder) -> None:
         if order.action == "start":
             self._plan_chore(STARTS_AFTER_S, f"start {order.role}", order.rank)
         elif order.node in self._seats:

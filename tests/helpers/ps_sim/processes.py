@@ -12,7 +12,7 @@ from helpers.ps_sim.values import ChainValues, Gradients, Memory, Place, gradien
 from shoal.ps.buffers import Buffers, Label
 from shoal.ps.consistency import Mode, parse_sync
 from shoal.ps.leasing import LeaseHolder
-from shoal.ps.messages import Ack, Outcome, PsMessage
+from shoal.ps.messages import Ack, PsMessage, PushOutcome
 from shoal.ps.offers import Offer
 from shoal.ps.primary import Timing
 from shoal.ps.rules import ShardRules, Together
@@ -162,9 +162,9 @@ class WorkerProcess:
 
     def _note(self, ack: Ack) -> None:
         push = self.machine.links[ack.shard].unacked.get(ack.sequence)
-        if push is not None and ack.outcome == Outcome.APPLIED:
+        if push is not None and ack.outcome == PushOutcome.APPLIED:
             self.applied[ack.shard].update(push.cells)
-        elif push is not None and ack.outcome == Outcome.LATE:
+        elif push is not None and ack.outcome == PushOutcome.LATE:
             self.late[ack.shard].update(push.cells)
 
     def _go_on(self, now: float) -> None:

@@ -32,8 +32,8 @@ from shoal.launch.messages import (
     Sight,
     Signal,
     StacksTaken,
-    Start,
     Started,
+    StartProcess,
     TakeStacks,
 )
 from shoal.launch.places import plan_places
@@ -187,7 +187,7 @@ class SimRun:
 
     def _do(self, output: Output) -> None:
         match output:
-            case Start(process, world):
+            case StartProcess(process, world):
                 self._check_start(process, world)
                 self._note(f"start {process}: {world.role} {world.global_rank}")
                 self._host_of(process).start(process, world)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.comm import Counters, Message, Reliability
+from shoal.comm import Message, Reliability, TransportCounters
 from shoal.comm.envelope import Envelope, PacketKind
 from shoal.comm.reliable import Link, Packet
 from shoal.errors import ProtocolError
@@ -25,7 +25,7 @@ class Simulation:
         self.dice = random.Random(seed)
         self.drop, self.duplicate, self.delay, self.corrupt = drop, duplicate, delay, corrupt
         self.now = 0.0
-        self.counters = [Counters(), Counters()]
+        self.counters = [TransportCounters(), TransportCounters()]
         self.links = [
             Link(rank, 1 - rank, generation=0, reliability=RELIABILITY, counters=self.counters[rank])
             for rank in (0, 1)
@@ -114,10 +114,10 @@ def test_a_good_wire_costs_few_acknowledgements():
     assert sender.under_way == 0 and simulation.counters[0].repeated == 0
 
 
-def pair() -> tuple[Link, Link, Counters]:
-    counters = Counters()
+def pair() -> tuple[Link, Link, TransportCounters]:
+    counters = TransportCounters()
     return (
-        Link(0, 1, generation=0, reliability=RELIABILITY, counters=Counters()),
+        Link(0, 1, generation=0, reliability=RELIABILITY, counters=TransportCounters()),
         Link(1, 0, generation=0, reliability=RELIABILITY, counters=counters),
         counters,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.coordinator import Coordinator, JobPlan, MemoryStore, Order
+from shoal.coordinator import Coordinator, JobPlan, MemberOrder, MemoryStore
 from shoal.coordinator.members import Seat
 from shoal.ledger.cells import CellSet
 from shoal.ps.between_servers import Filled
@@ -112,7 +112,7 @@ class Job:
     def told(self, node: int, kind: type[PsMessage] = View) -> list[Any]:
         return [message for to, message in self.coordinator.outbox if to == node and isinstance(message, kind)]
 
-    def orders(self) -> list[Order]:
+    def orders(self) -> list[MemberOrder]:
         orders = list(self.coordinator.orders)
         self.coordinator.orders.clear()
         return orders

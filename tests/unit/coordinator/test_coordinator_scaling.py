@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.coordinator import Order
+from shoal.coordinator import MemberOrder
 from shoal.ps.messages import NOBODY, Control, Controlled
 
 
-def start(role: str, rank: int) -> Order:
-    return Order(action="start", role=role, rank=rank)
+def start(role: str, rank: int) -> MemberOrder:
+    return MemberOrder(action="start", role=role, rank=rank)
 
 
-def end(role: str, rank: int, node: int) -> Order:
-    return Order(action="end", role=role, rank=rank, node=node)
+def end(role: str, rank: int, node: int) -> MemberOrder:
+    return MemberOrder(action="end", role=role, rank=rank, node=node)
 
 
 def scale(job, **counts) -> None:

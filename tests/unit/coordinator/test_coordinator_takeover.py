@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.coordinator import Coordinator, Order, Superseded
+from shoal.coordinator import Coordinator, MemberOrder, Superseded
 
 
 def test_the_successor_tells_the_same_world_under_a_higher_term(job):
@@ -67,7 +67,7 @@ def test_members_that_died_meanwhile_are_lost_and_replaced(job):
     assert [shard.primary for shard in after.shards] == [11] * 4
     assert after.view.workers == {0: 20}
     starts = [("server", 0), ("worker", 1)]
-    assert after.orders() == [Order(action="start", role=role, rank=rank) for role, rank in starts]
+    assert after.orders() == [MemberOrder(action="start", role=role, rank=rank) for role, rank in starts]
 
 
 def test_an_order_of_the_predecessor_is_not_given_twice_while_somebody_is_on_the_way(job):
@@ -83,7 +83,7 @@ def test_whoever_is_on_the_way_to_one_seat_does_not_keep_others_from_another(job
     job.lose(21)
     after = job.successor()
     after.living(10, 11, coming={22: ("worker", 1)})
-    assert after.orders() == [Order(action="start", role="worker", rank=0)]
+    assert after.orders() == [MemberOrder(action="start", role="worker", rank=0)]
 
 
 def test_a_successor_is_told_who_had_done_its_work_and_orders_nobody_for_it(job):
@@ -125,7 +125,7 @@ def test_whoever_had_been_told_to_leave_is_not_taken_for_done(job):
     after.ask(20, wanted=0)
     after.report_shards(range(4))
     after.coordinator.on_tick(after.now)
-    assert after.orders() == [Order(action="start", role="worker", rank=1)]
+    assert after.orders() == [MemberOrder(action="start", role="worker", rank=1)]
 
 
 def test_a_filled_backup_stays_filled_and_an_unfilled_one_unfilled(job):
@@ -216,7 +216,7 @@ def test_workers_that_leave_after_training_are_not_replaced_but_servers_are(job)
     assert job.orders() == [] and job.view.workers == {}
     job.lose(10)
     assert [shard.primary for shard in job.shards] == [11] * 4
-    assert job.orders() == [Order(action="start", role="server", rank=0)]
+    assert job.orders() == [MemberOrder(action="start", role="server", rank=0)]
 
 
 def test_workers_that_are_silent_after_training_are_left_alone(job):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.coordinator import JobPlan, Order, StoreError
+from shoal.coordinator import JobPlan, MemberOrder, StoreError
 from shoal.coordinator.upkeep import STORE_PATIENCE_S
 from shoal.errors import SpecError
 from shoal.ps.between_servers import Filled
 from shoal.ps.messages import NOBODY, Ack, Join, Report
 
 
-def start(role: str, rank: int) -> Order:
-    return Order(action="start", role=role, rank=rank)
+def start(role: str, rank: int) -> MemberOrder:
+    return MemberOrder(action="start", role=role, rank=rank)
 
 
 def test_the_first_view_waits_for_all_servers_and_counts_copies_as_filled(make_job):
@@ -177,7 +177,7 @@ def test_a_silent_member_is_ended_and_replaced(job):
     assert 11 in job.view.addresses
     job.pass_time(2.0, speaking=(10, 20, 21))
     assert [shard.primary for shard in job.shards] == [10] * 4
-    assert job.orders() == [Order(action="end", role="server", rank=1, node=11), start("server", 1)]
+    assert job.orders() == [MemberOrder(action="end", role="server", rank=1, node=11), start("server", 1)]
 
 
 def test_silence_of_everybody_is_not_taken_for_death(job):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.coordinator import Order, policy
+from shoal.coordinator import MemberOrder, policy
 from shoal.ps.messages import Control, Controlled
 
 
@@ -174,8 +174,8 @@ def test_a_hopelessly_slow_worker_is_replaced_but_not_at_once(make_job):
     assert job.orders() == []
     run(job, 3.0, samples_per_s=lambda node: 1.0 if node == 21 else 500.0)
     assert job.orders()[:2] == [
-        Order(action="end", role="worker", rank=1, node=21),
-        Order(action="start", role="worker", rank=1),
+        MemberOrder(action="end", role="worker", rank=1, node=21),
+        MemberOrder(action="start", role="worker", rank=1),
     ]
 
 

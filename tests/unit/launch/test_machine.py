@@ -18,8 +18,8 @@ from shoal.launch.messages import (
     Sight,
     Signal,
     StacksTaken,
-    Start,
     Started,
+    StartProcess,
     TakeStacks,
 )
 from shoal.spec import Cluster, Job
@@ -33,7 +33,7 @@ def two_and_a_spare(**more: Any) -> Table:
 
 def test_processes_are_started_in_order_and_called_by_numbers() -> None:
     table = two_and_a_spare()
-    starts = of(Start, table.asked)
+    starts = of(StartProcess, table.asked)
     assert [(one.process, one.world.role) for one in starts] == [(0, "worker"), (1, "worker"), (2, "spare")]
 
 
@@ -57,7 +57,7 @@ def test_a_spare_is_given_the_place_of_a_killed_worker_at_once() -> None:
     assert "memory ran out" in lost["reason"]
     (order,) = of(Say, asked)
     assert (order.process, order.message) == (SPARE, {"kind": "takeover", "places": [1], "generation": 1})
-    (follower,) = of(Start, asked)
+    (follower,) = of(StartProcess, asked)
     assert (follower.process, follower.world.role) == (3, "spare")
     table.now += 0.5
     (replaced,) = events("replaced", table.say(SPARE, "adopted", places=[1]))

@@ -13,7 +13,7 @@ from helpers.run_sim import RunFailed, Undone, simulate
 from helpers.run_sim.faults import Kind
 from shoal.coordinator.machine import Coordinator
 from shoal.launch.crew import Hand
-from shoal.launch.moves import Moves
+from shoal.launch.moves import PlaceMoves
 from shoal.launch.service import Service, _identity
 from shoal.launch.verdict import Failure
 
@@ -97,14 +97,14 @@ def test_it_is_found_when_a_run_folder_is_not_locked() -> None:
 
 
 def test_it_is_found_when_places_pass_on_before_they_were_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask_back = Moves.ask_back
+    ask_back = PlaceMoves.ask_back
 
-    def give_at_once(self: Moves, hand: Hand, places: Any) -> None:
+    def give_at_once(self: PlaceMoves, hand: Hand, places: Any) -> None:
         ask_back(self, hand, places)
         for other in self.hosts():
             if other is not hand:
                 self.give(other, list(places)[:1])
                 return
 
-    monkeypatch.setattr(Moves, "ask_back", give_at_once)
+    monkeypatch.setattr(PlaceMoves, "ask_back", give_at_once)
     first_found()

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import ProtocolError
 from shoal.ledger import Order, Schedule
-from shoal.ledger.book import Book, Row, audit
+from shoal.ledger.book import Book, BookRow, audit
 from shoal.ledger.cut_log import CutLog
 
 SCHEDULE = Schedule(length=26, batch_size=8, slots=3, epochs=3, max_steps=None, order=Order(26, 0))
@@ -161,13 +161,13 @@ def test_a_million_steps_are_audited_without_a_look_at_each(
     assert looks <= 2 * len(book.rows) + 2 and len(book.rows) <= 2_001
 
 
-def _rows(schedule: Schedule, last: int) -> list[Row]:
+def _rows(schedule: Schedule, last: int) -> list[BookRow]:
     """What a book has after so many steps, each of which used its batch."""
     if schedule.length % schedule.batch_size == 0:
-        return [Row(1, last, schedule.sizes(1))]
+        return [BookRow(1, last, schedule.sizes(1))]
     rows, per_epoch = [], schedule.steps_per_epoch
     for end in range(per_epoch, last + 1, per_epoch):
-        rows += [Row(end - per_epoch + 1, end - 1, schedule.sizes(1)), Row(end, end, schedule.sizes(end))]
+        rows += [BookRow(end - per_epoch + 1, end - 1, schedule.sizes(1)), BookRow(end, end, schedule.sizes(end))]
     if last % per_epoch:
-        rows.append(Row(last // per_epoch * per_epoch + 1, last, schedule.sizes(1)))
+        rows.append(BookRow(last // per_epoch * per_epoch + 1, last, schedule.sizes(1)))
     return rows

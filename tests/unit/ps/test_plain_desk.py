@@ -11,9 +11,17 @@ import torch
 from shoal.comm.codec import Message, decode, encode
 from shoal.errors import ProtocolError
 from shoal.ps.plain.desk import Caller, Desk
-from shoal.ps.plain.messages import Answer, Ask, Outcome, Request, read_answer, write_answer, write_request
+from shoal.ps.plain.messages import (
+    Ask,
+    PlainAnswer,
+    Request,
+    WishOutcome,
+    read_answer,
+    write_answer,
+    write_request,
+)
 from shoal.ps.plain.table import ParameterTable
-from shoal.ps.plain.tensors import Bulk, pack, unpack
+from shoal.ps.plain.tensors import PlainBulk, pack, unpack
 
 ADDRESS = "tcp://127.0.0.1:4000"
 
@@ -36,7 +44,7 @@ def carried(message: Message) -> Message:
     return decode([bytes(part) for part in encode(message)])
 
 
-def take(desk: Desk, asked: Request) -> tuple[Caller, Answer]:
+def take(desk: Desk, asked: Request) -> tuple[Caller, PlainAnswer]:
     taken = desk.take(carried(write_request(asked)))
     assert taken is not None
     return taken[0], read_answer(carried(taken[1]))
@@ -47,7 +55,7 @@ def test_a_client_learns_what_there_is_and_gets_it():
     caller, hello = take(desk, request(Ask.HELLO, 1))
     assert caller.address == ADDRESS and hello.specs == specs and hello.version == 0
     _, done = take(desk, adding(2.0, 2))
-    assert (done.outcome, done.version, done.sequence) == (Outcome.DONE, 1, 2)
+    assert (done.outcome, done.version, done.sequence) == (WishOutcome.DONE, 1, 2)
     _, everything = take(desk, request(Ask.GET, 3))
     assert unpack(everything.bulk, specs, specs)["w"].tolist() == [2.0, 2.0] and everything.version == 1
     _, some = take(desk, request(Ask.GET, 4, names=("b",)))
@@ -85,7 +93,7 @@ def test_a_refusal_is_remembered_too():
     take(desk, request(Ask.HELLO, 1))
     wrong = request(Ask.STORE, 2, names=("w",), bulk=pack({"w": torch.zeros(3)}))
     _, refused = take(desk, wrong)
-    assert refused.outcome is Outcome.REFUSED and "[3]" in refused.reason and parameters.version == 0
+    assert refused.outcome is WishOutcome.REFUSED and "[3]" in refused.reason and parameters.version == 0
     assert take(desk, wrong)[1] == refused
 
 
@@ -97,7 +105,7 @@ def test_a_refusal_is_remembered_too():
         request(Ask.UPDATE, 2, names=("w",)),
         request(Ask.UPDATE, 2, names=("w",), bulk=pack({"w": torch.zeros(2).double()})),
         request(Ask.UPDATE, 2, names=("w",), bulk=pack({"w": torch.zeros(2)}), compress="gzip"),
-        request(Ask.UPDATE, 2, names=("w",), bulk=Bulk(packing=[[1, {}]], frames=[b"x"]), compress="zstd"),
+        request(Ask.UPDATE, 2, names=("w",), bulk=PlainBulk(packing=[[1, {}]], frames=[b"x"]), compress="zstd"),
         request(Ask.AVERAGE, 2, names=("w", "b"), bulk=pack({"w": torch.ones(2), "b": torch.ones(2)})),
     ],
 )
@@ -106,7 +114,7 @@ def test_what_cannot_be_is_refused_and_nothing_changes(wrong):
     desk = Desk(parameters, max_clients=2)
     take(desk, request(Ask.HELLO, 1))
     _, answer = take(desk, wrong)
-    assert answer.outcome is Outcome.REFUSED and answer.reason.endswith(".")
+    assert answer.outcome is WishOutcome.REFUSED and answer.reason.endswith(".")
     version, values = parameters.copies()
     assert version == 0 and not values["w"].any() and not values["b"].any()
     assert take(desk, adding(1.0, 3))[1].version == 1
@@ -116,7 +124,7 @@ def test_who_is_not_known_is_told_and_changes_nothing():
     """A new server in the old one's place cannot know what that one has done."""
     parameters = table()
     _, answer = take(Desk(parameters, max_clients=2), adding(1.0, 7))
-    assert answer.outcome is Outcome.UNKNOWN_CLIENT and parameters.version == 0
+    assert answer.outcome is WishOutcome.UNKNOWN_CLIENT and parameters.version == 0
 
 
 def test_those_who_left_make_room():
@@ -131,7 +139,7 @@ def test_those_who_left_make_room():
     third, _ = take(desk, request(Ask.HELLO, 1, client=3))
     assert len({first.peer, second.peer, third.peer}) == 3
     desk.left(third.peer)
-    assert take(desk, adding(1.0, 3, client=1))[1].outcome is Outcome.UNKNOWN_CLIENT
+    assert take(desk, adding(1.0, 3, client=1))[1].outcome is WishOutcome.UNKNOWN_CLIENT
 
 
 GOOD = write_request(adding(1.0, 2))
@@ -177,5 +185,5 @@ def test_messages_of_another_kind_are_none():
             Desk(table(), max_clients=1).take(message)
         with pytest.raises(ProtocolError):
             read_answer(message)
-    good = Answer(outcome=Outcome.DONE, sequence=1, specs=table().specs)
+    good = PlainAnswer(outcome=WishOutcome.DONE, sequence=1, specs=table().specs)
     assert read_answer(write_answer(good)).specs == good.specs

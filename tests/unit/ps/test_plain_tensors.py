@@ -8,7 +8,7 @@ import torch
 from shoal.comm.compression import make_compression
 from shoal.errors import LaunchError, ProtocolError, SpecError
 from shoal.ps.plain.reach import reply_address
-from shoal.ps.plain.tensors import PIECE_BYTES, Bulk, TensorSpec, pack, pieces, require_fit, unpack
+from shoal.ps.plain.tensors import PIECE_BYTES, PlainBulk, TensorSpec, pack, pieces, require_fit, unpack
 
 TENSORS = {
     "scalar": torch.tensor(2.5),
@@ -65,17 +65,17 @@ RAW = GOOD.frames[0]
 @pytest.mark.parametrize(
     "bulk",
     [
-        Bulk(),
-        Bulk(packing=[None]),
-        Bulk(packing=[None], frames=[RAW, RAW]),
-        Bulk(packing=[None, None], frames=[RAW, RAW]),
-        Bulk(packing=[None], frames=[RAW.reshape(-1)]),
-        Bulk(packing=[None], frames=[RAW.double()]),
-        Bulk(packing=[None], frames=[b"bytes"]),
-        Bulk(packing=[[1, {}]], frames=[RAW]),
-        Bulk(packing=[[0, {}]], frames=[RAW]),
-        Bulk(packing=[[1 << 60, {}]], frames=[RAW]),
-        Bulk(packing=["plain"], frames=[RAW]),
+        PlainBulk(),
+        PlainBulk(packing=[None]),
+        PlainBulk(packing=[None], frames=[RAW, RAW]),
+        PlainBulk(packing=[None, None], frames=[RAW, RAW]),
+        PlainBulk(packing=[None], frames=[RAW.reshape(-1)]),
+        PlainBulk(packing=[None], frames=[RAW.double()]),
+        PlainBulk(packing=[None], frames=[b"bytes"]),
+        PlainBulk(packing=[[1, {}]], frames=[RAW]),
+        PlainBulk(packing=[[0, {}]], frames=[RAW]),
+        PlainBulk(packing=[[1 << 60, {}]], frames=[RAW]),
+        PlainBulk(packing=["plain"], frames=[RAW]),
     ],
 )
 def test_what_is_not_exactly_the_tensor_is_refused(bulk):

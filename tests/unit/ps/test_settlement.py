@@ -6,7 +6,7 @@ import pytest
 
 from helpers.ps_pushes import make_push
 from helpers.ps_servers import BACKUP, PRIMARY, THIRD, WORKER, sent, server
-from shoal.ps.between_servers import Part, PartRequest, Replicate, Replicated
+from shoal.ps.between_servers import PartRequest, Replicate, Replicated, RoundPart
 from shoal.ps.messages import COORDINATOR, NOBODY, Ack, Clocks, PsMessage, Push, ShardView, View, shard_rows
 from shoal.ps.rules import Together
 from shoal.ps.server import ServerMachine
@@ -51,18 +51,18 @@ def test_a_complete_round_waits_for_the_parts_of_others():
     machine = joined(PRIMARY, holders(PRIMARY), holders(THIRD))
     told = fill_round(machine)
     assert [node for node, message in told if isinstance(message, Ack)] == [WORKER, WORKER + 1]
-    (part,) = [(node, message) for node, message in told if isinstance(message, Part)]
-    assert part == (THIRD, Part(shard=1, origin=0, round=1, facts={}, frames=part[1].frames))
+    (part,) = [(node, message) for node, message in told if isinstance(message, RoundPart)]
+    assert part == (THIRD, RoundPart(shard=1, origin=0, round=1, facts={}, frames=part[1].frames))
     assert rounds(machine) == 0
 
-    machine.on_message(THIRD, Part(shard=0, origin=1, round=1, facts={}, frames=(PART,)), 0.1)
+    machine.on_message(THIRD, RoundPart(shard=0, origin=1, round=1, facts={}, frames=(PART,)), 0.1)
     assert rounds(machine) == 1
     assert [node for node, _ in sent(machine, Clocks)] == [WORKER, WORKER + 1]
 
 
 def test_a_part_may_come_before_the_round_is_complete():
     machine = joined(PRIMARY, holders(PRIMARY), holders(THIRD))
-    machine.on_message(THIRD, Part(shard=0, origin=1, round=1, facts={}, frames=(PART,)), 0.0)
+    machine.on_message(THIRD, RoundPart(shard=0, origin=1, round=1, facts={}, frames=(PART,)), 0.0)
     assert rounds(machine) == 0
     fill_round(machine)
     assert rounds(machine) == 1
@@ -80,10 +80,10 @@ def test_what_does_not_come_is_asked_for_and_told_again():
     fill_round(machine)
     machine.on_tick(1.0)
     assert sent(machine, PartRequest) == [(THIRD, PartRequest(shard=1, origin=0, round=1))]
-    machine.on_message(THIRD, Part(shard=0, origin=1, round=1, facts={}, frames=(PART,)), 1.0)
+    machine.on_message(THIRD, RoundPart(shard=0, origin=1, round=1, facts={}, frames=(PART,)), 1.0)
     sent(machine)
     machine.on_message(THIRD, PartRequest(shard=0, origin=1, round=1), 1.1)
-    ((node, again),) = sent(machine, Part)
+    ((node, again),) = sent(machine, RoundPart)
     assert (node, again.round) == (THIRD, 1)
     machine.on_message(THIRD, PartRequest(shard=0, origin=1, round=2), 1.2)
     assert not sent(machine)
@@ -94,14 +94,14 @@ def test_a_part_is_told_when_the_backup_has_the_round():
     told = fill_round(machine)
     assert {type(message) for _, message in told} == {Replicate}
     machine.on_message(BACKUP, Replicated(shard=0, generation=1, index=2), 0.1)
-    assert [type(message) for _, message in sent(machine)] == [Ack, Ack, Clocks, Part]
+    assert [type(message) for _, message in sent(machine)] == [Ack, Ack, Clocks, RoundPart]
 
 
 def test_the_backup_closes_the_round_with_the_same_numbers():
     primary = joined(PRIMARY, holders(PRIMARY, BACKUP), holders(THIRD))
     backup = joined(BACKUP, holders(PRIMARY, BACKUP), holders(THIRD))
     entries = fill_round(primary)
-    primary.on_message(THIRD, Part(shard=0, origin=1, round=1, facts={}, frames=(PART,)), 0.0)
+    primary.on_message(THIRD, RoundPart(shard=0, origin=1, round=1, facts={}, frames=(PART,)), 0.0)
     for _, message in [*entries, *sent(primary, Replicate)]:
         backup.on_message(PRIMARY, message, 0.1)
     copies = [machine.held[0].shard for machine in (primary, backup)]
@@ -113,21 +113,21 @@ def test_the_backup_closes_the_round_with_the_same_numbers():
 def test_shards_of_one_server_settle_among_themselves():
     machine = joined(PRIMARY, holders(PRIMARY), holders(PRIMARY))
     for shard in (0, 1):
-        assert not any(isinstance(message, Part) for _, message in fill_round(machine, shard))
+        assert not any(isinstance(message, RoundPart) for _, message in fill_round(machine, shard))
     assert (rounds(machine, 0), rounds(machine, 1)) == (1, 1)
 
 
 @pytest.mark.parametrize(
     "part",
     [
-        Part(shard=0, origin=1, round=1, facts={}, frames=()),
-        Part(shard=0, origin=1, round=2, facts={}, frames=(PART,)),
-        Part(shard=0, origin=0, round=1, facts={}, frames=(PART,)),
-        Part(shard=7, origin=1, round=1, facts={}, frames=(PART,)),
+        RoundPart(shard=0, origin=1, round=1, facts={}, frames=()),
+        RoundPart(shard=0, origin=1, round=2, facts={}, frames=(PART,)),
+        RoundPart(shard=0, origin=0, round=1, facts={}, frames=(PART,)),
+        RoundPart(shard=7, origin=1, round=1, facts={}, frames=(PART,)),
     ],
     ids=["no bulk", "another round", "its own", "no such shard"],
 )
-def test_parts_that_cannot_be_are_ignored(part: Part):
+def test_parts_that_cannot_be_are_ignored(part: RoundPart):
     machine = joined(PRIMARY, holders(PRIMARY), holders(THIRD))
     fill_round(machine)
     machine.on_message(THIRD, part, 0.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from helpers.ps_pushes import Recorder, make_push, make_shard
-from shoal.ps.messages import Control, Outcome, Push
-from shoal.ps.shard import Shard, Verdict
+from shoal.ps.messages import Control, Push, PushOutcome
+from shoal.ps.shard import PushVerdict, Shard
 
 
 def control(number: int, action: str, **values: object) -> Control:
@@ -20,7 +20,7 @@ def calls(shard: Shard) -> list:
 
 def test_asynchronous_pushes_are_updates_of_their_own():
     shard = make_shard("asp")
-    assert [shard.accept(make_push(cell)) for cell in (1, 0, 3)] == [Outcome.APPLIED] * 3
+    assert [shard.accept(make_push(cell)) for cell in (1, 0, 3)] == [PushOutcome.APPLIED] * 3
     # Half of the batch moves the model by half a step.
     how = {"scale": 1.0, "lr_scale": 0.5, "loss": 2.0}
     assert calls(shard) == [
@@ -34,7 +34,7 @@ def test_asynchronous_pushes_are_updates_of_their_own():
 def test_a_round_is_one_update_in_the_order_of_slots():
     shard = make_shard("bsp", slots=3)
     for cell in (2, 0):
-        assert shard.accept(make_push(cell, slots=3)) is Outcome.APPLIED
+        assert shard.accept(make_push(cell, slots=3)) is PushOutcome.APPLIED
     assert (shard.version, shard.rounds, len(shard.cells)) == (0, 0, 0)
     shard.accept(make_push(1, slots=3))
     assert calls(shard) == [([[0], [1], [2]], {"scale": 1.0, "lr_scale": 1.0, "loss": 2.0, "last": True})]
@@ -71,8 +71,8 @@ def test_parameters_are_averaged(sync, shares):
 
 def test_several_steps_of_local_training_are_one_round():
     shard = make_shard("bsp", average=True, every=2)
-    assert shard.judge(make_push(0, 2)) is Verdict.NEW
-    assert shard.judge(make_push(0, 4)) is Verdict.MALFORMED
+    assert shard.judge(make_push(0, 2)) is PushVerdict.NEW
+    assert shard.judge(make_push(0, 4)) is PushVerdict.MALFORMED
     shard.accept(make_push(0, 2))
     assert (shard.rounds, shard.version) == (0, 0)
     shard.accept(make_push(1, 3))
@@ -92,38 +92,38 @@ def test_asynchronous_local_training_counts_as_one_of_all_workers():
 def test_a_push_is_known_by_its_number_and_by_its_data():
     shard = make_shard("asp")
     push = make_push(0)
-    assert shard.judge(push) is Verdict.NEW
+    assert shard.judge(push) is PushVerdict.NEW
     shard.accept(push)
-    assert shard.judge(push) is Verdict.KNOWN
-    assert shard.outcome_of_known(push) is Outcome.DUPLICATE
+    assert shard.judge(push) is PushVerdict.KNOWN
+    assert shard.outcome_of_known(push) is PushOutcome.DUPLICATE
     by_another = make_push(0, origin=77)
-    assert shard.judge(by_another) is Verdict.NEW
-    assert shard.accept(by_another) is Outcome.DUPLICATE
-    assert shard.judge(by_another) is Verdict.KNOWN
+    assert shard.judge(by_another) is PushVerdict.NEW
+    assert shard.accept(by_another) is PushOutcome.DUPLICATE
+    assert shard.judge(by_another) is PushVerdict.KNOWN
     assert shard.version == 1
 
 
 def test_what_is_partly_in_cannot_be_taken():
     shard = make_shard("asp")
     shard.accept(make_push(0))
-    assert shard.accept(make_push(0, 1, origin=77)) is Outcome.OVERLAP
+    assert shard.accept(make_push(0, 1, origin=77)) is PushOutcome.OVERLAP
     assert (shard.version, shard.clocks) == (1, {0: 1, 1: 0})
-    assert shard.accept(make_push(1, origin=77, sequence=2)) is Outcome.APPLIED
+    assert shard.accept(make_push(1, origin=77, sequence=2)) is PushOutcome.APPLIED
 
 
 def test_a_gap_in_a_nodes_pushes_is_waited_for():
     shard = make_shard("asp")
-    assert shard.judge(make_push(2)) is Verdict.EARLY
+    assert shard.judge(make_push(2)) is PushVerdict.EARLY
     shard.accept(make_push(0))
-    assert shard.judge(make_push(2)) is Verdict.NEW
+    assert shard.judge(make_push(2)) is PushVerdict.NEW
 
 
 def test_nobody_is_a_round_ahead():
     shard = make_shard("bsp")
     shard.accept(make_push(0))
-    assert shard.judge(make_push(2)) is Verdict.EARLY
+    assert shard.judge(make_push(2)) is PushVerdict.EARLY
     shard.accept(make_push(1))
-    assert shard.judge(make_push(2)) is Verdict.NEW
+    assert shard.judge(make_push(2)) is PushVerdict.NEW
 
 
 @pytest.mark.parametrize(
@@ -138,15 +138,15 @@ def test_nobody_is_a_round_ahead():
     ids=["another step's cells", "cells of two steps", "no such cell", "no bulk", "bulk too small"],
 )
 def test_what_no_honest_worker_sends_is_refused(push: Push):
-    assert make_shard("bsp").judge(push) is Verdict.MALFORMED
+    assert make_shard("bsp").judge(push) is PushVerdict.MALFORMED
 
 
 def test_quorum_drops_the_late_and_says_so():
     shard = make_shard("quorum:1/2")
-    assert shard.accept(make_push(1)) is Outcome.APPLIED
+    assert shard.accept(make_push(1)) is PushOutcome.APPLIED
     late = make_push(0)
-    assert shard.accept(late) is Outcome.LATE
-    assert shard.outcome_of_known(late) is Outcome.LATE
+    assert shard.accept(late) is PushOutcome.LATE
+    assert shard.outcome_of_known(late) is PushOutcome.LATE
     assert (shard.version, shard.rounds, dict(shard.tally)) == (1, 1, {"applied": 1, "late": 1, "cells": 1})
     assert shard.clocks == {0: 1, 1: 1}
 
@@ -186,7 +186,7 @@ def test_controls_act_at_their_place_in_the_log():
     assert calls(shard)[0][1]["lr_scale"] == 0.5 * 0.5
     shard.accept(control(3, "rollback"))
     assert (shard.values.digest(), shard.version, shard.control) == (before, 2, 3)
-    assert shard.accept(make_push(0, origin=77)) is Outcome.DUPLICATE
+    assert shard.accept(make_push(0, origin=77)) is PushOutcome.DUPLICATE
 
 
 def test_rolling_back_to_nothing_changes_nothing():
@@ -227,5 +227,5 @@ def test_books_are_all_of_it(sync):
 def test_a_run_that_goes_on_knows_what_was_done():
     shard = make_shard("bsp", start=5)
     assert (shard.rounds, shard.floor, len(shard.cells)) == (5, 5, 10)
-    assert shard.judge(make_push(10, sequence=1)) is Verdict.NEW
-    assert shard.accept(make_push(3)) is Outcome.DUPLICATE
+    assert shard.judge(make_push(10, sequence=1)) is PushVerdict.NEW
+    assert shard.accept(make_push(3)) is PushOutcome.DUPLICATE

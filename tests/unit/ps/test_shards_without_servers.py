@@ -14,7 +14,7 @@ import pytest
 from helpers.ps_sim import Cluster, Kill, NetFaults, Scale, Scenario, SimulationFailed, check
 from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER
 from helpers.ps_sim.values import ChainValues
-from shoal.coordinator.moves import Moves
+from shoal.coordinator.moves import ShardMoves
 from shoal.errors import LaunchError
 from shoal.ps import primary
 
@@ -165,6 +165,6 @@ def test_a_primary_keeps_a_journal_before_its_backup_is_taken_away() -> None:
 
 
 def test_the_simulation_finds_a_backup_that_is_taken_away_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Moves, "_may_change", lambda self, table, shard: True)
+    monkeypatch.setattr(ShardMoves, "_may_change", lambda self, table, shard: True)
     with pytest.raises(LaunchError, match="Nobody has all of shard"):
         Cluster(random_scenario(BACKUP_TAKEN_AWAY), BACKUP_TAKEN_AWAY).run()

@@ -17,13 +17,13 @@ from torch.utils.data import Subset, TensorDataset
 import shoal
 from shoal.ledger import Cut
 from shoal.roles.feed import Feed
-from shoal.roles.prefetch import Ahead, Loaded, Wanted
+from shoal.roles.prefetch import Ahead, Loaded, WantedPart
 
 GUARD_S = 20.0
 
 
-def parts(count: int = 100, slot: int = 0) -> list[Wanted]:
-    return [Wanted(step, slot, np.arange(step, step + 2), key=step) for step in range(1, count + 1)]
+def parts(count: int = 100, slot: int = 0) -> list[WantedPart]:
+    return [WantedPart(step, slot, np.arange(step, step + 2), key=step) for step in range(1, count + 1)]
 
 
 class Loader:
@@ -40,7 +40,7 @@ class Loader:
             self._last = last
             self._changed.notify_all()
 
-    def __call__(self, wanted: Wanted) -> Loaded:
+    def __call__(self, wanted: WantedPart) -> Loaded:
         with self._changed:
             assert self._changed.wait_for(lambda: wanted.step <= self._last, GUARD_S)
             self.done.append(wanted.step)
@@ -57,7 +57,7 @@ class Loader:
 def ahead() -> Iterator[Callable[..., Ahead]]:
     made: list[Ahead] = []
 
-    def make(loader: Callable[[Wanted], Loaded], most: int = 8) -> Ahead:
+    def make(loader: Callable[[WantedPart], Loaded], most: int = 8) -> Ahead:
         made.append(Ahead(loader, most))
         return made[-1]
 
@@ -129,7 +129,7 @@ def test_what_was_not_foreseen_is_loaded_at_once_and_what_is_old_is_dropped(ahea
     one = ahead(loader)
     one.foresee(parts(), 1)
     await_ready(one, 1)
-    other = Wanted(1, 0, np.array([7, 8, 9]), key=5)  # the same slot has other samples now
+    other = WantedPart(1, 0, np.array([7, 8, 9]), key=5)  # the same slot has other samples now
     assert one.take(other) == [([7, 8, 9], 5.0)]
     one.foresee(parts()[4:], 5)
     await_ready(one, 2)
@@ -137,7 +137,7 @@ def test_what_was_not_foreseen_is_loaded_at_once_and_what_is_old_is_dropped(ahea
 
 
 def test_an_error_is_raised_where_the_part_is_asked_for(ahead: Any) -> None:
-    def load(wanted: Wanted) -> Loaded:
+    def load(wanted: WantedPart) -> Loaded:
         if wanted.step == 2:
             raise ZeroDivisionError("sample 7 is bad")
         return []

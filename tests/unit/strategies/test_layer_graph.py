@@ -3,21 +3,21 @@
 import pytest
 
 from shoal.errors import SpecError
-from shoal.strategies.layer.graph import Node, chains, divide, groups_by_depth
+from shoal.strategies.layer.graph import GraphNode, chains, divide, groups_by_depth
 from shoal.strategies.layer.placement import assign, check_homes, home_of, spread
 from shoal.strategies.layer.program import cut_into_segments
 
 
 def layer(name, *inputs, size=10):
-    return Node(name=name, inputs=inputs, module=name, size=size, has_weights=True)
+    return GraphNode(name=name, inputs=inputs, module=name, size=size, has_weights=True)
 
 
 def norm(name, *inputs):
-    return Node(name=name, inputs=inputs, module=name, size=8)
+    return GraphNode(name=name, inputs=inputs, module=name, size=8)
 
 
 def function(name, *inputs):
-    return Node(name=name, inputs=inputs)
+    return GraphNode(name=name, inputs=inputs)
 
 
 DIAMOND = (
@@ -70,7 +70,7 @@ def test_a_join_that_no_placed_layer_follows_stays_with_its_first_input():
 
 
 def test_a_layer_that_is_called_again_is_where_it_was():
-    nodes = (layer("a"), layer("b"), Node(name="a_1", inputs=("b",), module="a"), function("out", "a_1"))
+    nodes = (layer("a"), layer("b"), GraphNode(name="a_1", inputs=("b",), module="a"), function("out", "a_1"))
     assert assign(nodes, {"a": 1, "b": 0}) == {"a": 1, "b": 0, "a_1": 1, "out": 1}
 
 

@@ -18,7 +18,7 @@ from shoal.layout.stage_memory import StageDemand
 from shoal.spec import Mesh
 from shoal.strategies.mesh.pipeline.costs import balanced_split
 from shoal.strategies.mesh.pipeline.graph import Chain, parse_split
-from shoal.strategies.mesh.pipeline.messages import Form, Parcel, pack
+from shoal.strategies.mesh.pipeline.messages import Form, MessageRoom, pack
 from shoal.strategies.mesh.pipeline.stage_run import StageRun
 from shoal.strategies.mesh.pipeline.tracing import bind
 
@@ -104,7 +104,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
 def over_a_wire(values: list[Any]) -> list[Any]:
     form = Form.of(values)
     assert Form.from_bytes(form.to_bytes()) == form
-    parcel = Parcel(form)
+    parcel = MessageRoom(form)
     parcel.room.copy_(pack(form, values))
     return parcel.values("cpu")
 

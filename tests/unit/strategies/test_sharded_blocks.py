@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from shoal.strategies.mesh.sharded.blocks import Block, find_blocks
+from shoal.strategies.mesh.sharded.blocks import ShardedBlock, find_blocks
 
 
-def blocks_of(module: nn.Module) -> list[Block]:
+def blocks_of(module: nn.Module) -> list[ShardedBlock]:
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     found = find_blocks(module, trained)
     assert sorted(name for block in found for name in block.names) == sorted(trained), "each is in one block"

@@ -18,7 +18,7 @@ from shoal.strategies.mesh.tensor.observing import Inputs
 from shoal.strategies.mesh.tensor.planning import make_plan
 from shoal.strategies.mesh.tensor.recording import record
 from shoal.strategies.mesh.tensor.residual import with_streams
-from shoal.strategies.mesh.tensor.trial import Costs, Trial
+from shoal.strategies.mesh.tensor.trial import Costs, CutTrial
 from shoal.strategies.replica import Replica
 
 WIDTH, LENGTH = 16, 8
@@ -142,7 +142,7 @@ def test_less_is_kept_and_no_more_is_sent() -> None:
     regions = [region for region in plan.regions if region.block == "blocks.0.feed"]
     plain = [replace(one, cuts=tuple(replace(cut, in_rows=False) for cut in one.cuts)) for one in regions]
     inputs: Inputs = ((torch.randn(2, LENGTH, WIDTH),), {})
-    trial = Trial("blocks.0", Before(), inputs, 2)
+    trial = CutTrial("blocks.0", Before(), inputs, 2)
     before, after = trial.costs(plain), trial.costs(regions, WIDTH)
     assert isinstance(before, Costs) and isinstance(after, Costs)
     activation = 2 * LENGTH * WIDTH * 4

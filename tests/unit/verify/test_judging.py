@@ -12,7 +12,7 @@ from rich.console import Console
 from shoal.verify.bounds import NARROWED_BOUND, NORMALISED_BOUND, SUM_BOUND, SYNCHRONISED_BOUND, first_step_bound
 from shoal.verify.difference import Difference
 from shoal.verify.judging import Comparison, judge, use_of_half
-from shoal.verify.report import BITWISE, Report, Row, Verdict
+from shoal.verify.report import BITWISE, Row, Verdict, VerifyReport
 from shoal.verify.table import report_table
 
 
@@ -68,8 +68,8 @@ def test_half_precision_that_gives_the_bits_of_float32_was_not_used():
         assert row.verdict is Verdict.MISMATCH and "nothing was computed in bf16" in row.note
 
 
-def _report(*rows: Row, precision: str = "fp32") -> Report:
-    return Report(
+def _report(*rows: Row, precision: str = "fp32") -> VerifyReport:
+    return VerifyReport(
         target="digits.py", strategy="data", workers=2, slots=2, steps=20, rows=rows, precision=precision
     )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shoal.verify import Verdict
-from shoal.verify.noise import Contest, contests
+from shoal.verify.noise import SeedContest, contests
 
 
-def contest(name: str, ours: list[float], reference: list[float]) -> Contest:
+def contest(name: str, ours: list[float], reference: list[float]) -> SeedContest:
     return contests([{name: value} for value in ours], [{name: value} for value in reference])[0]
 
 

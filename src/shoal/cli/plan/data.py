@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.cli.plan.parts import Holding, Manner, Sizes, without_successors
+from shoal.cli.plan.parts import Holding, Manner, ModelBytes, without_successors
 from shoal.launch.places import can_replace
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Data, Job
 
 
-def data_manner(job: Job, parcels: Sequence[Parcel], sizes: Sizes) -> Manner:
+def data_manner(job: Job, parcels: Sequence[Parcel], sizes: ModelBytes) -> Manner:
     """Meaning, memory and failures of synchronous data parallel training."""
     spec = Data.of(job)
     return Manner(meaning=_meaning(spec, job), memory=_memory(spec, job, sizes), on_failure=_on_failure(job))
@@ -39,7 +39,7 @@ def _meaning(spec: Data, job: Job) -> str:
     )
 
 
-def _memory(spec: Data, job: Job, sizes: Sizes) -> tuple[Holding, ...]:
+def _memory(spec: Data, job: Job, sizes: ModelBytes) -> tuple[Holding, ...]:
     workers = job.cluster.places
     shared = _shares_memory(spec, job)
     return (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.cli.plan.parts import Holding, Manner, Seat, Sizes, without_successors
+from shoal.cli.plan.parts import Holding, Manner, ModelBytes, Seat, without_successors
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Job, Mesh, ModelParallel, as_mesh
 from shoal.spec.model_parallel import AXES
 
 
-def grid_manner(job: Job, parcels: Sequence[Parcel], sizes: Sizes) -> Manner:
+def grid_manner(job: Job, parcels: Sequence[Parcel], sizes: ModelBytes) -> Manner:
     """Meaning, memory, failures and grid of a model that is cut over workers."""
     mesh = as_mesh(ModelParallel.of(job), job.cluster.places)
     return Manner(
@@ -70,7 +70,7 @@ def _pipeline(mesh: Mesh) -> list[str]:
     ]
 
 
-def _memory(mesh: Mesh, parcels: Sequence[Parcel], sizes: Sizes) -> tuple[Holding, ...]:
+def _memory(mesh: Mesh, parcels: Sequence[Parcel], sizes: ModelBytes) -> tuple[Holding, ...]:
     """Even parts; in truth stages differ, and what has no width is whole at every worker of a tensor axis."""
     parts = mesh.pipeline * mesh.tensor
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.cli.plan.parts import Holding, Manner, Sizes, without_successors
+from shoal.cli.plan.parts import Holding, Manner, ModelBytes, without_successors
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Job, Layer, LayerForm
 
 
-def layer_manner(job: Job, parcels: Sequence[Parcel], sizes: Sizes) -> Manner:
+def layer_manner(job: Job, parcels: Sequence[Parcel], sizes: ModelBytes) -> Manner:
     """Meaning, memory and failures of training by layers."""
     spec, workers = Layer.of(job), job.cluster.places
     parts = workers if spec.cuts_model else 1

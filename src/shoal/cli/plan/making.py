@@ -9,7 +9,7 @@ from typing import Any
 from shoal.cli.plan.data import data_manner
 from shoal.cli.plan.grid import grid_manner
 from shoal.cli.plan.layers import layer_manner
-from shoal.cli.plan.parts import Manner, Plan, Sizes
+from shoal.cli.plan.parts import Manner, ModelBytes, Plan
 from shoal.cli.plan.plain import plain_manner
 from shoal.cli.plan.served import served_manner
 from shoal.launch.places import describe_world
@@ -21,7 +21,7 @@ from shoal.spec import Job
 def make_plan(job: Job, facts: Mapping[str, Any]) -> Plan:
     """The plan of a training job; `facts` are what inspection found out about its task."""
     parcels = tuple(Parcel(**parcel) for parcel in facts["parcels"])
-    sizes = Sizes(
+    sizes = ModelBytes(
         parameters=sum(parcel.num_bytes for parcel in parcels),
         state=facts["state_bytes"] or 0,
         fixed=facts["fixed_bytes"],
@@ -44,11 +44,11 @@ def make_plan(job: Job, facts: Mapping[str, Any]) -> Plan:
     )
 
 
-def _manner(job: Job, parcels: tuple[Parcel, ...], sizes: Sizes) -> Manner:
+def _manner(job: Job, parcels: tuple[Parcel, ...], sizes: ModelBytes) -> Manner:
     return _MANNERS.get(job.spec.name, plain_manner)(job, parcels, sizes)
 
 
-_MANNERS: Mapping[str, Callable[[Job, tuple[Parcel, ...], Sizes], Manner]] = {
+_MANNERS: Mapping[str, Callable[[Job, tuple[Parcel, ...], ModelBytes], Manner]] = {
     "data": data_manner,
     "ps": served_manner,
     "layer": layer_manner,

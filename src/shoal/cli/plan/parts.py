@@ -11,7 +11,7 @@ from shoal.spec import Job
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class ModelBytes:
     """Bytes of one model."""
 
     parameters: int
@@ -84,7 +84,7 @@ class Plan:
     steps: int
     slots: int
     optimizer: str
-    sizes: Sizes
+    sizes: ModelBytes
     parcels: tuple[Parcel, ...]
 
     @property

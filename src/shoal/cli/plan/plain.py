@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from shoal.cli.plan.parts import Holding, Manner, Sizes, without_successors
+from shoal.cli.plan.parts import Holding, Manner, ModelBytes, without_successors
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Job
 
 
-def plain_manner(job: Job, parcels: tuple[Parcel, ...], sizes: Sizes) -> Manner:
+def plain_manner(job: Job, parcels: tuple[Parcel, ...], sizes: ModelBytes) -> Manner:
     """Meaning, memory and failures, from the job's conduct."""
     conduct, workers = job.conduct, job.cluster.places
     has = "a part of the model" if conduct.is_cut else "the whole model"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.cli.plan.parts import Holding, Manner, Sizes
+from shoal.cli.plan.parts import Holding, Manner, ModelBytes
 from shoal.layout import Parcel, Placement, place
 from shoal.observe.wording import plural
 from shoal.ps.consistency import Mode, parse_sync
@@ -14,7 +14,7 @@ _BUFFERS_PER_SLOT = 2
 """While servers read a gradient, the worker computes the next."""
 
 
-def served_manner(job: Job, parcels: Sequence[Parcel], sizes: Sizes) -> Manner:
+def served_manner(job: Job, parcels: Sequence[Parcel], sizes: ModelBytes) -> Manner:
     """Meaning, memory, failures and placement of a served model."""
     spec = ParameterServer.of(job)
     placement = None if spec.servers == "host" else _place(spec, parcels)
@@ -77,7 +77,7 @@ def _pace(sync: str) -> str:
             return "Nobody waits: each push is applied as it comes, stale or not."
 
 
-def _memory(spec: ParameterServer, job: Job, sizes: Sizes) -> tuple[Holding, ...]:
+def _memory(spec: ParameterServer, job: Job, sizes: ModelBytes) -> tuple[Holding, ...]:
     copies = spec.num_servers if spec.servers == "host" else 1 + spec.num_replicas
     processes = job.cluster.workers + spec.num_servers
     return (

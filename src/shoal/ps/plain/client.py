@@ -19,10 +19,10 @@ from shoal.errors import CommTimeout, PeerLost, ProtocolError, SpecError
 from shoal.ps.plain.messages import (
     CLIENT_ID_BYTES,
     UNCOMPRESSED,
-    Answer,
     Ask,
-    Outcome,
+    PlainAnswer,
     Request,
+    WishOutcome,
     read_answer,
     write_request,
 )
@@ -130,7 +130,7 @@ class Client:
         names: tuple[str, ...] = (),
         values: Mapping[str, Tensor] | None = None,
         share: float = 1.0,
-    ) -> Answer:
+    ) -> PlainAnswer:
         """Ask and wait. A good answer is returned, any other is raised."""
         if self._closed:
             raise SpecError("This client is closed; make a new one.")
@@ -159,7 +159,7 @@ class Client:
         num_bytes = sum(self._specs[name].num_bytes for name in names or self._specs)
         return self._patience_s + num_bytes / _SLOW_BYTES_PER_S
 
-    def _exchange(self, packet: list[Buffer], patience_s: float) -> Answer | None:
+    def _exchange(self, packet: list[Buffer], patience_s: float) -> PlainAnswer | None:
         """Send until the answer comes; None when the time is over."""
         now = ask_at = time.monotonic()
         deadline, most_patience_s = now + self._timeout_s, _MOST_PATIENCE * patience_s
@@ -181,14 +181,14 @@ class Client:
             self._wire.connect(_SERVER, self._address)
         self._wire.transmit(_SERVER, packet)
 
-    def _read(self, packet: list[Buffer]) -> Answer | None:
+    def _read(self, packet: list[Buffer]) -> PlainAnswer | None:
         try:
             answer = read_answer(decode(packet))
         except ProtocolError:
             return None  # Damaged on the way: it will be asked for again.
         return answer if answer.sequence == self._sequence else None
 
-    def _good(self, answer: Answer | None, ask: Ask) -> Answer:
+    def _good(self, answer: PlainAnswer | None, ask: Ask) -> PlainAnswer:
         if answer is None:
             doubt = "" if ask in (Ask.HELLO, Ask.GET) else f" Whether it made this {ask.value} is not known."
             raise CommTimeout(
@@ -196,13 +196,13 @@ class Client:
                 f"there, the key is not its key, or the address is not written as it shows it.{doubt}",
                 peer=self._address,
             )
-        if answer.outcome is Outcome.UNKNOWN_CLIENT:
+        if answer.outcome is WishOutcome.UNKNOWN_CLIENT:
             raise PeerLost(
                 f"The server at {self._address} does not know this client: it was started anew, or has forgotten "
                 "who left; make a new client.",
                 peer=self._address,
             )
-        if answer.outcome is Outcome.REFUSED:
+        if answer.outcome is WishOutcome.REFUSED:
             raise SpecError(answer.reason)
         self.version = answer.version
         return answer

@@ -13,9 +13,17 @@ from torch import Tensor
 from shoal.comm.codec import Message
 from shoal.comm.compression import make_compression
 from shoal.errors import ProtocolError, ShoalError
-from shoal.ps.plain.messages import UNCOMPRESSED, Answer, Ask, Outcome, Request, read_request, write_answer
+from shoal.ps.plain.messages import (
+    UNCOMPRESSED,
+    Ask,
+    PlainAnswer,
+    Request,
+    WishOutcome,
+    read_request,
+    write_answer,
+)
 from shoal.ps.plain.table import ParameterTable
-from shoal.ps.plain.tensors import Bulk, pack, require_known, unpack
+from shoal.ps.plain.tensors import PlainBulk, pack, require_known, unpack
 
 _MAX_REASON = 2000
 
@@ -31,7 +39,7 @@ class Caller:
     is_there: bool = True
     said_hello: bool = False
     last_sequence: int = 0
-    last_answer: Answer | None = None
+    last_answer: PlainAnswer | None = None
     """None after a GET: values may be big, and asking twice does no harm."""
 
 
@@ -74,22 +82,22 @@ class Desk:
         self._num_met += 1
         return caller
 
-    def _answer(self, request: Request, caller: Caller) -> Answer:
+    def _answer(self, request: Request, caller: Caller) -> PlainAnswer:
         caller.said_hello |= request.ask is Ask.HELLO
         if not caller.said_hello:
-            return Answer(outcome=Outcome.UNKNOWN_CLIENT, sequence=request.sequence)
+            return PlainAnswer(outcome=WishOutcome.UNKNOWN_CLIENT, sequence=request.sequence)
         try:
             return self._do(request)
         except Exception as error:  # What one client sends must not end the service of all.
-            return Answer(
-                outcome=Outcome.REFUSED,
+            return PlainAnswer(
+                outcome=WishOutcome.REFUSED,
                 sequence=request.sequence,
                 version=self._table.version,
                 reason=_reason(error)[:_MAX_REASON],
             )
 
-    def _do(self, request: Request) -> Answer:
-        version, specs, bulk = self._table.version, {}, Bulk()
+    def _do(self, request: Request) -> PlainAnswer:
+        version, specs, bulk = self._table.version, {}, PlainBulk()
         match request.ask:
             case Ask.HELLO:
                 specs = self._table.specs
@@ -102,7 +110,9 @@ class Desk:
                 version = self._table.store(self._sent(request))
             case Ask.AVERAGE:
                 version = self._table.average(self._sent(request), request.share)
-        return Answer(outcome=Outcome.DONE, sequence=request.sequence, version=version, specs=specs, bulk=bulk)
+        return PlainAnswer(
+            outcome=WishOutcome.DONE, sequence=request.sequence, version=version, specs=specs, bulk=bulk
+        )
 
     def _sent(self, request: Request) -> dict[str, Tensor]:
         """The tensors in a request; memory is taken for what the table has, not for what the client claims."""

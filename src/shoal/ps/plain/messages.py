@@ -11,7 +11,7 @@ from enum import StrEnum
 from shoal.comm.codec import Message
 from shoal.comm.security import host_of
 from shoal.errors import ProtocolError
-from shoal.ps.plain.tensors import Bulk, TensorSpec
+from shoal.ps.plain.tensors import PlainBulk, TensorSpec
 
 CLIENT_ID_BYTES = 16
 UNCOMPRESSED = "none"
@@ -30,7 +30,7 @@ class Ask(StrEnum):
     AVERAGE = "average"
 
 
-class Outcome(StrEnum):
+class WishOutcome(StrEnum):
     """What came of it."""
 
     DONE = "done"
@@ -57,14 +57,14 @@ class Request:
     """How much of what is sent an AVERAGE mixes in."""
     compress: str = UNCOMPRESSED
     """How the bulk is compressed."""
-    bulk: Bulk = field(default_factory=Bulk)
+    bulk: PlainBulk = field(default_factory=PlainBulk)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class PlainAnswer:
     """What the server says to a request."""
 
-    outcome: Outcome
+    outcome: WishOutcome
     sequence: int
     """The request's."""
     version: int = 0
@@ -72,7 +72,7 @@ class Answer:
     reason: str = ""
     specs: Mapping[str, TensorSpec] = field(default_factory=dict)
     """After a HELLO: all parameters."""
-    bulk: Bulk = field(default_factory=Bulk)
+    bulk: PlainBulk = field(default_factory=PlainBulk)
     """After a GET: the values."""
 
 
@@ -116,11 +116,11 @@ def read_request(message: Message) -> Request:
         names=tuple(names),
         share=share,
         compress=compress,
-        bulk=Bulk(packing=packing, frames=message.frames),
+        bulk=PlainBulk(packing=packing, frames=message.frames),
     )
 
 
-def write_answer(answer: Answer) -> Message:
+def write_answer(answer: PlainAnswer) -> Message:
     """The answer as a message."""
     fields = {
         "sequence": answer.sequence,
@@ -132,9 +132,9 @@ def write_answer(answer: Answer) -> Message:
     return Message(answer.outcome.value, fields, answer.bulk.frames)
 
 
-def read_answer(message: Message) -> Answer:
+def read_answer(message: Message) -> PlainAnswer:
     """The answer in a message; `ProtocolError` for anything else."""
-    if message.kind not in tuple(Outcome):
+    if message.kind not in tuple(WishOutcome):
         raise ProtocolError("A message's kind is nothing that a server may answer.")
     match message.fields:
         case {
@@ -144,13 +144,13 @@ def read_answer(message: Message) -> Answer:
             "specs": dict(specs),
             "packing": list(packing),
         }:
-            return Answer(
-                outcome=Outcome(message.kind),
+            return PlainAnswer(
+                outcome=WishOutcome(message.kind),
                 sequence=sequence,
                 version=version,
                 reason=reason,
                 specs={str(name): TensorSpec.from_plain(plain) for name, plain in specs.items()},
-                bulk=Bulk(packing=packing, frames=message.frames),
+                bulk=PlainBulk(packing=packing, frames=message.frames),
             )
         case _:
             raise ProtocolError(f"The fields of message {message.kind!r} are not an answer's.")

@@ -15,7 +15,7 @@ from shoal.comm.socket_folder import SocketFolder
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import ProtocolError, SpecError
 from shoal.ps.plain.desk import Desk
-from shoal.ps.plain.messages import Answer, Outcome, write_answer
+from shoal.ps.plain.messages import PlainAnswer, WishOutcome, write_answer
 from shoal.ps.plain.table import MakeOptimizer, ParameterTable
 from shoal.spec.checks import require_count
 
@@ -155,7 +155,9 @@ class Server:
         try:
             packet = encode(answer)
         except TooLarge as error:  # Nobody's question may end the service of all.
-            refusal = Answer(outcome=Outcome.REFUSED, sequence=answer.fields["sequence"], reason=str(error))
+            refusal = PlainAnswer(
+                outcome=WishOutcome.REFUSED, sequence=answer.fields["sequence"], reason=str(error)
+            )
             packet = encode(write_answer(refusal))
         if caller.peer not in self._wire.peers:
             self._wire.connect(caller.peer, caller.address)

@@ -68,7 +68,7 @@ Specs = Mapping[str, TensorSpec]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bulk:
+class PlainBulk:
     """Tensors as they travel: the parts of a message that carry them."""
 
     packing: Sequence[Any] = ()
@@ -109,7 +109,7 @@ def pieces(tensor: Tensor) -> Sequence[Tensor]:
     return rows.split(max(1, PIECE_BYTES // rows[0].nbytes))
 
 
-def pack(values: Mapping[str, Tensor], compression: Compression | None = None) -> Bulk:
+def pack(values: Mapping[str, Tensor], compression: Compression | None = None) -> PlainBulk:
     """The tensors as they travel; without compression the frames are views of their memory."""
     packing: list[Any] = []
     frames: list[Frame] = []
@@ -122,11 +122,11 @@ def pack(values: Mapping[str, Tensor], compression: Compression | None = None) -
                 packed = compression.encode((name, index), piece)
                 packing.append([len(packed.frames), packed.fields])
                 frames.extend(packed.frames)
-    return Bulk(packing=packing, frames=frames)
+    return PlainBulk(packing=packing, frames=frames)
 
 
 def unpack(
-    bulk: Bulk, names: Iterable[str], specs: Specs, compression: Compression | None = None
+    bulk: PlainBulk, names: Iterable[str], specs: Specs, compression: Compression | None = None
 ) -> dict[str, Tensor]:
     """New tensors of these names from what arrived; `ProtocolError` unless it is exactly that."""
     arrived = _Arrived(bulk)
@@ -149,7 +149,7 @@ def unpack(
 class _Arrived:
     """What arrived, to be taken piece by piece."""
 
-    def __init__(self, bulk: Bulk) -> None:
+    def __init__(self, bulk: PlainBulk) -> None:
         self._packing = list(bulk.packing)[::-1]
         self._frames = list(bulk.frames)[::-1]
 

@@ -29,9 +29,9 @@ from shoal.strategies.data.batchnorm import (
     synchronise,
 )
 from shoal.strategies.data.buffers import MovingBuffers
-from shoal.strategies.data.decision import Decision
+from shoal.strategies.data.decision import StepDecision
 from shoal.strategies.data.direct import leave, write_directly
-from shoal.strategies.data.shared import SharedState, Sizes
+from shoal.strategies.data.shared import RegionBytes, SharedState
 from shoal.strategies.data.shared_precision import SharedPrecision, bytes_of
 from shoal.strategies.data.slot_sums import SlotSums
 from shoal.strategies.data.speed import SpeedShares
@@ -56,14 +56,14 @@ class ArenaData(WholeModel):
         self._setting = setting
         self._updates: dict[int, SlicedUpdate | WholeUpdate] = {}
         self._gradients: dict[int, list[torch.Tensor]] = {}
-        self._decision: Decision | None = None
+        self._decision: StepDecision | None = None
         schema = state_schema(replica.optimizer)
         self._sliced = schema is not None
         self._buffers = MovingBuffers(replica.module)
         follows_speed = self._spec.shares == "speed"
         rows = setting.extent.total_steps + 1 if follows_speed else 0
         room = bytes_of(replica.precision, setting.slots)
-        sizes = Sizes(self._buffers.nbytes, self._exchange_bytes(), 4 * setting.slots * rows, *room)
+        sizes = RegionBytes(self._buffers.nbytes, self._exchange_bytes(), 4 * setting.slots * rows, *room)
         self._shared = SharedState(replica, schema or StateSchema((), ()), setting, sizes)
         self._shared.map()
         self._shares = SpeedShares(self._shared) if follows_speed else None
@@ -211,7 +211,7 @@ class ArenaData(WholeModel):
         named = zip(self._replica.trained, self._gradients[slot], self._shared.touched[slot], strict=True)
         return ((name, view) for name, view, is_touched in named if is_touched)
 
-    def _decide(self, work: Work) -> Decision:
+    def _decide(self, work: Work) -> StepDecision:
         """What the slots' gradients come to, read once per step.
 
         A step may be taken again because places moved. By then others may be in the next one, and have written
@@ -221,7 +221,7 @@ class ArenaData(WholeModel):
             counts = tuple(int(samples) for samples in self._shared.results[:, -1].tolist())
             sums, scale, touched = self._totals(work)
             half = self._precision.outcome(work.step)
-            self._decision = Decision(
+            self._decision = StepDecision(
                 step=work.step,
                 sums=sums,
                 scale=scale,
@@ -259,7 +259,7 @@ class ArenaData(WholeModel):
         scale = (1.0 if is_mean else 1 / sums.weight) / self._replica.precision.scale
         return sums, scale, None if touched.all() else touched
 
-    def _clip_coefficient(self, step: int, decision: Decision) -> float:
+    def _clip_coefficient(self, step: int, decision: StepDecision) -> float:
         marks, counters = self._shared.marks, self._shared.counters
         for place, update in self._updates.items():
             if counters[marks.norms[place]] < step:

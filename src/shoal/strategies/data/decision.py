@@ -10,7 +10,7 @@ from shoal.strategies.half_range import HalfState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class StepDecision:
     """The same in every process, and in whoever takes over from one."""
 
     step: int

@@ -22,7 +22,7 @@ SUMS_PER_SLOT = 5
 
 
 @dataclass(frozen=True)
-class Sizes:
+class RegionBytes:
     """Bytes that parts of the model need besides its parameters."""
 
     buffers: int
@@ -67,7 +67,7 @@ class Marks:
 class SharedState:
     """Regions of the segment as tensors: parameters and optimizer state once, gradients once per slot."""
 
-    def __init__(self, replica: Replica, schema: StateSchema, setting: Setting, sizes: Sizes) -> None:
+    def __init__(self, replica: Replica, schema: StateSchema, setting: Setting, sizes: RegionBytes) -> None:
         self.setting = setting
         self.schema = schema
         self.marks = Marks(setting)
@@ -84,7 +84,7 @@ class SharedState:
         self.home = Home(segment=self.segment, schema=schema)
         self._reserve(sizes)
 
-    def _reserve(self, sizes: Sizes) -> None:
+    def _reserve(self, sizes: RegionBytes) -> None:
         setting, grid, extent = self.setting, self.grid, self.setting.extent
         largest = largest_chunk(grid)
         regions = [

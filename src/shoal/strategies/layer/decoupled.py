@@ -13,7 +13,7 @@ from shoal.ledger.order import mix
 from shoal.strategies.gradients import split_batch
 from shoal.strategies.layer.graph import groups_by_depth
 from shoal.strategies.layer.heads import AuxiliaryHead
-from shoal.strategies.layer.lines import Line
+from shoal.strategies.layer.lines import LayerLine
 from shoal.strategies.layer.post import Post
 from shoal.strategies.layer.program import Root
 from shoal.strategies.layer.tracing import Traced, in_mode
@@ -21,7 +21,7 @@ from shoal.strategies.layer.trained_head import TrainedHead
 from shoal.strategies.replica import Replica
 
 
-class DecoupledLine(Line):
+class DecoupledLine(LayerLine):
     """Features go forward, and nothing comes back; the last group's loss is the task's own."""
 
     returns = False

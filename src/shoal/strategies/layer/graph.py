@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class GraphNode:
     """One step of a computation: a submodule that is called, or a function between them."""
 
     name: str
@@ -22,14 +22,14 @@ class Node:
     """Whether one of them is a matrix, or has more dimensions; activations and norms have none."""
 
 
-def chains(nodes: Sequence[Node]) -> list[list[Node]]:
+def chains(nodes: Sequence[GraphNode]) -> list[list[GraphNode]]:
     """Lines of steps in which each reads the one before it and nothing else, and nobody else reads that.
 
     Joins begin one, and what several read ends one. In the order of their first steps.
     """
     readers = _readers(nodes)
-    found: list[list[Node]] = []
-    by_last: dict[str, list[Node]] = {}
+    found: list[list[GraphNode]] = []
+    by_last: dict[str, list[GraphNode]] = {}
     for node in nodes:
         sources = set(node.inputs)
         only = next(iter(sources)) if len(sources) == 1 else ""
@@ -43,7 +43,7 @@ def chains(nodes: Sequence[Node]) -> list[list[Node]]:
     return found
 
 
-def _readers(nodes: Sequence[Node]) -> dict[str, set[str]]:
+def _readers(nodes: Sequence[GraphNode]) -> dict[str, set[str]]:
     readers: dict[str, set[str]] = {node.name: set() for node in nodes}
     for node in nodes:
         for source in node.inputs:
@@ -51,7 +51,7 @@ def _readers(nodes: Sequence[Node]) -> dict[str, set[str]]:
     return readers
 
 
-def sources_of(nodes: Sequence[Node]) -> dict[str, frozenset[str]]:
+def sources_of(nodes: Sequence[GraphNode]) -> dict[str, frozenset[str]]:
     """By step: all steps that it depends on."""
     found: dict[str, frozenset[str]] = {}
     for node in nodes:
@@ -59,12 +59,12 @@ def sources_of(nodes: Sequence[Node]) -> dict[str, frozenset[str]]:
     return found
 
 
-def groups_by_depth(nodes: Sequence[Node], count: int) -> list[Sequence[Node]]:
+def groups_by_depth(nodes: Sequence[GraphNode], count: int) -> list[Sequence[GraphNode]]:
     """The whole computation in so many groups, one after the other, each of which reads only the last result of
     the one before; balanced by parameters. Fewer where the model has too few places to cut it."""
     places = [0, *_narrow_places(nodes), len(nodes)]
     pieces = [nodes[start:stop] for start, stop in pairwise(places)]
-    blocks: list[list[Node]] = []
+    blocks: list[list[GraphNode]] = []
     for piece in pieces:
         # Norms and activations stay with the layer before them: a head wants to see what the next layer will.
         if blocks and not (_has_weights(piece) and _has_weights(blocks[-1])):
@@ -75,15 +75,15 @@ def groups_by_depth(nodes: Sequence[Node], count: int) -> list[Sequence[Node]]:
     return [[node for index in part for node in blocks[index]] for part in parts]
 
 
-def _size(nodes: Sequence[Node]) -> int:
+def _size(nodes: Sequence[GraphNode]) -> int:
     return sum(node.size for node in nodes)
 
 
-def _has_weights(nodes: Sequence[Node]) -> bool:
+def _has_weights(nodes: Sequence[GraphNode]) -> bool:
     return any(node.has_weights for node in nodes)
 
 
-def _narrow_places(nodes: Sequence[Node]) -> list[int]:
+def _narrow_places(nodes: Sequence[GraphNode]) -> list[int]:
     """Where nothing but the result of the step before crosses."""
     last_use = {source: index for index, node in enumerate(nodes) for source in node.inputs}
     furthest = [0, *accumulate((last_use.get(node.name, 0) for node in nodes), max)]

@@ -11,13 +11,13 @@ import torch
 from shoal.strategies.gradients import check_loss, split_batch
 from shoal.strategies.layer.placement import assign, check_homes, spread
 from shoal.strategies.layer.post import Post
-from shoal.strategies.layer.program import Pass, Program, Root
+from shoal.strategies.layer.program import BatchPass, Program, Root
 from shoal.strategies.layer.tracing import Traced, state_used, trace
 from shoal.strategies.layer.trained_head import TrainedHead
 from shoal.strategies.replica import Replica
 
 
-class Line(ABC):
+class LayerLine(ABC):
     """One worker's part in every batch. What the model does in training and what it does otherwise may differ."""
 
     returns = True
@@ -70,9 +70,9 @@ class Line(ABC):
         one = self._pass_forward(inputs)
         return one.result(self.program.traced.output) if self.program.has_output else None
 
-    def _pass_forward(self, inputs: Any, step: int = 0) -> Pass:
+    def _pass_forward(self, inputs: Any, step: int = 0) -> BatchPass:
         self._serial += 1
-        one = Pass(self.program, self._serial, inputs)
+        one = BatchPass(self.program, self._serial, inputs)
         with self._replica.precision.autocast(step):
             one.forward()
         return one
@@ -86,7 +86,7 @@ class Line(ABC):
         return replica.precision.widened(loss)
 
 
-class PlacedLine(Line):
+class PlacedLine(LayerLine):
     """Submodules where the user wants them, or branches spread over the workers; one loss, at the end."""
 
     def __init__(self, replica: Replica, post: Post, homes: Mapping[str, int]) -> None:

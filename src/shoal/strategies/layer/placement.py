@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from shoal.errors import SpecError
-from shoal.strategies.layer.graph import Node, chains, sources_of
+from shoal.strategies.layer.graph import GraphNode, chains, sources_of
 
 
 def home_of(module: str, homes: Mapping[str, int]) -> int | None:
@@ -18,7 +18,7 @@ def home_of(module: str, homes: Mapping[str, int]) -> int | None:
     return None
 
 
-def assign(nodes: Sequence[Node], homes: Mapping[str, int]) -> dict[str, int]:
+def assign(nodes: Sequence[GraphNode], homes: Mapping[str, int]) -> dict[str, int]:
     """By step: its worker. Placed submodules are where they were placed, and the others follow.
 
     What reads results of one worker runs there. What joins those of several, or reads none, runs where the next
@@ -38,7 +38,7 @@ def assign(nodes: Sequence[Node], homes: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def _next_placed(nodes: Sequence[Node], homes: Mapping[str, int]) -> int | None:
+def _next_placed(nodes: Sequence[GraphNode], homes: Mapping[str, int]) -> int | None:
     """The worker of the first placed submodule that depends on the first of these steps."""
     reached = {nodes[0].name}
     for node in nodes[1:]:
@@ -49,7 +49,7 @@ def _next_placed(nodes: Sequence[Node], homes: Mapping[str, int]) -> int | None:
     return None
 
 
-def spread(nodes: Sequence[Node], workers: int) -> dict[str, int]:
+def spread(nodes: Sequence[GraphNode], workers: int) -> dict[str, int]:
     """By submodule: a worker, so that lines of submodules that could run at the same time do."""
     before = sources_of(nodes)
     lines = [line for line in chains(nodes) if any(node.module for node in line)]
@@ -59,15 +59,15 @@ def spread(nodes: Sequence[Node], workers: int) -> dict[str, int]:
             "of their own; use as many workers, say where each layer runs with place=, or use pipeline."
         )
 
-    def size(line: Sequence[Node]) -> int:
+    def size(line: Sequence[GraphNode]) -> int:
         return 1 + sum(node.size for node in line)
 
-    def together(line: Sequence[Node], other: Sequence[Node]) -> bool:
+    def together(line: Sequence[GraphNode], other: Sequence[GraphNode]) -> bool:
         return line[0].name not in before[other[0].name] and other[0].name not in before[line[0].name]
 
-    taken: list[list[Sequence[Node]]] = [[] for _ in range(workers)]
+    taken: list[list[Sequence[GraphNode]]] = [[] for _ in range(workers)]
 
-    def burden(line: Sequence[Node], worker: int) -> tuple[int, int]:
+    def burden(line: Sequence[GraphNode], worker: int) -> tuple[int, int]:
         own = taken[worker]
         return sum(size(other) for other in own if together(line, other)), sum(map(size, own))
 
@@ -78,7 +78,7 @@ def spread(nodes: Sequence[Node], workers: int) -> dict[str, int]:
     }
 
 
-def check_homes(nodes: Sequence[Node], homes: Mapping[str, int], workers: int) -> None:
+def check_homes(nodes: Sequence[GraphNode], homes: Mapping[str, int], workers: int) -> None:
     """Every name must be that of a submodule that the model calls, and every worker must have work."""
     called = list(dict.fromkeys(node.module for node in nodes if node.module))
     for name in homes:

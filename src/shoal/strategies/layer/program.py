@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from shoal.strategies.layer.graph import Node, chains
+from shoal.strategies.layer.graph import GraphNode, chains
 from shoal.strategies.layer.packing import replace_tensors, tensors_in
 from shoal.strategies.layer.post import Post
 from shoal.strategies.layer.tracing import Traced
@@ -24,7 +24,7 @@ _IN_PLACE = frozenset({operator.iadd, operator.isub, operator.imul, operator.itr
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class ProgramSegment:
     """Steps of one worker in a line; only the result of the last is read by others."""
 
     worker: int
@@ -39,9 +39,9 @@ class Segment:
         return self.steps[-1]
 
 
-def cut_into_segments(nodes: Sequence[Node], workers: Mapping[str, int]) -> list[Segment]:
+def cut_into_segments(nodes: Sequence[GraphNode], workers: Mapping[str, int]) -> list[ProgramSegment]:
     """The computation of all workers, in an order in which every segment comes after those it reads."""
-    pieces: list[list[Node]] = []
+    pieces: list[list[GraphNode]] = []
     for chain in chains(nodes):
         for index, node in enumerate(chain):
             if index == 0 or workers[node.name] != workers[chain[index - 1].name]:
@@ -54,7 +54,7 @@ def cut_into_segments(nodes: Sequence[Node], workers: Mapping[str, int]) -> list
         for name in piece[0].inputs:
             readers.setdefault(name, set()).add(workers[piece[0].name])
     return [
-        Segment(
+        ProgramSegment(
             worker=workers[piece[0].name],
             steps=tuple(node.name for node in piece),
             inputs=tuple(dict.fromkeys(piece[0].inputs)),
@@ -76,7 +76,7 @@ class Program:
         """Whether gradients go back to the workers that results came from."""
         self.segments = [one for one in cut_into_segments(traced.nodes, workers) if one.worker == post.rank]
         self.post = post
-        self.first_reader: dict[str, Segment] = {}
+        self.first_reader: dict[str, ProgramSegment] = {}
         """By result of another worker: the segment whose backward pass is the last to add to its gradient."""
         for segment in self.segments:
             for name in segment.inputs:
@@ -89,7 +89,7 @@ class Program:
         """Whether the model's output is made here."""
         return self.workers[self.traced.output] == self.post.rank
 
-    def run(self, segment: Segment, entered: Mapping[str, Any], inputs: Mapping[fx.Node, Any]) -> Any:
+    def run(self, segment: ProgramSegment, entered: Mapping[str, Any], inputs: Mapping[fx.Node, Any]) -> Any:
         """The result of a segment."""
         steps, env = self.traced.steps, dict(inputs)
         if self._works_in_place(steps[segment.steps[0]]):  # which autograd allows on no input of a segment
@@ -119,7 +119,7 @@ class Root:
     """What the loss counts."""
 
 
-class Pass:
+class BatchPass:
     """One batch on its way through one worker's segments, and back."""
 
     def __init__(self, program: Program, serial: int, inputs: Any) -> None:
@@ -166,7 +166,7 @@ class Pass:
                 if self._program.first_reader.get(name) is segment and self._program.returns:
                     self._give_back(name)
 
-    def _propagate(self, segment: Segment) -> None:
+    def _propagate(self, segment: ProgramSegment) -> None:
         """Backward from the gradients that the readers of a segment's result found."""
         results = tensors_in(self._values[segment.result])
         if not any(tensor.requires_grad for tensor in results):

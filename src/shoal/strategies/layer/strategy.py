@@ -1,6 +1,6 @@
 """A model whose layers are on several workers, which all work on the same batch.
 
-How a batch is computed is the business of a `Line`: with one loss at the end, or with one for each group of
+How a batch is computed is the business of a `LayerLine`: with one loss at the end, or with one for each group of
 layers. Then each worker updates what it has, by the task's own optimizer: parameters of others have no gradient
 here, and are left alone.
 """
@@ -21,7 +21,7 @@ from shoal.strategies.clipping import clip_together
 from shoal.strategies.gradients import Sums, check_finite, check_weight, seed_slot, step_result
 from shoal.strategies.half_range import Seen
 from shoal.strategies.layer.decoupled import DecoupledLine
-from shoal.strategies.layer.lines import Line, PlacedLine
+from shoal.strategies.layer.lines import LayerLine, PlacedLine
 from shoal.strategies.layer.post import open_post
 from shoal.strategies.mesh.names import WholeNames
 from shoal.strategies.optimizer_state import load_named_state, state_by_name
@@ -56,7 +56,7 @@ class LayerStrategy(CutModel):
         replica.precision.bind(replica.module, report=setting.report if setting.world.is_first else None)
         self._report()
 
-    def _make_line(self) -> Line:
+    def _make_line(self) -> LayerLine:
         if self._spec.form is LayerForm.DECOUPLED:
             weights = self._spec.loss_weights(self._post.size)
             return DecoupledLine(self._replica, self._post, weights, self._setting.sample)

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from shoal.errors import SpecError
-from shoal.strategies.layer.graph import Node
+from shoal.strategies.layer.graph import GraphNode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Traced:
     """A forward pass: its steps as torch can run them, and as plain data."""
 
     steps: Mapping[str, fx.Node]
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     placeholders: tuple[fx.Node, ...]
     """The model's own inputs."""
     output: str
@@ -37,7 +37,7 @@ class Traced:
         return bound
 
 
-class _Tracer(fx.Tracer):
+class _LayerTracer(fx.Tracer):
     """Opens a submodule only where something inside it was placed."""
 
     def __init__(self, placed: Collection[str]) -> None:
@@ -52,7 +52,7 @@ def trace(module: nn.Module, placed: Collection[str] = (), *, training: bool = T
     """What the module computes while it trains, or otherwise."""
     try:
         with in_mode(module, training=training):
-            graph = _Tracer(placed).trace(module)
+            graph = _LayerTracer(placed).trace(module)
     except Exception as error:  # the model's own code runs here, on stand-ins for tensors
         raise SpecError(
             f"layer: the forward of {type(module).__name__} cannot be followed ({' '.join(str(error).split())}); "
@@ -88,10 +88,10 @@ def state_used(module: nn.Module, node: fx.Node) -> list[torch.Tensor]:
     return []
 
 
-def _described(module: nn.Module, node: fx.Node, inputs: Collection[fx.Node]) -> Node:
+def _described(module: nn.Module, node: fx.Node, inputs: Collection[fx.Node]) -> GraphNode:
     """A step as plain data; the model's inputs are left out of what it reads."""
     params = [tensor for tensor in state_used(module, node) if isinstance(tensor, nn.Parameter)]
-    return Node(
+    return GraphNode(
         name=node.name,
         inputs=tuple(source.name for source in node.all_input_nodes if source not in inputs),
         module=str(node.target) if node.op == "call_module" else "",

@@ -14,7 +14,7 @@ from shoal.strategies.mesh.wires import receive_values, send_values
 
 
 @dataclass(frozen=True)
-class Span:
+class HeldSpan:
     """Elements of a flattened parameter (or of this worker's width of it): those that one worker of the shard axis
     keeps and updates."""
 
@@ -34,7 +34,7 @@ class Held:
     """Of this worker's width of it, before the shard axis cuts it."""
     split: Split | None = None
     """How the tensor axis cuts it; None: all in line have the same."""
-    spans: tuple[Span, ...] = ()
+    spans: tuple[HeldSpan, ...] = ()
     """By worker of the shard axis: the elements that each has; none: all have all."""
     stages: tuple[int, ...] = (0,)
     """Workers of the pipeline axis that have it: several where stages share it."""
@@ -96,7 +96,7 @@ def _over_spans(one: Wanted, held: Held, axis: Axis) -> torch.Tensor | None:
         return None
     found = torch.empty(held.shape, dtype=one.looks.dtype) if one.is_cut else one.looks.room()
     for owner in owners:
-        span = held.spans[owner] if one.is_cut else Span(0, found.numel())
+        span = held.spans[owner] if one.is_cut else HeldSpan(0, found.numel())
         room = found.view(-1)[span.start : span.stop]
         if owner:
             receive_values(room, owner, axis)

@@ -10,7 +10,7 @@ from shoal.checkpoint.model_stream import TensorLooks
 from shoal.errors import SpecError
 from shoal.strategies.clipping import clip_together
 from shoal.strategies.mesh.axes import Axes
-from shoal.strategies.mesh.held import Held, Span
+from shoal.strategies.mesh.held import Held, HeldSpan
 from shoal.strategies.mesh.wires import share_plain
 from shoal.strategies.optimizer_state import by_parameter
 from shoal.strategies.optimizers import ELEMENTWISE, prefer_fused, rebuild, settings_of, state_schema
@@ -91,7 +91,7 @@ class LocalOptimizer:
             wide = one.split.cut(value, self._axes.tensor.index, self._axes.tensor.size)
         if wide.shape != one.shape:
             return value.clone()  # a single number, such as a step count
-        span = one.spans[self._axes.shard.index] if one.spans else Span(0, wide.numel())
+        span = one.spans[self._axes.shard.index] if one.spans else HeldSpan(0, wide.numel())
         part = wide.reshape(-1)[span.start : span.stop].reshape(one.tensor.shape)
         return torch.empty_like(one.tensor).copy_(part)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from shoal.spec import Mesh
 from shoal.strategies.mesh.axes import Axis
-from shoal.strategies.mesh.held import Span
+from shoal.strategies.mesh.held import HeldSpan
 from shoal.strategies.parked import Values
 
 
@@ -21,7 +21,7 @@ class Sharding(Protocol):
     def part(self, name: str) -> torch.Tensor:
         """What the optimizer of this process updates: a leaf tensor, empty where nothing of it is kept here."""
 
-    def spans(self, name: str) -> tuple[Span, ...]:
+    def spans(self, name: str) -> tuple[HeldSpan, ...]:
         """By worker in line: the elements that it keeps; none where all keep all."""
 
     def in_use(self) -> AbstractContextManager[None]:
@@ -72,7 +72,7 @@ class Unsharded:
     def part(self, name: str) -> torch.Tensor:
         return self._trained[name]
 
-    def spans(self, name: str) -> tuple[Span, ...]:
+    def spans(self, name: str) -> tuple[HeldSpan, ...]:
         return ()
 
     def in_use(self) -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ from shoal.layout import Parcel, Span
 
 
 @dataclass(frozen=True)
-class Block:
+class ShardBlock:
     """A chunk of the model with its place among all chunks and pieces of all shards."""
 
     number: int
@@ -23,9 +23,9 @@ class Block:
 
 def make_blocks(
     shards: Sequence[Sequence[Span]], flats: Sequence[Flat], grid: Grid, *, cut_bytes: int = ALIGN
-) -> list[list[Block]]:
+) -> list[list[ShardBlock]]:
     """Each shard's spans as chunks of neighbouring memory, each cut as soon after `CHUNK_BYTES` as it may be."""
-    result: list[list[Block]] = []
+    result: list[list[ShardBlock]] = []
     number = first_piece = 0
     for spans in shards:
         blocks = []
@@ -33,7 +33,9 @@ def make_blocks(
             flat = flats[pieces[0].param]
             last = pieces[-1]
             nbytes = last.offset + (last.stop - last.start) * flat.itemsize - pieces[0].offset
-            blocks.append(Block(number, first_piece, Chunk(flat.dtype, pieces[0].offset, nbytes, tuple(pieces))))
+            blocks.append(
+                ShardBlock(number, first_piece, Chunk(flat.dtype, pieces[0].offset, nbytes, tuple(pieces)))
+            )
             number, first_piece = number + 1, first_piece + len(pieces)
         result.append(blocks)
     return result

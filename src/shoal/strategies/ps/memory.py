@@ -20,7 +20,7 @@ from shoal.strategies.chunk import SCALAR_BYTES, Home
 from shoal.strategies.clipping import Units, cut_bytes
 from shoal.strategies.data.shared import dense_stride, flat_of
 from shoal.strategies.optimizers import StateSchema
-from shoal.strategies.ps.blocks import Block, make_blocks
+from shoal.strategies.ps.blocks import ShardBlock, make_blocks
 from shoal.strategies.replica import Replica
 
 _LABEL_BYTES = 6 * 8
@@ -95,7 +95,7 @@ class ServedMemory:
             largest = max((self._undo_bytes(block) for block in blocks), default=0)
             self.segment.reserve(f"undo/{copy}/{shard}", largest)
 
-    def _undo_bytes(self, block: Block) -> int:
+    def _undo_bytes(self, block: ShardBlock) -> int:
         """Room for all that an update of a block changes, each tensor padded to a cache line."""
         mirrored, pieces = 1 + len(self.schema.mirrored), len(block.chunk.pieces)
         small = pieces * (1 + SCALAR_BYTES * len(self.schema.scalars))

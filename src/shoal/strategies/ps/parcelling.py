@@ -11,7 +11,7 @@ import torch
 from shoal.comm.codec import MAX_FRAME_BYTES, Frame
 from shoal.comm.compression import Compression, Packed
 from shoal.errors import ProtocolError
-from shoal.strategies.ps.blocks import Block
+from shoal.strategies.ps.blocks import ShardBlock
 from shoal.strategies.ps.memory import ServedMemory
 
 _HEADER_LIMIT = 4 << 20
@@ -78,7 +78,7 @@ def blocks(memory: ServedMemory, shard: int, region: str) -> list[torch.Tensor]:
 
 def _runs(memory: ServedMemory, shard: int, region: str) -> list[torch.Tensor]:
     """Blocks that lie side by side, as one."""
-    runs: list[tuple[Block, int]] = []
+    runs: list[tuple[ShardBlock, int]] = []
     for block in memory.blocks[shard]:
         if runs:
             first, nbytes = runs[-1]
@@ -104,7 +104,7 @@ def _rows(memory: ServedMemory, shard: int, region: str) -> list[torch.Tensor]:
     return tensors
 
 
-def _flat(memory: ServedMemory, block: Block, region: str, offset: int, nbytes: int) -> torch.Tensor:
+def _flat(memory: ServedMemory, block: ShardBlock, region: str, offset: int, nbytes: int) -> torch.Tensor:
     """Memory of a region in the type that the block has."""
     dtype = memory.params[block.chunk.pieces[0].param].dtype
     return memory.segment.tensor(region, dtype, offset=offset, count=nbytes // dtype.itemsize)

@@ -13,7 +13,7 @@ from shoal.strategies.ps.fetch import FramedFetch, OwnValues, SharedFetch, Where
 from shoal.strategies.ps.moving import KEEPER
 from shoal.strategies.ps.served import Served, pull_compression
 from shoal.strategies.ps.snapshot import whole_state
-from shoal.strategies.ps.units import FetchOnUse, Unit
+from shoal.strategies.ps.units import FetchOnUse, FetchUnit
 
 Wait = Callable[[Callable[[], bool]], None]
 """Hears the news until something has come true."""
@@ -40,7 +40,7 @@ class Puller:
         self.based_on = [0 for _ in self._shards]
         """By shard: the version that the parameters have."""
 
-    def fetch_on_use(self, units: list[Unit]) -> None:
+    def fetch_on_use(self, units: list[FetchUnit]) -> None:
         """From now on, fetch each unit's parameters before it computes."""
         self._on_use = FetchOnUse(units, self._ensure)
 
@@ -86,7 +86,7 @@ class Puller:
         if self._on_use is not None:
             self._on_use.close()
 
-    def _ensure(self, unit: Unit) -> None:
+    def _ensure(self, unit: FetchUnit) -> None:
         """Before a unit computes: its shards may be read, and its blocks are fetched."""
         for shard in unit.shards:
             self._wait(lambda shard=shard: self._machine.may_start(self._clock, shard))  # type: ignore[misc]

@@ -18,7 +18,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass(frozen=True)
-class Unit:
+class FetchUnit:
     """A module that computes as a whole, and where its parameters lie."""
 
     module: nn.Module
@@ -27,7 +27,7 @@ class Unit:
     shards: tuple[int, ...]
 
 
-def find_units(root: nn.Module, memory: ServedMemory) -> list[Unit]:
+def find_units(root: nn.Module, memory: ServedMemory) -> list[FetchUnit]:
     """The modules that hold all trained parameters between them; none where the root uses some of its own."""
     numbers = {id(param): number for number, param in enumerate(memory.params)}
     modules = list(_parts_of(root))
@@ -43,7 +43,7 @@ def find_units(root: nn.Module, memory: ServedMemory) -> list[Unit]:
     for module in modules:
         own = [numbers[id(param)] for param in module.parameters() if id(param) in numbers]
         blocks_of = sorted({place for number in own for place in places.get(number, ())})
-        units.append(Unit(module, tuple(blocks_of), tuple(sorted({shard for shard, _ in blocks_of}))))
+        units.append(FetchUnit(module, tuple(blocks_of), tuple(sorted({shard for shard, _ in blocks_of}))))
     return units
 
 
@@ -59,7 +59,7 @@ def _parts_of(root: nn.Module) -> Iterator[nn.Module]:
 class FetchOnUse:
     """Hooks that call `ensure(unit)` before a unit computes, once for each step."""
 
-    def __init__(self, units: list[Unit], ensure: Callable[[Unit], None]) -> None:
+    def __init__(self, units: list[FetchUnit], ensure: Callable[[FetchUnit], None]) -> None:
         self._ensure = ensure
         self._stale: set[int] = set()
         self.units = units
@@ -89,7 +89,7 @@ class FetchOnUse:
             handle.remove()
 
 
-def is_safe(units: list[Unit], params: Sequence[torch.Tensor], compute: Callable[[], float]) -> bool:
+def is_safe(units: list[FetchUnit], params: Sequence[torch.Tensor], compute: Callable[[], float]) -> bool:
     """Whether no unit's parameters are used before it computes itself.
 
     Tried out: all parameters become NaN, each unit's come back when its turn comes, and the loss must be the same.
@@ -98,7 +98,7 @@ def is_safe(units: list[Unit], params: Sequence[torch.Tensor], compute: Callable
     kept = [param.detach().clone() for param in params]
     by_id = {id(param): copy for param, copy in zip(params, kept, strict=True)}
 
-    def bring_back(unit: Unit) -> None:
+    def bring_back(unit: FetchUnit) -> None:
         for param in unit.module.parameters():
             if id(param) in by_id:
                 param.data.copy_(by_id[id(param)])

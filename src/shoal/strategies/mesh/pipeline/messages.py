@@ -119,7 +119,7 @@ def _as_tensor(leaf: Any, item: Item) -> torch.Tensor:
     return torch.tensor(leaf, dtype=getattr(torch, item.dtype))
 
 
-class Parcel:
+class MessageRoom:
     """Room for a message, and what is in it once it has come."""
 
     def __init__(self, form: Form) -> None:

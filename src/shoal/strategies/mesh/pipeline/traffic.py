@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from shoal.errors import TaskError
 from shoal.strategies.mesh.axes import Axis
-from shoal.strategies.mesh.pipeline.messages import Form, Parcel, pack
+from shoal.strategies.mesh.pipeline.messages import Form, MessageRoom, pack
 
 _LENGTH, _HEADER, _VALUES, _GRADIENTS = range(4)
 """Kinds of messages between two stages."""
@@ -40,7 +40,7 @@ class Traffic:
         """How long this worker has waited for messages."""
         self._num_stages = num_stages
         self._forms: dict[tuple[int, Hashable], Form] = {}
-        self._expected: dict[Crossing, tuple[Parcel, dist.Work | None]] = {}
+        self._expected: dict[Crossing, tuple[MessageRoom, dist.Work | None]] = {}
         self._sent: dict[Crossing, list[tuple[dist.Work, torch.Tensor]]] = {}
 
     def send(self, crossing: Crossing, values: Sequence[Any]) -> None:
@@ -59,7 +59,7 @@ class Traffic:
         known = (crossing.stage, crossing.shape) in self._forms
         if not known or crossing in self._expected:
             return
-        parcel = Parcel(self._form(crossing))
+        parcel = MessageRoom(self._form(crossing))
         sender, kind = (crossing.stage, _GRADIENTS) if crossing.back else (crossing.stage - 1, _VALUES)
         work = self._irecv(parcel.room, sender, crossing, kind) if parcel.room.numel() else None
         self._expected[crossing] = parcel, work

@@ -19,7 +19,7 @@ _Count = Callable[[nn.Module], int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class ShardedBlock:
     """Layers that follow each other, and the parameters that nobody else uses."""
 
     modules: tuple[nn.Module, ...]
@@ -27,7 +27,7 @@ class Block:
     names: tuple[str, ...]
 
 
-def find_blocks(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> list[Block]:
+def find_blocks(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> list[ShardedBlock]:
     """The items of containers (`Sequential`, `ModuleList`, `ModuleDict`) are blocks; small neighbours are one. The
     root block, which comes last, has all other parameters: also those that several blocks share.
     """
@@ -46,8 +46,10 @@ def find_blocks(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> list[
     for name, param in trained.items():
         used_by = users[id(param)]
         names[next(iter(used_by)) if len(used_by) == 1 else root].append(name)
-    blocks = [Block(modules=tuple(group), names=tuple(names[n])) for n, group in enumerate(groups) if names[n]]
-    return [*blocks, Block(modules=(), names=tuple(names[root]))]
+    blocks = [
+        ShardedBlock(modules=tuple(group), names=tuple(names[n])) for n, group in enumerate(groups) if names[n]
+    ]
+    return [*blocks, ShardedBlock(modules=(), names=tuple(names[root]))]
 
 
 def _runs(module: nn.Module, count: _Count, most: float) -> Iterator[list[nn.Module]]:

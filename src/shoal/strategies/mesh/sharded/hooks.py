@@ -9,14 +9,14 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from shoal.strategies.mesh.sharded.turns import Turns
-from shoal.strategies.mesh.sharded.unit import Unit
+from shoal.strategies.mesh.sharded.turns import UseTurns
+from shoal.strategies.mesh.sharded.unit import ShardedUnit
 
 
 class GradientHooks:
     """Reduces a unit's gradients as soon as its backward pass has left all of them."""
 
-    def __init__(self, number: int, unit: Unit, turns: Turns) -> None:
+    def __init__(self, number: int, unit: ShardedUnit, turns: UseTurns) -> None:
         self._number = number
         self._turns = turns
         self.unit = unit
@@ -57,7 +57,7 @@ class ParameterHooks(GradientHooks):
     unknown kind of object), the unit stays gathered.
     """
 
-    def __init__(self, number: int, unit: Unit, turns: Turns) -> None:
+    def __init__(self, number: int, unit: ShardedUnit, turns: UseTurns) -> None:
         super().__init__(number, unit, turns)
         self._running = 0
         self._is_in_backward = False

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from shoal.layout.state_cuts import Member, cut_state
+from shoal.layout.state_cuts import CutMember, cut_state
 from shoal.spec import Mesh
 from shoal.strategies.mesh.axes import Axis
-from shoal.strategies.mesh.held import Span
-from shoal.strategies.mesh.sharded.blocks import Block, find_blocks
+from shoal.strategies.mesh.held import HeldSpan
+from shoal.strategies.mesh.sharded.blocks import ShardedBlock, find_blocks
 from shoal.strategies.mesh.sharded.hooks import GradientHooks, ParameterHooks, RootHooks
-from shoal.strategies.mesh.sharded.turns import Turns
-from shoal.strategies.mesh.sharded.unit import Unit
+from shoal.strategies.mesh.sharded.turns import UseTurns
+from shoal.strategies.mesh.sharded.unit import ShardedUnit
 from shoal.strategies.mesh.sharded.vector import Vector
 from shoal.strategies.mesh.summing import sum_flat
 from shoal.strategies.parked import Values
@@ -49,7 +49,7 @@ class StateSharding:
         self._units = _make_units(find_blocks(module, cut), cut, axis, mesh, values)
         self._vectors = {name: vector for unit in self._units for vector in unit.vectors for name in vector.parts}
         self._unit_of = {name: unit for unit in self._units for name in unit.params}
-        self._turns = Turns(self._units, axis)
+        self._turns = UseTurns(self._units, axis)
         self._hooks = self._place_hooks()
 
     def _place_hooks(self) -> list[GradientHooks]:
@@ -57,7 +57,7 @@ class StateSharding:
             return []
         return [self._kind(unit)(number, unit, self._turns) for number, unit in enumerate(self._units)]
 
-    def _kind(self, unit: Unit) -> type[GradientHooks]:
+    def _kind(self, unit: ShardedUnit) -> type[GradientHooks]:
         if self._stage == 2:
             return GradientHooks
         return ParameterHooks if unit.modules else RootHooks
@@ -65,7 +65,7 @@ class StateSharding:
     def part(self, name: str) -> torch.Tensor:
         return self._whole[name] if name in self._whole else self._vectors[name].parts[name]
 
-    def spans(self, name: str) -> tuple[Span, ...]:
+    def spans(self, name: str) -> tuple[HeldSpan, ...]:
         return () if name in self._whole else self._vectors[name].spans[name]
 
     @contextmanager
@@ -110,13 +110,13 @@ class StateSharding:
 
 
 def _make_units(
-    blocks: Iterable[Block], params: Mapping[str, nn.Parameter], axis: Axis, mesh: Mesh, values: Values
-) -> list[Unit]:
+    blocks: Iterable[ShardedBlock], params: Mapping[str, nn.Parameter], axis: Axis, mesh: Mesh, values: Values
+) -> list[ShardedUnit]:
     """Each block's parameters, by dtype, in vectors that are cut over the axis."""
     kept = [block for block in blocks if block.names]
     groups = [_by_dtype({name: params[name] for name in block.names}) for block in kept]
     members = [
-        [Member(layer=name.rpartition(".")[0], numel=param.numel()) for name, param in group.items()]
+        [CutMember(layer=name.rpartition(".")[0], numel=param.numel()) for name, param in group.items()]
         for by_dtype in groups
         for group in by_dtype
     ]
@@ -124,7 +124,7 @@ def _make_units(
     units = []
     for block, by_dtype in zip(kept, groups, strict=True):
         vectors = [Vector(group, next(cuts), axis, values, apart=_apart(group, mesh)) for group in by_dtype]
-        units.append(Unit(block.modules, {name: params[name] for name in block.names}, vectors))
+        units.append(ShardedUnit(block.modules, {name: params[name] for name in block.names}, vectors))
         if mesh.stage == 3:
             units[-1].let_go()  # at once: this process may not hold all of them
     return units

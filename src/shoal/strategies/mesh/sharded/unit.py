@@ -9,7 +9,7 @@ from torch import nn
 from shoal.strategies.mesh.sharded.vector import Vector
 
 
-class Unit:
+class ShardedUnit:
     """A vector for each dtype that occurs in it."""
 
     def __init__(

@@ -10,7 +10,7 @@ from torch import nn
 
 from shoal.layout.state_cuts import StateCut
 from shoal.strategies.mesh.axes import Axis
-from shoal.strategies.mesh.held import Span
+from shoal.strategies.mesh.held import HeldSpan
 from shoal.strategies.parked import Values
 
 
@@ -42,7 +42,7 @@ class Vector:
         self._own = mine if apart is None else mine.to(apart, copy=True)
         self._own_sum: torch.Tensor | None = None
         self.spans = {
-            name: tuple(Span(*cut.span(number, worker)) for worker in range(axis.size))
+            name: tuple(HeldSpan(*cut.span(number, worker)) for worker in range(axis.size))
             for number, name in enumerate(params)
         }
         self._own_places = {name: self._place_in_own(name, cut.bounds[axis.index]) for name in params}

@@ -14,7 +14,7 @@ from shoal.strategies.mesh.splits import Split
 from shoal.strategies.mesh.tensor.building import Parts
 from shoal.strategies.mesh.tensor.collectives import Workers
 from shoal.strategies.mesh.tensor.planning import make_plan
-from shoal.strategies.mesh.tensor.probing import Probe
+from shoal.strategies.mesh.tensor.probing import CutProbe
 from shoal.strategies.mesh.tensor.recording import record
 from shoal.strategies.mesh.tensor.residual import with_streams
 from shoal.strategies.mesh.tensor.surgery import Surgery
@@ -32,7 +32,7 @@ def cut_width(
     saves_memory = setting.memory_bytes is not None or replica.recomputes or replica.device != "cpu"
     made = _planned(replica, mesh.plan, mesh.norms, axis.size, saves_memory=saves_memory)
     # Part of a model cannot be asked for its loss; the trials of its blocks must do.
-    before = Probe.of(replica) if module is replica.module else None
+    before = CutProbe.of(replica) if module is replica.module else None
     for attempt in (made, *made.retreats()):
         splits = _cut(module, attempt, axis, replica, before)
         if splits is not None:
@@ -62,7 +62,7 @@ def _planned(replica: Replica, plan: str, norms: str, count: int, *, saves_memor
 
 
 def _cut(
-    module: nn.Module, plan: TensorPlan, axis: Workers, replica: Replica, before: Probe | None
+    module: nn.Module, plan: TensorPlan, axis: Workers, replica: Replica, before: CutProbe | None
 ) -> dict[str, Split] | None:
     """Carry a plan out; None, and the model whole again, where it does not compute what it did before."""
     names = _names_of(replica.module)

@@ -108,15 +108,15 @@ def observe(
 
 
 @dataclass
-class _Watched:
+class _WatchedBlock:
     kept: dict[int, int] = field(default_factory=dict)
     """Bytes by address."""
     in_rows: set[str] = field(default_factory=set)
 
 
 @contextmanager
-def _watching(block: nn.Module) -> Iterator[_Watched]:
-    seen = _Watched()
+def _watching(block: nn.Module) -> Iterator[_WatchedBlock]:
+    seen = _WatchedBlock()
     known = {param.untyped_storage().data_ptr() for param in block.parameters()}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

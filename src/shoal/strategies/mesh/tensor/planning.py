@@ -18,7 +18,7 @@ from shoal.strategies.mesh.tensor.shapes import (
     is_embedding,
     shape_of,
 )
-from shoal.strategies.mesh.tensor.trial import Trial
+from shoal.strategies.mesh.tensor.trial import CutTrial
 
 MOST_LAYERS = 8
 """Of a block that is looked at as one: larger ones are made of smaller ones."""
@@ -109,7 +109,7 @@ class _Planner:
         if not proposals or known == _NONE:
             return ()
         try:
-            trial = Trial(name, block, self._recording.inputs[id(block)], self._count)
+            trial = CutTrial(name, block, self._recording.inputs[id(block)], self._count)
         except Exception:  # it does not even run whole, alone, and on the host
             return ()
         for number in sorted(range(len(proposals)), key=lambda number: number != known):
@@ -144,7 +144,7 @@ class _Planner:
             return "it shares a weight with another layer"
         region = Region(block=name, cuts=(LayerCut(layer=name, way=Way.HEADS),))
         try:
-            trial = Trial(name, attention, self._recording.inputs[id(attention)], self._count)
+            trial = CutTrial(name, attention, self._recording.inputs[id(attention)], self._count)
         except Exception:  # as in a block
             return "it could not be tried by itself"
         objection = trial.objection((region,))

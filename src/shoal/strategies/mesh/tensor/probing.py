@@ -21,7 +21,7 @@ OWN_TOLERANCE, COMMON_TOLERANCE = 1e-2, 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
+class CutProbe:
     """The loss of a few samples, and by parameter how far its gradient goes in a direction drawn by its name. A
     gradient is dropped as soon as it has been measured, so that there is never more than one. All in the model's
     own numbers: half precision rounds more than a wrong cut of a small layer may change."""
@@ -33,7 +33,7 @@ class Probe:
     """Of whole parameters."""
 
     @classmethod
-    def of(cls, replica: Replica) -> Probe | None:
+    def of(cls, replica: Replica) -> CutProbe | None:
         """Of a whole model; None where there is nothing to be measured."""
         if replica.sample is None:
             return None

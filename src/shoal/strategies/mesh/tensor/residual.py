@@ -9,11 +9,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from shoal.errors import SpecError
-from shoal.layout.tensor_plan import LayerCut, Region, Stream, TensorPlan, Way, Wishes
+from shoal.layout.tensor_plan import LayerCut, Region, SequenceStream, TensorPlan, Way, Wishes
 from shoal.strategies.mesh.tensor.recording import Recording
 from shoal.strategies.mesh.tensor.sequence import stream_of
 from shoal.strategies.mesh.tensor.shapes import is_embedding, is_token_norm, shape_of
-from shoal.strategies.mesh.tensor.trial import Costs, Trial
+from shoal.strategies.mesh.tensor.trial import Costs, CutTrial
 
 MORE_SENT = 1 / 16
 """How much more a block may send: the gradients of its norms are summed, which is little beside real activations,
@@ -76,9 +76,9 @@ class _Finder:
         self.reasons: dict[str, str] = {}
         """By norm: why it is not sequence-parallel."""
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[SequenceStream]:
         """Blocks from the innermost outwards; every cut layer belongs to the first around it that has a norm."""
-        found: list[Stream] = []
+        found: list[SequenceStream] = []
         settled: set[str] = set()
         for name, block in reversed(list(self._named.items())):
             inside = {id(each) for each in block.modules()}
@@ -130,7 +130,7 @@ class _Finder:
 
     def _judged(
         self, name: str, block: nn.Module, regions: list[Region], rows: set[str], norms: list[str]
-    ) -> Stream | str:
+    ) -> SequenceStream | str:
         rows = rows | self.in_rows
         flagged = [
             replace(region, cuts=tuple(replace(cut, in_rows=cut.layer in rows) for cut in region.cuts))
@@ -147,7 +147,7 @@ class _Finder:
         width, in_rows = verdict
         prefix = f"{name}." if name else ""
         worked = tuple(norm for norm in norms if norm.removeprefix(prefix) in in_rows)
-        return Stream(block=name, width=width, norms=worked) if worked else "its norms need all tokens"
+        return SequenceStream(block=name, width=width, norms=worked) if worked else "its norms need all tokens"
 
     def _tried(
         self, name: str, block: nn.Module, regions: list[Region], flagged: list[Region]
@@ -157,7 +157,7 @@ class _Finder:
         if inputs is None:
             return "what its block is given could not be recorded"
         try:
-            trial = Trial(name, block, inputs, self._plan.count)
+            trial = CutTrial(name, block, inputs, self._plan.count)
         except Exception:  # it does not even run whole, alone, and on the host
             return "its block could not be tried by itself"
         gives, leaves = trial.output_shape, tree_leaves(inputs)
@@ -180,7 +180,7 @@ class _Finder:
             return f"its block would send {after.sent_bytes / before.sent_bytes - 1:.0%} more"
         return None
 
-    def following(self, streams: Iterable[Stream], known: set[str]) -> list[str]:
+    def following(self, streams: Iterable[SequenceStream], known: set[str]) -> list[str]:
         """Norms outside of blocks that get what these give."""
         blocks = {id(self._named[stream.block]) for stream in streams}
         return [

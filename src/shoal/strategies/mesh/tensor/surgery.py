@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from shoal.layout.tensor_plan import LayerCut, Region, Stream
+from shoal.layout.tensor_plan import LayerCut, Region, SequenceStream
 from shoal.strategies.mesh.tensor.building import Parts, build
 from shoal.strategies.mesh.tensor.narrowed import narrow_inputs
 from shoal.strategies.mesh.tensor.sequence import cut_stream, end_stream
@@ -50,7 +50,7 @@ class Surgery:
             block = self.named[region.block]
             self._hooks.append(narrow_inputs(block, region.narrowed, self.parts.workers.size))
 
-    def cut_stream(self, stream: Stream) -> None:
+    def cut_stream(self, stream: SequenceStream) -> None:
         """Give a block its part of the sequence."""
         self._hooks.append(cut_stream(self.named[stream.block], stream.width, self.parts.workers))
 

@@ -33,7 +33,7 @@ class Costs:
     """Layers that worked on parts of the sequence."""
 
 
-class Trial:
+class CutTrial:
     """A block that is tried with its layers cut in different ways, on inputs that it got in a real pass."""
 
     def __init__(self, name: str, block: nn.Module, inputs: Inputs, count: int) -> None:
