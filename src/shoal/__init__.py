@@ -25,9 +25,10 @@ from shoal.spec import (
 
 if TYPE_CHECKING:
     from shoal import datasets, metrics, optim, ps
-    from shoal.launch.runs import Run, train
+    from shoal.launch.runs import Run, resume, scale, train
     from shoal.launch.saved import Evaluation, evaluate, predict
     from shoal.roles.trainer import Trainer
+    from shoal.verification import verify
 
 __version__ = "0.1.0"
 
@@ -57,7 +58,10 @@ __all__ = [
     "optim",
     "predict",
     "ps",
+    "resume",
+    "scale",
     "train",
+    "verify",
 ]
 
 # Found on first use: `import shoal` stays quick, and does not import torch.
@@ -73,6 +77,13 @@ __getattr__ = found_in(
         "optim": "optim",
         "predict": "launch.saved",
         "ps": "ps",
+        "resume": "launch.runs",
+        "scale": "launch.runs",
         "train": "launch.runs",
+        "verify": "verification",
     },
 )
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

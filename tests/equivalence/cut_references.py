@@ -12,8 +12,8 @@ import torch
 
 from helpers.training import Train, Trained
 from shoal.spec import Cluster, Job, Layer, LayerForm, ModelParallel, as_mesh
-from shoal.verify.bounds import FLOAT64_BOUND, first_step_bound
-from shoal.verify.difference import Difference, difference, same_bits
+from shoal.verification.bounds import FLOAT64_BOUND, first_step_bound
+from shoal.verification.difference import Difference, difference, same_bits
 
 TASKS = Path(__file__).with_name("cut_tasks.py")
 OPTIMIZER_CLASSES = {"momentum": "SGD", "adamw": "AdamW"}

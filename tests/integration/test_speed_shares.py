@@ -14,8 +14,8 @@ from helpers.training import Train
 from shoal.launch import ZygoteProcess
 from shoal.launch.runs import Run, train
 from shoal.observe.jsonl import read_events
-from shoal.verify import replay_run
-from shoal.verify.trials import told_cuts
+from shoal.verification import replay_run
+from shoal.verification.trials import told_cuts
 
 pytestmark = pytest.mark.alone
 

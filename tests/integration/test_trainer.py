@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import odd_tasks
@@ -116,6 +117,19 @@ def test_what_a_trainer_cannot_do_is_said() -> None:
     with pytest.raises(TaskError, match="given 1 parameters that are not the model's"):
         temperature = nn.Parameter(torch.ones(1))
         shoal.Trainer(odd_tasks.make(optimizer=lambda params: torch.optim.SGD([*params, temperature], lr=0.1)))
+
+
+def test_what_it_trains_with_can_be_seen() -> None:
+    def halved(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    with shoal.Trainer(replace(odd_tasks.make(), scheduler=halved), device="cpu") as trainer:
+        assert isinstance(trainer.optimizer, torch.optim.SGD) and trainer.lr == 0.1
+        assert isinstance(trainer.scheduler, torch.optim.lr_scheduler.StepLR)
+        trainer.step((INPUTS, TARGETS))
+        assert trainer.lr == 0.05
+    with pytest.raises(SpecError, match="device 'moon' is not known"):
+        shoal.Trainer(odd_tasks.make(), device="moon")
 
 
 def test_a_world_without_a_meeting_place(monkeypatch: pytest.MonkeyPatch) -> None:

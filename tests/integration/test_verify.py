@@ -11,7 +11,7 @@ import pytest
 from shoal.cli.app import run
 from shoal.launch import ZygoteProcess
 from shoal.launch.runs import train
-from shoal.verify import Row, Verdict, VerifyReport, replay_run, verify_strategy
+from shoal.verification import Row, Verdict, VerifyReport, replay_run, verify
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -133,7 +133,7 @@ def test_the_same_slots_pass_in_every_bit(
 
 
 def test_batchnorm_of_each_slot(tasks: str, zygote: ZygoteProcess) -> None:
-    report = verify_strategy(f"{tasks}:conv", slots=4, steps=5, zygote=zygote)
+    report = verify(f"{tasks}:conv", slots=4, steps=5, zygote=zygote)
 
     assert report.ok
     assert {row.measured for row in rows(report, "one process, the same slots").values()} == {0.0}
@@ -145,7 +145,7 @@ def test_batchnorm_of_each_slot(tasks: str, zygote: ZygoteProcess) -> None:
 
 
 def test_batchnorm_of_the_whole_batch(tasks: str, zygote: ZygoteProcess) -> None:
-    report = verify_strategy(f"{tasks}:conv", strategy="data:batchnorm=sync", steps=5, zygote=zygote)
+    report = verify(f"{tasks}:conv", strategy="data:batchnorm=sync", steps=5, zygote=zygote)
 
     assert report.ok
     first = rows(report, "one process, BatchNorm over the whole batch, first step")
@@ -154,7 +154,7 @@ def test_batchnorm_of_the_whole_batch(tasks: str, zygote: ZygoteProcess) -> None
 
 
 def test_dropout_and_clipping_with_a_ring_stay_within_the_bound(tasks: str, zygote: ZygoteProcess) -> None:
-    report = verify_strategy(f"{tasks}:dropout", workers=3, strategy="data:via=ring", steps=5, zygote=zygote)
+    report = verify(f"{tasks}:dropout", workers=3, strategy="data:via=ring", steps=5, zygote=zygote)
 
     assert report.ok
     first = rows(report, "one process, the same slots, first step")
@@ -164,13 +164,13 @@ def test_dropout_and_clipping_with_a_ring_stay_within_the_bound(tasks: str, zygo
 
 
 def test_batch_per_worker_is_the_same_global_batch_in_one_process(tasks: str, zygote: ZygoteProcess) -> None:
-    assert verify_strategy(f"{tasks}:per_worker", steps=3, zygote=zygote).ok
+    assert verify(f"{tasks}:per_worker", steps=3, zygote=zygote).ok
 
 
 def test_augmentation_is_compared_only_where_its_random_numbers_are_the_same(
     tasks: str, zygote: ZygoteProcess
 ) -> None:
-    report = verify_strategy(f"{tasks}:augmented", steps=3, zygote=zygote)
+    report = verify(f"{tasks}:augmented", steps=3, zygote=zygote)
 
     assert report.ok
     assert {row.measured for row in rows(report, "one process, the same slots").values()} == {0.0}
@@ -194,7 +194,7 @@ def test_random_numbers_without_a_seed_are_caught(
 
 
 def test_a_model_that_computes_something_else_on_a_part_is_caught(tasks: str, zygote: ZygoteProcess) -> None:
-    report = verify_strategy(f"{tasks}:depends_on_batch", steps=3, zygote=zygote)
+    report = verify(f"{tasks}:depends_on_batch", steps=3, zygote=zygote)
 
     # Both runs cut the batch alike, so only the whole batch shows it.
     assert all(row.verdict is Verdict.EQUAL for row in rows(report, "one process, the same slots").values())
@@ -202,7 +202,7 @@ def test_a_model_that_computes_something_else_on_a_part_is_caught(tasks: str, zy
 
 
 def test_unused_and_frozen_parameters_are_named(tasks: str, zygote: ZygoteProcess) -> None:
-    report = verify_strategy(f"{tasks}:half_used", steps=3, zygote=zygote)
+    report = verify(f"{tasks}:half_used", steps=3, zygote=zygote)
 
     moved = rows(report, "moved from the start")
     assert report.ok
@@ -242,7 +242,7 @@ def test_replay_of_other_ways_to_train(
 
 
 def test_shares_that_follow_speed_are_compared_with_the_same_cuts(tasks: str, zygote: ZygoteProcess) -> None:
-    report = verify_strategy(f"{tasks}:dropout", strategy="data:shares=speed", slots=3, steps=30, zygote=zygote)
+    report = verify(f"{tasks}:dropout", strategy="data:shares=speed", slots=3, steps=30, zygote=zygote)
     assert report.ok, report.rows
     assert all(row.measured == 0.0 for row in rows(report, "one process, the same slots").values())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.launch import ZygoteProcess
-from shoal.verify import Row, Verdict, VerifyReport, verify_strategy
+from shoal.verification import Row, Verdict, VerifyReport, verify
 
 SMALL_TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 
@@ -17,9 +17,7 @@ def rows(report: VerifyReport, title: str) -> dict[str, Row]:
 
 
 def test_batchnorm_in_a_pipeline_is_compared_with_the_same_micro_batches(zygote: ZygoteProcess) -> None:
-    report = verify_strategy(
-        f"{SMALL_TASKS}:conv", strategy="pipeline:microbatches=3", workers=2, steps=2, zygote=zygote
-    )
+    report = verify(f"{SMALL_TASKS}:conv", strategy="pipeline:microbatches=3", workers=2, steps=2, zygote=zygote)
 
     assert report.ok, report.mismatches
     first = rows(report, "one process, the same slots and micro-batches, first step")
@@ -46,7 +44,7 @@ def test_batchnorm_in_a_pipeline_is_compared_with_the_same_micro_batches(zygote:
 def test_strategies_compute_what_one_process_computes(
     zygote: ZygoteProcess, strategy: str, workers: int, model: str
 ) -> None:
-    report = verify_strategy(f"{SMALL_TASKS}:{model}", strategy=strategy, workers=workers, steps=3, zygote=zygote)
+    report = verify(f"{SMALL_TASKS}:{model}", strategy=strategy, workers=workers, steps=3, zygote=zygote)
 
     assert report.ok, report.mismatches
     several_in_a_pass = "tensor" in strategy or "pipeline" in strategy
@@ -74,7 +72,7 @@ def test_strategies_compute_what_one_process_computes(
 def test_half_precision_is_stated_apart(
     zygote: ZygoteProcess, strategy: str, workers: int, precision: str
 ) -> None:
-    report = verify_strategy(
+    report = verify(
         f"{SMALL_TASKS}:conv", strategy=strategy, workers=workers, steps=2, precision=precision, zygote=zygote
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.cli.app import run
 from shoal.launch import ZygoteProcess
-from shoal.verify import ResultReport, Verdict, VerifyReport, verify_strategy
+from shoal.verification import ResultReport, Verdict, VerifyReport, verify
 
 TESTS = Path(__file__).parents[1]
 SMALL_TASK = TESTS / "integration" / "cli" / "small_task.py"
@@ -39,7 +39,7 @@ def one_thread_and_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_lockstep_is_one_process_in_every_bit(zygote: ZygoteProcess) -> None:
     target = f"{TESTS / 'equivalence' / 'small_tasks.py'}:conv"
-    report = verify_strategy(target, strategy="ps:servers=2,sync=ssp:0", steps=4, zygote=zygote)
+    report = verify(target, strategy="ps:servers=2,sync=ssp:0", steps=4, zygote=zygote)
 
     assert isinstance(report, VerifyReport) and report.ok
     bits = {row.what: row for row in report.rows if row.comparison == "one process, the same slots"}
@@ -89,7 +89,7 @@ def test_a_diverging_run_is_a_verdict_and_no_traceback(
 
 def test_results_of_a_task_without_a_test_set(zygote: ZygoteProcess) -> None:
     target = f"{TESTS / 'equivalence' / 'small_tasks.py'}:padded"
-    report = verify_strategy(target, strategy="ps:sync=ssp:2", seeds=1, steps=10, zygote=zygote)
+    report = verify(target, strategy="ps:sync=ssp:2", seeds=1, steps=10, zygote=zygote)
 
     assert isinstance(report, ResultReport)
     assert [contest.what for contest in report.contests] == ["train loss"]

@@ -37,7 +37,10 @@ PROMISED = [
     "optim",
     "predict",
     "ps",
+    "resume",
+    "scale",
     "train",
+    "verify",
 ]
 PACKAGES = [
     "spec",
@@ -50,12 +53,12 @@ PACKAGES = [
     "strategies",
     "launch",
     "bench",
-    "verify",
+    "verification",
 ]
 
 
 def test_the_front_door():
-    assert sorted(shoal.__all__) == sorted(PROMISED)
+    assert sorted(shoal.__all__) == sorted(PROMISED) == dir(shoal)
     for name in PROMISED:
         assert getattr(shoal, name) is not None
     with pytest.raises(AttributeError, match="trian"):

@@ -32,12 +32,11 @@ def scale(
     [dim]shoal scale digits-20250131-120000
     shoal scale demo --workers 4 --servers 3[/dim]
     """
-    from shoal.launch.control import request_scale
+    from shoal.launch import runs as known
     from shoal.observe import RunFolder
 
-    folder = RunFolder.open(run, runs)
-    answer = request_scale(folder.path, workers=workers, servers=servers)
+    answer = known.scale(run, workers=workers, servers=servers, runs=runs)
     if as_json:
-        print_json({"run": str(folder.path), **answer})
+        print_json({"run": str(RunFolder.open(run, runs).path), **answer})
     else:
         print(answer["text"])

@@ -14,7 +14,7 @@ from shoal.cli.json_output import print_json
 from shoal.errors import SpecError
 
 if TYPE_CHECKING:
-    from shoal.verify import ResultReport, VerifyReport
+    from shoal.verification import ResultReport, VerifyReport
 
 
 def verify(
@@ -72,7 +72,8 @@ def verify(
     shoal verify digits.py --strategy ps:sync=asp --seeds 5
     shoal verify --replay runs/demo[/dim]
     """
-    from shoal.verify import replay_run, verify_strategy
+    from shoal.verification import replay_run
+    from shoal.verification import verify as verify_task
 
     if (target is None) == (replay is None):
         raise SpecError("verify: name either a task (shoal verify digits.py) or a run (--replay RUN).")
@@ -84,7 +85,7 @@ def verify(
             report = replay_run(replay, trust=trust, zygote=ctx.obj, progress=progress)
         else:
             assert target is not None
-            report = verify_strategy(
+            report = verify_task(
                 target,
                 workers=workers,
                 strategy=strategy,
@@ -121,9 +122,9 @@ def _progress_line() -> Iterator[Callable[[int, int, str], None]]:
 def _show(report: VerifyReport | ResultReport) -> None:
     from rich.console import Console
 
-    from shoal.verify.report import VerifyReport
-    from shoal.verify.result_table import result_table
-    from shoal.verify.table import report_table
+    from shoal.verification.report import VerifyReport
+    from shoal.verification.result_table import result_table
+    from shoal.verification.table import report_table
 
     table = report_table(report) if isinstance(report, VerifyReport) else result_table(report)
     Console(highlight=False).print(table)

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from shoal.errors import DiskRefused, Interrupted, ShoalError, SpecError, WorkerFailed
 from shoal.launch.attempts import Attempts
+from shoal.launch.control import request_scale
 from shoal.launch.inside import refuse_inside
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import find_whole, first_options, left_out, resumed_job
@@ -128,6 +129,18 @@ def train(
         job = replace(prepare(), run_dir=str(folder.path))
         extra = [TensorBoardSink(folder.tensorboard)] if tensorboard else []
         return execute(job, folder, shown, extra=extra, zygote=zygote)
+
+
+def resume(run: str, **changes: Any) -> Run:
+    """Go on with an earlier run, `RUN` or `RUN@STEP`, in its own folder; `changes` as `train` takes them."""
+    return train(resume=run, **changes)
+
+
+def scale(
+    run: str, *, workers: int | None = None, servers: int | None = None, runs: str | Path = "runs"
+) -> dict[str, Any]:
+    """Change how many workers and servers a running job has; how many there are, where neither is given."""
+    return request_scale(RunFolder.open(run, runs).path, workers=workers, servers=servers)
 
 
 def new_job(

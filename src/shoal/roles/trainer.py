@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import torch
 from shoal.arena import keep_freed_memory
 from shoal.checkpoint import save_tensors
 from shoal.errors import PeerLost, SpecError
+from shoal.roles.devices import choose_device
 from shoal.roles.hosting import MoveOrder
 from shoal.roles.joining import share_segment
 from shoal.roles.training import Outcome, Training
 from shoal.spec import Cluster, Conduct, StrategySpec, Task, World, parse_strategy
 from shoal.spec.checks import require_choice
+from shoal.spec.cluster import DEVICES
 from shoal.spec.features import check_task
 from shoal.spec.precision import PRECISIONS
 from shoal.strategies import make_strategy
@@ -35,6 +38,7 @@ class Trainer:
         task: Task,
         *,
         strategy: str | StrategySpec = "data",
+        device: str = "cpu",
         world: World | None = None,
         slots: int | None = None,
         precision: str = "fp32",
@@ -44,9 +48,10 @@ class Trainer:
         spec = parse_strategy(strategy)
         if world is None or (world.arena_fd is None and world.world_size > 1):
             world, self._kept = share_segment(World.from_environment() if world is None else world)
-        self.world = world
+        require_choice("Trainer", "device", device, DEVICES)
+        self.world = world = replace(world, device=choose_device(device, world.local_rank))
         slots = world.world_size if slots is None else slots
-        conduct = spec.conduct(Cluster(workers=world.world_size), slots)
+        conduct = spec.conduct(Cluster(workers=world.world_size, device=device), slots)
         _check(spec, conduct)
         check_task(task, conduct, str(spec))
         if slots < world.world_size:
@@ -79,6 +84,21 @@ class Trainer:
     def model(self) -> torch.nn.Module:
         """The model; its parameters may lie in memory that other processes share."""
         return self._training.replica.module
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The task's optimizer. What it keeps may lie elsewhere: in memory that all share, a part at each."""
+        return self._training.replica.optimizer
+
+    @property
+    def scheduler(self) -> Any:
+        """The task's scheduler, which each step of the job advances; None where it has none."""
+        return self._training.replica.scheduler
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return self._training.replica.learning_rate
 
     def step(self, batch: Any) -> float:
         """Forward, backward, agree, update. Returns the loss over all processes' batches."""

@@ -9,18 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from shoal.checkpoint import TensorStream, save_stream
 from shoal.checkpoint.freeing import Shelf
 from shoal.comm.channel import Channel
-from shoal.errors import SpecError
 from shoal.ledger.book import audit
 from shoal.ledger.cut_log import CutLog
 from shoal.observe.run_folder import RunFolder
 from shoal.roles.beat import Beat
 from shoal.roles.chaos import Sabotage
 from shoal.roles.checkpointing import Checkpointing, check_position, lacks_model
+from shoal.roles.devices import choose_device
 from shoal.roles.incremental import History
 from shoal.roles.inference import evaluate, predict
 from shoal.roles.inspection import inspect
@@ -170,17 +168,6 @@ def _train_served(job: Job, world: World, reporter: Reporter) -> None:
     puller = served.client.puller
     _finish(job, served.training, outcome, reporter, lambda: TensorStream.of(puller.snapshot()), served.facts())
     served.close()
-
-
-def choose_device(kind: str, local_rank: int) -> str:
-    """This worker's device. Asked here and never in the zygote, whose children could then not use GPUs."""
-    if kind == "cpu":
-        return kind
-    if not torch.cuda.is_available():
-        raise SpecError(f"Cluster: device={kind} was asked for, but torch finds no GPU here; use device=cpu.")
-    device = f"cuda:{local_rank % torch.cuda.device_count()}"
-    torch.cuda.set_device(device)
-    return device
 
 
 def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from shoal.verify.difference import difference, same_bits
+from shoal.verification.difference import difference, same_bits
 
 
 def test_equal_bits_are_no_difference():

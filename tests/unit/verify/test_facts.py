@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.verify.trials import Facts
+from shoal.verification.trials import Facts
 
 FOUND = {
     "trained": ["weight"],

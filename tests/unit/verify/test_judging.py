@@ -9,11 +9,17 @@ import math
 import pytest
 from rich.console import Console
 
-from shoal.verify.bounds import NARROWED_BOUND, NORMALISED_BOUND, SUM_BOUND, SYNCHRONISED_BOUND, first_step_bound
-from shoal.verify.difference import Difference
-from shoal.verify.judging import Comparison, judge, use_of_half
-from shoal.verify.report import BITWISE, Row, Verdict, VerifyReport
-from shoal.verify.table import report_table
+from shoal.verification.bounds import (
+    NARROWED_BOUND,
+    NORMALISED_BOUND,
+    SUM_BOUND,
+    SYNCHRONISED_BOUND,
+    first_step_bound,
+)
+from shoal.verification.difference import Difference
+from shoal.verification.judging import Comparison, judge, use_of_half
+from shoal.verification.report import BITWISE, Row, Verdict, VerifyReport
+from shoal.verification.table import report_table
 
 
 @pytest.mark.parametrize(

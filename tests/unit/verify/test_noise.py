@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.verify import Verdict
-from shoal.verify.noise import SeedContest, contests
+from shoal.verification import Verdict
+from shoal.verification.noise import SeedContest, contests
 
 
 def contest(name: str, ours: list[float], reference: list[float]) -> SeedContest:

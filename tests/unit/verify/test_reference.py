@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shoal.spec import Cluster, Job
-from shoal.verify.reference import Reference
-from shoal.verify.trials import Facts
+from shoal.verification.reference import Reference
+from shoal.verification.trials import Facts
 
 FOUND = {
     "trained": ["weight"],

@@ -8,11 +8,11 @@ import json
 import pytest
 from rich.console import Console
 
-from shoal.verify import ResultReport
-from shoal.verify.by_result import count_pushes
-from shoal.verify.noise import contests
-from shoal.verify.result_report import Pushes, SeedRun
-from shoal.verify.result_table import result_table
+from shoal.verification import ResultReport
+from shoal.verification.by_result import count_pushes
+from shoal.verification.noise import contests
+from shoal.verification.result_report import Pushes, SeedRun
+from shoal.verification.result_table import result_table
 
 GOOD, BAD = {"test loss": 0.2, "accuracy": 0.95}, {"test loss": 0.9, "accuracy": 0.70}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.observe import Event
-from shoal.verify.trials import told_cuts
+from shoal.verification.trials import told_cuts
 
 
 def cuts(from_step: int, sizes: list[int] | None) -> Event:

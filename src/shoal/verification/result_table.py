@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.observe import wording
-from shoal.verify.noise import RULE, Spread
-from shoal.verify.report import Verdict
-from shoal.verify.result_report import Pushes, ResultReport, SeedRun
-from shoal.verify.table import STYLES
-from shoal.verify.words import in_half
+from shoal.verification.noise import RULE, Spread
+from shoal.verification.report import Verdict
+from shoal.verification.result_report import Pushes, ResultReport, SeedRun
+from shoal.verification.table import STYLES
+from shoal.verification.words import in_half
 
 _MOST_SENTENCES = 3
 

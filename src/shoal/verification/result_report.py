@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from shoal.verify.noise import RULE, SeedContest
-from shoal.verify.report import Verdict
+from shoal.verification.noise import RULE, SeedContest
+from shoal.verification.report import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ from shoal.launch.runs import target_of
 from shoal.observe.wording import plural
 from shoal.spec import Claim, Cluster, Job, StrategySpec, parse_strategy
 from shoal.spec.checks import require_count
-from shoal.verify.by_bits import NUM_TRIALS, compare_bits
-from shoal.verify.by_result import compare_results, num_trials
-from shoal.verify.jobs import with_overrides
-from shoal.verify.report import Row, Verdict, VerifyReport
-from shoal.verify.result_report import ResultReport
-from shoal.verify.trials import Progress, open_laboratory
+from shoal.verification.by_bits import NUM_TRIALS, compare_bits
+from shoal.verification.by_result import compare_results, num_trials
+from shoal.verification.jobs import with_overrides
+from shoal.verification.report import Row, Verdict, VerifyReport
+from shoal.verification.result_report import ResultReport
+from shoal.verification.trials import Progress, open_laboratory
 
 if TYPE_CHECKING:
     from shoal.launch.owner import ZygoteProcess
@@ -24,7 +24,7 @@ DEFAULT_STEPS = 20
 DEFAULT_SEEDS = 5
 
 
-def verify_strategy(
+def verify(
     target: str | Callable[..., Any],
     *,
     workers: int = 2,

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shoal.verify.report import BITWISE, Row, Verdict
-from shoal.verify.trials import Facts, Trial
+from shoal.verification.report import BITWISE, Row, Verdict
+from shoal.verification.trials import Facts, Trial
 
 if TYPE_CHECKING:
-    from shoal.verify.difference import Difference, Tensors
+    from shoal.verification.difference import Difference, Tensors
 
 REAL_MOVE = 1e-5
 """A relative move that is more than rounding: noise about a gradient of zero moves a parameter, or does not."""
@@ -31,7 +31,7 @@ class Comparison:
 
 def compare_trials(comparison: Comparison, ours: Trial, reference: Trial, facts: Facts) -> list[Row]:
     """One row each for parameters, buffers and optimizer state, as far as there are any."""
-    from shoal.verify.difference import difference
+    from shoal.verification.difference import difference
 
     if ours.steps != reference.steps:
         note = f"{ours.steps} steps were taken, but {reference.steps} by one process"
@@ -84,7 +84,7 @@ def use_of_half(rows: list[Row], numbers: str) -> list[Row]:
 
 def movement(initial: Tensors, ours: Trial, reference: Trial, facts: Facts) -> list[Row]:
     """Did every parameter that the optimizer was given move? Those that did not are named."""
-    from shoal.verify.difference import difference, same_bits
+    from shoal.verification.difference import difference, same_bits
 
     final, alone = ours.model(), reference.model()
     still = [name for name in facts.trained if same_bits(initial[name], final[name])]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from shoal.verify.report import Verdict
+from shoal.verification.report import Verdict
 
 POINT = 0.01
 """A share (accuracy and the like) may be worse by this."""

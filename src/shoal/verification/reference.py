@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from shoal.ledger.cut_log import CutLog
 from shoal.spec import Job
-from shoal.verify.jobs import alone, with_overrides
-from shoal.verify.trials import Facts
-from shoal.verify.words import in_half
+from shoal.verification.jobs import alone, with_overrides
+from shoal.verification.trials import Facts
+from shoal.verification.words import in_half
 
 _SAME_SLOTS = "the same slots"
 _SAME_CUT = "the same slots and micro-batches"

@@ -12,10 +12,10 @@ from typing import Any
 from shoal.errors import LaunchError
 from shoal.observe import Event
 from shoal.spec import Job
-from shoal.verify.jobs import with_overrides
-from shoal.verify.noise import contests
-from shoal.verify.result_report import Pushes, ResultReport, SeedRun
-from shoal.verify.trials import Facts, Laboratory
+from shoal.verification.jobs import with_overrides
+from shoal.verification.noise import contests
+from shoal.verification.result_report import Pushes, ResultReport, SeedRun
+from shoal.verification.trials import Facts, Laboratory
 
 REFERENCE = "data"
 _NEVER = 10**9

@@ -9,16 +9,16 @@ from shoal.ledger.cut_log import CutLog
 from shoal.observe.wording import plural
 from shoal.spec import Claim, Job
 from shoal.spec.conduct import StateHolder
-from shoal.verify.bounds import FLOAT64_BOUND, first_step_bound
-from shoal.verify.jobs import alone, with_overrides
-from shoal.verify.judging import STATE, Comparison, compare_trials, movement, use_of_half
-from shoal.verify.reference import Reference
-from shoal.verify.report import BITWISE, Row, Verdict, VerifyReport
-from shoal.verify.trials import Facts, Laboratory, Trial
-from shoal.verify.words import numbers_of
+from shoal.verification.bounds import FLOAT64_BOUND, first_step_bound
+from shoal.verification.jobs import alone, with_overrides
+from shoal.verification.judging import STATE, Comparison, compare_trials, movement, use_of_half
+from shoal.verification.reference import Reference
+from shoal.verification.report import BITWISE, Row, Verdict, VerifyReport
+from shoal.verification.trials import Facts, Laboratory, Trial
+from shoal.verification.words import numbers_of
 
 if TYPE_CHECKING:
-    from shoal.verify.difference import Tensors
+    from shoal.verification.difference import Tensors
 
 NUM_TRIALS = 6
 """Where every bit must be equal: inspection, and five runs to compare."""

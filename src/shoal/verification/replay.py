@@ -12,9 +12,9 @@ from shoal.observe import RunFolder
 from shoal.observe.jsonl import read_events
 from shoal.observe.trust import trusted_job
 from shoal.spec import Claim, Job
-from shoal.verify.jobs import alone
-from shoal.verify.report import BITWISE, Row, Verdict, VerifyReport
-from shoal.verify.trials import Facts, Progress, Trial, open_laboratory, told_cuts
+from shoal.verification.jobs import alone
+from shoal.verification.report import BITWISE, Row, Verdict, VerifyReport
+from shoal.verification.trials import Facts, Progress, Trial, open_laboratory, told_cuts
 
 if TYPE_CHECKING:
     from shoal.launch.owner import ZygoteProcess

@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.ledger.cut_log import CutLog
 from shoal.spec import Cluster, Job
-from shoal.verify.trials import Facts
+from shoal.verification.trials import Facts
 
 
 def alone(job: Job, facts: Facts, *, slots: int | None = None, cuts: CutLog | None = None) -> Job:

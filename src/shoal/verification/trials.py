@@ -21,7 +21,7 @@ from shoal.observe.summary import UNDOING
 from shoal.spec import Cluster, Job
 
 if TYPE_CHECKING:
-    from shoal.verify.difference import Tensors
+    from shoal.verification.difference import Tensors
 
 Progress = Callable[[int, int, str], None]
 """Takes (number, total, what is run now)."""
@@ -163,7 +163,7 @@ def open_laboratory(
         if zygote is None and not os.environ.get(ZYGOTE_VARIABLE):
             zygote = stack.enter_context(start_zygote())
         # Comparing needs torch, which takes as long to import as the first runs take to train.
-        threading.Thread(target=import_module, args=("shoal.verify.difference",), daemon=True).start()
+        threading.Thread(target=import_module, args=("shoal.verification.difference",), daemon=True).start()
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-verify-"))
         yield Laboratory(Path(folder), zygote, num_trials, progress or (lambda number, total, label: None))
 
