@@ -87,7 +87,7 @@ def test_the_report_repeats_a_run_with_real_flags():
     job = Job(
         target="digits.py:task",
         args={"width": 8, "lr": 0.5, "on": True},
-        strategy="data:batchnorm=sync",
+        strategy="data:via=arena",
         cluster=Cluster(workers=3, spares=1, threads=2, port=4000),
         slots=6,
         overrides={

@@ -68,7 +68,7 @@ def test_every_field_is_explained():
 
 def test_outcomes_roles_and_actions_are_named():
     explained = {quoted(row[0])[0]: row[2] for row in rows(section(PROTOCOL, "Fields"))[1:]}
-    assert set(quoted(explained["outcome"])) == {outcome.value for outcome in messages.Outcome}
+    assert set(quoted(explained["outcome"])) == {outcome.value for outcome in messages.PushOutcome}
     assert set(quoted(explained["role"])) == {"server", "worker"}
 
 

@@ -173,7 +173,7 @@ def test_a_run_without_all_its_checkpoints_does_not_end_well(tmp_path: Path, zyg
     folder = RunFolder.create(tmp_path, "mine")
     said = {"checkpoint": "every=10,keep=2", "overrides": {"max_steps": STEPS, "epochs": STEPS}}
     job = new_job(str(SMALL_TASK), None, {}, said)
-    job = Job(**{**vars(job), "run_dir": str(folder.path)})
+    job = replace(job, run_dir=str(folder.path))
     with pytest.raises(DiskRefused, match=r"came to its end, but .* lacks what was due after step 20, 30; "):
         execute(job, folder, None, extra=[Spoiler(folder.checkpoints)], zygote=zygote)
     assert folder.model.is_file() and folder.read_result()["ended"] == "finished"

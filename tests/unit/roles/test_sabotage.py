@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import InjectedFault
-from shoal.roles.chaos import Sabotage, slots_of
+from shoal.roles.chaos import Sabotage
 from shoal.spec import Cluster, Job
 from shoal.strategies.base import Part
 
@@ -85,4 +85,4 @@ def test_the_supervisor_hears_when_a_fault_is_near():
 )
 def test_a_rank_stands_for_its_slots(strategy, expected):
     job = Job(target="x.py", strategy=strategy, cluster=Cluster(workers=2), slots=4)
-    assert [list(slots_of(job, rank)) for rank in range(2)] == expected
+    assert [list(job.conduct.fills[rank]) for rank in range(2)] == expected

@@ -37,7 +37,7 @@ def test_what_is_written_is_read():
         ("layer:phases=1", "phases=1 has no turns"),
         ("layer:phases=2,decoupled=on", "decoupled and phases are different ways"),
         ("layer:place=a@0,phases=2", "place and phases are different ways"),
-        ("layer:weights=1+1", "weights=1.1 are for decoupled=on"),
+        ("layer:weights=1+1", "weights=1.1 acts only with decoupled=on"),
         ("layer:decoupled=on,weights=x", "weights must be 'even' or a number"),
         ("layer:phases=2,every=0", "every must be a whole number of at least 1"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def type_tests(path: Path, names: set[str]) -> list[str]:
 
 
 def test_the_search_finds_type_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("test_facts.SOURCE", tmp_path)
+    monkeypatch.setattr(sys.modules[__name__], "SOURCE", tmp_path)
     file = tmp_path / "asks.py"
     file.write_text("isinstance(a, Data | Layer)\ntype(a) is Mesh\nmatch a:\n    case Data():\n        pass\n")
     assert len(type_tests(file, subclasses(StrategySpec))) == 4
