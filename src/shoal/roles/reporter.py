@@ -17,6 +17,8 @@ from shoal.spec import World
 from shoal.strategies.base import StepResult
 
 _REPORT_EVERY_S = 0.1
+FOLLOW_EVERY_S = 0.5
+"""How often a spare looks at what others have done."""
 
 
 class Reporter:
@@ -155,8 +157,10 @@ class Reporter:
             elif message["kind"] == "chaos" and self.sabotage is not None:
                 self.sabotage.hear(message)
 
-    def wait_for_places(self, world: World, prepare: Callable[[], None]) -> World:
-        """A spare's life: wait until places are free, or the run is over."""
+    def wait_for_places(
+        self, world: World, prepare: Callable[[], None], follow: Callable[[], None] | None = None
+    ) -> World:
+        """A spare's life: wait until places are free, or the run is over; meanwhile `follow` it now and then."""
         message = self._channel.poll()
         if message is None:  # else others wait for it already
             prepare()
@@ -164,7 +168,9 @@ class Reporter:
         while message is None or message["kind"] != "takeover":
             if message is not None and message["kind"] == "stop":
                 raise SystemExit(0)
-            message = self._channel.receive(3600.0)
+            if follow is not None:
+                follow()
+            message = self._channel.receive(3600.0 if follow is None else FOLLOW_EVERY_S)
         self._world = world.hosting(message["places"], message["generation"])
         return self._world
 

@@ -128,6 +128,8 @@ class Training:
         saved = self.replica.start.facts.get("book")
         self.book: Book | None = Book(self.replica.start.step) if saved is None else Book.from_plain(saved)
         """What the slots of all committed steps have used."""
+        self._followed = 0
+        """Steps of others that the scheduler has seen already."""
         self.recorded_cuts: CutLog | None = None
         """How an earlier run cut its batches, where this one is to repeat it."""
 
@@ -205,6 +207,18 @@ class Training:
         backward_part(self.replica, work, work.parts[0])
         self.replica.module.zero_grad(set_to_none=True)
 
+    def follow(self) -> None:
+        """While this process waits for a place: let the scheduler see what others commit, so that little is left.
+
+        The last step is left for `run`: it may be the one that ended the run.
+        """
+        handover = self.strategy.handover
+        if handover is None or self.replica.scheduler is None:
+            return
+        if (last := handover.committed() - 1) > self._followed:
+            self.replica.advance_over(handover.losses(self._followed + 1, last))
+            self._followed = last
+
     def run(self, setting: Setting, observer: Observer, committed: int = 0) -> Outcome:
         """Train until the end. Steps up to `committed` were taken before this process came: only replayed."""
         self.replica.train_mode()
@@ -250,7 +264,7 @@ class Training:
 
     def _replay(self, losses: Sequence[float], history: dict[str, list[float]], observer: Observer) -> None:
         """Let all that follows the steps see those that were taken before, however many they are."""
-        self.replica.advance_over(losses)
+        self.replica.advance_over(losses[self._followed :])
         if self.checkpoints is not None:
             self.checkpoints.note_steps(losses)
         if self.evaluator is not None:
@@ -266,7 +280,7 @@ class Training:
         past = handover.past(first, committed)
         if self.book is not None:
             self.book.commit_past(first, past.counts, past.sizes)
-        return handover.losses(committed), past.was_stopped
+        return handover.losses(1, committed), past.was_stopped
 
     def _save_if_due(self, step: int, checkpoints: Checkpointing, *, asked: bool, is_last: bool) -> None:
         """Nobody can go on before this process, which has a part in every step: the state stands still."""

@@ -87,7 +87,9 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     committed = 0
     if world.role == "spare":
         strategy.open(training.replica, setting)
-        training.world = reporter.wait_for_places(world, prepare=lambda: training.warm_up(range(1)))
+        training.world = reporter.wait_for_places(
+            world, prepare=lambda: training.warm_up(range(1)), follow=training.follow
+        )
         assert strategy.handover is not None, "there are no spares where nobody can go on for another"
         committed = strategy.handover.reform(training.world)
         reporter.confirm_places()

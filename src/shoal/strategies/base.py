@@ -153,8 +153,11 @@ class Handover(Protocol):
         middle of a step that it then takes again.
         """
 
-    def losses(self, last_step: int) -> list[float]:
-        """The losses of steps 1 to `last_step`."""
+    def committed(self) -> int:
+        """The last step that is committed in all places by now."""
+
+    def losses(self, first: int, last: int) -> list[float]:
+        """The losses of these steps."""
 
     def sizes(self, step: int) -> Sizes | None:
         """Samples of each slot in the next step, or one before it, as all have agreed; None: even."""

@@ -282,8 +282,12 @@ class ArenaData(WholeModel):
         sums, scale, touched = self._totals(work)
         return sums.mean_loss, scale, touched
 
-    def losses(self, last_step: int) -> list[float]:
-        return list(self._shared.losses[1 : last_step + 1])
+    def committed(self) -> int:
+        counters = self._shared.counters
+        return min(counters[mark] for mark in self._shared.marks.updated)
+
+    def losses(self, first: int, last: int) -> list[float]:
+        return self._shared.losses[first : last + 1].tolist()
 
     def sizes(self, step: int) -> tuple[int, ...] | None:
         return None if self._shares is None else self._shares.sizes(step)
