@@ -11,7 +11,8 @@ from shoal.launch.owner import ZYGOTE_VARIABLE
 
 pytestmark = pytest.mark.alone
 
-STEPS = 60
+STEPS = 64
+"""Whole epochs, so that every sample is applied equally often."""
 
 
 def test_a_kill_is_found_in_the_timeline(zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch) -> None:
