@@ -89,7 +89,11 @@ class Data(StrategySpec):
                     ("has_places", "slots"), f"with strategy={self} workers take turns with whole batches"
                 ),
             )
-        why = {"repeats_passes": "batchnorm=sync exchanges sums in each of them; use batchnorm=local"}
+        why = {
+            "has_journal": f"strategy={self} keeps none; leave journal on",
+            "passes_alone": "batchnorm=sync needs a process of its own for every slot; use batchnorm=local",
+            "repeats_passes": "batchnorm=sync exchanges sums in each of them; use batchnorm=local",
+        }
         if cluster.device != "cpu":
             why["has_places"] = f"device={cluster.device} does not use that"
         if self.batchnorm == "sync":
