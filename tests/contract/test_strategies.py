@@ -14,10 +14,11 @@ from torch.utils.data import TensorDataset
 
 from helpers.forked import in_processes
 from shoal.errors import SpecError, TaskError
+from shoal.feed.parts import Part, Piece
 from shoal.spec import Cluster, Conduct, Task, World, parse_strategy
 from shoal.spec.conduct import even_fills
 from shoal.strategies import Strategy, make_strategy
-from shoal.strategies.base import Extent, Part, Piece, Setting, StepResult, Work
+from shoal.strategies.base import Extent, Setting, StepResult, Work
 from shoal.strategies.replica import Replica
 
 CASES = [

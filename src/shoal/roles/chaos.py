@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.errors import InjectedFault
+from shoal.feed.parts import Part, Piece
 from shoal.spec import Job
 from shoal.spec.chaos import parse_chaos
-from shoal.strategies.base import Part, Piece
 
 
 class Sabotage:

@@ -15,6 +15,7 @@ from shoal.coordinator.members import Seat
 from shoal.coordinator.plan import EarlierCells, JobPlan
 from shoal.coordinator.store import DurableStore, SqliteStore
 from shoal.errors import LaunchError, PeerLost
+from shoal.feed.shipping import open_dataset
 from shoal.ledger import Schedule
 from shoal.ledger.book import Book, audit
 from shoal.ps.node import Node, open_wire
@@ -23,7 +24,6 @@ from shoal.roles.loading import load_task
 from shoal.roles.pulse import SAVING, Pulse
 from shoal.roles.reporter import Reporter
 from shoal.roles.server import make_replica
-from shoal.roles.shipping import open_dataset
 from shoal.roles.training import make_schedule
 from shoal.spec import Job, ParameterServer, World
 from shoal.spec.checkpointing import CheckpointRule

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.feed.feed import Feed
 from shoal.ledger.order import mix
-from shoal.roles.feed import Feed
 from shoal.spec import Task, World
 from shoal.strategies.base import Strategy
 from shoal.strategies.gradients import split_batch, task_loss

@@ -11,12 +11,12 @@ import torch
 from shoal.arena import Segment, counter_bytes
 from shoal.checkpoint import load_model
 from shoal.errors import SpecError
+from shoal.feed.feed import Feed
+from shoal.feed.shipping import open_dataset
 from shoal.roles.evaluation import Evaluator
-from shoal.roles.feed import Feed
 from shoal.roles.loading import load_task
 from shoal.roles.output import open_output
 from shoal.roles.reporter import Reporter
-from shoal.roles.shipping import open_dataset
 from shoal.spec import Job, Task, World
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Extent, Setting

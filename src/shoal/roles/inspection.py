@@ -12,10 +12,10 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.checkpoint import save_tensors
+from shoal.feed.feed import Feed
 from shoal.layout import Parcel
 from shoal.ledger import Cut, make_order
 from shoal.observe.disk import write_whole
-from shoal.roles.feed import Feed
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
 from shoal.roles.training import make_schedule

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from shoal.feed.parts import Part, Piece
 from shoal.spec import Task
-from shoal.strategies.base import Part, Piece
 from shoal.strategies.gradients import plain_loss
 from shoal.strategies.replica import Replica
 

@@ -7,14 +7,14 @@ import time
 from shoal.arena import keep_freed_memory
 from shoal.comm.channel import Channel
 from shoal.errors import PeerLost
+from shoal.feed.feed import Feed
+from shoal.feed.shipping import open_dataset
 from shoal.ledger import make_order
 from shoal.ps.node import Node, open_wire
 from shoal.ps.server import ServerMachine
 from shoal.roles.beat import Beat, rss_bytes
-from shoal.roles.feed import Feed
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
-from shoal.roles.shipping import open_dataset
 from shoal.roles.starting import read_start
 from shoal.spec import Job, ParameterServer, Task, World
 from shoal.strategies.ps.served import Served

@@ -13,6 +13,7 @@ import torch
 from shoal.arena import keep_freed_memory
 from shoal.checkpoint import save_tensors
 from shoal.errors import PeerLost, SpecError
+from shoal.feed.parts import Part, Piece
 from shoal.roles.devices import choose_device
 from shoal.roles.hosting import MoveOrder
 from shoal.roles.joining import share_segment
@@ -23,7 +24,7 @@ from shoal.spec.cluster import DEVICES
 from shoal.spec.features import check_task
 from shoal.spec.precision import PRECISIONS
 from shoal.strategies import make_strategy
-from shoal.strategies.base import Part, Piece, Setting, StepResult, Work
+from shoal.strategies.base import Setting, StepResult, Work
 
 
 class Trainer:

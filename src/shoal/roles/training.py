@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from shoal.errors import SpecError, TaskError
+from shoal.feed.feed import Feed
+from shoal.feed.parts import Part
+from shoal.feed.shipping import ShippedSet, open_dataset
 from shoal.ledger import Cut, Schedule, Sizes, make_order
 from shoal.ledger.book import Book
 from shoal.ledger.cut_log import CutLog
 from shoal.roles.chaos import Sabotage
 from shoal.roles.checkpointing import Checkpointing
 from shoal.roles.evaluation import Evaluator
-from shoal.roles.feed import Feed
 from shoal.roles.hosting import MoveOrder, PlacesMoved
 from shoal.roles.mean_check import MeanCheck
-from shoal.roles.shipping import ShippedSet, open_dataset
 from shoal.roles.witness import Witness
 from shoal.spec import Task, World
-from shoal.strategies.base import Extent, Part, Setting, StepResult, Strategy, Work
+from shoal.strategies.base import Extent, Setting, StepResult, Strategy, Work
 from shoal.strategies.parking import Parking
 from shoal.strategies.replica import Replica
 from shoal.strategies.start import Start

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from shoal.errors import InjectedFault, ShoalError
-from shoal.strategies.base import Part, Piece
+from shoal.feed.parts import Part, Piece
 from shoal.strategies.gradients import task_loss
 from shoal.strategies.replica import Replica
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shoal.checkpoint.model_stream import TensorStream
+from shoal.feed.parts import Part
 from shoal.ledger.shares import Sizes
 from shoal.spec import Conduct, World
 from shoal.strategies.replica import Replica, call_model
@@ -18,22 +19,8 @@ if TYPE_CHECKING:
 
 Fill = Callable[["torch.Tensor", int], None]
 """Writes the rows of a table that belong to one place."""
-Piece = tuple[Any, float, int]
-"""A batch, what it counts, and how many samples it holds."""
 Report = Callable[[str], None]
 """Takes one line for the user: what a strategy decided and why."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One slot's part of a step."""
-
-    slot: int
-    load: Callable[[], Iterator[Piece]]
-    """Reads the batches; may be called again by a process that takes this slot over."""
-    total_weight: float | None
-    """What the batches of all slots count together, where that is known beforehand; not where some may be
-    skipped."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from shoal.errors import Diverged, TaskError
+from shoal.feed.parts import Part
 from shoal.ledger.order import mix
-from shoal.strategies.base import Part, StepResult, Work
+from shoal.strategies.base import StepResult, Work
 from shoal.strategies.replica import Replica, call_model
 
 

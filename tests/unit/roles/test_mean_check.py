@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from shoal.feed.parts import Part
 from shoal.roles.mean_check import MeanCheck, compare, rows_of
 from shoal.spec import Task
-from shoal.strategies.base import Part
 from shoal.strategies.replica import Replica
 
 PADDING = -100

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import InjectedFault
+from shoal.feed.parts import Part
 from shoal.roles.chaos import Sabotage
 from shoal.spec import Cluster, Job
-from shoal.strategies.base import Part
 
 
 class Time:

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from helpers.forked import in_processes
+from shoal.feed.parts import Part, Piece
 from shoal.spec import Cluster, Task, World, parse_strategy
 from shoal.strategies import make_strategy
-from shoal.strategies.base import Extent, Part, Piece, Setting, Work
+from shoal.strategies.base import Extent, Setting, Work
 from shoal.strategies.replica import Replica
 
 MICROBATCHES, ROWS = 3, 4

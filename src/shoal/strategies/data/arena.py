@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from shoal.errors import LaunchError, PeerLost, SpecError
+from shoal.feed.parts import Part
 from shoal.spec import Data, World
-from shoal.strategies.base import Fill, Part, Past, Setting, StepResult, WholeModel, Work
+from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, Work
 from shoal.strategies.clipping import clip_factor
 from shoal.strategies.data.batchnorm import (
     check_setting,

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from shoal.feed.parts import Piece
 from shoal.spec.update_path import Pooling
-from shoal.strategies.base import Piece, Work
+from shoal.strategies.base import Work
 from shoal.strategies.gradients import backward_part
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.contribution import Contribution

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from shoal.errors import SpecError
+from shoal.feed.parts import Part, Piece
 from shoal.layout.schedules import make_schedule
 from shoal.layout.stage_memory import StageDemand
 from shoal.ledger.order import mix
 from shoal.spec import Mesh
-from shoal.strategies.base import Part, Piece, Setting, Work
+from shoal.strategies.base import Setting, Work
 from shoal.strategies.gradients import Sums, check_finite, check_loss, seed_slot, split_batch
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.lines import LaneSums

@@ -16,8 +16,8 @@ import torch
 from shoal.comm.channel import Channel
 from shoal.comm.kernel import die_with_parent, name_process
 from shoal.errors import LaunchError, PeerLost, TaskError
-from shoal.roles.batch_memory import lay_down, pick_up
-from shoal.roles.prefetch import WantedPart
+from shoal.feed.batch_memory import lay_down, pick_up
+from shoal.feed.prefetch import WantedPart
 
 Prepared = list[tuple[Any, torch.Tensor | None]]
 """The batches of a part, each with torch's generator as its load has left it; None: as it was."""

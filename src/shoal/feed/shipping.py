@@ -19,7 +19,7 @@ from shoal.comm.security import RunKey
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.datasets import Shipped, Stream
 from shoal.errors import CommTimeout, LaunchError, ProtocolError, SpecError, TaskError
-from shoal.roles.sample_codec import pack, unpack
+from shoal.feed.sample_codec import pack, unpack
 from shoal.spec import Task, World
 
 _HOLDER = 0

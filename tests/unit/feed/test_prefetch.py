@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 import shoal
+from shoal.feed.feed import Feed
+from shoal.feed.prefetch import Ahead, Loaded, WantedPart
 from shoal.ledger import Cut
-from shoal.roles.feed import Feed
-from shoal.roles.prefetch import Ahead, Loaded, WantedPart
 
 GUARD_S = 20.0
 

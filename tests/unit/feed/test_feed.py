@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
+from shoal.feed.feed import Feed
 from shoal.ledger import Cut
-from shoal.roles.feed import Feed
 from shoal.spec import Task
 
 INPUTS = torch.arange(20.0).view(10, 2)

@@ -15,7 +15,7 @@ import torch
 
 from shoal.comm.codec import Frame
 from shoal.errors import TaskError
-from shoal.roles.sample_codec import pack, unpack
+from shoal.feed.sample_codec import pack, unpack
 
 _ALIGNMENT = 64
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from shoal.errors import LaunchError, TaskError
+from shoal.feed.batch_memory import lay_down, pick_up
+from shoal.feed.feed import Feed
 from shoal.ledger import Cut
 from shoal.ledger.order import mix
-from shoal.roles.batch_memory import lay_down, pick_up
-from shoal.roles.feed import Feed
 from shoal.spec import Task
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
+from shoal.feed.parts import Part, Piece
+from shoal.feed.prefetch import Ahead, Loaded, RandomWatch, WantedPart
+from shoal.feed.preprocessing import Prepared, Preprocessing
 from shoal.ledger import Cut
 from shoal.ledger.order import mix
-from shoal.roles.prefetch import Ahead, Loaded, RandomWatch, WantedPart
-from shoal.roles.preprocessing import Prepared, Preprocessing
 from shoal.spec import Task
-from shoal.strategies.base import Part, Piece
 
 
 class Feed:

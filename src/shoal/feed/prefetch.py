@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shoal.strategies.base import Piece
+from shoal.feed.parts import Piece
 
 Loaded = list[Piece]
 """The batches of a part."""
