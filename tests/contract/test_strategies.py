@@ -244,7 +244,7 @@ def test_one_request_stops_all_at_the_same_step(case: tuple[str, int]) -> None:
 def test_everybody_gets_all_rows_of_every_table(case: tuple[str, int]) -> None:
     def share(world: World) -> list[Any]:
         seat = Seat.take(world, written)
-        tables, rows = [], seat.strategy.lanes(world)
+        tables, rows = [], seat.setting.conduct.lanes(world.world_size)
         for serial in range(1, 6):
 
             def fill(table: Tensor, place: int, serial: int = serial) -> None:

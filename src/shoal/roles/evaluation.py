@@ -9,7 +9,7 @@ import torch
 
 from shoal.feed.feed import Feed
 from shoal.ledger.order import mix
-from shoal.spec import Task, World
+from shoal.spec import Conduct, Task, World
 from shoal.strategies.base import Strategy
 from shoal.strategies.gradients import split_batch, task_loss
 from shoal.strategies.replica import Replica
@@ -21,11 +21,12 @@ _TESTING = 1 << 32
 class Evaluator:
     """Batches go round the workers; their sums are added in the order of the batches."""
 
-    def __init__(self, task: Task, replica: Replica, length: int, feed: Feed) -> None:
+    def __init__(self, task: Task, replica: Replica, length: int, feed: Feed, conduct: Conduct) -> None:
         self._task = task
         self._replica = replica
         self._length = length
         self._feed = feed
+        self._conduct = conduct
         self.num_batches = -(-length // task.batch_size)
         self.num_columns = 2 + len(task.metrics)
         self._serial = 0
@@ -33,13 +34,12 @@ class Evaluator:
     def run(self, strategy: Strategy, world: World) -> dict[str, float]:
         """Loss and metrics over the whole test set."""
         serial = self._serial + 1
-        strategy.settle()
         self._replica.module.eval()
         try:
             table = strategy.exchange(
                 serial,
                 (self.num_batches, self.num_columns),
-                lambda table, lane: self._fill(table, lane, strategy, strategy.lanes(world)),
+                lambda table, lane: self._fill(table, lane, strategy, self._conduct.lanes(world.world_size)),
             )
         finally:
             self._replica.train_mode()
@@ -52,7 +52,7 @@ class Evaluator:
     def _fill(self, table: torch.Tensor, lane: int, strategy: Strategy, lanes: int) -> None:
         size, last = self._task.batch_size, self.num_batches - 1
         # Where the model is cut, every lane makes the same number of passes: the last ones may be for nothing.
-        stop = -(-self.num_batches // lanes) * lanes if strategy.gathers else self.num_batches
+        stop = -(-self.num_batches // lanes) * lanes if self._conduct.gathers else self.num_batches
         for number in range(lane, stop, lanes):
             first = min(number, last) * size
             samples = np.arange(first, min(first + size, self._length))

@@ -26,7 +26,7 @@ from shoal.strategies.replica import Replica, call_model
 def evaluate(job: Job, world: World, reporter: Reporter) -> None:
     """Loss and metrics of a saved model over a data set."""
     task, replica, dataset = _load(job, world)
-    evaluator = Evaluator(task, replica, len(dataset), Feed(task, dataset, device=world.device))
+    evaluator = Evaluator(task, replica, len(dataset), Feed(task, dataset, device=world.device), job.conduct)
     strategy = make_strategy(job.spec, world, world.world_size)
     extent = Extent(table_rows=evaluator.num_batches, table_columns=evaluator.num_columns)
     strategy.open(replica, Setting(world=world, conduct=job.conduct, extent=extent))

@@ -50,7 +50,7 @@ class ServedTraining:
             task,
             SingleProcess(),
             world,
-            job.num_slots,
+            job.conduct,
             numerics=job.numerics,
             start=start,
             precision=job.precision,

@@ -63,7 +63,7 @@ class Trainer:
         self._strategy = make_strategy(spec, self.world, slots)
         require_choice("Trainer", "precision", precision, PRECISIONS)
         self._training = Training(
-            task, self._strategy, self.world, slots, precision=precision, recompute=recompute
+            task, self._strategy, self.world, conduct, precision=precision, recompute=recompute
         )
         self._setting = Setting(
             world=self.world,
@@ -141,8 +141,8 @@ class Trainer:
 
     def save(self, path: str | Path) -> str:
         """Write the model as safetensors (the first process does) and return its digest there."""
-        self._strategy.settle()
-        return save_tensors(Path(path), self.model.state_dict()) if self.world.is_first else ""
+        stream = self._strategy.model_stream(self._training.replica)
+        return save_tensors(Path(path), dict(stream.tensors)) if self.world.is_first else ""
 
     def close(self) -> None:
         """Leave the others."""

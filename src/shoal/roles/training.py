@@ -19,7 +19,7 @@ from shoal.roles.evaluation import Evaluator
 from shoal.roles.hosting import MoveOrder, PlacesMoved
 from shoal.roles.mean_check import MeanCheck
 from shoal.roles.witness import Witness
-from shoal.spec import Task, World
+from shoal.spec import Conduct, Task, World
 from shoal.strategies.base import Extent, Setting, StepResult, Strategy, Work
 from shoal.strategies.parking import Parking
 from shoal.strategies.replica import Replica
@@ -77,7 +77,7 @@ class Training:
         task: Task,
         strategy: Strategy,
         world: World,
-        slots: int,
+        conduct: Conduct,
         *,
         numerics: str = "task",
         start: Start | None = None,
@@ -88,6 +88,7 @@ class Training:
     ) -> None:
         self.task = task
         self.world = world
+        self.conduct, slots = conduct, conduct.slots
         train = open_dataset(task, "train", lambda: self.world)
         sets = [train]
         if preprocess and isinstance(train, ShippedSet):
@@ -116,7 +117,7 @@ class Training:
             test = open_dataset(task, "test", lambda: self.world)
             sets.append(test)
             test_feed = Feed(task, test, numerics=numerics, device=world.device, beside=self._feed)
-            self.evaluator = Evaluator(task, self.replica, len(test), test_feed)
+            self.evaluator = Evaluator(task, self.replica, len(test), test_feed, conduct)
         self._shipped = [each for each in sets if isinstance(each, ShippedSet)]
         self.slots = slots
         self.witness = Witness(self.replica, self._feed.batch)
@@ -287,8 +288,9 @@ class Training:
         """Nobody can go on before this process, which has a part in every step: the state stands still."""
         strategy, is_first = self.strategy, self.world.is_first
         checkpoints.failures = self.world.generation
-        is_due = asked if strategy.gathers else is_first and checkpoints.is_due(step)
-        if not is_due and not (is_last and checkpoints.is_on and (is_first or strategy.gathers)):
+        gathers = self.conduct.gathers
+        is_due = asked if gathers else is_first and checkpoints.is_due(step)
+        if not is_due and not (is_last and checkpoints.is_on and (is_first or gathers)):
             return
         with checkpoints.at_the_disk():  # others, too, wait for the one who writes
             model, state = strategy.model_stream(self.replica), strategy.state_stream()
@@ -296,7 +298,7 @@ class Training:
                 model.drain()
                 state.drain()
                 checkpoints.note_saved(step)
-            elif strategy.gathers:
+            elif gathers:
                 checkpoints.take(step, model, state)
             else:
                 checkpoints.save(step, lambda: dict(model.tensors), lambda: dict(state.tensors))
@@ -315,7 +317,7 @@ class Training:
     def _wants_save(self, step: int) -> bool:
         """Whether to ask all, in this step, to save after it; only needed where they must do so together."""
         checkpoints = self.checkpoints
-        return self.strategy.gathers and checkpoints is not None and checkpoints.is_due(step)
+        return self.conduct.gathers and checkpoints is not None and checkpoints.is_due(step)
 
     def _despite_moves(self, observer: Observer, act: Callable[[], T]) -> T:
         """What `act` returns; where it was left because places came to this process, it is done with them, too."""

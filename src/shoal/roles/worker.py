@@ -71,7 +71,7 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
         task,
         strategy,
         world,
-        job.num_slots,
+        job.conduct,
         numerics=job.numerics,
         start=read_start(job),
         parking=make_parking(job),
@@ -128,7 +128,7 @@ def _check_mean(job: Job, training: Training, reporter: Reporter) -> None:
     if not training.world.is_first or parts == 1 or job.options.get("quiet"):
         return
     check = MeanCheck(training.replica, parts, reporter.warn)
-    if not training.strategy.gathers:
+    if not training.conduct.gathers:
         training.mean_check = check
     elif job.cluster.memory_bytes is None:  # the model is still whole here, and in memory
         generators = Generators(training.replica.device)
@@ -212,7 +212,7 @@ def _finish(
         results["loss"] = outcome.loss
     if num_skipped := History(job).num_skipped:
         results["skipped_seen"] = num_skipped
-    if training.world.is_first or training.strategy.gathers:
+    if training.world.is_first or training.conduct.gathers:
         results |= _save(job, training, outcome, reporter, state)
     if training.checkpoints is not None and (due := training.checkpoints.due):
         results["due_checkpoints"] = due

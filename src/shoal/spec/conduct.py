@@ -58,6 +58,8 @@ class Conduct:
     """Others hold what a worker holds, too."""
     is_never_whole: bool = False
     """Nobody needs the whole model at any time, so that it may be larger than what one worker can hold."""
+    gathers: bool = False
+    """Nobody has the whole state by itself: all give what they hold where it is wanted."""
     frees_parameters: bool = False
     """Workers hold parameters only while they need them."""
     is_lockstep: bool = True
@@ -97,6 +99,10 @@ class Conduct:
     def slots(self) -> int:
         """Parts of a global batch."""
         return max(filled.stop for filled in self.fills)
+
+    def lanes(self, workers: int) -> int:
+        """Batches evaluated at a time: one for each worker, or for each line of workers that computes one."""
+        return self.slots if self.is_cut or self.is_never_whole else workers
 
     @property
     def slots_per_worker(self) -> tuple[int, ...]:

@@ -85,6 +85,7 @@ class Data(StrategySpec):
                 fills=(range(slots or 1),) * cluster.places,
                 slots_are_free=False,
                 is_relay=True,
+                gathers=cluster.places > 1,
                 why=dict.fromkeys(
                     ("has_places", "slots"), f"with strategy={self} workers take turns with whole batches"
                 ),

@@ -102,6 +102,7 @@ class Layer(StrategySpec):
             fills=(range(1),) * workers,
             slots_are_free=False,
             is_cut=True,
+            gathers=True,
             can_skip=False,
             calls_model=False,
             draws_otherwise=True,

@@ -43,6 +43,7 @@ class ModelParallel(StrategySpec):
             is_cut=mesh.num_workers > mesh.data,
             has_copies=mesh.data > 1,
             is_never_whole=True,
+            gathers=True,
             frees_parameters=mesh.shard > 1 and mesh.stage == 3,
             repeats_passes=mesh.schedule != "zero-bubble",
             synchronises=mesh.pipeline == 1,

@@ -158,9 +158,6 @@ class Strategy(Protocol):
 
     handover: Handover | None
     """How a process goes on for another; None where none can."""
-    gathers: bool
-    """Whether no process has the whole state by itself: all must call `infer`, `model_stream` and `state_stream`
-    together, and consume the streams."""
 
     def open(self, replica: Replica, setting: Setting) -> None:
         """Join the others. Afterwards the replica's parameters are the job's."""
@@ -171,17 +168,15 @@ class Strategy(Protocol):
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         """Every process fills the rows of its places in a float64 table; then all have all rows.
 
-        `serial` rises by call; one that was left in the middle is made again with the same.
+        The replica is at the last committed step when it fills them. `serial` rises by call; one that was left in
+        the middle is made again with the same.
         """
 
-    def lanes(self, world: World) -> int:
-        """How many batches are evaluated at a time."""
-
     def infer(self, replica: Replica, inputs: Any) -> Any:
-        """The model's output; None where another process has it."""
+        """The model's output; None where another process has it.
 
-    def settle(self) -> None:
-        """Bring the replica's parameters and buffers to the last committed step."""
+        Where the conduct `gathers`, all call this together, and the streams below, which they consume.
+        """
 
     def model_stream(self, replica: Replica) -> TensorStream:
         """The whole model's state after the last committed step, tensor by tensor, at the first worker."""
@@ -197,18 +192,13 @@ class WholeModel(ABC):
     """For strategies in which every process has the whole model."""
 
     handover: Handover | None = None
-    gathers = False
-
-    def lanes(self, world: World) -> int:
-        """One batch for each worker."""
-        return world.world_size
 
     def infer(self, replica: Replica, inputs: Any) -> Any:
         """What the replica makes of it."""
         return call_model(replica.module, inputs)
 
     def settle(self) -> None:
-        """Where nothing else is said, the replica is always where it should be."""
+        """Bring the replica to the last committed step; where nothing else is said, it is always there."""
         return
 
     def model_stream(self, replica: Replica) -> TensorStream:
@@ -229,7 +219,3 @@ class CutModel:
     """For strategies in which each process has a part of the model, so that nobody can go on for another."""
 
     handover: Handover | None = None
-    gathers = True
-
-    def settle(self) -> None:
-        """Every process has its part of the committed model."""

@@ -54,7 +54,7 @@ class Others:
 def make(task: Task = TASK) -> tuple[Training, Others]:
     strategy, others = SingleProcess(), Others()
     strategy.handover = others
-    training = Training(task, strategy, World(), 1)
+    training = Training(task, strategy, World(), Conduct(fills=(range(1),)))
     return training, others
 
 

@@ -299,6 +299,7 @@ class ArenaData(WholeModel):
         return Past(self._shared.counts[steps], sizes, self._is_stopped_by(last))
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
+        self.settle()
         shared, marks, counters = self._shared, self._shared.marks, self._shared.counters
         size = shape[0] * shape[1]
         # Tables of earlier calls stay, as far as there is room: a successor finds them filled.

@@ -28,7 +28,6 @@ _PATIENCE_S = 300.0
 class RelayData(WholeModel):
     """Workers take turns. Who trains tells the others the loss of each step; who follows gets the state, too."""
 
-    gathers = True
     """One worker has the last step's state: to save it all must give it to the first together."""
 
     def open(self, replica: Replica, setting: Setting) -> None:
@@ -130,6 +129,7 @@ class RelayData(WholeModel):
         return message
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
+        self.settle()
         table = torch.zeros(shape, dtype=torch.float64)
         fill(table, self._rank)
         for peer in self._others:

@@ -15,7 +15,7 @@ import torch
 from shoal.checkpoint.aside import put_aside
 from shoal.checkpoint.model_stream import TensorLooks, TensorStream
 from shoal.errors import SpecError
-from shoal.spec import Layer, LayerForm, World
+from shoal.spec import Layer, LayerForm
 from shoal.strategies.base import CutModel, Fill, Setting, StepResult, Work
 from shoal.strategies.clipping import clip_together
 from shoal.strategies.gradients import Sums, check_finite, check_weight, seed_slot, step_result
@@ -155,9 +155,6 @@ class LayerStrategy(CutModel):
         """Gradients by name, without those that another worker has, too, and counts."""
         others = {name for name, users in self._owners.items() if users[0] != self._post.rank}
         return {name: p.grad for name, p in self._updated.items() if p.grad is not None and name not in others}
-
-    def lanes(self, world: World) -> int:
-        return 1
 
     def infer(self, replica: Replica, inputs: Any) -> Any:
         return self._line.infer(inputs)

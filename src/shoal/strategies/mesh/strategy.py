@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from shoal.checkpoint.model_stream import TensorStream
-from shoal.spec import Mesh, World
+from shoal.spec import Mesh
 from shoal.strategies.base import CutModel, Fill, Setting, StepResult, Work
 from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
 from shoal.strategies.data.buffers import MovingBuffers
@@ -181,9 +181,6 @@ class MeshStrategy(CutModel):
         seen = precision.measure(work.step, ((held.name, held.tensor.grad) for held in counted))
         values = self.axes.world.all_reduce_(torch.tensor(seen.values, dtype=torch.float64))
         return precision.conclude(work.step, Seen.of(values.tolist()))
-
-    def lanes(self, world: World) -> int:
-        return self.mesh.lanes
 
     def infer(self, replica: Replica, inputs: Any) -> Any:
         return self._line.infer(inputs)
