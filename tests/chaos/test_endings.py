@@ -104,8 +104,8 @@ def test_who_follows_the_first_worker_at_the_very_end_knows_its_loss(run: Run, z
 
 def test_a_loss_below_zero_that_falls_is_no_divergence(run: Run) -> None:
     found = run("negative", strategy="ps:sync=asp", args={"epochs": 10})
-    first = run.told("steps")[0]["steps"][0][1]
-    assert found["loss"] < first - 0.3 < 0, "it fell"
+    known = [loss for told in run.told("steps") for _, loss in told["steps"] if loss is not None]
+    assert found["loss"] < max(known) < 0, "it fell"
     assert not run.told("warning")
 
 
