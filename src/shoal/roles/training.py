@@ -227,10 +227,9 @@ class Training:
         committed = max(committed, self.replica.start.step)
         losses, was_stopped = self._read_past(committed)
         history: dict[str, list[float]] = {}
-        results: dict[str, float] = {}
         result = StepResult(float("nan"), 0.0, False)
         # None of the steps before the last committed one has ended the run.
-        self._replay(losses[: max(0, committed - 1)], history, observer)
+        results = self._replay(losses[: max(0, committed - 1)], history, observer)
         for step in range(max(1, committed), self.schedule.total_steps + 1):
             self.witness.step = step
             if step == committed:
@@ -264,14 +263,19 @@ class Training:
                 return Outcome(step, result.loss, results, reason)
         raise AssertionError("a run has at least one step, and its last ends it")
 
-    def _replay(self, losses: Sequence[float], history: dict[str, list[float]], observer: Observer) -> None:
-        """Let all that follows the steps see those that were taken before, however many they are."""
+    def _replay(
+        self, losses: Sequence[float], history: dict[str, list[float]], observer: Observer
+    ) -> dict[str, float]:
+        """Let all that follows the steps see those that were taken before, however many they are; what the last
+        evaluation of these came to."""
+        results: dict[str, float] = {}
         self.replica.advance_over(losses[self._followed :])
         if self.checkpoints is not None:
             self.checkpoints.note_steps(losses)
         if self.evaluator is not None:
             for step in range(self.evaluation_interval, len(losses) + 1, self.evaluation_interval):
-                self._evaluate(step, observer, history, told=True)
+                results = self._evaluate(step, observer, history, told=True)
+        return results
 
     def _read_past(self, committed: int) -> tuple[Sequence[float], bool]:
         """Enter into the book what others of this run have committed; the losses of all steps up to then, and

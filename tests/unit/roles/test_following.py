@@ -70,6 +70,20 @@ def test_the_learning_rate_follows_and_no_step_is_seen_twice() -> None:
     assert outcome.step == STEPS and training.replica.learning_rate == GAMMA**STEPS
 
 
+class StopsAtOnce(_Silent):
+    def wants_stop(self) -> bool:
+        return True
+
+
+def test_who_ends_before_the_next_evaluation_knows_the_last_one() -> None:
+    training, others = make(replace(TASK, test=TASK.train, evaluate_every=3))
+    others.steps = 4
+    setting = Setting(world=World(), conduct=Conduct(fills=(range(1),)), extent=training.extent)
+    training.strategy.open(training.replica, setting)
+    outcome = training.run(setting, StopsAtOnce(), committed=4)
+    assert (outcome.step, outcome.reason) == (5, "stopped") and "loss" in outcome.results
+
+
 def test_without_a_scheduler_nobody_need_be_followed() -> None:
     training, others = make(replace(TASK, scheduler=None))
     others.steps = 5
