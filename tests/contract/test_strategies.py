@@ -13,12 +13,13 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from helpers.forked import in_processes
+from helpers.supplying import OneBatch
 from shoal.errors import SpecError, TaskError
 from shoal.feed.parts import Part, Piece
 from shoal.spec import Cluster, Conduct, Task, World, parse_strategy
 from shoal.spec.conduct import even_fills
 from shoal.strategies import Strategy, make_strategy
-from shoal.strategies.base import Extent, Setting, StepResult, Work
+from shoal.strategies.base import Company, Extent, Setting, StepResult, Work
 from shoal.strategies.replica import Replica
 
 CASES = [
@@ -92,8 +93,8 @@ class Seat:
                 world=world,
                 conduct=spec.conduct(Cluster(workers=size), slots),
                 extent=Extent(total_steps=STEPS, tables=2, table_rows=world.world_size, table_columns=3),
-                report=lambda line: None,
-                sample=lambda: (INPUTS, TARGETS),
+                company=Company(report=lambda line: None),
+                supply=OneBatch((INPUTS, TARGETS)),
                 **setting,
             ),
             task,
@@ -117,7 +118,8 @@ class Seat:
             )
 
         mine = self.setting.slots_of(self.setting.world.global_rank)
-        return self.strategy.step(Work(number, parts(mine), 0, stop, all_parts=lambda: parts(range(slots))))
+        work = Work(number, parts(mine), 0, stop, all_parts=lambda: parts(range(slots)))
+        return self.strategy.take(work).result()
 
 
 def slots_of(written: str, workers: int) -> int:
@@ -213,7 +215,7 @@ def test_a_step_in_which_nothing_counts_is_refused(case: tuple[str, int]) -> Non
         slot = seat.setting.slots_of(world.global_rank)[0]
         part = Part(slot, lambda: iter([((INPUTS, TARGETS), 0.0, BATCH)]), None)
         with pytest.raises(TaskError) as refused:
-            seat.strategy.step(Work(1, (part,), 0))
+            seat.strategy.take(Work(1, (part,), 0))
         return str(refused.value)
 
     written, size = case
@@ -225,7 +227,7 @@ def test_synchronised_batchnorm_needs_samples_that_count(via: str) -> None:
     seat = Seat.take(World(), f"data:batchnorm=sync,via={via}")
     part = Part(0, lambda: iter([((INPUTS, TARGETS), 0.0, BATCH)]), None)
     with pytest.raises(TaskError, match="samples of one counted nothing at step 1"):
-        seat.strategy.step(Work(1, (part,), 0))
+        seat.strategy.take(Work(1, (part,), 0))
     seat.strategy.close()
 
 

@@ -169,10 +169,9 @@ class Checkpointing:
     def _folder(self) -> Path:
         return RunFolder(Path(self._job.run_dir)).checkpoints
 
-    def save_last(self, step: int, state: State) -> None:
-        """Training ends with this step: save it, unless that was done."""
-        if self.is_on and step > self._last_step:
-            self.save(step, self._replica.module.state_dict, state)
+    def has_saved(self, step: int) -> bool:
+        """Whether the state after this step, or a later one, was saved."""
+        return step <= self._last_step
 
     def close(self) -> None:
         """Wait until the last one is on disk."""

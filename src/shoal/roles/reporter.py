@@ -98,6 +98,10 @@ class Reporter:
             self._told_at = now
             self.flush()
 
+    def on_turn(self) -> None:
+        """This process has done something that brought the run no further."""
+        self.pulse.sign()
+
     def on_progress(self, step: int, samples: int) -> None:
         """A batch of work without a loss is done (prediction)."""
         self.step = step

@@ -17,14 +17,16 @@ from shoal.feed.parts import Part, Piece
 from shoal.roles.devices import choose_device
 from shoal.roles.hosting import MoveOrder
 from shoal.roles.joining import share_segment
-from shoal.roles.training import Outcome, Training
+from shoal.roles.loop import Loop
+from shoal.roles.observer import Outcome
+from shoal.roles.training import Training
 from shoal.spec import Cluster, Conduct, StrategySpec, Task, World, parse_strategy
 from shoal.spec.checks import require_choice
 from shoal.spec.cluster import DEVICES
 from shoal.spec.features import check_task
 from shoal.spec.precision import PRECISIONS
 from shoal.strategies import make_strategy
-from shoal.strategies.base import Setting, StepResult, Work
+from shoal.strategies.base import Company, Setting, StepResult, Work
 
 
 class Trainer:
@@ -69,8 +71,9 @@ class Trainer:
             world=self.world,
             conduct=conduct,
             extent=self._training.extent,
+            company=Company(on_idle=_orphan_watch()),
+            supply=self._training,
             clip_norm=task.clip_norm,
-            on_idle=_orphan_watch(),
         )
         self._strategy.open(self._training.replica, self._setting)
         self._training.replica.train_mode()
@@ -115,7 +118,7 @@ class Trainer:
 
         self.steps += 1
         part = Part(self._own_slot, load, weight if self._total_is_known else None)
-        result = self._strategy.step(Work(self.steps, (part,), self._seed))
+        result = self._strategy.take(Work(self.steps, (part,), self._seed)).result()
         self._training.replica.advance(result.loss)
         return result.loss
 
@@ -127,7 +130,7 @@ class Trainer:
                 "make a new Trainer."
             )
         try:
-            outcome = self._training.run(self._setting, _Silent())
+            outcome = Loop(self._training, self._setting, _Silent()).run()
         finally:
             self._training.close()
         self.steps = outcome.step
@@ -171,7 +174,9 @@ class _Silent:
 
     def on_state(self, state: str, step: int) -> None: ...
 
-    def on_step(self, step: int, result: StepResult, samples: int, learning_rate: float, epoch: int) -> None: ...
+    def on_step(self, step: int, result: StepResult, *told: Any, committed: int | None = None) -> None: ...
+
+    def on_turn(self) -> None: ...
 
     def on_evaluation(self, step: int, results: dict[str, float]) -> None: ...
 

@@ -64,6 +64,10 @@ class Conduct:
     """Workers hold parameters only while they need them."""
     is_lockstep: bool = True
     """The result does not depend on timing."""
+    leaves_out_the_late: bool = False
+    """A step may be taken without the part of somebody who is slow."""
+    open_commits: int = 1
+    """Steps that a worker may have taken before it is known what the first of them came to."""
     is_relay: bool = False
     """Workers take turns with whole batches."""
     takes_turns: bool = False
@@ -100,8 +104,15 @@ class Conduct:
         """Parts of a global batch."""
         return max(filled.stop for filled in self.fills)
 
+    @property
+    def first_evaluates(self) -> bool:
+        """The first worker evaluates for all; others are elsewhere by then, and go on."""
+        return self.servers > 0
+
     def lanes(self, workers: int) -> int:
         """Batches evaluated at a time: one for each worker, or for each line of workers that computes one."""
+        if self.first_evaluates:
+            return 1
         return self.slots if self.is_cut or self.is_never_whole else workers
 
     @property

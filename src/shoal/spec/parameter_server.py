@@ -36,6 +36,7 @@ class ParameterServer(StrategySpec):
     """Servers hold the model; workers pull parameters and push gradients, in lockstep or each at its own pace."""
 
     name: ClassVar[str] = "ps"
+    made_by: ClassVar[str] = "shoal.strategies.ps.strategy:make"
     only: ClassVar[Mapping[str, Only]] = {
         "compress": Only(lambda ps: ps.wire == "tcp", "on what travels: with wire=tcp"),
         "journal": Only(lambda ps: ps.wire != "tcp", "in the host's memory, and not with wire=tcp"),
@@ -163,6 +164,7 @@ class ParameterServer(StrategySpec):
             slots_are_free=self.is_lockstep,
             servers=self.num_servers,
             is_lockstep=self.is_lockstep,
+            leaves_out_the_late=self.sync.startswith("quorum:"),
             can_skip=False,
             state=StateHolder.SERVERS if self.push == "gradients" else StateHolder.EACH_WORKER,
             why={

@@ -179,7 +179,7 @@ class ServingProcess(NodeProcess):
 
 
 class TrainingProcess(NodeProcess):
-    """As `roles/served.py`: trains, the first one evaluates and saves, says so, and really ends."""
+    """As `strategies/ps/strategy.py`: trains, the first one evaluates and saves, says so, and really ends."""
 
     machine: WorkerProcess | None = None
 

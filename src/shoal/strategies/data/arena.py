@@ -74,7 +74,7 @@ class ArenaData(WholeModel):
             self._join(setting.world)
             self._host(setting.world)
             if setting.world.is_first and not self._sliced:
-                setting.report(
+                setting.company.report(
                     f"{type(replica.optimizer).__name__} does not work element by element: "
                     "worker 0 updates the whole model."
                 )
@@ -100,7 +100,7 @@ class ArenaData(WholeModel):
         shared.bind()
         self._tap = GradientTap(shared.params)
         self._direct = write_directly(replica.module, shared.params, self._tap)
-        replica.precision.bind(replica.module, report=self._setting.report if world.is_first else None)
+        replica.precision.bind(replica.module, report=self._setting.company.report if world.is_first else None)
         if self._spec.batchnorm == "sync":
             calls = exchange_calls(replica.module) * self._setting.extent.accumulate
             self._exchange = SlotSums(shared, calls)
@@ -141,7 +141,7 @@ class ArenaData(WholeModel):
             counters.wait_all(marks.updated, done)
         return done
 
-    def step(self, work: Work) -> StepResult:
+    def take(self, work: Work) -> StepResult:
         marks, counters, step = self._shared.marks, self._shared.counters, work.step
         self._precision.begin(step)
         missing = [part for part in work.parts if counters[marks.gradients[part.slot]] < step]

@@ -117,7 +117,7 @@ class SharedState:
         """Map the segment; small tables become numpy arrays, which are quicker to poke than tensors."""
         setting, segment = self.setting, self.segment
         segment.map()
-        self.counters = segment.counters("counters", setting.on_idle)
+        self.counters = segment.counters("counters", setting.company.on_idle)
         self.results = segment.tensor("results", torch.float64).numpy().reshape(setting.slots, -1)
         self.touched = segment.tensor("touched", torch.uint8).numpy().reshape(setting.slots, -1)
         self.norms = segment.tensor("norms", torch.float64).numpy()

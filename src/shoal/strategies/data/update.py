@@ -144,7 +144,7 @@ class SlicedUpdate:
             assert self._journal, "nobody may take over a step without a journal"
             self._chunks[done].restore()
             counters[progress] = 2 * done
-            self._shared.setting.report(
+            self._shared.setting.company.report(
                 "A chunk that its worker left half updated was put back and is done again."
             )
         for number in range(done, len(self._chunks)):

@@ -154,4 +154,6 @@ def open_post(setting: Setting) -> Post:
         generation=world.generation,
     )
     transport.connect(meeting.exchange_addresses(transport.address))
-    return Post(transport, world.global_rank, world.world_size, device=world.device, on_idle=setting.on_idle)
+    return Post(
+        transport, world.global_rank, world.world_size, device=world.device, on_idle=setting.company.on_idle
+    )

@@ -16,7 +16,7 @@ from shoal.checkpoint.aside import put_aside
 from shoal.checkpoint.model_stream import TensorLooks, TensorStream
 from shoal.errors import SpecError
 from shoal.spec import Layer, LayerForm
-from shoal.strategies.base import CutModel, Fill, Setting, StepResult, Work
+from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, Work
 from shoal.strategies.clipping import clip_together
 from shoal.strategies.gradients import Sums, check_finite, check_weight, seed_slot, step_result
 from shoal.strategies.half_range import Seen
@@ -28,7 +28,7 @@ from shoal.strategies.optimizer_state import load_named_state, state_by_name
 from shoal.strategies.replica import Replica
 
 
-class LayerStrategy(CutModel):
+class LayerStrategy(Lockstep):
     """Implements `layer:place=…` and `layer:decoupled=on`."""
 
     def __init__(self, spec: Layer) -> None:
@@ -53,13 +53,13 @@ class LayerStrategy(CutModel):
         """Parameters that move here: those of the model, and those of a head."""
         if self._line.head is not None:
             self._updated |= put_aside(self._line.head.params)
-        replica.precision.bind(replica.module, report=setting.report if setting.world.is_first else None)
+        replica.precision.bind(replica.module, report=setting.company.report if setting.world.is_first else None)
         self._report()
 
     def _make_line(self) -> LayerLine:
         if self._spec.form is LayerForm.DECOUPLED:
             weights = self._spec.loss_weights(self._post.size)
-            return DecoupledLine(self._replica, self._post, weights, self._setting.sample)
+            return DecoupledLine(self._replica, self._post, weights, self._setting.supply)
         return PlacedLine(self._replica, self._post, self._spec.homes)
 
     def _forget_others(self) -> None:
@@ -72,14 +72,16 @@ class LayerStrategy(CutModel):
     def _report(self) -> None:
         head, start = self._line.head, self._replica.start
         if head is not None and start.step and not head.was_saved:
-            self._setting.report(f"layer: the checkpoint has no head that reads {head.reads}, so it begins anew")
+            self._setting.company.report(
+                f"layer: the checkpoint has no head that reads {head.reads}, so it begins anew"
+            )
         if self._setting.world.is_first and self._post.size > 1:
             homes = self._line.homes
             for worker in range(self._post.size):
                 own = ", ".join(module for module, home in homes.items() if home == worker)
-                self._setting.report(f"layer: worker {worker} has {own or 'functions alone'}")
+                self._setting.company.report(f"layer: worker {worker} has {own or 'functions alone'}")
 
-    def step(self, work: Work) -> StepResult:
+    def take(self, work: Work) -> StepResult:
         own = self._backward(work)
         agreed = self._post.sum_(torch.tensor([own.loss, float(work.stop), float(work.save)], dtype=torch.float64))
         loss, stop, save = agreed.tolist()

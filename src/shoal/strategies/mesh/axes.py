@@ -134,7 +134,7 @@ class Axes:
         backend = Backend(setting)
         rank, size = setting.world.global_rank, setting.world.world_size
         grid = torch.arange(size).view(mesh.sizes)
-        block = setting.on_block
+        block = setting.company.on_block
 
         def lines(names: Sequence[str]) -> Axis:
             dims = [AXES.index(name) for name in names]

@@ -57,12 +57,12 @@ class PipelineLine:
 
     def _cut(self, mesh: Mesh, axes: Axes, setting: Setting) -> list[Stage]:
         """As the first worker finds best: what one measures, others may not."""
-        if setting.sample is None:
+        if setting.supply is None:
             raise SpecError(
                 f"strategy={mesh} must see the model run before it cuts it, but finds no sample of the data here; "
                 "use shoal.train, or data."
             )
-        inputs, _ = split_batch(setting.sample())
+        inputs, _ = split_batch(setting.supply.sample())
         # Layers that are cut by width together must stay together.
         chain = Chain(self._replica.module, inputs, opens_layers=mesh.tensor == 1)
         self._signature = chain.signature
@@ -74,7 +74,7 @@ class PipelineLine:
             counts = torch.tensor(balanced_split(chain, given, demand, trained=self._replica.trained))
         axes.world.broadcast_(counts)
         if axes.world.is_first:
-            setting.report(_describe(chain, counts.tolist()))
+            setting.company.report(_describe(chain, counts.tolist()))
         return chain.stages(counts.tolist())
 
     def _demand(self, mesh: Mesh, setting: Setting) -> StageDemand:

@@ -45,7 +45,7 @@ def cut_width(
     assert splits is not None, "a whole model agrees with itself"
     if setting.world.is_first:
         for line in attempt.lines():
-            setting.report(f"tensor={axis.size}: {line}")
+            setting.company.report(f"tensor={axis.size}: {line}")
     gc.collect()  # trials that failed leave cycles, by which whole tensors would be kept
     return splits
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.roles.departure import Departure
+from shoal.strategies.ps.departure import Departure
 
 
 class Hours:

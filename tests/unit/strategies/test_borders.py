@@ -12,8 +12,8 @@ from shoal.coordinator.holding import next_hold
 from shoal.ps.consistency import parse_sync
 from shoal.ps.messages import View
 from shoal.ps.worker import WorkerMachine
-from shoal.roles.borders import Borders
 from shoal.spec import ParameterServer, World
+from shoal.strategies.ps.borders import Borders
 from shoal.strategies.ps.client import PsClient
 
 HOLD = 1
@@ -43,7 +43,7 @@ class WaitingClient:
 def make_borders() -> tuple[Borders, WaitingClient]:
     client, spec = WaitingClient(), ParameterServer(sync="alternate:4", servers=1)
     world = World(world_size=2)
-    borders = Borders(cast(PsClient, client), spec, world, slots=2, save=lambda steps, waited_s: None)
+    borders = Borders(cast(PsClient, client), spec, world, slots=2)
     client.idle = borders.speak
     return borders, client
 
@@ -80,7 +80,6 @@ class HeldClient:
             ParameterServer(sync="ssp:2"),
             World(global_rank=1, world_size=2),
             slots=2,
-            save=self.save,
         )
         self.at_rest: list[bool] = []
         self.hear(0.0)
@@ -94,13 +93,10 @@ class HeldClient:
     def wait(self, is_done: Any) -> None:
         raise AssertionError("only the first worker waits for others at a border")
 
-    def save(self, steps: int, waited_s: float) -> None:
-        raise AssertionError("only the first worker saves")
-
 
 def test_a_worker_that_has_still_to_come_to_the_border_is_not_at_rest() -> None:
     client = HeldClient([1, None], [1, 10])
-    client.borders.heed(8)
+    assert list(client.borders.heed(8)) == [], "only the first worker saves"
     assert client.at_rest == [False, False], (
         "it was held until it was known where the border is, and goes on to there"
     )
@@ -108,7 +104,7 @@ def test_a_worker_that_has_still_to_come_to_the_border_is_not_at_rest() -> None:
 
 def test_a_worker_past_the_border_is_at_rest_until_all_go_on() -> None:
     client = HeldClient([1, None], [1, 10], [1, 10], None)
-    client.borders.heed(11)
+    assert list(client.borders.heed(11)) == []
     assert client.at_rest == [False, True, True, False]
     assert not client.borders.is_at_rest
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from shoal.roles.training import Training
+from shoal.strategies.base import Supply
 from shoal.strategies.gradients import seed_slot, task_loss
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.units import find_units, is_safe
 
 
-def fetch_by_parts(training: Training, client: PsClient) -> None:
+def fetch_by_parts(client: PsClient, supply: Supply) -> None:
     """Where the model allows it, fetch each part of it just before it computes."""
-    replica, served = training.replica, client.served
+    served, replica = client.served, client.served.replica
     spec = served.spec
     wanted = spec.overlap == "on" or (spec.overlap == "auto" and not served.shares_memory)
     if not wanted or spec.push == "parameters" or spec.pool != "none":
         return
     units = find_units(replica.module, served.memory)
-    work = training.work(1, range(1))
+    work = supply.work(1, range(1))
 
     @torch.no_grad()
     def compute() -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
 
 from shoal.spec import ParameterServer, World
 from shoal.strategies.ps.client import PsClient
@@ -12,10 +13,20 @@ from shoal.strategies.ps.holding import Hold
 _LISTEN_S = 0.05
 
 
+class Border(NamedTuple):
+    """All stand still, and the servers have what was pushed up to here, and nothing more."""
+
+    steps: int
+    """That this run has taken."""
+    waited_s: float
+    """How long the others had to be waited for."""
+
+
 class Borders:
     """One worker's way to a border; the first worker asks for it, saves what is there, and lets all go on.
 
-    `save` gets the steps that this run has taken and the seconds that all had to wait for it.
+    Whatever may meet a border on its way yields it, to the first worker alone; when it is asked to go on, what is
+    there has been saved.
     """
 
     def __init__(
@@ -25,24 +36,20 @@ class Borders:
         world: World,
         *,
         slots: int,
-        save: Callable[[int, float], None],
     ) -> None:
         self._client = client
         self._spec = spec
         self._is_first = world.is_first
         self._slots = slots
-        self._save = save
         self._hold = Hold(client.machine, client.wait, world.generation)
         self._beginning: int | None = None
         """The clock that this worker begins as soon as others let it."""
         self._next_clock: int | None = None
         """The clock that this worker does not begin because of a hold."""
 
-    def bring_about(self, steps: int) -> None:
-        """The first worker wants to save now. In lockstep nobody goes on without it; else all are called."""
-        if self._spec.is_lockstep:
-            self._save(steps, 0.0)
-        elif self._hold.current is None:
+    def bring_about(self) -> None:
+        """The first worker wants to save."""
+        if self._hold.current is None:
             self._hold.ask()
 
     def call_all(self) -> None:
@@ -70,12 +77,12 @@ class Borders:
 
     # Where every rank has cells of its own.
 
-    def begin(self, clock: int) -> None:
+    def begin(self, clock: int) -> Iterator[Border]:
         """Wait for this step's turn. While it waits for others, this worker is where a hold finds it."""
         self._beginning = None if self._spec.is_leased else clock
         self._client.begin(clock)
         while self._beginning is not None and not self._hold.may_begin(clock):
-            self.heed(clock)
+            yield from self.heed(clock)
             self._client.begin(clock)
         self._beginning = None
 
@@ -92,7 +99,7 @@ class Borders:
         """This worker has no step of this clock any more: a hold finds it past its last one, and need not wait."""
         self._beginning = None if self._spec.is_leased else clock
 
-    def heed(self, clock: int) -> None:
+    def heed(self, clock: int) -> Iterator[Border]:
         """Where all are to come to one border, go no further."""
         while self._hold.current is not None and not self._hold.may_begin(clock):
             self._next_clock = clock
@@ -101,7 +108,7 @@ class Borders:
                 self._client.await_all(clock - 1)
                 steps = (clock - 1) * self._spec.every
                 if self._hold.is_exact(steps * self._slots):
-                    self._save(steps, time.monotonic() - came)
+                    yield Border(steps, time.monotonic() - came)
                 self._hold.release()
             else:
                 self._client.hear(_LISTEN_S)
@@ -114,13 +121,13 @@ class Borders:
 
     # Where cells are leased.
 
-    def take_cells(self, count: int, total: int) -> list[int] | None:
-        """The next cells, as the client gives them; of `total` in this run. Saves where nothing else is to do."""
+    def take_cells(self, count: int, total: int) -> Generator[Border, None, list[int] | None]:
+        """Returns the next cells, as the client gives them; of `total` in this run."""
         while True:
             cells = self._client.take_cells(count, unless=self._is_there)
             if cells or cells is None or not self._is_there():
                 return cells
-            self._save_there(total)
+            yield from self._wait_there(total)
 
     def _is_there(self) -> bool:
         """Whether nothing is left for the first worker but to save, while all are held."""
@@ -128,11 +135,11 @@ class Borders:
         assert leases is not None
         return self._is_first and self._hold.current is not None and not leases.held
 
-    def _save_there(self, total: int) -> None:
+    def _wait_there(self, total: int) -> Iterator[Border]:
         leases, hold = self._client.machine.leases, self._hold.current
         assert leases is not None and hold is not None and hold[1] is not None
         came, border = time.monotonic(), hold[1]
         if self._hold.await_seen(border, is_needed=lambda: bool(leases.held)):
             if border < total and self._hold.is_exact(border):
-                self._save(border // self._slots, time.monotonic() - came)
+                yield Border(border // self._slots, time.monotonic() - came)
             self._hold.release()
