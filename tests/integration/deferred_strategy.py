@@ -24,28 +24,28 @@ class Later:
         self._strategy, self._result = strategy, result
 
     def result(self):
-        assert self._strategy.open.popleft() is self, "turns resolve in their order"
+        assert self._strategy.pending.popleft() is self, "turns resolve in their order"
         return self._result
 
 
 class DeferredArena(ArenaData):
     def __init__(self, spec):
         super().__init__(spec)
-        self.open, self._widest = deque(), 0
+        self.pending, self._widest = deque(), 0
 
     def take(self, work):
         commit = Later(self, super().take(work))
-        self.open.append(commit)
-        self._widest = max(self._widest, len(self.open))
-        assert len(self.open) <= MOST_OPEN
+        self.pending.append(commit)
+        self._widest = max(self._widest, len(self.pending))
+        assert len(self.pending) <= MOST_OPEN
         return commit
 
     def exchange(self, serial, shape, fill):
-        assert not self.open, "what is open might still change what is evaluated"
+        assert not self.pending, "what is open might still change what is evaluated"
         return super().exchange(serial, shape, fill)
 
     def snapshot(self):
-        assert not self.open, "what is open might still change what is saved"
+        assert not self.pending, "what is open might still change what is saved"
         return super().snapshot()
 
     def close(self):

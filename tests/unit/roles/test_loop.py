@@ -38,19 +38,19 @@ class Late(SingleProcess):
     """Says what a step came to when it is asked, and notes how many it had not been asked for."""
 
     def __init__(self) -> None:
-        self.open: deque[Later] = deque()
+        self.pending: deque[Later] = deque()
         self.widths: list[int] = []
         self.rates: list[float] = []
 
     def take(self, work: Work) -> Later:  # type: ignore[override]
         self.rates.append(self._replica.learning_rate)
         later = Later(self, super().take(work))
-        self.open.append(later)
-        self.widths.append(len(self.open))
+        self.pending.append(later)
+        self.widths.append(len(self.pending))
         return later
 
     def exchange(self, *call: Any) -> torch.Tensor:
-        assert not self.open
+        assert not self.pending
         return super().exchange(*call)
 
 
@@ -60,7 +60,7 @@ class Later:
     known: StepResult
 
     def result(self) -> StepResult:
-        assert self.strategy.open.popleft() is self
+        assert self.strategy.pending.popleft() is self
         return self.known
 
 
@@ -96,7 +96,7 @@ def test_turns_are_entered_in_order_and_at_most_so_many_are_open() -> None:
     watcher = Watcher()
     outcome, strategy, training = run(TASK, watcher, 4)
     assert watcher.steps == list(range(1, STEPS + 1)) and outcome.reason == "finished"
-    assert strategy.widths == [1, 2, 3, *[4] * (STEPS - 3)] and not strategy.open
+    assert strategy.widths == [1, 2, 3, *[4] * (STEPS - 3)] and not strategy.pending
     expected = [GAMMA**step for step in range(STEPS)]
     assert strategy.rates == watcher.rates == expected, "each step has the learning rate that it would have had"
     assert training.replica.learning_rate == GAMMA**STEPS
@@ -119,7 +119,7 @@ def test_who_stops_has_taken_what_everybody_has_taken(most_open: int, last: int)
     watcher = Watcher(stops_at=6)
     outcome, strategy, _ = run(TASK, watcher, most_open)
     assert (outcome.step, outcome.reason) == (last, "stopped")
-    assert watcher.steps == list(range(1, last + 1)) and not strategy.open
+    assert watcher.steps == list(range(1, last + 1)) and not strategy.pending
 
 
 def test_what_is_good_enough_ends_the_run() -> None:

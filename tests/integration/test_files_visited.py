@@ -1,0 +1,25 @@
+"""How far a batch travels through the source: a newcomer who follows one must open few files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+TASK = Path(__file__).with_name("visiting_task.py")
+
+
+@pytest.mark.parametrize(("strategy", "most"), [("data", 18), ("ps:sync=asp", 26), ("ps:sync=bsp", 26)])
+def test_a_batch_visits_few_files(
+    strategy: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A zygote of its own, which knows where to write.
+    monkeypatch.delenv("SHOAL_ZYGOTE", raising=False)
+    monkeypatch.setenv("VISITED", str(tmp_path))
+    shoal.train(f"{TASK}:task", workers=2, strategy=strategy, runs=tmp_path / "runs")
+    found = {path.stem: path.read_text().split() for path in tmp_path.glob("*.txt")}
+    assert len(found) == 2, "each worker has come past the step"
+    for files in found.values():
+        assert len(files) <= most, "\n".join(files)
