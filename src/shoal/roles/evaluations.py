@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from shoal.roles.observer import Observer
@@ -25,27 +26,23 @@ class Evaluations:
         self._history: dict[str, list[float]] = {}
         self.results: dict[str, float] = {}
         """Of the last one."""
+        self.enough = ""
+        """Why training may end, as the task says; empty where it may not."""
+        self.is_for_all = training.conduct.first_evaluates
+        """Whether the first worker evaluates for all, and has to tell them what follows from it."""
         for _, results in sorted(training.replica.start.evaluations.items()):
             self._note(results)
+        self.due: float = self._first_after(training.replica.start.step)
+        """The step after which the next one is."""
 
-    @property
-    def is_for_all(self) -> bool:
-        """Whether the first worker evaluates for all, and has to tell them what follows from it."""
-        return self._training.conduct.first_evaluates
-
-    def is_between(self, before: int, step: int) -> bool:
-        """Whether there is one once this step is done, where that one was done before."""
-        return any(True for _ in self._after(before + 1, step))
-
-    def _after(self, first: int, last: int) -> Iterator[int]:
-        """The steps among these after which this process evaluates."""
+    def _first_after(self, step: int) -> float:
+        """The first step after this one that is followed by an evaluation here."""
         training, total = self._training, self._training.schedule.total_steps
-        if training.evaluator is None or (self.is_for_all and not training.world.is_first):
-            return
+        takes_part = training.world.is_first or not self.is_for_all
+        if training.evaluator is None or not takes_part or step >= total:
+            return math.inf
         interval = training.evaluation_interval
-        yield from range(-(-first // interval) * interval, last + 1, interval)
-        if first <= total <= last and total % interval:
-            yield total
+        return min((step // interval + 1) * interval, total)
 
     def make(self, step: int, *, told: bool = False) -> None:
         """Evaluate after this step; `told`: others have said what it comes to."""
@@ -59,24 +56,24 @@ class Evaluations:
         if not told:
             observer.on_evaluation(step, results)
         self._note(results)
+        self.due = self._first_after(step)
 
     def catch_up(self, committed: int) -> None:
         """Know those of the steps that others have committed since this run began."""
         start = self._training.replica.start
-        if not self.is_for_all:
-            for step in self._after(max(1, start.step), committed):
-                if step not in start.evaluations:
-                    self.make(step, told=step < committed)
+        if self.is_for_all or not committed:
+            return
+        step = self._first_after(max(0, start.step - 1))
+        while step <= committed:
+            if step not in start.evaluations:
+                self.make(int(step), told=step < committed)
+            step = self._first_after(int(step))
+        self.due = step
 
     def _note(self, results: Mapping[str, float]) -> None:
         self.results = dict(results)
         for name, value in results.items():
             self._history.setdefault(name, []).append(value)
-
-    @property
-    def enough(self) -> str:
-        """Why training may end, as the task says; empty where it may not."""
         stop = self._training.task.stop
-        if stop is None or stop.metric not in self._history or not stop.reached(self._history[stop.metric]):
-            return ""
-        return f"the {stop.metric} no longer gets better"
+        if stop is not None and stop.metric in self._history and stop.reached(self._history[stop.metric]):
+            self.enough = f"the {stop.metric} no longer gets better"

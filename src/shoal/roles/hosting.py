@@ -49,19 +49,19 @@ class OrderBook:
     """Orders that have been heard and not yet carried out."""
 
     def __init__(self) -> None:
-        self._orders: list[MoveOrder] = []
+        self.open: list[MoveOrder] = []
 
     def add(self, order: MoveOrder) -> None:
         """Keep an order until its time comes."""
-        self._orders.append(order)
+        self.open.append(order)
 
     @property
     def is_urgent(self) -> bool:
         """Whether others may be waiting for work that is to become this process's."""
-        return any(order.kind == ADOPT for order in self._orders)
+        return any(order.kind == ADOPT for order in self.open)
 
     def take(self, *, at_border: bool) -> Iterable[MoveOrder]:
         """The orders whose time has come, in turn; inside a step those that add places."""
-        due = [order for order in self._orders if at_border or order.kind == ADOPT]
-        self._orders = [order for order in self._orders if order not in due]
+        due = [order for order in self.open if at_border or order.kind == ADOPT]
+        self.open = [order for order in self.open if order not in due]
         return due

@@ -42,7 +42,8 @@ class Loop:
         self._setting = setting
         self._observer = observer
         self._evaluations = Evaluations(training, observer, self._despite_moves)
-        self._saves = Saves(training, setting)
+        is_saved = training.checkpoints is not None and training.checkpoints.is_on
+        self._saves = Saves(training, setting) if is_saved else None
         needs_loss = isinstance(training.replica.scheduler, ReduceLROnPlateau)
         self._most_open = 1 if needs_loss else training.conduct.open_commits
         self._open: deque[_Taken] = deque()
@@ -100,14 +101,14 @@ class Loop:
             return ""
         training, evaluations = self._training, self._evaluations
         training.replica.advance_over(losses[self._followed : committed])
-        if training.checkpoints is not None:
-            training.checkpoints.note_steps(losses[:committed])
+        if self._saves is not None:
+            self._saves.note_past(losses[:committed])
         self._step, self._loss = committed, losses[committed - 1]
         evaluations.catch_up(committed)
         reason = "stopped" if was_stopped else "finished" if committed == self._schedule.total_steps else ""
         if evaluations.enough and not evaluations.is_for_all:
             reason = "plateau"
-        if reason:  # who committed the last step may have died before it was saved
+        if reason and self._saves is not None:  # who committed the last step may have died before it was saved
             self._saves.after(committed, self._loss, is_agreed=False, is_last=True)
         return reason
 
@@ -132,7 +133,7 @@ class Loop:
         enough = evaluations.enough if evaluations.is_for_all else ""
 
         def act() -> Commit:
-            work, save = self._work(turn), self._saves.is_wished(turn.step)
+            work, save = self._work(turn), self._saves is not None and self._saves.is_wished(turn.step)
             return training.strategy.take(replace(work, turn=turn, stop=stop, save=save, enough=enough))
 
         self._open.append(_Taken(turn, self._despite_moves(act), rate))
@@ -161,8 +162,8 @@ class Loop:
             or bool(self._stops)
             or self._is_to_save
             or turn.step >= self._schedule.total_steps
-            or self._evaluations.is_between(turn.step - 1, turn.step)
-            or self._saves.is_due(turn.step)
+            or turn.step >= self._evaluations.due
+            or (self._saves is not None and self._saves.is_due(turn.step))
         )
 
     def _enter_all(self) -> str:
@@ -179,7 +180,8 @@ class Loop:
         self._facts = result.facts
         self._stops = self._stops or (result.reason if result.stop else "")
         if turn.is_border:
-            self._saves.make(turn.step, self._loss, waited_s=result.waited_s)
+            if self._saves is not None:
+                self._saves.make(turn.step, self._loss, waited_s=result.waited_s)
             return self._stops
         before, step = self._step, turn.step if result.done is None else result.done
         if step > before:
@@ -201,20 +203,20 @@ class Loop:
         self._observer.on_step(step, result, samples, learning_rate, epoch, committed=committed)
         if self._most_open == 1 and training.conduct.state is not StateHolder.EACH_WORKER:
             training.replica.advance_over([result.loss] * (step - before))
-        if training.checkpoints is not None:
-            training.checkpoints.note_step(step, result.loss)
+        if self._saves is not None:
+            self._saves.note(step, result.loss)
 
     def _settle(self, before: int, *, is_whole: bool) -> str:
         """What follows from a step when none is open after it: evaluation, a checkpoint, the end; why it is the
         end."""
         evaluations, step = self._evaluations, self._step
         reason = self._stops or ("finished" if step == self._schedule.total_steps else "")
-        if evaluations.is_between(before, step):
+        if step >= evaluations.due:
             evaluations.make(step)
             if evaluations.enough and not evaluations.is_for_all:
                 reason = "plateau"
         is_whole = reason == "finished" or (self._training.conduct.is_lockstep and is_whole)
-        if is_whole and (step > before or reason):
+        if self._saves is not None and is_whole and (step > before or reason):
             self._saves.after(step, self._loss, is_agreed=self._is_to_save, is_last=bool(reason))
         self._is_to_save = False
         return reason

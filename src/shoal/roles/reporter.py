@@ -145,7 +145,7 @@ class Reporter:
 
     def take_orders(self, *, at_border: bool) -> Iterable[MoveOrder]:
         """Places that come or go now; inside a step they only come."""
-        return self._orders.take(at_border=at_border)
+        return self._orders.take(at_border=at_border) if self._orders.open else ()
 
     def on_moved(self, order: MoveOrder, world: World | None) -> None:
         """Tell that an order has been carried out."""

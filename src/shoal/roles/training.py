@@ -10,8 +10,7 @@ from shoal.feed.feed import Feed
 from shoal.feed.parts import Part
 from shoal.feed.shipping import ShippedSet, open_dataset
 from shoal.ledger import Cut, Schedule, Sizes, make_order
-from shoal.ledger.book import Book
-from shoal.ledger.cut_log import CutLog
+from shoal.ledger.book import Book, CutLog
 from shoal.roles.chaos import Sabotage
 from shoal.roles.checkpointing import Checkpointing
 from shoal.roles.evaluation import Evaluator
@@ -138,7 +137,7 @@ class Training:
 
     def _part(self, cut: Cut, step: int, *, apart: bool) -> Part:
         part = self._feed.part(cut.alone() if apart else cut, self.task.seed, step)
-        if self.mean_check is not None:
+        if self.mean_check is not None and not self.mean_check.is_done:
             part = self.mean_check.watch(part)
         if self.sabotage is not None:
             part = self.sabotage.spoil(part, step)

@@ -12,8 +12,7 @@ from typing import Any
 from shoal.checkpoint import save_stream
 from shoal.checkpoint.freeing import Shelf
 from shoal.comm.channel import Channel
-from shoal.ledger.book import audit
-from shoal.ledger.cut_log import CutLog
+from shoal.ledger.book import CutLog, audit
 from shoal.observe.run_folder import RunFolder
 from shoal.roles.beat import Beat
 from shoal.roles.chaos import Sabotage

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 
 class Claim(Enum):
@@ -99,12 +100,12 @@ class Conduct:
     why: Mapping[str, str] = field(default_factory=dict)
     """By fact, or by feature: why this strategy lacks it, where it knows better words than those for all."""
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Parts of a global batch."""
         return max(filled.stop for filled in self.fills)
 
-    @property
+    @cached_property
     def first_evaluates(self) -> bool:
         """The first worker evaluates for all; others are elsewhere by then, and go on."""
         return self.servers > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count
@@ -58,7 +59,7 @@ class World:
         hosted = (tuple(sorted(self.places)) or (self.global_rank,)) if self.role == "worker" else ()
         object.__setattr__(self, "places", hosted)
 
-    @property
+    @cached_property
     def is_first(self) -> bool:
         """Whether this process speaks for all: it saves the model and reports the loss."""
         return self.role == "worker" and 0 in self.places

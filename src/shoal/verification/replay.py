@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import SpecError
-from shoal.ledger.cut_log import CutLog
+from shoal.ledger.book import CutLog
 from shoal.observe import RunFolder
 from shoal.observe.jsonl import read_events
 from shoal.observe.trust import trusted_job

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
 from shoal.launch.supervisor import run_job
-from shoal.ledger.cut_log import CutLog
+from shoal.ledger.book import CutLog
 from shoal.observe import Event
 from shoal.observe.summary import UNDOING
 from shoal.spec import Cluster, Job

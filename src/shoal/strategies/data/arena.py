@@ -68,7 +68,9 @@ class ArenaData(WholeModel):
         self._shared = SharedState(replica, schema or StateSchema((), ()), setting, sizes)
         self._shared.map()
         self._shares = SpeedShares(self._shared) if follows_speed else None
-        self._precision = SharedPrecision(self._shared, replica.precision)
+        # What a job does not have (half precision, moving buffers) is not asked about in every step.
+        self._precision = SharedPrecision(self._shared, replica.precision) if replica.precision.scales else None
+        self._has_buffers = any(True for _ in replica.module.buffers())
         self._buffers.bind(self._shared)
         if setting.world.role == "worker":
             self._join(setting.world)
@@ -96,7 +98,8 @@ class ArenaData(WholeModel):
         shared.setting = self._setting = replace(self._setting, world=world)
         if world.is_first and shared.counters[shared.marks.opened] == 0:
             self._buffers.publish()
-            self._precision.publish(replica.start.step)
+            if self._precision is not None:
+                self._precision.publish(replica.start.step)
         shared.bind()
         self._tap = GradientTap(shared.params)
         self._direct = write_directly(replica.module, shared.params, self._tap)
@@ -143,7 +146,8 @@ class ArenaData(WholeModel):
 
     def take(self, work: Work) -> StepResult:
         marks, counters, step = self._shared.marks, self._shared.counters, work.step
-        self._precision.begin(step)
+        if self._precision is not None:
+            self._precision.begin(step)
         missing = [part for part in work.parts if counters[marks.gradients[part.slot]] < step]
         if work.stop and missing:
             self._ask_to_stop(step)
@@ -159,7 +163,8 @@ class ArenaData(WholeModel):
             if counters[marks.updated[place]] < step:
                 self._update_place(work, place, update, scale)
         counters.wait_all(marks.updated, step)  # committed
-        self._replica.precision.adopt(decision.half)
+        if self._precision is not None:
+            self._replica.precision.adopt(decision.half)
         result = step_result(decision.sums, stop=self._is_stopped_by(step), counts=decision.counts)
         if step < len(self._shared.losses):
             # Results may have been written again, by LBFGS in worker 0.
@@ -196,15 +201,18 @@ class ArenaData(WholeModel):
         if part.slot not in self._gradients:
             self._gradients[part.slot] = shared.gradient_views(part.slot)
         self._tap.aim(self._gradients[part.slot], shared.touched[part.slot])
-        self._buffers.load()
+        if self._has_buffers:
+            self._buffers.load()
         if self._spec.batchnorm == "sync":
             self._exchange.begin(work.step, part.slot)
         sums = backward_part(self._replica, work, part, self._tap.backward)
         if self._spec.batchnorm == "sync":
             check_took_part(sums.weight, work.step)
         shared.results[part.slot] = sums.values
-        self._precision.note(work.step, part.slot, self._taken_gradients(part.slot))
-        self._buffers.store(part.slot)
+        if self._precision is not None:
+            self._precision.note(work.step, part.slot, self._taken_gradients(part.slot))
+        if self._has_buffers:
+            self._buffers.store(part.slot)
         return sums
 
     def _taken_gradients(self, slot: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -221,7 +229,7 @@ class ArenaData(WholeModel):
         if self._decision is None or self._decision.step != work.step:
             counts = tuple(int(samples) for samples in self._shared.results[:, -1].tolist())
             sums, scale, touched = self._totals(work)
-            half = self._precision.outcome(work.step)
+            half = self._replica.precision.state if self._precision is None else self._precision.outcome(work.step)
             self._decision = StepDecision(
                 step=work.step,
                 sums=sums,
@@ -237,8 +245,10 @@ class ArenaData(WholeModel):
         """Update a place's chunks; the first place commits the loss and the moving buffers, too."""
         shared, step, decision = self._shared, work.step, self._decide(work)
         if place == 0:
-            self._buffers.commit(shared.results[:, 1])
-            self._precision.commit(step, decision.half)
+            if self._has_buffers:
+                self._buffers.commit(shared.results[:, 1])
+            if self._precision is not None:
+                self._precision.commit(step, decision.half)
         if not decision.sums.weight or not decision.is_taken:
             pass  # all of the batch was learnt already, or a gradient is no number
         elif isinstance(update, SlicedUpdate):
