@@ -1,5 +1,6 @@
-"""A task whose loss notes, for one step in the middle of a run, in which files of Shoal a worker calls functions."""
+"""A task whose loss notes, for some steps in the middle of a run, in which files of Shoal functions are called."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,26 +11,28 @@ from torch.utils.data import TensorDataset
 
 import shoal
 
-FIRST, LAST = 20, 21
-"""Calls of the loss between which is noted: one whole step, long after all has been set up."""
+FIRST, LAST = 15, 25
+"""Calls of the loss; from one to the next is a whole step. Now and then something else happens in one, too."""
 SOURCE = str(Path(shoal.__file__).parent)
 _calls = 0
-_visited: set[str] = set()
+_visited: list[set[str]] = []
 
 
 def _note(frame, event, argument):
     if event == "call" and frame.f_code.co_filename.startswith(SOURCE):
-        _visited.add(os.path.relpath(frame.f_code.co_filename, SOURCE))
+        _visited[-1].add(os.path.relpath(frame.f_code.co_filename, SOURCE))
 
 
 def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     global _calls
     _calls += 1
-    if _calls == FIRST:
+    if FIRST <= _calls < LAST:
+        _visited.append(set())
         sys.setprofile(_note)
     elif _calls == LAST:
         sys.setprofile(None)
-        (Path(os.environ["VISITED"]) / f"{os.getpid()}.txt").write_text("\n".join(sorted(_visited)))
+        steps = [sorted(files) for files in _visited]
+        (Path(os.environ["VISITED"]) / f"{os.getpid()}.json").write_text(json.dumps(steps))
     return nn.functional.cross_entropy(output, target)
 
 
@@ -41,5 +44,6 @@ def task() -> shoal.Task:
         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3),
         train=TensorDataset(inputs, target),
         batch_size=8,
+        epochs=2,
         max_steps=40,
     )

@@ -86,7 +86,7 @@ class Training:
             self.evaluator = Evaluator(task, self.replica, len(test), test_feed, conduct)
         self._shipped = [each for each in sets if isinstance(each, ShippedSet)]
         self.slots = slots
-        self.witness = Witness(self.replica, self._feed.batch)
+        self.witness = Witness(self.replica, self._feed)
         self.mean_check: MeanCheck | None = None
         """Who looks whether cutting a batch changes what is trained, where it is cut."""
         self.sabotage: Sabotage | None = None
@@ -139,9 +139,7 @@ class Training:
         part = self._feed.part(cut.alone() if apart else cut, self.task.seed, step)
         if self.mean_check is not None and not self.mean_check.is_done:
             part = self.mean_check.watch(part)
-        if self.sabotage is not None:
-            part = self.sabotage.spoil(part, step)
-        return self.witness.watch(part, cut.samples)
+        return part if self.sabotage is None else self.sabotage.spoil(part, step)
 
     def sizes(self, step: int) -> Sizes | None:
         """Samples of each slot in this step; None: even."""
