@@ -8,6 +8,7 @@ its groups and rebuilds it over slices.
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,32 @@ def rebuild(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> opt
     accepted = inspect.signature(type(optimizer)).parameters
     defaults = {key: value for key, value in optimizer.defaults.items() if key in accepted}
     return type(optimizer)(list(groups), **defaults)
+
+
+def tried_on_copies(optimizer: optim.Optimizer) -> optim.Optimizer | None:
+    """The same optimizer after a step on copies of its parameters, which shows what it keeps; None if it fails.
+
+    Not made by the task once more, whose function may look at the real parameters, nor by `copy`, which leaves out
+    whatever a class of the user's own has put into the object.
+    """
+    twin = object.__new__(type(optimizer))
+    twin.__dict__.update(optimizer.__dict__)
+    twin.__dict__.pop("step", None)  # A scheduler has put one there that is bound to the original.
+    twin.state = defaultdict(dict)
+    twin.param_groups = [
+        {**group, "params": [_copy_with_gradient(p) for p in group["params"]]} for group in optimizer.param_groups
+    ]
+    try:
+        twin.step()
+    except Exception:  # Somebody else's code where it was not made to run; training is another matter.
+        return None
+    return twin
+
+
+def _copy_with_gradient(param: torch.Tensor) -> nn.Parameter:
+    copied = nn.Parameter(param.detach().clone(), requires_grad=param.requires_grad)
+    copied.grad = torch.full_like(copied, 1e-3) if param.requires_grad else None
+    return copied
 
 
 def state_schema(optimizer: optim.Optimizer) -> StateSchema | None:

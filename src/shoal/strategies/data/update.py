@@ -130,6 +130,10 @@ class SlicedUpdate:
         self._progress = shared.marks.progress[place]
         self._settings = [settings_of(group) for group in replica.optimizer.param_groups]
 
+    def begin_step(self) -> None:
+        """Gradients of another step come: none of the chunks has them."""
+        self._shared.counters[self._progress] = 0
+
     def measure(self, scale: float, touched: Any) -> None:
         """Write the squared norms of each chunk's gradient where all can read them."""
         for chunk, norms in zip(self._chunks, self._norms, strict=True):
