@@ -73,9 +73,12 @@ def load_named_state(replica: Replica) -> None:
 
 
 def copied_state(param: torch.Tensor, keys: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A parameter's state as torch's own load makes it: a copy of one's own, strided as the parameter."""
+    """A parameter's state as torch's own load makes it: a copy of one's own, strided as the parameter. Step counts
+    stay in the host's memory."""
     return {
-        key: torch.empty_like(param).copy_(value) if value.shape == param.shape else value.clone()
+        key: torch.empty_like(param).copy_(value)
+        if value.shape == param.shape
+        else value.to(value.device if value.numel() == 1 else param.device, copy=True)
         for key, value in keys.items()
     }
 

@@ -84,19 +84,26 @@ def rebuild(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> opt
     return type(optimizer)(list(groups), **defaults)
 
 
-def tried_on_copies(optimizer: optim.Optimizer) -> optim.Optimizer | None:
-    """The same optimizer after a step on copies of its parameters, which shows what it keeps; None if it fails.
+def over_others(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> optim.Optimizer:
+    """An optimizer of any class over other parameters, with all that its maker has put into the object.
 
-    Not made by the task once more, whose function may look at the real parameters, nor by `copy`, which leaves out
-    whatever a class of the user's own has put into the object.
+    Neither the class nor `copy` would do: who knows what a class of the user's own wants to be called with, and
+    `copy` keeps groups and state alone.
     """
-    twin = object.__new__(type(optimizer))
-    twin.__dict__.update(optimizer.__dict__)
-    twin.__dict__.pop("step", None)  # A scheduler has put one there that is bound to the original.
-    twin.state = defaultdict(dict)
-    twin.param_groups = [
+    other = object.__new__(type(optimizer))
+    other.__dict__.update(optimizer.__dict__)
+    other.__dict__.pop("step", None)  # A scheduler has put one there that is bound to the original.
+    other.param_groups = list(groups)
+    other.state = defaultdict(dict)
+    return other
+
+
+def tried_on_copies(optimizer: optim.Optimizer) -> optim.Optimizer | None:
+    """The same optimizer after a step on copies of its parameters, which shows what it keeps; None if it fails."""
+    copies = [
         {**group, "params": [_copy_with_gradient(p) for p in group["params"]]} for group in optimizer.param_groups
     ]
+    twin = over_others(optimizer, copies)
     try:
         twin.step()
     except Exception:  # Somebody else's code where it was not made to run; training is another matter.
