@@ -44,7 +44,10 @@ class ParameterServer(StrategySpec):
         "journal": Only(lambda ps: ps.wire != "tcp", "in the host's memory, and not with wire=tcp"),
         "capacities": Only(lambda ps: ps.placement == "capacity", "with placement=capacity"),
         **dict.fromkeys(("hosts", "agree"), Only(lambda ps: ps.servers == "host", "with servers=host")),
-        "placement": Only(lambda ps: ps.servers != "host", "where servers share the model: with servers=N"),
+        "placement": Only(
+            lambda ps: ps.servers != "host" and (ps.placement != "capacity" or ps.capacities != "even"),
+            "where servers share the model (servers=N), and placement=capacity with capacities=",
+        ),
         "overlap": Only(
             lambda ps: (ps.push, ps.pool) == ("gradients", "none"), "where each gradient is pushed by itself"
         ),
