@@ -7,6 +7,7 @@ import inspect
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
@@ -75,16 +76,19 @@ def anything(kind: Any, dice: random.Random) -> Any:
         str: ["", "worker", "server", "applied", "tcp://127.0.0.1:1"],
         bool: [False, True],
         type(None): [None],
-        Any: [None, 0, 2.5, "text", [1], {"a": 1}],
     }
     return dice.choice(plain[kind])
 
 
+TYPED = sorted(kind for kind, cls in KINDS.items() if "Any" not in str(get_type_hints(cls).values()))
+"""Messages all of whose fields are checked when they arrive; what others hold is between those who made them."""
+
+
 def strange(dice: random.Random) -> PsMessage:
     """Any message with any fields of the right types, as it could have come over the wire."""
-    cls = KINDS[dice.choice(sorted(KINDS))]
-    hints = get_type_hints(cls)
-    values = {name: anything(hints[name], dice) for name in cls.__dataclass_fields__ if name != "frames"}
+    cls = KINDS[dice.choice(TYPED)]
+    hints, names = get_type_hints(cls), [field.name for field in fields(cls) if field.name != "frames"]
+    values = {name: anything(hints[name], dice) for name in names}
     return cls(**values, frames=tuple(b"12345678" for _ in range(dice.randrange(3))))
 
 

@@ -11,7 +11,6 @@ from shoal.errors import SpecError
 from shoal.spec import Claim, Cluster, Conduct, Job, StrategySpec, parse_strategy
 from shoal.spec.compatibility import SHOWN
 from shoal.spec.features import JOB_FEATURES, TASK_FEATURES
-from shoal.spec.model_size import ModelSize
 
 WRITTEN = [
     *SHOWN,
@@ -26,7 +25,6 @@ WRITTEN = [
     "mesh:pipeline=2,schedule=gpipe",
 ]
 WORKERS = 2
-SIZE = ModelSize(trained=(4000, 4000, 400), fixed=80, kept=2)
 
 
 @pytest.fixture(params=WRITTEN)
@@ -102,11 +100,6 @@ def test_reasons_are_given_for_facts_and_features_alone(conduct: Conduct) -> Non
 def test_a_claim_is_made_for_any_number_of_workers(spec: StrategySpec) -> None:
     claims = [spec.claim(workers, optimizer) for workers in (1, 2) for optimizer in ("SGD", "AdamW")]
     assert all(isinstance(claim, Claim) for claim in claims)
-
-
-def test_more_to_keep_needs_no_less_memory(spec: StrategySpec) -> None:
-    larger = ModelSize(trained=(8000, 8000, 800), fixed=160, kept=2)
-    assert 0 <= spec.memory_need(WORKERS, SIZE) <= spec.memory_need(WORKERS, larger)
 
 
 def test_a_trial_is_of_the_same_strategy(spec: StrategySpec) -> None:

@@ -254,6 +254,7 @@ class ArenaData(WholeModel):
         check_weight(work, sums)
         is_mean = work.parts[0].total_weight is not None or not sums.weight
         touched = self._shared.touched
+        # The reciprocal, then the loss scale, a power of two: servers make the same number (`Shard.scale_of`).
         scale = (1.0 if is_mean else 1 / sums.weight) / self._replica.precision.scale
         return sums, scale, None if touched.all() else touched
 

@@ -84,7 +84,7 @@ class WholeUpdate:
             param.grad = gradient
 
     def _reduce(self, scale: float, touched: Any) -> list[torch.Tensor | None]:
-        """Each parameter's gradient, summed in slot order; None where no slot has one."""
+        """Each parameter's gradient, summed in slot order, which decides the bits; None where no slot has one."""
         gradients: list[torch.Tensor | None] = []
         for number in range(len(self._shared.params)):
             total: torch.Tensor | None = None
