@@ -119,7 +119,14 @@ def lone_group(*_: Any) -> Any:
     )
 
 
-@pytest.fixture(params=WRITTEN)
+CELLS = {name: [[0], [1], [0, 1]] for name in WRITTEN} | {
+    "GradientMaker, by parts": [[0], [1]],  # of one cell each
+    "GroupMaker": [[0, 1]],  # of all that is its group's
+    "ParameterMaker": [[0], [1]],  # later ones are computed on what the first has made of the model
+}
+
+
+@pytest.fixture
 def maker(request: pytest.FixtureRequest) -> Iterator[tuple[str, Callable[..., Any], Client]]:
     spec = parse_strategy(WRITTEN[request.param])
     assert isinstance(spec, ParameterServer)
@@ -142,11 +149,11 @@ def expected(cells: list[int]) -> tuple[list[torch.Tensor], float]:
     return [cast(torch.Tensor, p.grad) for p in replica.trained.values()], loss.item()
 
 
-@pytest.mark.parametrize("cells", [[0], [1], [0, 1]], ids=str)
+@pytest.mark.parametrize(
+    ("maker", "cells"), [(name, cells) for name in WRITTEN for cells in CELLS[name]], indirect=["maker"], ids=str
+)
 def test_cells_become_one_push(maker: tuple[str, Callable[..., Any], Client], cells: list[int]) -> None:
     name, contribute, client = maker
-    if len(cells) > 1 and name.endswith("by parts"):
-        pytest.skip("such a push is of one cell")
     computed = contribute(1, cells, 0)
     weight = float(len(cells) * BATCH // SLOTS)
     gradients, loss = expected(cells)

@@ -31,12 +31,13 @@ class Own(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
+            group["pace"] = group.get("pace", 1.0) * 0.9
             for param in (p for p in group["params"] if p.grad is not None):
                 kept = self.state[param]
                 kept["past"] = [*kept.get("past", []), param.grad.clone()][-2:]
                 kept["steps"] = kept.get("steps", 0) + 1
                 kept["narrow"] = (kept.get("narrow", 0.0) + param.grad).to(torch.bfloat16)
-                param.sub_((sum(kept["past"]) + kept["narrow"]) / kept["steps"], alpha=group["lr"])
+                param.sub_((sum(kept["past"]) + kept["narrow"]) / kept["steps"], alpha=group["lr"] * group["pace"])
 
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {

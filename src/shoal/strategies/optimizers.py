@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,15 +77,31 @@ def settings_of(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in _NOT_SETTINGS}
 
 
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a group's settings that are others than before; a tensor is another when it is another object."""
+    return {
+        key: value
+        for key, value in now.items()
+        if key not in before
+        or (before[key] is not value and (_is_tensor(value, before[key]) or before[key] != value))
+    }
+
+
+def _is_tensor(*values: Any) -> bool:
+    return any(isinstance(value, torch.Tensor) for value in values)
+
+
 def rebuild(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> optim.Optimizer:
-    """An optimizer of the same class and defaults over other parameters."""
+    """An optimizer of the same class and defaults over other parameters, which keeps nothing yet."""
+    if type(optimizer) not in ELEMENTWISE:
+        return _likeness(optimizer, groups)
     accepted = inspect.signature(type(optimizer)).parameters
     defaults = {key: value for key, value in optimizer.defaults.items() if key in accepted}
     return type(optimizer)(list(groups), **defaults)
 
 
-def over_others(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> optim.Optimizer:
-    """An optimizer of any class over other parameters, with all that its maker has put into the object.
+def _likeness(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> optim.Optimizer:
+    """The same for any class, with all that its maker has put into the object.
 
     Neither the class nor `copy` would do: who knows what a class of the user's own wants to be called with, and
     `copy` keeps groups and state alone.
@@ -103,7 +119,7 @@ def tried_on_copies(optimizer: optim.Optimizer) -> optim.Optimizer | None:
     copies = [
         {**group, "params": [_copy_with_gradient(p) for p in group["params"]]} for group in optimizer.param_groups
     ]
-    twin = over_others(optimizer, copies)
+    twin = rebuild(optimizer, copies)
     try:
         twin.step()
     except Exception:  # Somebody else's code where it was not made to run; training is another matter.

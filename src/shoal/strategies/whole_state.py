@@ -6,7 +6,8 @@ Whatever an optimizer puts into its `state` is kept as it is, type and strides i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,12 @@ import msgpack
 import torch
 
 from shoal.errors import ProtocolError
+from shoal.strategies.optimizers import changed_settings, settings_of
 from shoal.strategies.replica import Replica
 
 _ALIGN = 64
+_BESIDE = 4096
+"""Bytes for what is kept beside a state."""
 
 
 def take_apart(optimizer: torch.optim.Optimizer) -> tuple[Any, list[torch.Tensor]]:
@@ -88,6 +92,39 @@ def _unplain(plain: Any, tensors: Sequence[Any]) -> Any:
     raise ProtocolError("What should be an optimizer's state is none.")
 
 
+class MovedSettings:
+    """Of an optimizer's groups, the settings that its own steps change: they are state, too.
+
+    All others are the user's and the scheduler's, and follow from the steps so far.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups = optimizer.param_groups
+        self._moved: list[dict[str, Any]] = [{} for _ in self._groups]
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """The optimizer takes a step."""
+        before = [settings_of(group) for group in self._groups]
+        yield
+        for moved, old, group in zip(self._moved, before, self._groups, strict=True):
+            now = settings_of(group)
+            keys = {
+                key for key, value in changed_settings(old, now).items() if not isinstance(value, torch.Tensor)
+            }
+            moved.update({key: now[key] for key in keys | moved.keys()})
+
+    def plain(self) -> Any:
+        """Their values, as lists and plain values."""
+        return _plain(self._moved, [])
+
+    def adopt(self, plain: Any) -> None:
+        """Let the groups have what `plain` gave elsewhere."""
+        self._moved = _unplain(plain, ())
+        for group, moved in zip(self._groups, self._moved, strict=True):
+            group.update(moved)
+
+
 @dataclass(frozen=True)
 class StateImage:
     """An optimizer's state in memory that others can read: a length, a header of that length, the tensors."""
@@ -98,14 +135,14 @@ class StateImage:
     @staticmethod
     def nbytes_for(optimizer: torch.optim.Optimizer) -> int:
         """Room for its state, and for numbers in it that grow; 0 where it is not of plain values and tensors."""
-        if (packed := _packed(optimizer, 0)) is None:
+        if (packed := _packed(optimizer, 0, None)) is None:
             return 0
         head, tensors = packed
-        return _ALIGN + 2 * _aligned(len(head)) + sum(_aligned(tensor.nbytes) for tensor in tensors)
+        return _ALIGN + 2 * _aligned(len(head)) + _BESIDE + sum(_aligned(tensor.nbytes) for tensor in tensors)
 
-    def write(self, optimizer: torch.optim.Optimizer, step: int) -> bool:
-        """Leave its state after this step; whether that could be."""
-        if (packed := _packed(optimizer, step)) is None:
+    def write(self, optimizer: torch.optim.Optimizer, step: int, beside: Any = None) -> bool:
+        """Leave its state after this step, and plain values beside it; whether that could be."""
+        if (packed := _packed(optimizer, step, beside)) is None:
             return False
         head, tensors = packed
         at = _ALIGN + _aligned(len(head))
@@ -118,17 +155,18 @@ class StateImage:
             at += _aligned(tensor.nbytes)
         return True
 
-    def read(self, optimizer: torch.optim.Optimizer) -> int:
-        """Let an optimizer of the same parameters keep what is here; the step after which it was left."""
+    def read(self, optimizer: torch.optim.Optimizer) -> tuple[int, Any]:
+        """Let an optimizer of the same parameters keep what is here; the step after which it was left, and what is
+        beside it."""
         length = int(self.memory[:8].view(torch.int64)[0])
         head = self.memory[_ALIGN : _ALIGN + length].numpy().tobytes()
-        step, plain, looks = msgpack.unpackb(head)
+        step, beside, plain, looks = msgpack.unpackb(head)
         at, tensors = _ALIGN + _aligned(length), []
         for dtype, shape, stride in looks:
             tensors.append(self._view(at, getattr(torch, dtype), shape, stride))
             at += _aligned(tensors[-1].nbytes)
         put_together(optimizer, plain, tensors)
-        return int(step)
+        return int(step), beside
 
     def _view(self, at: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
         count = torch.Size(shape).numel()
@@ -136,12 +174,12 @@ class StateImage:
         return flat.as_strided(shape, stride, flat.storage_offset())
 
 
-def _packed(optimizer: torch.optim.Optimizer, step: int) -> tuple[bytes, list[torch.Tensor]] | None:
+def _packed(optimizer: torch.optim.Optimizer, step: int, beside: Any) -> tuple[bytes, list[torch.Tensor]] | None:
     """The header of an image and its tensors; None where the state holds what is neither plain nor a tensor."""
     try:
         plain, tensors = take_apart(optimizer)
         looks = [[str(t.dtype).removeprefix("torch."), list(t.shape), list(_dense_stride(t))] for t in tensors]
-        return msgpack.packb([step, plain, looks]), tensors
+        return msgpack.packb([step, beside, plain, looks]), tensors
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 

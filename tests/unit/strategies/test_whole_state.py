@@ -17,7 +17,7 @@ from shoal.spec import Conduct, Task, World
 from shoal.strategies.base import Setting
 from shoal.strategies.data.shared import RegionBytes, SharedState
 from shoal.strategies.data.whole_journal import WholeJournal, image_bytes
-from shoal.strategies.optimizers import StateSchema, tried_on_copies
+from shoal.strategies.optimizers import StateSchema, settings_of, tried_on_copies
 from shoal.strategies.replica import Replica
 from shoal.strategies.whole_state import StateImage, by_name, put_together, take_apart
 
@@ -33,13 +33,14 @@ class Collector(torch.optim.Optimizer):
     def step(self, closure=None):
         self.state["all"] = {"words": ("a", 1.5)}
         for group in self.param_groups:
+            group["pace"] = group.get("pace", 1.0) * 0.9
             for param in (p for p in group["params"] if p.grad is not None):
                 kept = self.state[param]
                 kept["past"] = [*kept.get("past", []), param.grad * self.factor][-2:]
                 kept["narrow"] = param.grad.to(torch.bfloat16)
                 kept["steps"] = kept.get("steps", 0) + 1
                 kept["none"] = None
-                param.sub_(sum(kept["past"]) / kept["steps"], alpha=group["lr"])
+                param.sub_(sum(kept["past"]) / kept["steps"], alpha=group["lr"] * group["pace"])
 
 
 class Odd(torch.optim.SGD):
@@ -87,8 +88,8 @@ def test_what_was_taken_apart_is_put_together(make) -> None:
         fill_gradients(one, step)
         one.optimizer.step()
     image = StateImage(torch.zeros(StateImage.nbytes_for(one.optimizer), dtype=torch.uint8))
-    assert image.write(one.optimizer, 3)
-    assert image.read(two.optimizer) == 3
+    assert image.write(one.optimizer, 3, ["beside", 0.1])
+    assert image.read(two.optimizer) == (3, ["beside", 0.1])
     assert_same(one.optimizer, two.optimizer)
 
 
@@ -156,10 +157,9 @@ class Seat:
     def update(self, step: int) -> None:
         if self.journal.step == step:
             return
-        self.journal.begin()
-        fill_gradients(self.replica, step)
-        self.replica.optimizer.step()
-        self.journal.commit(step)
+        with self.journal.updating(step):
+            fill_gradients(self.replica, step)
+            self.replica.optimizer.step()
 
 
 def die_before(seat: Seat, step: int) -> None:
@@ -167,7 +167,7 @@ def die_before(seat: Seat, step: int) -> None:
 
 
 def die_inside(seat: Seat, step: int) -> None:
-    seat.journal.begin()
+    seat.journal._begin()
     next(iter(seat.replica.trained.values())).data.fill_(float(step))
 
 
@@ -195,6 +195,8 @@ def test_a_successor_goes_on_with_the_same_bits(make, die) -> None:
         for one, two in zip(calm.shared.params, seat.shared.params, strict=True):
             assert torch.equal(one, two)
         assert_same(calm.replica.optimizer, seat.replica.optimizer)
+        groups = [[settings_of(g) for g in one.replica.optimizer.param_groups] for one in (calm, seat)]
+        assert groups[0] == groups[1]
     for fd in fds:
         os.close(fd)
 

@@ -51,13 +51,12 @@ class WholeUpdate:
         journal = self._journal
         if journal is None or journal.step == step:  # this far a predecessor came, but not to saying so
             return
-        journal.begin()
-        self._assign(scale, touched)
-        if not self._wants_closure:
-            self._replica.optimizer.step()
-        else:
-            self._step_with_closure(loss, evaluate)
-        journal.commit(step)
+        with journal.updating(step):
+            self._assign(scale, touched)
+            if not self._wants_closure:
+                self._replica.optimizer.step()
+            else:
+                self._step_with_closure(loss, evaluate)
         for param in self._shared.params:
             param.grad = None
 

@@ -8,6 +8,9 @@ an update or nothing of it; gradients stay until it is committed, so whoever tak
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from shoal.errors import PeerLost
@@ -15,7 +18,7 @@ from shoal.strategies.data.shared import SharedState
 from shoal.strategies.optimizer_state import load_named_state
 from shoal.strategies.optimizers import tried_on_copies
 from shoal.strategies.replica import Replica
-from shoal.strategies.whole_state import StateImage
+from shoal.strategies.whole_state import MovedSettings, StateImage
 
 _LOST = -1
 """The word's value where nothing is kept: the state goes with its process."""
@@ -49,6 +52,7 @@ class WholeJournal:
         self._images = [StateImage(shared.segment.tensor(f"image/{number}", torch.uint8)) for number in range(2)]
         self.step = 0
         """The last step whose update is complete, where it is known."""
+        self._moved = MovedSettings(self._optimizer)
         if self._word == _LOST:
             raise PeerLost(
                 f"Worker 0 died, and with it the state of {type(replica.optimizer).__name__}, which only it held; "
@@ -57,15 +61,24 @@ class WholeJournal:
         if self._word < 2:
             load_named_state(replica)
         else:
-            self.step = self._images[self._word // 2 % 2].read(self._optimizer)
+            self.step, moved = self._images[self._word // 2 % 2].read(self._optimizer)
+            self._moved.adopt(moved)
 
     @property
     def is_kept(self) -> bool:
         """Whether anything is."""
         return self._old.numel() > 0 and self._word != _LOST
 
-    def begin(self) -> None:
-        """An update begins: put back what one that was not finished has changed, and keep what there is."""
+    @contextmanager
+    def updating(self, step: int) -> Iterator[None]:
+        """The optimizer makes the update of this step: all of it is kept, or what was there before."""
+        self._begin()
+        with self._moved.watching():
+            yield
+        self._commit(step)
+
+    def _begin(self) -> None:
+        """Put back what an update that was not finished has changed, or keep what there is."""
         if not self.is_kept:
             self._word = _LOST
         elif self._word % 2:
@@ -77,12 +90,11 @@ class WholeJournal:
             self._old.copy_(self._params)
             self._word += 1
 
-    def commit(self, step: int) -> None:
-        """The update of this step is made."""
+    def _commit(self, step: int) -> None:
         if not self.is_kept:
             return
         updates = self._word // 2 + 1
-        if self._images[updates % 2].write(self._optimizer, step):
+        if self._images[updates % 2].write(self._optimizer, step, self._moved.plain()):
             self._word = 2 * updates
             self.step = step
         else:

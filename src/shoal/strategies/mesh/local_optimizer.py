@@ -16,7 +16,7 @@ from shoal.strategies.mesh.wires import share_plain
 from shoal.strategies.optimizer_state import by_parameter, copied_state
 from shoal.strategies.optimizers import (
     ELEMENTWISE,
-    over_others,
+    changed_settings,
     prefer_fused,
     rebuild,
     settings_of,
@@ -43,15 +43,15 @@ class LocalOptimizer:
         ]
         self._used = [number for number, group in enumerate(groups) if group["params"]]
         self._own = self._make([groups[number] for number in self._used]) if self._used else None
+        self._told: dict[int, dict[str, Any]] = {}
+        """By number of a group: the settings that the task's own had at the last step."""
         self._load(replica.start.optimizer)
 
     def _make(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        if not self._by_element:
-            own = over_others(self._template, groups)
-            own.state = self._template.state  # so that who asks the task's own what it keeps is told
-            return own
         own = rebuild(self._template, groups)
         prefer_fused(own)
+        if not self._by_element:
+            own.state = self._template.state  # so that who asks the task's own what it keeps is told
         return own
 
     def step(self, clip_norm: float | None) -> None:
@@ -63,7 +63,10 @@ class LocalOptimizer:
         if self._own is None:
             return
         for number, group in zip(self._used, self._own.param_groups, strict=True):
-            group.update(settings_of(self._template.param_groups[number]))
+            wanted = settings_of(self._template.param_groups[number])
+            # What an optimizer changes in its groups itself is its own: only what others changed is told.
+            group.update(changed_settings(self._told.get(number, group), wanted))
+            self._told[number] = wanted
         if self._by_element:
             _step_newcomers_apart(self._own)
         else:

@@ -13,11 +13,12 @@ from shoal.comm.codec import Frame
 from shoal.errors import ProtocolError
 from shoal.ps.messages import Push
 from shoal.strategies.optimizer_state import load_named_state
+from shoal.strategies.optimizers import changed_settings, settings_of
 from shoal.strategies.ps.memory import shaped
 from shoal.strategies.ps.parcelling import from_frames, in_frames
 from shoal.strategies.ps.store import ShardStore
 from shoal.strategies.replica import Replica
-from shoal.strategies.whole_state import by_name, put_together, take_apart
+from shoal.strategies.whole_state import MovedSettings, by_name, put_together, take_apart
 
 
 class WholeStore(ShardStore):
@@ -31,6 +32,9 @@ class WholeStore(ShardStore):
             param.data = view
         self._whole_sum = torch.zeros(self._memory.grid.nbytes, dtype=torch.uint8)
         self._gradients = shaped(self._whole_sum, self._memory.grid.offsets, params)
+        self._moved = MovedSettings(self._replica.optimizer)
+        self._told = [settings_of(group) for group in self._replica.optimizer.param_groups]
+        """The settings that the schedule asked for last."""
 
     def step(self, gradients: Sequence[Push], *, scale: float, lr_scale: float, loss: float, last: bool) -> None:
         """One update with the sum of these gradients."""
@@ -42,10 +46,11 @@ class WholeStore(ShardStore):
             self._whole_sum[chunk.offset : chunk.offset + chunk.nbytes].view(total.dtype).copy_(total)
         for number, (param, gradient) in enumerate(zip(self._memory.params, self._gradients, strict=True)):
             param.grad = gradient if present is None or present[number] else None
-        optimizer = self._replica.optimizer
-        for group, settings in zip(optimizer.param_groups, self._schedule.settings(lr_scale), strict=True):
-            group.update(settings)
-        with self._versions.all_changing():
+        optimizer, wanted = self._replica.optimizer, self._schedule.settings(lr_scale)
+        for group, told, settings in zip(optimizer.param_groups, self._told, wanted, strict=True):
+            group.update(changed_settings(told, settings))  # what the optimizer changes itself is its own
+        self._told = wanted
+        with self._versions.all_changing(), self._moved.watching():
             optimizer.step()
         self._commit(gradients, loss, last=last)
 
@@ -64,7 +69,7 @@ class WholeStore(ShardStore):
     def facts(self) -> dict[str, Any]:
         """What goes with the values: also the optimizer's state, but for its tensors."""
         plain, tensors = take_apart(self._replica.optimizer)
-        return {**super().facts(), "state": plain, **_shapes(tensors)}
+        return {**super().facts(), "state": plain, "moved": self._moved.plain(), **_shapes(tensors)}
 
     def frames(self) -> tuple[Frame, ...]:
         """Everything for another copy, the tensors of the optimizer's state included."""
@@ -76,24 +81,27 @@ class WholeStore(ShardStore):
         at = len(frames) - sum(facts["state_frames"])
         super().load(frames[:at], facts)
         put_together(self._replica.optimizer, facts["state"], _tensors(frames[at:], facts))
+        self._moved.adopt(facts["moved"])
 
     def mark(self) -> None:
         """Remember values and state as they are."""
         super().mark()
         plain, tensors = take_apart(self._replica.optimizer)
         self._marked_state = plain, [tensor.clone() for tensor in tensors]
+        self._marked_settings = self._moved.plain()
 
     def rollback(self) -> bool:
         """Go back to what was marked."""
         if not super().rollback():
             return False
         put_together(self._replica.optimizer, *self._marked_state)
+        self._moved.adopt(self._marked_settings)
         return True
 
     def digest(self) -> str:
         """One name for values and state."""
         plain, tensors = take_apart(self._replica.optimizer)
-        digest = xxhash.xxh3_128((super().digest() + repr(plain)).encode())
+        digest = xxhash.xxh3_128((super().digest() + repr([plain, self._moved.plain()])).encode())
         for tensor in tensors:
             digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
