@@ -137,6 +137,11 @@ class Data(StrategySpec):
                 f"Job: shares=speed measures workers through shared memory, which device={cluster.device} does "
                 "not use; use device=cpu, or shares=even."
             )
+        if not self.journal and cluster.device != "cpu":
+            raise SpecError(
+                f"Job: journal=off leaves out what is kept in shared memory, which device={cluster.device} does not "
+                "use; leave it out."
+            )
         if self.via == "arena" and cluster.device != "cpu":
             raise SpecError(
                 f"Job: via=arena shares the host's memory, but device={cluster.device}; use via=backend on GPUs."

@@ -401,6 +401,11 @@ def test_a_key_that_would_change_nothing_is_refused(written: str, words: str) ->
         parse_strategy(written)
 
 
+def test_there_is_no_journal_on_a_gpu() -> None:
+    with pytest.raises(SpecError, match="which device=cuda does not use; leave it out"):
+        Job(target="a.py", strategy="data:journal=off", cluster=Cluster(workers=2, device="cuda"))
+
+
 def test_there_is_nothing_to_offload_on_the_cpu() -> None:
     with pytest.raises(SpecError, match="but device=cpu; leave offload out"):
         Job(target="a.py", strategy="sharded:offload=on", cluster=Cluster(workers=2))
