@@ -208,6 +208,8 @@ def test_another_order_of_samples_is_refused(train: Train) -> None:
         ("LBFGS", "data", "LBFGS keeps lists of earlier steps"),
         ("Counting", "data", "Counting keeps 'count' as int"),
         ("Counting", "ps", "Counting keeps 'count' as int"),
+        ("Counting", "pipeline", "Counting keeps 'count' as int"),
+        ("Slowing", "data", "Slowing keeps 'pace' as a setting that it changes itself"),
     ],
 )
 def test_a_state_that_cannot_be_saved_is_refused(train: Train, optimizer: str, strategy: str, words: str) -> None:

@@ -139,8 +139,8 @@ class Data(StrategySpec):
             )
         if not self.journal and cluster.device != "cpu":
             raise SpecError(
-                f"Job: journal=off leaves out what is kept in shared memory, which device={cluster.device} does not "
-                "use; leave it out."
+                f"Job: journal=off saves a journal in shared memory, which device={cluster.device} does not use; "
+                "leave it out."
             )
         if self.via == "arena" and cluster.device != "cpu":
             raise SpecError(

@@ -9,8 +9,13 @@ import torch
 
 from shoal.errors import CheckpointError, SpecError
 from shoal.spec import Job
-from shoal.spec.conduct import StateHolder
-from shoal.strategies.optimizers import ELEMENTWISE, StateSchema, tried_on_copies
+from shoal.strategies.optimizers import (
+    ELEMENTWISE,
+    StateSchema,
+    changed_settings,
+    settings_of,
+    tried_on_copies,
+)
 from shoal.strategies.replica import Replica
 
 
@@ -22,10 +27,12 @@ def check_savable(job: Job, replica: Replica) -> None:
             "LBFGS keeps lists of earlier steps, and checkpoints hold tensors alone; leave --checkpoint out, or "
             "use another optimizer."
         )
-    if job.conduct.state is StateHolder.SERVERS and type(optimizer) not in ELEMENTWISE:
-        # What it keeps is seen by a server alone, which knows nothing of checkpoints.
+    # Where the model is cut nobody may be able to hold copies of it; there `check_state` has to do.
+    if type(optimizer) not in ELEMENTWISE and not job.conduct.is_cut:
         twin = tried_on_copies(optimizer)
-        _check_kept(optimizer, {} if twin is None else twin.state)
+        if twin is not None:
+            _check_kept(optimizer, twin.state)
+            _check_groups(optimizer, twin)
 
 
 def check_state(replica: Replica) -> None:
@@ -40,6 +47,12 @@ def _check_kept(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any]) -> N
         for key, value in kept.items():
             if value is not None and not isinstance(value, torch.Tensor):
                 raise _unsavable(optimizer, key, type(value).__name__)
+
+
+def _check_groups(optimizer: torch.optim.Optimizer, twin: torch.optim.Optimizer) -> None:
+    for own, tried in zip(optimizer.param_groups, twin.param_groups, strict=True):
+        for key in changed_settings(settings_of(own), settings_of(tried)):
+            raise _unsavable(optimizer, key, "a setting that it changes itself")
 
 
 def _unsavable(optimizer: torch.optim.Optimizer, key: str, found: str) -> SpecError:

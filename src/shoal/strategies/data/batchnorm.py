@@ -64,7 +64,7 @@ def synchronise(module: nn.Module, sum_over_slots: Ask) -> None:
     """
     asking = Asking(sum_over_slots)
     for layer in batchnorm_layers(module):
-        layer.asking = asking  # where `recompute` finds it
+        layer.__dict__["asking"] = asking  # where `recompute` finds it
         layer.forward = partial(_forward, layer, asking)  # type: ignore[method-assign]
 
 
