@@ -29,7 +29,12 @@ SHARDINGS = [
     "sharded:stage=3",
     "sharded:stage=3,policy=layer",
 ]
-LINES = [("sharded", 1), ("pipeline", 2), ("pipeline:schedule=zero-bubble", 2), ("mesh:data=2,pipeline=2", 4)]
+LINES = [
+    ("sharded", 1),
+    ("pipeline", 2),
+    ("pipeline:schedule=zero-bubble", 2),
+    pytest.param("mesh:data=2,pipeline=2", 4, marks=pytest.mark.long),
+]
 
 
 class Net(nn.Module):
