@@ -23,6 +23,7 @@ SUITES = {
     "Contribute": "test_contributions.py",
     "Succession": "test_successions.py",
     "Sink": "test_sinks.py",
+    "Output": "test_outputs.py",
 }
 
 
