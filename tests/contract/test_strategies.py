@@ -42,6 +42,10 @@ CUT_CASES = [
     pytest.param(("mesh:data=2,shard=2", 4), marks=pytest.mark.long),
 ]
 """Here the model is cut, and whole only where it is asked for."""
+PHASED = ("layer:phases=2", 2)
+"""Trains a part of the model at a time, so that it is not compared with one process here."""
+RELAY = ("data:partition=relay", 2)
+"""Who takes a step decides on it alone, so that others are not asked."""
 BATCH = 12
 STEPS = 5
 
@@ -92,7 +96,13 @@ class Seat:
             Setting(
                 world=world,
                 conduct=spec.conduct(Cluster(workers=size), slots),
-                extent=Extent(total_steps=STEPS, tables=2, table_rows=world.world_size, table_columns=3),
+                extent=Extent(
+                    total_steps=STEPS,
+                    tables=2,
+                    table_rows=world.world_size,
+                    table_columns=3,
+                    steps_per_epoch=STEPS,
+                ),
                 company=Company(report=lambda line: None),
                 supply=OneBatch((INPUTS, TARGETS)),
                 **setting,
@@ -117,7 +127,7 @@ class Seat:
                 Part(slot, rows_of(slot, slots, weighted), None if weighted else float(BATCH)) for slot in chosen
             )
 
-        mine = self.setting.slots_of(self.setting.world.global_rank)
+        mine = self.setting.slots_at(number, self.setting.world.global_rank)
         work = Work(number, parts(mine), 0, stop, all_parts=lambda: parts(range(slots)))
         return self.strategy.take(work).result()
 
@@ -137,11 +147,16 @@ def rows_of(slot: int, slots: int, weighted: bool) -> Callable[[], Iterator[Piec
     return load
 
 
-@pytest.fixture(params=[*CASES, *CUT_CASES], ids=lambda case: f"{case[0]} x{case[1]}")
+def named(case: tuple[str, int]) -> str:
+    return f"{case[0]} x{case[1]}"
+
+
+@pytest.fixture(params=[*CASES, *CUT_CASES, PHASED], ids=named)
 def case(request: pytest.FixtureRequest) -> tuple[str, int]:
     return request.param
 
 
+@pytest.mark.parametrize("case", [*CASES, *CUT_CASES, RELAY], ids=named)
 def test_steps_train_the_same_model_everywhere(case: tuple[str, int]) -> None:
     """Losses, parameters, buffers and state agree on all processes, and with one process on the same slots."""
 
@@ -262,7 +277,7 @@ def test_everybody_gets_all_rows_of_every_table(case: tuple[str, int]) -> None:
     assert in_processes(size, share) == [expected] * size
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, PHASED], ids=named)
 def test_closing_leaves_an_ordinary_model(case: tuple[str, int]) -> None:
     """The last values stay, and gradients are autograd's again."""
 

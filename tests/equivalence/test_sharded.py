@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from helpers.training import Train, Trained, largest_difference
+from shoal.errors import WorkerFailed
 from shoal.launch import ZygoteProcess
 from shoal.spec import Cluster
 
@@ -42,10 +43,49 @@ def compare(train: Train, task: str, strategy: str, *, workers: int = 2, slots: 
         ("gpt_quiet", "sharded:stage=2,policy=layer", {"optimizer": "adamw"}),
         ("conv", "sharded:stage=3,batchnorm=sync", {"optimizer": "momentum"}),
         ("mlp_quiet", "sharded:stage=3,policy=device,capacities=2+1", {"optimizer": "adamw", "clip": 0.1}),
+        ("mlp_quiet", "sharded:stage=3,policy=layer", {"optimizer": "muon_like", "clip": 0.1}),
+        ("mlp_quiet", "sharded:stage=1,policy=count", {"optimizer": "recalling"}),
     ],
 )
 def test_as_one_process(train: Train, task: str, strategy: str, args: dict[str, object]) -> None:
     compare(train, task, strategy, steps=4, **args)
+
+
+def test_an_optimizer_of_whole_parameters_is_saved_with_them(train: Train) -> None:
+    """Its state goes by the parameters' names, so that one process goes on from it, and workers from that."""
+    words: dict[str, Any] = {"numerics": "float64", "optimizer": "muon_like", "steps": 6}
+    begun = train(
+        "mlp_quiet",
+        workers=2,
+        strategy="sharded:policy=layer",
+        checkpoint="every=1000",
+        overrides={"max_steps": 2},
+        **words,
+    )
+    alone = train.resume(begun, 2, strategy="data", cluster=Cluster(threads=1), overrides={"max_steps": 4})
+    back = train.resume(
+        alone,
+        4,
+        strategy="sharded:stage=1,policy=count",
+        cluster=Cluster(workers=2, threads=1),
+        overrides={"max_steps": 6},
+    )
+    unbroken = train("mlp_quiet", slots=1, strategy="data:via=arena", **words)
+    assert back.results["steps"] == 6
+    assert largest_difference(back.model, unbroken.model) <= WHOLE_BATCH
+    assert largest_difference(back.state, unbroken.state) <= WHOLE_BATCH
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("sharded", "Adafactor works on whole parameters, but several workers keep parts of .*; use policy=layer"),
+        ("tensor", "Adafactor works on whole parameters, but .* is cut by its width"),
+    ],
+)
+def test_an_optimizer_of_whole_parameters_needs_them_whole(train: Train, strategy: str, words: str) -> None:
+    with pytest.raises(WorkerFailed, match=words):
+        train("mlp_quiet", workers=2, strategy=strategy, optimizer="muon_like", steps=1)
 
 
 @pytest.fixture

@@ -93,7 +93,6 @@ class Data(StrategySpec):
         why = {
             "has_journal": f"strategy={self} keeps none; leave journal on",
             "passes_alone": "batchnorm=sync needs a process of its own for every slot; use batchnorm=local",
-            "repeats_passes": "batchnorm=sync exchanges sums in each of them; use batchnorm=local",
         }
         if cluster.device != "cpu":
             why["has_places"] = f"device={cluster.device} does not use that"
@@ -106,7 +105,6 @@ class Data(StrategySpec):
             has_places=self.shares_memory and cluster.device == "cpu",
             has_journal=self.journal,
             passes_alone=self.batchnorm != "sync",
-            repeats_passes=self.batchnorm != "sync",
             can_skip=self.batchnorm != "sync",
             synchronises=True,
             why=why,
@@ -138,6 +136,11 @@ class Data(StrategySpec):
             raise SpecError(
                 f"Job: shares=speed measures workers through shared memory, which device={cluster.device} does "
                 "not use; use device=cpu, or shares=even."
+            )
+        if not self.journal and cluster.device != "cpu":
+            raise SpecError(
+                f"Job: journal=off saves a journal in shared memory, which device={cluster.device} does not use; "
+                "leave it out."
             )
         if self.via == "arena" and cluster.device != "cpu":
             raise SpecError(

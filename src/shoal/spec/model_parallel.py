@@ -18,6 +18,7 @@ from shoal.spec.cut_sizes import cut_need
 from shoal.spec.strategy import Only, StrategySpec
 
 if TYPE_CHECKING:
+    from shoal.spec.job import Job
     from shoal.spec.model_size import ModelSize
 
 AXES = ("data", "shard", "pipeline", "tensor")
@@ -64,6 +65,13 @@ class ModelParallel(StrategySpec):
 
     def claim(self, workers: int, optimizer: str = "SGD") -> Claim:
         return Claim.SUMS
+
+    def check(self, job: Job) -> None:
+        if as_mesh(self, job.cluster.places).offload and job.cluster.device == "cpu":
+            raise SpecError(
+                f"Job: strategy={self} keeps in the host's memory what would lie on a GPU, but device=cpu; leave "
+                "offload out, or use device=cuda."
+            )
 
     def memory_need(self, workers: int, size: ModelSize) -> int:
         return cut_need(as_mesh(self, workers), size)

@@ -23,7 +23,10 @@ MOST_CELLS_PER_PUSH = 1 << 14
 """Parts of the data that one push may be made of: it lists them, and so does who holds them."""
 _ADJUSTED: Mapping[str, Only] = {
     "bound": Only(lambda ps: ps.sync.startswith("ssp:") and not ps.is_lockstep, "with sync=ssp:N"),
-    "rate": Only(lambda ps: not ps.is_lockstep, "where workers do not go in lockstep"),
+    "rate": Only(
+        lambda ps: not ps.is_lockstep and ps.push == "gradients",
+        "where workers push gradients, and do not go in lockstep",
+    ),
     "eviction": Only(lambda ps: ps.is_leased, "with sync=asp or shares=speed"),
 }
 """By what the coordinator may adjust: when it can."""
@@ -42,9 +45,24 @@ class ParameterServer(StrategySpec):
         "journal": Only(lambda ps: ps.wire != "tcp", "in the host's memory, and not with wire=tcp"),
         "capacities": Only(lambda ps: ps.placement == "capacity", "with placement=capacity"),
         **dict.fromkeys(("hosts", "agree"), Only(lambda ps: ps.servers == "host", "with servers=host")),
+        "placement": Only(
+            lambda ps: ps.servers != "host" and (ps.placement != "capacity" or ps.capacities != "even"),
+            "where servers share the model (servers=N), and placement=capacity with capacities=",
+        ),
+        "overlap": Only(
+            lambda ps: (ps.push, ps.pool) == ("gradients", "none"), "where each gradient is pushed by itself"
+        ),
         **dict.fromkeys(
-            ("rate", "damping", "diverging"),
+            ("ahead", "diverging"),
             Only(lambda ps: not ps.is_lockstep, "where workers do not go in lockstep, as with sync=asp"),
+        ),
+        **dict.fromkeys(
+            ("rate", "damping"),
+            Only(
+                lambda ps: ps.has_lone_updates,
+                "where a gradient may be an update of its own: with sync=asp, ssp:N or alternate:K, and "
+                "push=gradients",
+            ),
         ),
         "adjust": Only(
             lambda ps: all(_ADJUSTED[each].holds(ps) for each in ps.adjustments),
@@ -243,6 +261,12 @@ class ParameterServer(StrategySpec):
     def is_lockstep(self) -> bool:
         """Whether the result does not depend on timing."""
         return self.sync in ("bsp", "ssp:0")
+
+    @property
+    def has_lone_updates(self) -> bool:
+        """Whether servers update by gradients of a part of the batch, as they come."""
+        gathers = self.is_lockstep or self.sync.startswith("quorum:")
+        return self.push == "gradients" and not gathers
 
     @property
     def is_leased(self) -> bool:

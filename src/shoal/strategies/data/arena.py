@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from shoal.errors import LaunchError, PeerLost, SpecError
+from shoal.errors import LaunchError, SpecError
 from shoal.feed.parts import Part
 from shoal.spec import Data, World
 from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, Work
@@ -39,6 +39,7 @@ from shoal.strategies.data.speed import SpeedShares
 from shoal.strategies.data.tap import GradientTap
 from shoal.strategies.data.update import SlicedUpdate
 from shoal.strategies.data.whole import WholeUpdate
+from shoal.strategies.data.whole_journal import image_bytes
 from shoal.strategies.gradients import Sums, backward_part, check_weight, step_result
 from shoal.strategies.optimizer_state import named_state
 from shoal.strategies.optimizers import StateSchema, state_schema
@@ -64,7 +65,8 @@ class ArenaData(WholeModel):
         follows_speed = self._spec.shares == "speed"
         rows = setting.extent.total_steps + 1 if follows_speed else 0
         room = bytes_of(replica.precision, setting.slots)
-        sizes = RegionBytes(self._buffers.nbytes, self._exchange_bytes(), 4 * setting.slots * rows, *room)
+        image = image_bytes(replica) if self._spec.journal and not self._sliced else 0
+        sizes = RegionBytes(self._buffers.nbytes, self._exchange_bytes(), 4 * setting.slots * rows, *room, image)
         self._shared = SharedState(replica, schema or StateSchema((), ()), setting, sizes)
         self._shared.map()
         self._shares = SpeedShares(self._shared) if follows_speed else None
@@ -77,8 +79,8 @@ class ArenaData(WholeModel):
             self._host(setting.world)
             if setting.world.is_first and not self._sliced:
                 setting.company.report(
-                    f"{type(replica.optimizer).__name__} does not work element by element: "
-                    "worker 0 updates the whole model."
+                    f"{type(replica.optimizer).__name__} does not work element by element: worker 0 updates the "
+                    f"whole model{'' if image else ', and its state goes with it'}."
                 )
 
     def _exchange_bytes(self) -> int:
@@ -134,11 +136,6 @@ class ArenaData(WholeModel):
             self._join(world)
         marks, counters = self._shared.marks, self._shared.counters
         done = min(counters[marks.updated[place]] for place in world.places)
-        if done and not self._sliced and world.is_first and 0 not in self._updates:
-            raise PeerLost(
-                f"Worker 0 died, and with it the state of {type(self._replica.optimizer).__name__}, which only "
-                "it held; start again, or use an optimizer that works element by element, such as AdamW."
-            )
         self._host(world)
         if is_new:
             counters.wait_all(marks.updated, done)
@@ -191,9 +188,9 @@ class ArenaData(WholeModel):
             self._shared.counts[work.step, part.slot] = samples
         if self._shares is not None:
             self._shares.note(work.step, part.slot, time.perf_counter() - begun, samples)
-        for place in self._updates:
+        for place, update in self._updates.items():
             if part.slot in self._setting.slots_of(place):
-                counters[marks.progress[place]] = 0
+                update.begin_step()
         counters.publish(marks.gradients[part.slot], work.step)
 
     def _compute(self, work: Work, part: Part) -> Sums:
@@ -254,7 +251,7 @@ class ArenaData(WholeModel):
         elif isinstance(update, SlicedUpdate):
             update.run(scale, decision.touched)
         else:
-            update.run(scale, decision.touched, decision.sums.mean_loss, lambda: self._evaluate_again(work))
+            update.run(step, scale, decision.touched, decision.sums.mean_loss, lambda: self._evaluate_again(work))
         if place == 0 and step < len(shared.losses):
             shared.losses[step] = decision.sums.mean_loss
         shared.counters.publish(shared.marks.updated[place], step)
@@ -267,6 +264,7 @@ class ArenaData(WholeModel):
         check_weight(work, sums)
         is_mean = work.parts[0].total_weight is not None or not sums.weight
         touched = self._shared.touched
+        # The reciprocal, then the loss scale, a power of two: servers make the same number (`Shard.scale_of`).
         scale = (1.0 if is_mean else 1 / sums.weight) / self._replica.precision.scale
         return sums, scale, None if touched.all() else touched
 

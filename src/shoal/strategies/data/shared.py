@@ -32,6 +32,8 @@ class RegionBytes:
     seen: int = 0
     """Of what each slot has seen of its gradients, where steps may be skipped; and below what that came to."""
     half: int = 0
+    image: int = 0
+    """Of one image of the state of an optimizer that works on the whole model."""
 
 
 class Marks:
@@ -50,7 +52,8 @@ class Marks:
         self.updated = self._after(self.norms, places)
         """By place: its chunks are updated."""
         self.progress = self._after(self.updated, places)
-        """By place: chunks done, times two, plus one inside a chunk; of the step after `updated`."""
+        """By place: chunks done, times two, plus one inside a chunk; of the step after `updated`. Where the first
+        place updates the whole model: updates of all steps, instead of chunks."""
         self.shared_rows = self._after(self.progress, places)
         """By place: its rows of the table are filled, for the evaluation after this step."""
         self.stop_at = self._after(self.shared_rows, places)
@@ -103,6 +106,8 @@ class SharedState:
             *((f"buffers/{slot}", sizes.buffers) for slot in range(setting.slots)),
             *((f"exchange/{slot}", sizes.exchange) for slot in range(setting.slots)),
             ("frozen", self._frozen_grid.nbytes),
+            ("old-params", grid.nbytes if sizes.image else 0),
+            *((f"image/{number}", sizes.image) for number in range(2)),
             *Home.regions(self.schema, grid.nbytes, self.num_pieces),
             *((f"gradients/{slot}", grid.nbytes) for slot in range(setting.slots)),
             *((f"undo/{rank}", largest * (1 + len(self.schema.mirrored)))

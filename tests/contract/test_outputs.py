@@ -1,4 +1,4 @@
-"""Files of predictions grow by whole batches, and are whole at the end."""
+"""One suite for every file of predictions: it grows by whole batches, and is whole at the end."""
 
 from __future__ import annotations
 
