@@ -11,6 +11,7 @@ from shoal.arena import Segment
 from shoal.errors import OutOfMemory
 from shoal.roles.failure import is_memory_error
 from shoal.roles.memory import limit_memory, memory_explained
+from shoal.roles.sizing import PROCESS_BYTES
 from shoal.spec import Cluster, Job
 
 MIB = 1 << 20
@@ -58,7 +59,7 @@ def test_more_than_the_limit_is_refused():
 def test_what_was_too_little_is_explained(tmp_path):
     path = tmp_path / "explained.py"
     path.write_text(TASK)
-    job = Job(target=f"{path}:task", cluster=Cluster(workers=2, memory="16MiB"))
+    job = Job(target=f"{path}:task", cluster=Cluster(workers=2, memory="30MiB"))
 
     def work(world):
         # What earlier tests of this process have freed would do without asking for more.
@@ -73,8 +74,9 @@ def test_what_was_too_little_is_explained(tmp_path):
 
     (told, size), *_ = in_processes(1, work)
     assert size == 100 * MIB
-    assert "16.0 MiB" in told and "strategy=data and 2 workers" in told
-    assert "sharded with " in told and "pipeline with 2 workers needs 8.0 MiB each" in told
+    assert "30.0 MiB" in told and "strategy=data and 2 workers" in told
+    process = PROCESS_BYTES / MIB
+    assert "sharded with " in told and f"pipeline with 2 workers needs {8 + process:.1f} MiB each" in told
 
 
 def test_a_sentence_made_of_a_refusal_is_explained_too(tmp_path):
