@@ -32,7 +32,7 @@ STRATEGIES = (
     "tensor",
     "pipeline",
     "layer:place=0@0+5@1",
-    "layer:phases=2",
+    "layer:phases=2,every=1",
 )
 
 

@@ -15,7 +15,7 @@ from shoal.cli.plan.parts import Seat
 from shoal.launch.supervisor import run_job
 from shoal.layout import binary_size
 from shoal.spec import Cluster, Job
-from shoal.spec.footprint import Stay, told_of
+from shoal.spec.footprint import Flow, Stay, told_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,8 +80,8 @@ def _show(plan: Plan) -> None:
     page.add_row("data", plan.data)
     page.add_row("on failure", manner.on_failure)
     page.add_row("memory", _memory(plan))
-    if plan.footprint.flows:
-        page.add_row("each step", _traffic(plan))
+    if flows := [flow for flow in plan.footprint.flows if flow.num_bytes]:
+        page.add_row("each step", _traffic(flows))
     if manner.width:
         page.add_row("layers", "\n".join(manner.width))
     if manner.grid:
@@ -138,8 +138,14 @@ def _memory(plan: Plan) -> Table:
 _WHEN = {Stay.ALWAYS: "", Stay.TRAINING: "", Stay.OPENING: " (at first)"}
 
 
-def _traffic(plan: Plan) -> str:
-    """What each worker sends or reads in a step."""
-    return "\n".join(
-        f"{flow.what}: {binary_size(flow.num_bytes)} through {flow.medium.value}" for flow in plan.footprint.flows
-    )
+def _traffic(flows: Sequence[Flow]) -> Table:
+    """What each worker sends or reads in a step, and through what."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for flow in flows:
+        table.add_row(flow.what, binary_size(flow.num_bytes), flow.medium.value)
+    return table

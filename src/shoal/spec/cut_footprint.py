@@ -118,9 +118,9 @@ def _flows(mesh: Mesh, model: ModelSize, run: RunSize) -> tuple[Flow, ...]:
         summed = part if mesh.shard == 1 or mesh.stage == 1 else part // mesh.shard
         sent("gradients summed over copies", 2 * (mesh.data - 1) * summed // mesh.data)
     if mesh.pipeline > 1:
-        sent("results between stages, forward and back, at most", 2 * run.one.widest * mesh.num_microbatches)
+        sent("results between stages, and back, at most", 2 * run.one.widest * mesh.num_microbatches)
     if mesh.tensor > 1:
-        sent("a layer's results, for each that is cut, at most", 2 * run.one.widest)
+        sent("results of a layer that is cut, at most", 2 * run.one.widest)
     return tuple(flows)
 
 

@@ -82,7 +82,7 @@ def arena_footprint(regions: tuple[MemoryRegion, ...], model: ModelSize, run: Ru
                 num_bytes=per_worker * model.laid_out,
             ),
             Flow(
-                what="gradients read, of all slots, for a worker's part of the model",
+                what="gradients of all slots read, for its part",
                 medium=Medium.MEMORY,
                 num_bytes=run.slots * model.laid_out // run.workers,
             ),
