@@ -82,7 +82,7 @@ def arena_footprint(regions: tuple[MemoryRegion, ...], model: ModelSize, run: Ru
                 num_bytes=per_worker * model.laid_out,
             ),
             Flow(
-                what="gradients of all slots read, for its part",
+                what="all slots' gradients of its part read",
                 medium=Medium.MEMORY,
                 num_bytes=run.slots * model.laid_out // run.workers,
             ),

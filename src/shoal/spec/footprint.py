@@ -130,12 +130,18 @@ class Footprint:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Footprint:
         """What `plain` has written."""
-        regions = {
-            part: tuple(MemoryRegion(**{**one, "stay": Stay(one["stay"])}) for one in plain[part])
-            for part in ("shared", "worker", "server")
-        }
-        flows = tuple(Flow(**{**flow, "medium": Medium(flow["medium"])}) for flow in plain["flows"])
-        return cls(**regions, flows=flows, workers=plain["workers"], servers=plain["servers"])
+
+        def regions(part: str) -> tuple[MemoryRegion, ...]:
+            return tuple(MemoryRegion(**{**one, "stay": Stay(one["stay"])}) for one in plain[part])
+
+        return cls(
+            shared=regions("shared"),
+            worker=regions("worker"),
+            workers=plain["workers"],
+            server=regions("server"),
+            servers=plain["servers"],
+            flows=tuple(Flow(**{**flow, "medium": Medium(flow["medium"])}) for flow in plain["flows"]),
+        )
 
 
 def paged(num_bytes: int) -> int:

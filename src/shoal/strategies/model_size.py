@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from shoal.spec import StrategySpec, Task
 from shoal.spec.model_size import CutSize, ModelSize
@@ -55,9 +56,9 @@ class Blueprint:
             named = dict(module.named_parameters())
             trained = {name: p for name, p in named.items() if p.requires_grad and id(p) in in_groups}
             untrained = {name: p for name, p in named.items() if name not in trained}
-            made = cls(task=task, module=module, optimizer=optimizer, trained=trained, untrained=untrained)
-            model_size(made)  # lazy layers do not know theirs
-            return made
+            if any(is_lazy(p) for p in named.values()):
+                return None
+            return cls(task=task, module=module, optimizer=optimizer, trained=trained, untrained=untrained)
         except Exception:  # whatever is wrong with the task is told where it is made in earnest
             return None
 
