@@ -127,7 +127,7 @@ def _memory(plan: Plan) -> Table:
             if holding.total:
                 times = f"{holding.times} x {binary_size(holding.num_bytes)}" if holding.times > 1 else ""
                 table.add_row(f"  {holding.what}{_WHEN[holding.stay]}", times, binary_size(holding.total))
-    table.add_row("[bold]a worker needs, as --memory[/bold]", "", binary_size(found.worker_bytes))
+    table.add_row("[bold]a worker needs, as --memory[/bold]", "", binary_size(plan.limited.worker_bytes))
     each = binary_size(plan.process_bytes)
     table.add_row(f"all together, with {each} for each process", "", binary_size(plan.memory_bytes))
     if found.unused_bytes:

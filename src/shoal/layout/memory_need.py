@@ -37,7 +37,8 @@ def fitting(model: ModelSize, run: RunSize, limit: int, workers: int) -> list[Fi
 def _fewest(name: str, model: ModelSize, run: RunSize, limit: int, workers: int) -> Fit | None:
     spec = parse_strategy(name)
     for count in range(workers, max(workers, _MOST_WORKERS) + 1):
-        num_bytes = spec.footprint(model, replace(run, workers=count, slots=count)).worker_bytes
+        limited = replace(run, workers=count, slots=count, is_limited=True)
+        num_bytes = spec.footprint(model, limited).worker_bytes
         if num_bytes <= ROOM * limit:
             return Fit(strategy=name, workers=count, num_bytes=num_bytes)
     return None

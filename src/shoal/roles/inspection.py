@@ -19,7 +19,7 @@ from shoal.ledger import Cut, make_order
 from shoal.observe.disk import write_whole
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
-from shoal.roles.sizing import address_space_bytes, first_piece, size_up
+from shoal.roles.sizing import JobSizes, address_space_bytes, first_piece, size_up
 from shoal.roles.training import make_schedule
 from shoal.spec import Job, Task, World
 from shoal.spec.model_size import PassSize
@@ -51,7 +51,8 @@ def inspect(job: Job, world: World, reporter: Reporter) -> None:
     facts = _facts_of_model(probe.replica) | _facts_of_data(task, train, job.options) | {"width": width}
     if "job" in job.options:
         planned = Job.from_json(job.options["job"])
-        facts["footprint"] = _footprint(planned, task, train, probe.replica, made_bytes)
+        sizes = _sizes(planned, task, train, probe.replica, made_bytes)
+        facts["footprint"], facts["limited"] = sizes.footprint.plain(), sizes.limited.plain()
         facts["process_bytes"] = process_bytes
     if job.options.get("probe", True):
         save_tensors(folder / "model.safetensors", probe.replica.module.state_dict())
@@ -89,8 +90,8 @@ def _state_bytes(schema: StateSchema, parcels: Sequence[Parcel]) -> int:
     return sum(len(schema.mirrored) * parcel.num_bytes + scalars for parcel in parcels)
 
 
-def _footprint(job: Job, task: Task, train: Any, replica: Replica, made_bytes: int) -> dict[str, Any]:
-    """Of a job to come, as plain data."""
+def _sizes(job: Job, task: Task, train: Any, replica: Replica, made_bytes: int) -> JobSizes:
+    """Of a job to come."""
     # As its workers will: what follows each other through the model is cut as a task's own pieces are.
     task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
     schedule = make_schedule(task, train, job.num_slots, job.cluster.places)
@@ -105,7 +106,7 @@ def _footprint(job: Job, task: Task, train: Any, replica: Replica, made_bytes: i
     )
     one = _size_of_pass(job, task, replica, first_piece(job, task, train))
     blueprint = Blueprint.drawn(task, job.numerics) or Blueprint.of(replica)
-    return size_up(job, blueprint, extent=extent, one=one, data=made_bytes).footprint.plain()
+    return size_up(job, blueprint, extent=extent, one=one, data=made_bytes)
 
 
 def _size_of_pass(job: Job, task: Task, replica: Replica, batch: Any) -> PassSize | None:

@@ -40,6 +40,11 @@ class JobSizes:
         """By the strategy's own account."""
         return self.spec.footprint(self.model, self.run, self.cut)
 
+    @property
+    def limited(self) -> Footprint:
+        """What it would be within a limit: `--memory` must allow each worker `worker_bytes` of it."""
+        return replace(self, run=replace(self.run, is_limited=True)).footprint
+
 
 def size_up(
     job: Job,
@@ -63,6 +68,7 @@ def size_up(
         one=one or PassSize(),
         process=PROCESS_BYTES,
         data=data,
+        is_limited=job.cluster.memory_bytes is not None,
         saves=job.checkpoint != "none",
         is_replaceable=job.cluster.spares > 0,
         shares_memory=supported() and job.cluster.device == "cpu",

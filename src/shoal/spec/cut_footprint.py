@@ -17,22 +17,24 @@ _PROBED = 6
 
 
 def cut_footprint(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> Footprint:
-    """Of the worker that needs most. A model that waits in a file is never whole in memory (`docs/memory.md`)."""
+    """Of the worker that needs most."""
     stages = cut_evenly(model.trained, mesh.pipeline)
     rows = [
         (*stage_regions(mesh, sum(stage), _units(stage, mesh, cut), model.kept), *_passes(mesh, run, number))
         for number, stage in enumerate(stages)
     ]
-    besides = (of_worker("buffers and frozen parameters", model.fixed), *common_regions(run))
-    shared = group_regions(model, run)
+    besides = [of_worker("buffers and frozen parameters", model.fixed), *common_regions(run)]
+    if not run.is_limited:
+        besides.append(of_worker("the model as it is built", model.parameters, Stay.OPENING))
+    shared = talk_regions(cut)
     found = [Footprint(shared=shared, worker=(*row, *besides), workers=run.workers) for row in rows]
     most = max(found, key=lambda each: each.own_bytes)
-    return Footprint(shared=shared, worker=most.worker, workers=run.workers, flows=_flows(mesh, model, run))
+    return Footprint(shared=shared, worker=most.worker, workers=run.workers, flows=_flows(mesh, model, run, cut))
 
 
-def group_regions(model: ModelSize, run: RunSize) -> tuple[MemoryRegion, ...]:
-    """What workers that talk through the host's memory lay out for that; nothing while they use sockets."""
-    return ()
+def talk_regions(cut: CutSize) -> tuple[MemoryRegion, ...]:
+    """What workers that talk through the host's memory lay out for that, besides the segment of the run."""
+    return (MemoryRegion(name="talk", what="buffers to talk through", num_bytes=cut.talk),) if cut.talk else ()
 
 
 def stage_need(mesh: Mesh, trained: int, largest: int, kept: int) -> int:
@@ -102,13 +104,14 @@ def micro_batches_held(mesh: Mesh, worker: int) -> int:
     return min(ahead, mesh.num_microbatches * mesh.stages_per_worker)
 
 
-def _flows(mesh: Mesh, model: ModelSize, run: RunSize) -> tuple[Flow, ...]:
+def _flows(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> tuple[Flow, ...]:
     """What one worker sends in a step."""
     part = model.parameters // (mesh.pipeline * mesh.tensor)
     flows: list[Flow] = []
+    medium = Medium.MEMORY if cut.talk else Medium.NETWORK
 
     def sent(what: str, num_bytes: int) -> None:
-        flows.append(Flow(what=what, medium=Medium.NETWORK, num_bytes=num_bytes))
+        flows.append(Flow(what=what, medium=medium, num_bytes=num_bytes))
 
     if mesh.shard > 1:
         gathered = {1: 1, 2: 1, 3: 2}[mesh.stage] * part * (mesh.shard - 1) // mesh.shard
@@ -131,7 +134,7 @@ def layered_footprint(model: ModelSize, run: RunSize, cut: CutSize, *, returns: 
     share = own / max(1, model.parameters)
     kept, travel = int(share * run.one.activations), 2 * run.one.widest
     return Footprint(
-        shared=group_regions(model, run),
+        shared=talk_regions(cut),
         worker=(
             of_worker("parameters of a worker's layers", own),
             of_worker("the model as it is built", model.parameters - own, Stay.OPENING),
@@ -145,7 +148,7 @@ def layered_footprint(model: ModelSize, run: RunSize, cut: CutSize, *, returns: 
         flows=(
             Flow(
                 what="results between layers, at most",
-                medium=Medium.NETWORK,
+                medium=Medium.MEMORY if cut.talk else Medium.NETWORK,
                 num_bytes=(1 + returns) * run.one.widest,
             ),
         ),

@@ -93,6 +93,8 @@ class CutSize:
     """Bytes of the blocks that are gathered together; the last is the rest of the model."""
     parts: tuple[int, ...] = ()
     """By worker, where each has some layers: bytes of their trained parameters."""
+    talk: int = 0
+    """Bytes of the host's memory through which workers talk; none where they use sockets."""
 
     @property
     def pieces(self) -> int:
@@ -138,6 +140,8 @@ class RunSize:
     """Bytes that any worker takes once it has started: threads, sockets, kernels."""
     data: int = 0
     """Bytes of the data sets, and of what the task's own code makes."""
+    is_limited: bool = False
+    """Whether `--memory` is set: models that are to be cut wait in a file then, and are never whole in memory."""
     saves: bool = False
     """Whether the state is saved during the run."""
     is_replaceable: bool = False

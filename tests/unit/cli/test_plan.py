@@ -35,7 +35,7 @@ MODEL = ModelSize(trained=(768 * KIB, 256 * KIB), buffers=10, mirrored=("exp_avg
 def plan(strategy: str, *, slots: int | None = None, facts: dict[str, Any] | None = None, **cluster: int) -> Plan:
     job = Job(target="digits.py", strategy=strategy, cluster=Cluster(**{"workers": 2, **cluster}), slots=slots)
     found = job.spec.footprint(MODEL, RunSize(workers=job.cluster.places, slots=job.num_slots))
-    return make_plan(job, {**FACTS, "footprint": found.plain(), **(facts or {})})
+    return make_plan(job, {**FACTS, "footprint": found.plain(), "limited": found.plain(), **(facts or {})})
 
 
 def held(found: Plan, where: str) -> dict[str, tuple[int, int]]:

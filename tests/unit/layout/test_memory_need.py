@@ -13,7 +13,11 @@ LAYERS = ModelSize(trained=(10 * MIB,) * 8, buffers=3 * MIB, mirrored=("exp_avg"
 
 
 def need(strategy, workers):
-    return parse_strategy(strategy).footprint(LAYERS, RunSize(workers=workers, slots=workers)).worker_bytes
+    return (
+        parse_strategy(strategy)
+        .footprint(LAYERS, RunSize(workers=workers, slots=workers, is_limited=True))
+        .worker_bytes
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_regions_of_one_purpose_are_told_together() -> None:
     ],
 )
 def test_what_strategies_need(strategy: str, workers: int, shared: int, own: int) -> None:
-    run = RunSize(workers=workers, slots=workers if strategy != "data:partition=relay" else 1)
+    run = RunSize(workers=workers, slots=workers if strategy != "data:partition=relay" else 1, is_limited=True)
     found = parse_strategy(strategy).footprint(MODEL, run)
     assert found.shared_bytes / MIB == pytest.approx(shared, abs=0.2)
     assert found.own_bytes / MIB == pytest.approx(own, abs=0.5)
@@ -86,7 +87,7 @@ def test_activations_count_where_a_step_is_the_worst_moment() -> None:
     one = PassSize(activations=200 * MIB, with_gradients=230 * MIB, batch=MIB)
 
     def own(strategy: str, workers: int) -> float:
-        run = RunSize(workers=workers, slots=workers, one=one)
+        run = RunSize(workers=workers, slots=workers, one=one, is_limited=True)
         return parse_strategy(strategy).footprint(MODEL, run).own_bytes / MIB
 
     assert own("data", 2) == pytest.approx(3 + 201)  # more than the model as it is built
@@ -96,8 +97,22 @@ def test_activations_count_where_a_step_is_the_worst_moment() -> None:
     assert own("pipeline", 2) == pytest.approx(160 + 3 + 200 + 1)
 
 
+def test_without_a_limit_a_model_that_is_cut_is_built_whole() -> None:
+    spec, run = parse_strategy("pipeline"), RunSize(workers=8, slots=1)
+    assert spec.footprint(MODEL, run).own_bytes == (10 + 80 + 3) * MIB
+    assert spec.footprint(MODEL, replace(run, is_limited=True)).own_bytes == (4 * 10 + 3) * MIB
+
+
+def test_workers_that_talk_through_memory_share_buffers() -> None:
+    spec, run = parse_strategy("sharded"), RunSize(workers=2, slots=2)
+    silent, found = (spec.footprint(MODEL, run, CutSize(talk=talk)) for talk in (0, 5 * MIB))
+    assert found.worker_bytes == silent.worker_bytes + 5 * MIB
+    assert {flow.medium for flow in silent.flows} == {Medium.NETWORK}
+    assert {flow.medium for flow in found.flows} == {Medium.MEMORY}
+
+
 def test_how_a_strategy_cuts_the_model_decides() -> None:
-    run = RunSize(workers=2, slots=2)
+    run = RunSize(workers=2, slots=2, is_limited=True)
     uneven = parse_strategy("layer").footprint(MODEL, run, CutSize(parts=(70 * MIB, 10 * MIB)))
     assert uneven.own_bytes == 4 * 70 * MIB + 3 * MIB
     blocks = parse_strategy("sharded").footprint(MODEL, run, CutSize(units=(40 * MIB, 30 * MIB, 10 * MIB)))

@@ -43,6 +43,7 @@ def make_plan(job: Job, facts: Mapping[str, Any]) -> Plan:
         sizes=sizes,
         parcels=parcels,
         footprint=Footprint.from_plain(facts["footprint"]),
+        limited=Footprint.from_plain(facts["limited"]),
         process_bytes=facts["process_bytes"],
     )
 

@@ -73,6 +73,8 @@ class Plan:
     sizes: ModelBytes
     parcels: tuple[Parcel, ...]
     footprint: Footprint
+    limited: Footprint
+    """What it would be within a limit of memory."""
     process_bytes: int = 0
     """What a process of ours takes before it has read the task, measured on this host."""
 
@@ -99,10 +101,10 @@ class Plan:
         plain |= {"meaning": self.manner.meaning, "on_failure": self.manner.on_failure}
         found = self.footprint
         plain |= {
-            "worker_bytes": found.worker_bytes,
+            "worker_bytes": self.limited.worker_bytes,
             "process_bytes": self.process_bytes,
             "mapped_bytes": found.mapped_bytes,
-            "unused_bytes": found.unused_bytes,
+            "unused_bytes": self.limited.unused_bytes,
             "memory": {
                 "shared": _plain(told_of(found.shared)),
                 "worker": _plain(told_of(found.worker)),
