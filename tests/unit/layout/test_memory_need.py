@@ -13,11 +13,8 @@ LAYERS = ModelSize(trained=(10 * MIB,) * 8, buffers=3 * MIB, mirrored=("exp_avg"
 
 
 def need(strategy, workers):
-    return (
-        parse_strategy(strategy)
-        .footprint(LAYERS, RunSize(workers=workers, slots=workers, is_limited=True))
-        .worker_bytes
-    )
+    run = RunSize(workers=workers, slots=workers, is_limited=True)
+    return parse_strategy(strategy).footprint(LAYERS, run).worker_bytes
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ from shoal.strategies.data.batchnorm import (
 from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.data.decision import StepDecision
 from shoal.strategies.data.direct import leave, write_directly
-from shoal.strategies.data.shared import SharedState
+from shoal.strategies.data.shared import SharedState, arena_grid, cut_of_grid
 from shoal.strategies.data.shared_precision import SharedPrecision
-from shoal.strategies.data.sizes import cut_size, size_of_run
+from shoal.strategies.data.sizes import size_of_run
 from shoal.strategies.data.slot_sums import SlotSums
 from shoal.strategies.data.speed import SpeedShares
 from shoal.strategies.data.tap import GradientTap
@@ -65,7 +65,7 @@ class ArenaData(WholeModel):
         self._check_synchronised()
         blueprint = Blueprint.of(replica)
         run = size_of_run(blueprint, replica.precision, setting.extent, setting.slots, setting.world.world_size)
-        cut = cut_size(self._spec, blueprint, setting.world.world_size)
+        cut = cut_of_grid(arena_grid(list(replica.trained.values()), setting.clip_norm))
         regions = self._spec.segment_regions(model_size(blueprint), run, cut)
         self._shared = SharedState(replica, schema or StateSchema((), ()), setting, regions)
         self._shared.map()
