@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 
 from shoal.arena.waits import LINE, Counters
 from shoal.errors import LaunchError
+from shoal.spec.footprint import paged
 
 if TYPE_CHECKING:
     import torch
-
-_PAGE = 4096
 
 
 class Segment:
@@ -38,7 +37,7 @@ class Segment:
         """Put a region behind those reserved so far."""
         assert self._memory is None and name not in self._regions
         self._regions[name] = (self._size, nbytes)
-        self._size += -(-nbytes // _PAGE) * _PAGE
+        self._size += paged(nbytes)
 
     def map(self) -> None:
         """Give the segment its size (the same in every process) and map it."""

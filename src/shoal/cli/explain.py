@@ -15,6 +15,7 @@ from shoal.cli.plan.parts import Seat
 from shoal.launch.supervisor import run_job
 from shoal.layout import binary_size
 from shoal.spec import Cluster, Job
+from shoal.spec.footprint import Flow, Stay, told_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +42,13 @@ def _inspect(job: Job, zygote: ZygoteProcess | None) -> dict[str, Any]:
             cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
             overrides=job.overrides,
             run_dir=folder,
-            options={"probe": False, "slots": job.num_slots, "workers": job.cluster.places, **_width(job)},
+            options={
+                "probe": False,
+                "slots": job.num_slots,
+                "workers": job.cluster.places,
+                "job": job.to_json(),
+                **_width(job),
+            },
         )
         run_job(inspection, lambda event: None, zygote)
         facts: dict[str, Any] = json.loads((Path(folder) / "inspection.json").read_text(encoding="utf-8"))
@@ -73,6 +80,8 @@ def _show(plan: Plan) -> None:
     page.add_row("data", plan.data)
     page.add_row("on failure", manner.on_failure)
     page.add_row("memory", _memory(plan))
+    if flows := [flow for flow in plan.footprint.flows if flow.num_bytes]:
+        page.add_row("each step", _traffic(flows))
     if manner.width:
         page.add_row("layers", "\n".join(manner.width))
     if manner.grid:
@@ -98,16 +107,45 @@ def _grid(seats: Sequence[Seat]) -> Table:
 
 
 def _memory(plan: Plan) -> Table:
-    """Each kind of memory, and the sum."""
+    """What is laid out where, and what that comes to."""
+    from rich.table import Table
+
+    found = plan.footprint
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    parts = {
+        "shared by all": told_of(found.shared),
+        "each worker": told_of(found.worker),
+        "each server": told_of(found.server),
+    }
+    for title, holdings in parts.items():
+        if any(holding.total for holding in holdings):
+            table.add_row(f"[bold]{title}[/bold]", "", "")
+        for holding in holdings:
+            if holding.total:
+                times = f"{holding.times} x {binary_size(holding.num_bytes)}" if holding.times > 1 else ""
+                table.add_row(f"  {holding.what}{_WHEN[holding.stay]}", times, binary_size(holding.total))
+    table.add_row("[bold]a worker needs, as --memory[/bold]", "", binary_size(plan.limited.worker_bytes))
+    each = binary_size(plan.process_bytes)
+    table.add_row(f"all together, with {each} for each process", "", binary_size(plan.memory_bytes))
+    if found.unused_bytes:
+        table.add_row("mapped besides, for what follows a death", "", binary_size(found.unused_bytes))
+    return table
+
+
+_WHEN = {Stay.ALWAYS: "", Stay.TRAINING: "", Stay.OPENING: " (at first)"}
+
+
+def _traffic(flows: Sequence[Flow]) -> Table:
+    """What each worker sends or reads in a step, and through what."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    for holding in plan.manner.memory:
-        if holding.total:
-            times = f"{holding.times} x {binary_size(holding.num_bytes)}"
-            table.add_row(holding.what, times, binary_size(holding.total))
-    table.add_row("about, without activations and data", "", binary_size(plan.memory_bytes))
+    table.add_column(no_wrap=True)
+    for flow in flows:
+        table.add_row(flow.what, binary_size(flow.num_bytes), flow.medium.value)
     return table

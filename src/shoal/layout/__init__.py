@@ -4,6 +4,7 @@ from shoal.layout.lines import ALIGN_BYTES, Parcel, Span
 from shoal.layout.placement import POLICIES, Placement, place, spread_backups
 from shoal.layout.placement_table import ServerRow, binary_size, explain, render
 from shoal.layout.rebalancing import rebalance
+from shoal.layout.served_placement import place_served
 
 __all__ = [
     "ALIGN_BYTES",
@@ -15,6 +16,7 @@ __all__ = [
     "binary_size",
     "explain",
     "place",
+    "place_served",
     "rebalance",
     "render",
     "spread_backups",

@@ -12,7 +12,7 @@ from shoal.layout.placement_table import binary_size
 from shoal.layout.schedules import Kind, make_schedule
 from shoal.layout.stage_split import NEVER, split_chain
 from shoal.spec import Mesh
-from shoal.spec.cut_sizes import stage_need
+from shoal.spec.cut_footprint import stage_need
 
 _ATTEMPTS = 8
 SLACK = 0.05

@@ -13,12 +13,7 @@ from typing import Protocol
 
 from shoal.ps.offers import Offer
 from shoal.ps.worker import WorkerMachine
-
-BUFFERS_PER_TURN = 2
-"""While servers read one, the worker fills the other."""
-TURNS = 3
-"""A worker that replaces another leaves alone what the other pushed last: servers may not be done with it."""
-BUFFERS_PER_SLOT = BUFFERS_PER_TURN * TURNS
+from shoal.spec.served_footprint import BUFFERS_PER_SLOT, BUFFERS_PER_TURN, TURNS
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from shoal.roles.training import make_schedule
 from shoal.spec import Job, ParameterServer, World
 from shoal.spec.checkpointing import CheckpointRule
 from shoal.strategies.ps.hosts import one_copy_each
-from shoal.strategies.ps.served import outlives_servers, place_model, room_for
+from shoal.strategies.ps.served import outlives_servers, place_model
 
 MAX_ROLLBACKS = 3
 PATIENCE_S = 600.0
@@ -79,7 +79,7 @@ def make_plan(job: Job, world: World) -> JobPlan:
         outlives_servers=outlives,
         has_copies=spec.servers == "host",
         workers=job.cluster.workers,
-        most_workers=room_for(spec, job.num_slots, job.cluster.workers),
+        most_workers=spec.room(job.num_slots, job.cluster.workers),
         num_cells=num_cells,
         num_samples=schedule.samples_after(schedule.total_steps) - schedule.samples_after(begun_at),
         past=read_past(job, schedule),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,17 @@ from shoal.ledger import Cut, make_order
 from shoal.observe.disk import write_whole
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
+from shoal.roles.sizing import JobSizes, address_space_bytes, first_piece, size_up
 from shoal.roles.training import make_schedule
 from shoal.spec import Job, Task, World
-from shoal.strategies.base import Work
+from shoal.spec.model_size import PassSize
+from shoal.strategies.base import Extent, Work
+from shoal.strategies.clipping import cut_bytes
 from shoal.strategies.gradients import backward_part, check_weight
 from shoal.strategies.mesh.tensor.cutting import explain_width
-from shoal.strategies.optimizers import StateSchema, state_schema
+from shoal.strategies.model_size import Blueprint
+from shoal.strategies.optimizers import ELEMENTWISE, StateSchema, state_schema
+from shoal.strategies.pass_size import measure_pass, pass_without_values
 from shoal.strategies.ps.blocks import parcels_of
 from shoal.strategies.replica import Replica
 
@@ -31,15 +37,23 @@ FILE_NAME = "inspection.json"
 
 
 def inspect(job: Job, world: World, reporter: Reporter) -> None:
-    """Leave a page of facts in the run folder; with the option `probe`, which is on, also the initial model."""
+    """Leave a page of facts in the run folder; with the option `probe`, which is on, also the initial model. The
+    option `job` is one whose footprint is wanted, too."""
     reporter.on_state("starting", 0)
+    process_bytes, before = private_bytes(), address_space_bytes()
     task = load_task(job)
     train = task.dataset("train")
+    made_bytes = address_space_bytes() - before
     probe = LossProbe(task, train, "task")
     folder = Path(job.run_dir)
     reporter.on_state("ready", 0)
     width = explain_width(probe.replica, **job.options["width"]) if "width" in job.options else []
     facts = _facts_of_model(probe.replica) | _facts_of_data(task, train, job.options) | {"width": width}
+    if "job" in job.options:
+        planned = Job.from_json(job.options["job"])
+        sizes = _sizes(planned, task, train, probe.replica, made_bytes)
+        facts["footprint"], facts["limited"] = sizes.footprint.plain(), sizes.limited.plain()
+        facts["process_bytes"] = process_bytes
     if job.options.get("probe", True):
         save_tensors(folder / "model.safetensors", probe.replica.module.state_dict())
         facts |= {
@@ -63,6 +77,8 @@ def _facts_of_model(replica: Replica) -> dict[str, Any]:
         "optimizer": type(replica.optimizer).__name__,
         "has_batchnorm": any(isinstance(layer, _BatchNorm) and layer.training for layer in module.modules()),
         "parcels": [asdict(parcel) for parcel in parcels],
+        "by_element": type(replica.optimizer) in ELEMENTWISE,
+        "cut_bytes": cut_bytes(replica.task.clip_norm),
         # Not known for optimizers that do not work element by element.
         "state_bytes": None if schema is None else _state_bytes(schema, parcels),
         "fixed_bytes": sum(t.numel() * t.element_size() for t in (*replica.untrained.values(), *module.buffers())),
@@ -72,6 +88,44 @@ def _facts_of_model(replica: Replica) -> dict[str, Any]:
 def _state_bytes(schema: StateSchema, parcels: Sequence[Parcel]) -> int:
     scalars = sum(dtype.itemsize for _, dtype in schema.scalars)
     return sum(len(schema.mirrored) * parcel.num_bytes + scalars for parcel in parcels)
+
+
+def _sizes(job: Job, task: Task, train: Any, replica: Replica, made_bytes: int) -> JobSizes:
+    """Of a job to come."""
+    # As its workers will: what follows each other through the model is cut as a task's own pieces are.
+    task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
+    schedule = make_schedule(task, train, job.num_slots, job.cluster.places)
+    interval = task.evaluate_every or schedule.steps_per_epoch
+    test = 0 if task.test is None else len(task.dataset("test"))
+    extent = Extent(
+        total_steps=schedule.total_steps,
+        tables=max(2, -(-schedule.total_steps // interval)),
+        table_rows=-(-test // task.batch_size),
+        table_columns=2 + len(task.metrics) if test else 0,
+        accumulate=task.accumulate,
+    )
+    one = _size_of_pass(job, task, replica, first_piece(job, task, train))
+    blueprint = Blueprint.drawn(task, job.numerics) or Blueprint.of(replica)
+    return size_up(job, blueprint, extent=extent, one=one, data=made_bytes)
+
+
+def _size_of_pass(job: Job, task: Task, replica: Replica, batch: Any) -> PassSize | None:
+    """Without values, or by a pass of the real model where the task's code asks for some."""
+    found = pass_without_values(
+        task, batch, precision=job.precision, recompute=job.recompute, numerics=job.numerics
+    )
+    if found is not None:
+        return found
+    try:
+        return measure_pass(task, replica.module, batch, job.precision)
+    except Exception:  # what is wrong with it is told when it trains
+        return None
+
+
+def private_bytes() -> int:
+    """Memory of this process that no other shares."""
+    text = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
+    return 1024 * sum(int(found) for found in re.findall(r"^Private_\w+: +(\d+) kB", text, re.MULTILINE))
 
 
 def _facts_of_data(task: Task, train: Any, world: Mapping[str, Any]) -> dict[str, Any]:

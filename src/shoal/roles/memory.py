@@ -16,8 +16,9 @@ from shoal.layout.memory_need import advice, refusal
 from shoal.layout.placement_table import binary_size
 from shoal.roles.failure import is_memory_error
 from shoal.roles.loading import load_task
+from shoal.roles.sizing import address_space_bytes, size_of_pass, size_up
 from shoal.spec import Job, Task
-from shoal.strategies.model_size import size_up
+from shoal.strategies.model_size import Blueprint
 from shoal.strategies.parking import Parking
 
 
@@ -34,16 +35,23 @@ def limit_memory(limit: int | None, *, is_frugal: bool = False) -> None:
     # What an operation needs once, whatever its size, such as libraries and tables of kernels, is not the model's.
     torch.ones(8, 8).requires_grad_().matmul(torch.ones(8, 8)).sum().backward()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_address_space_bytes() + limit, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (address_space_bytes() + limit, hard))
 
 
 def check_fits(job: Job, task: Task) -> None:
-    """Refuse a model that cannot fit, before anything of it is made."""
-    limit = job.cluster.memory_bytes
-    if limit is None or (size := size_up(task, job.numerics)) is None:
+    """Refuse a model that cannot fit, before anything of it is made. What will be mapped and not touched, as room
+    for what follows a death is, is allowed on top of the limit."""
+    limit, (soft, hard) = job.cluster.memory_bytes, resource.getrlimit(resource.RLIMIT_AS)
+    if limit is None or soft == resource.RLIM_INFINITY:
         return
-    if text := refusal(job.spec, job.cluster.places, size, limit):
+    used = max(0, address_space_bytes() - (soft - limit))
+    if (blueprint := Blueprint.drawn(task, job.numerics)) is None:
+        return
+    sizes = size_up(job, blueprint, one=size_of_pass(job, task), data=used)
+    footprint = sizes.footprint
+    if text := refusal(job.spec, footprint, sizes.model, sizes.run, limit):
         raise OutOfMemory(text)
+    resource.setrlimit(resource.RLIMIT_AS, (soft + footprint.unused_bytes, hard))
 
 
 def make_parking(job: Job) -> Parking | None:
@@ -68,24 +76,20 @@ def memory_explained(job: Job) -> Iterator[None]:
 
 
 def _explanation(job: Job, limit: int) -> str:
-    size = size_up(load_task(job), job.numerics)
+    blueprint = Blueprint.drawn(load_task(job), job.numerics)
     workers = job.cluster.places
     told = (
         f"Cluster: memory allows each worker {binary_size(limit)}, which was too little for strategy={job.spec} "
         f"and {workers} worker{'s' * (workers > 1)}, with activations and data"
     )
-    if size is None:
+    if blueprint is None:
         return f"{told}; allow more, or use sharded or pipeline with more workers."
     # So many of those that cut the model have just been too few.
     least = workers + 1 if job.conduct.is_never_whole else workers
-    return f"{told}; without these, {advice(size, limit, least)}."
+    sizes = size_up(job, blueprint)
+    return f"{told}; without these, {advice(sizes.model, sizes.run, limit, least)}."
 
 
 def _lift_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-
-
-def _address_space_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    return pages * resource.getpagesize()

@@ -11,11 +11,14 @@ from shoal.errors import SpecError
 from shoal.spec.checks import require_choice
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct, even_fills, fills_of
+from shoal.spec.data_footprint import arena_footprint, arena_regions
+from shoal.spec.footprint import Footprint, MemoryRegion
+from shoal.spec.model_size import CutSize, ModelSize, RunSize
 from shoal.spec.strategy import Only, StrategySpec
+from shoal.spec.whole_footprint import handed_on, summed_over_sockets, whole_footprint
 
 if TYPE_CHECKING:
     from shoal.spec.job import Job
-    from shoal.spec.model_size import ModelSize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,7 @@ class Data(StrategySpec):
 
     name: ClassVar[str] = "data"
     made_by: ClassVar[str] = "shoal.strategies.data:make"
+    cut_by: ClassVar[str] = "shoal.strategies.data.sizes:cut_size"
     only: ClassVar[Mapping[str, Only]] = {
         "journal": Only(lambda data: data.shares_memory, "in shared memory (via=arena)")
     }
@@ -147,8 +151,23 @@ class Data(StrategySpec):
                 f"Job: via=arena shares the host's memory, but device={cluster.device}; use via=backend on GPUs."
             )
 
-    def memory_need(self, workers: int, size: ModelSize) -> int:
-        return 2 * size.parameters + size.state + size.fixed
+    def footprint(self, model: ModelSize, run: RunSize, cut: CutSize | None = None) -> Footprint:
+        if run.workers == run.slots == 1 and self.via == "auto" and not run.is_replaceable:
+            return whole_footprint(model, run)
+        if self.partition == "relay" and run.workers > 1:
+            return handed_on(model, run)
+        if self.shares_memory and run.shares_memory:
+            regions = self.segment_regions(model, run, cut or CutSize())
+            return arena_footprint(regions, model, run, cut or CutSize())
+        return summed_over_sockets(model, run, self.via)
+
+    def segment_regions(self, model: ModelSize, run: RunSize, cut: CutSize) -> tuple[MemoryRegion, ...]:
+        """What is reserved in the segment that all workers of a host map."""
+        if self.batchnorm != "sync":
+            run = replace(run, exchange=0)
+        if not self.journal:
+            run = replace(run, image=0)
+        return arena_regions(model, run, cut, follows_speed=self.shares == "speed", journals=self.journal)
 
     def synchronised(self) -> Self:
         return replace(self, batchnorm="sync", shares="even")

@@ -12,8 +12,12 @@ from shoal.errors import SpecError
 from shoal.spec.checks import require_count
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct, even_fills
+from shoal.spec.cut_footprint import layered_footprint
+from shoal.spec.footprint import Footprint
 from shoal.spec.model_parallel import NOBODY_ELSE
+from shoal.spec.model_size import CutSize, ModelSize, RunSize
 from shoal.spec.strategy import Only, StrategySpec
+from shoal.spec.whole_footprint import summed_over_sockets
 
 if TYPE_CHECKING:
     from shoal.spec.job import Job
@@ -39,6 +43,7 @@ class Layer(StrategySpec):
 
     name: ClassVar[str] = "layer"
     made_by: ClassVar[str] = "shoal.strategies.layer:make"
+    cut_by: ClassVar[str] = "shoal.strategies.layer.sizes:cut_size"
     only: ClassVar[Mapping[str, Only]] = {
         "every": Only(lambda layer: layer.phases > 0, "where layers take turns (phases=N)"),
         "weights": Only(lambda layer: layer.decoupled, "with decoupled=on"),
@@ -119,6 +124,11 @@ class Layer(StrategySpec):
 
     def check(self, job: Job) -> None:
         self.check_workers(job.cluster.places)
+
+    def footprint(self, model: ModelSize, run: RunSize, cut: CutSize | None = None) -> Footprint:
+        if not self.cuts_model:
+            return summed_over_sockets(model, run, "ring")
+        return layered_footprint(model, run, cut or CutSize(), returns=not self.decoupled)
 
     def for_trial(self, steps: int) -> Self:
         """With a turn for each group of layers where these take turns."""

@@ -14,12 +14,13 @@ from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct, Width
-from shoal.spec.cut_sizes import cut_need
+from shoal.spec.cut_footprint import cut_footprint
+from shoal.spec.footprint import Footprint
+from shoal.spec.model_size import CutSize, ModelSize, RunSize
 from shoal.spec.strategy import Only, StrategySpec
 
 if TYPE_CHECKING:
     from shoal.spec.job import Job
-    from shoal.spec.model_size import ModelSize
 
 AXES = ("data", "shard", "pipeline", "tensor")
 """From the one that sends least to the one that sends most: neighbours by rank are neighbours in the last."""
@@ -34,6 +35,7 @@ class ModelParallel(StrategySpec):
     """What all of them have in common: they behave as the mesh does that they are."""
 
     made_by: ClassVar[str] = "shoal.strategies.mesh:make"
+    cut_by: ClassVar[str] = "shoal.strategies.mesh.sizes:cut_size"
 
     def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
         mesh = as_mesh(self, cluster.places)
@@ -73,8 +75,8 @@ class ModelParallel(StrategySpec):
                 "offload out, or use device=cuda."
             )
 
-    def memory_need(self, workers: int, size: ModelSize) -> int:
-        return cut_need(as_mesh(self, workers), size)
+    def footprint(self, model: ModelSize, run: RunSize, cut: CutSize | None = None) -> Footprint:
+        return cut_footprint(as_mesh(self, run.workers), model, run, cut or CutSize())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count, require_number
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct, StateHolder, even_fills
+from shoal.spec.footprint import Footprint, MemoryRegion
+from shoal.spec.model_size import CutSize, ModelSize, RunSize
+from shoal.spec.served_footprint import ServedPlan, served_footprint, served_regions
 from shoal.spec.strategy import Only, StrategySpec
 
 if TYPE_CHECKING:
     from shoal.spec.job import Job
-    from shoal.spec.model_size import ModelSize
 
 MOST_SHARDS = 4096
 """All members are told in one message who holds which."""
@@ -40,6 +42,7 @@ class ParameterServer(StrategySpec):
 
     name: ClassVar[str] = "ps"
     made_by: ClassVar[str] = "shoal.strategies.ps.strategy:make"
+    cut_by: ClassVar[str] = "shoal.strategies.ps.sizes:cut_size"
     only: ClassVar[Mapping[str, Only]] = {
         "compress": Only(lambda ps: ps.wire == "tcp", "on what travels: with wire=tcp"),
         "journal": Only(lambda ps: ps.wire != "tcp", "in the host's memory, and not with wire=tcp"),
@@ -227,8 +230,39 @@ class ParameterServer(StrategySpec):
             )
         check_update_path(self, cluster.workers)
 
-    def memory_need(self, workers: int, size: ModelSize) -> int:
-        return 2 * size.parameters + size.fixed  # servers keep the optimizer's state
+    def footprint(self, model: ModelSize, run: RunSize, cut: CutSize | None = None) -> Footprint:
+        regions = self.segment_regions(model, run, cut or CutSize())
+        return served_footprint(self._plan(model, run), regions, model, run)
+
+    def segment_regions(self, model: ModelSize, run: RunSize, cut: CutSize) -> tuple[MemoryRegion, ...]:
+        """What is reserved in the segment of the host, or in each process's own over tcp."""
+        plan = self._plan(model, run)
+        keeps_state = not plan.trains_at_workers and model.whole_state is None
+        return served_regions(plan, model if keeps_state else replace(model, mirrored=(), scalars=0), cut)
+
+    def _plan(self, model: ModelSize, run: RunSize) -> ServedPlan:
+        by_host = self.servers == "host"
+        by_element = model.whole_state is None or self.push == "parameters"
+        return ServedPlan(
+            copies=self.num_copies,
+            used_copies=self.hosts if by_host else 1 + self.num_replicas,
+            is_by_host=by_host,
+            room=self.room(run.slots, run.workers),
+            used_room=run.workers if self.is_leased else run.slots,
+            marks=not self.is_lockstep and self.diverging != "ignore",
+            outlives_servers=self.outlives_servers(by_element=by_element),
+            servers=self.num_servers,
+            shares_memory=self.wire != "tcp",
+            trains_at_workers=self.push == "parameters",
+        )
+
+    def outlives_servers(self, *, by_element: bool) -> bool:
+        """Whether a killed server's parts can be gone on with; `by_element`: updated element by element."""
+        return self.wire != "tcp" and self.agree != "scatter-sum" and by_element
+
+    def room(self, slots: int, workers: int) -> int:
+        """How many slots, or ranks where workers may come and go, have buffers of their own."""
+        return max(2 * workers, workers + 8) if self.is_leased else slots
 
     @property
     def num_servers(self) -> int:
@@ -241,6 +275,11 @@ class ParameterServer(StrategySpec):
         if self.replicas == "auto":
             return int(self.num_servers > 1 and self.servers != "host")
         return int(self.replicas)
+
+    @property
+    def num_copies(self) -> int:
+        """Places for every part: for who serves it, and for its backup or next holder; or one for each host."""
+        return self.hosts if self.servers == "host" else 2
 
     @property
     def num_shards(self) -> int | None:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
 
 from shoal.errors import SpecError, unknown
 from shoal.spec.conduct import Claim, Conduct
+from shoal.spec.footprint import Footprint
+from shoal.spec.model_size import CutSize, ModelSize, RunSize
+from shoal.spec.whole_footprint import whole_footprint
 
 if TYPE_CHECKING:
     from shoal.spec.cluster import Cluster
     from shoal.spec.job import Job
-    from shoal.spec.model_size import ModelSize
 
 ENTRY_POINTS = "shoal.strategies"
 """Where packages name strategies of their own: `slow = "their.module:SlowSpec"`."""
@@ -39,6 +41,10 @@ class StrategySpec(ABC):
     name: ClassVar[str] = ""
     made_by: ClassVar[str] = ""
     """`package.module:function`, which gives a process its `Strategy`; see `shoal.strategies.make_strategy`."""
+
+    cut_by: ClassVar[str] = ""
+    """Likewise what says how that code cuts a model, as a `CutSize`: `(spec, blueprint, workers)`; empty where all
+    have all of it."""
 
     only: ClassVar[Mapping[str, Only]] = {}
     """By key, of those that do not act always: when they do. Elsewhere they are refused."""
@@ -77,9 +83,10 @@ class StrategySpec(ABC):
                     "change that."
                 )
 
-    def memory_need(self, workers: int, size: ModelSize) -> int:
-        """The bytes that the worker needs which needs most; 0 where the model's sizes do not say."""
-        return 0
+    def footprint(self, model: ModelSize, run: RunSize, cut: CutSize | None = None) -> Footprint:
+        """What a job lays out and sends; `cut`: how this strategy's own code cuts the model, where it was asked.
+        By default each worker has all of the model."""
+        return whole_footprint(model, run)
 
     def synchronised(self) -> Self:
         """The same, with BatchNorm over the whole batch; for strategies whose conduct says that they can."""

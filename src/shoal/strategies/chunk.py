@@ -10,29 +10,18 @@ import torch
 from torch import nn, optim
 
 from shoal.arena import Chunk, Segment
+from shoal.spec.model_size import SCALAR_BYTES
 from shoal.strategies.optimizers import StateSchema, rebuild, settings_of
-
-SCALAR_BYTES = 8
-"""Room for one scalar of an optimizer's state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Home:
-    """The regions of a segment that hold a model's values and optimizer state; `suffix` tells copies apart."""
+    """The regions of a segment that hold a model's values and optimizer state, as `ModelSize.regions` names them;
+    `suffix` tells copies apart."""
 
     segment: Segment
     schema: StateSchema
     suffix: str = ""
-
-    @staticmethod
-    def regions(schema: StateSchema, nbytes: int, num_pieces: int, suffix: str = "") -> list[tuple[str, int]]:
-        """What to reserve, by name, for a model of so many bytes and pieces."""
-        return [
-            (f"started{suffix}", num_pieces),
-            (f"scalars{suffix}", SCALAR_BYTES * num_pieces * len(schema.scalars)),
-            (f"params{suffix}", nbytes),
-            *((f"state/{key}{suffix}", nbytes) for key in schema.mirrored),
-        ]
 
     def flat(self, region: str, chunk: Chunk, dtype: torch.dtype) -> torch.Tensor:
         """A chunk's part of a region."""

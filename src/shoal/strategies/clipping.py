@@ -16,8 +16,7 @@ import torch
 
 from shoal.arena import Chunk, Flat, Piece
 from shoal.arena.grid import ALIGN
-
-UNIT_BYTES = 16 * 1024
+from shoal.spec.model_size import UNIT_BYTES
 
 
 def cut_bytes(clip_norm: float | None) -> int:

@@ -8,6 +8,8 @@ import pytest
 
 from shoal.cli.plan import Plan, make_plan
 from shoal.spec import Cluster, Job
+from shoal.spec.footprint import told_of
+from shoal.spec.model_size import ModelSize, RunSize
 
 KIB = 1024
 FACTS: dict[str, Any] = {
@@ -18,41 +20,70 @@ FACTS: dict[str, Any] = {
     "state_bytes": 2048 * KIB,
     "fixed_bytes": 10,
     "optimizer": "Adam",
+    "by_element": True,
+    "cut_bytes": 64,
+    "process_bytes": 100 * KIB,
     "num_samples": 640,
     "global_batch": 64,
     "total_steps": 30,
 }
 
 
-def plan(strategy: str, *, slots: int | None = None, **cluster: int) -> Plan:
+MODEL = ModelSize(trained=(768 * KIB, 256 * KIB), buffers=10, mirrored=("exp_avg", "exp_avg_sq"))
+
+
+def plan(strategy: str, *, slots: int | None = None, facts: dict[str, Any] | None = None, **cluster: int) -> Plan:
     job = Job(target="digits.py", strategy=strategy, cluster=Cluster(**{"workers": 2, **cluster}), slots=slots)
-    return make_plan(job, FACTS)
+    found = job.spec.footprint(MODEL, RunSize(workers=job.cluster.places, slots=job.num_slots))
+    return make_plan(job, {**FACTS, "footprint": found.plain(), "limited": found.plain(), **(facts or {})})
 
 
-def held(found: Plan) -> list[tuple[int, int]]:
-    return [(holding.times, holding.num_bytes) for holding in found.manner.memory]
+def held(found: Plan, where: str) -> dict[str, tuple[int, int]]:
+    """By purpose: how often, and how many bytes."""
+    return {one.what: (one.times, one.num_bytes) for one in told_of(getattr(found.footprint, where))}
 
 
 def test_data_keeps_one_copy_and_a_gradient_for_each_slot() -> None:
     found = plan("data", slots=3)
 
-    assert held(found) == [(1, 3072 * KIB), (3, 1024 * KIB), (2, 10)]
+    shared = held(found, "shared")
+    assert shared["parameters and optimizer state"] == (3, 1024 * KIB)
+    assert shared["gradients of a slot"] == (3, 1024 * KIB)
+    assert held(found, "worker")["the model as it is built"] == (1, 1024 * KIB)
     assert "(1 + 2)" in found.manner.meaning and found.cells == 90
     assert found.placement_table == ""
 
 
 def test_data_over_sockets_keeps_a_copy_for_each_worker() -> None:
-    assert held(plan("data:via=ring")) == [(2, 3072 * KIB), (2, 1024 * KIB), (2, 10)]
+    found = plan("data:via=ring")
+    assert found.footprint.shared == () and found.footprint.workers == 2
+    own = held(found, "worker")
+    assert own["parameters"] == own["gradients"] == (1, 1024 * KIB)
+    assert own["optimizer state"] == (1, 2048 * KIB)
 
 
 def test_servers_keep_a_backup_and_say_who_holds_what() -> None:
     found = plan("ps:servers=2")
 
-    assert held(found) == [(2, 3072 * KIB), (4, 1024 * KIB), (4, 1024 * KIB + 10)]
-    assert found.memory_bytes == sum(times * num_bytes for times, num_bytes in held(found))
+    shared = held(found, "shared")
+    assert shared["parameters and optimizer state"] == (6, 1024 * KIB)  # with a backup
+    assert shared["gradients on their way"] == (4, 1024 * KIB)
+    assert held(found, "server") == {"the model as a server builds it": (1, 1024 * KIB + 10)}
+    told = found.to_dict()
+    assert told["worker_bytes"] == found.footprint.worker_bytes < told["mapped_bytes"] + 4096 * KIB
+    assert told["memory_bytes"] == found.footprint.host_bytes + 4 * 100 * KIB
+    gradients = [one for one in told["memory"]["shared"] if one["what"] == "gradients on their way"]
+    assert [(one["total"], one["unused"]) for one in gradients] == [(4096 * KIB, 8192 * KIB)]
     assert found.placement_table.startswith("server") and "0.weight" in found.placement_table
-    servers = found.to_dict()["servers"]
-    assert [server["num_bytes"] for server in servers] == [512 * KIB, 512 * KIB]
+    assert [server["num_bytes"] for server in told["servers"]] == [512 * KIB, 512 * KIB]
+
+
+def test_an_optimizer_that_works_on_the_whole_has_one_server() -> None:
+    found = plan("ps:servers=2,replicas=0", facts={"by_element": False})
+    (server,) = found.to_dict()["servers"]
+    assert server["num_bytes"] == 1024 * KIB and not server["cut"]
+    assert "1 server holds the model in 1 shard" in found.manner.meaning
+    assert "A server that dies ends the run" in found.manner.on_failure
 
 
 @pytest.mark.parametrize(
@@ -99,7 +130,10 @@ def test_a_grid_says_where_every_worker_stands() -> None:
         "data=2 x tensor=2" in found.manner.meaning and "2 parts, one for each lane of 2" in found.manner.meaning
     )
     # Half the width of parameters, gradients and state for each; all buffers.
-    assert held(found) == [(4, 512 * KIB), (4, 512 * KIB), (4, 1024 * KIB), (4, 10)]
+    own = held(found, "worker")
+    assert own["parameters of a worker"] == own["gradients of a worker"] == (1, 512 * KIB)
+    assert own["optimizer state of a worker"] == (1, 1024 * KIB)
+    assert own["buffers and frozen parameters"] == (1, 10)
     assert found.to_dict()["grid"][3] == {"worker": 3, "lane": 1, "coordinates": {"data": 1, "tensor": 1}}
 
 
@@ -107,11 +141,13 @@ def test_a_grid_says_where_every_worker_stands() -> None:
     ("stage", "parameters", "gradients", "state"), [(1, 1024, 1024, 512), (2, 1024, 256, 512), (3, 256, 256, 512)]
 )
 def test_each_stage_of_sharding_cuts_more(stage: int, parameters: int, gradients: int, state: int) -> None:
-    memory = held(plan(f"sharded:stage={stage}", workers=4))
+    own = held(plan(f"sharded:stage={stage}", workers=4), "worker")
 
-    assert memory[:3] == [(4, parameters * KIB), (4, gradients * KIB), (4, state * KIB)]
-    # What computes needs its parameters whole for a while.
-    assert (4, 768 * KIB) in memory[3:] or stage < 3
+    assert own["parameters of a worker"] == (1, parameters * KIB)
+    assert own["gradients of a worker"] == (1, gradients * KIB)
+    assert own["optimizer state of a worker"] == (1, state * KIB)
+    # What computes needs its parameters and gradients whole for a while.
+    assert own.get("blocks whole, while they are used") == (None if stage == 1 else (1, 2 * 768 * KIB))
 
 
 @pytest.mark.parametrize(
@@ -156,4 +192,5 @@ def test_layers_are_cut_or_take_turns(strategy: str, words: str, parts: int) -> 
     found = plan(strategy)
 
     assert words in found.manner.meaning and "--checkpoint" in found.manner.on_failure
-    assert held(found)[0] == (2, 1024 * KIB // parts)
+    cut, whole = "parameters of a worker's layers", "parameters"
+    assert held(found, "worker")[cut if parts > 1 else whole][1] == (768 if parts > 1 else 1024) * KIB

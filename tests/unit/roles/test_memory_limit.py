@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import resource
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from helpers.forked import in_processes
 from shoal.arena import Segment
 from shoal.errors import OutOfMemory
 from shoal.roles.failure import is_memory_error
-from shoal.roles.memory import limit_memory, memory_explained
+from shoal.roles.loading import load_task
+from shoal.roles.memory import check_fits, limit_memory, memory_explained
+from shoal.roles.sizing import PROCESS_BYTES
 from shoal.spec import Cluster, Job
 
 MIB = 1 << 20
@@ -58,7 +61,7 @@ def test_more_than_the_limit_is_refused():
 def test_what_was_too_little_is_explained(tmp_path):
     path = tmp_path / "explained.py"
     path.write_text(TASK)
-    job = Job(target=f"{path}:task", cluster=Cluster(workers=2, memory="16MiB"))
+    job = Job(target=f"{path}:task", cluster=Cluster(workers=2, memory="30MiB"))
 
     def work(world):
         # What earlier tests of this process have freed would do without asking for more.
@@ -73,8 +76,9 @@ def test_what_was_too_little_is_explained(tmp_path):
 
     (told, size), *_ = in_processes(1, work)
     assert size == 100 * MIB
-    assert "16.0 MiB" in told and "strategy=data and 2 workers" in told
-    assert "sharded with " in told and "pipeline with 2 workers needs 8.0 MiB each" in told
+    assert "30.0 MiB" in told and "strategy=data and 2 workers" in told
+    process = PROCESS_BYTES / MIB
+    assert "sharded with " in told and f"pipeline with 2 workers needs {8 + process:.1f} MiB each" in told
 
 
 def test_a_sentence_made_of_a_refusal_is_explained_too(tmp_path):
@@ -94,6 +98,50 @@ def test_a_sentence_made_of_a_refusal_is_explained_too(tmp_path):
 
     (told,) = in_processes(1, work)
     assert "40.0 MiB" in told and "too little for strategy=data" in told
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *("data", "data:via=ring", "ps", "ps:sync=asp", "sharded", "tensor", "pipeline", "mesh:shard=2"),
+        *("layer:place=0@0+4@1", "layer:decoupled=on", "layer:phases=2"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_it_is_made(tmp_path, strategy):
+    path = tmp_path / "refused.py"
+    path.write_text(TASK)
+    job = Job(target=f"{path}:task", strategy=strategy, cluster=Cluster(workers=2, memory="14MiB"))
+
+    def work(world):
+        task = load_task(job)
+        limit_memory(job.cluster.memory_bytes)
+        try:
+            check_fits(job, task)
+        except OutOfMemory as error:
+            return str(error)
+
+    (told,) = in_processes(1, work)
+    assert f"memory allows each worker 14.0 MiB, but with strategy={strategy} and 2 workers one needs" in told
+
+
+def test_what_is_mapped_and_not_used_is_allowed_on_top(tmp_path):
+    path = tmp_path / "served.py"
+    path.write_text(TASK)
+    job = Job(target=f"{path}:task", strategy="ps:sync=asp", cluster=Cluster(workers=2, memory="200MiB"))
+
+    def work(world):
+        task = load_task(job)
+        limit_memory(job.cluster.memory_bytes)
+        before, _ = resource.getrlimit(resource.RLIMIT_AS)
+        check_fits(job, task)
+        after, _ = resource.getrlimit(resource.RLIMIT_AS)
+        return after - before
+
+    (added,) = in_processes(1, work)
+    # Of ten ranks with six buffers two use two each; of two places, and two that are marked, one each is used; and
+    # there are journals for the second place.
+    copies = (10 * 6 - 4 + 2) * 8 * MIB
+    assert copies <= added <= copies + 32 * MIB
 
 
 def test_other_errors_and_other_jobs_are_left_alone():

@@ -27,7 +27,7 @@ class Bystander:
             batch_size=1,
             epochs=1,
         )
-        spec = ParameterServer()
+        spec = ParameterServer(sync="asp")  # which marks what it may have to go back to
         self.served = Served.open(spec, Replica(task), World(), slots=1, workers=1)
         self.stores = {copy: self.served.make_values(0, copy) for copy in (OLD, NEW)}
         for store in self.stores.values():

@@ -11,9 +11,8 @@ import torch
 from shoal.ps.buffers import BUFFERS_PER_SLOT
 from shoal.ps.messages import COORDINATOR, Ack, PsMessage, Push, ShardView, View, shard_rows
 from shoal.ps.server import ServerMachine
-from shoal.spec import ParameterServer, Task, World
+from shoal.spec import ParameterServer, Task, World, served_footprint
 from shoal.strategies.chunk import ChunkOptimizer
-from shoal.strategies.ps import memory
 from shoal.strategies.ps.hosts import host_of
 from shoal.strategies.ps.served import Served
 from shoal.strategies.replica import Replica
@@ -24,7 +23,7 @@ WORKERS, HOSTS, STEPS = 4, 2, 3
 @pytest.fixture(autouse=True)
 def small_journals(monkeypatch: pytest.MonkeyPatch) -> None:
     """What all have gathered has the size of the model, and is not for the journal."""
-    monkeypatch.setattr(memory, "JOURNAL_BYTES", 1 << 14)
+    monkeypatch.setattr(served_footprint, "JOURNAL_BYTES", 1 << 14)
 
 
 class Killed(BaseException):

@@ -13,10 +13,12 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from shoal.errors import PeerLost, ProtocolError
-from shoal.spec import Conduct, Task, World
+from shoal.spec import Conduct, Data, Task, World
 from shoal.strategies.base import Company, Setting
-from shoal.strategies.data.shared import RegionBytes, SharedState
-from shoal.strategies.data.whole_journal import WholeJournal, image_bytes
+from shoal.strategies.data.shared import SharedState, arena_grid, cut_of_grid
+from shoal.strategies.data.sizes import size_of_run
+from shoal.strategies.data.whole_journal import WholeJournal
+from shoal.strategies.model_size import Blueprint, model_size
 from shoal.strategies.optimizers import StateSchema, settings_of, tried_on_copies
 from shoal.strategies.replica import Replica
 from shoal.strategies.whole_state import StateImage, by_name, put_together, take_apart
@@ -148,8 +150,10 @@ class Seat:
             conduct=Conduct(fills=(range(1),)),
             company=Company(report=self.lines.append),
         )
-        sizes = RegionBytes(0, 0, image=image_bytes(self.replica))
-        self.shared = SharedState(self.replica, StateSchema((), ()), setting, sizes)
+        blueprint, grid = Blueprint.of(self.replica), arena_grid(list(self.replica.trained.values()), None)
+        run = size_of_run(blueprint, self.replica.precision, setting.extent, 1, 1)
+        regions = Data().segment_regions(model_size(blueprint), run, cut_of_grid(grid))
+        self.shared = SharedState(self.replica, StateSchema((), ()), setting, regions)
         self.shared.map()
         self.shared.bind()
         self.journal = WholeJournal(self.shared, self.replica)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from shoal.cli.plan.parts import Holding, Manner, ModelBytes, without_successors
+from shoal.cli.plan.parts import Manner, without_successors
 from shoal.launch.places import can_replace
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Data, Job
 
 
-def data_manner(job: Job, parcels: Sequence[Parcel], sizes: ModelBytes) -> Manner:
-    """Meaning, memory and failures of synchronous data parallel training."""
-    spec = Data.of(job)
-    return Manner(meaning=_meaning(spec, job), memory=_memory(spec, job, sizes), on_failure=_on_failure(job))
+def data_manner(job: Job, parcels: Sequence[Parcel], facts: Mapping[str, Any]) -> Manner:
+    """Meaning and failures of synchronous data parallel training."""
+    return Manner(meaning=_meaning(Data.of(job), job), on_failure=_on_failure(job))
 
 
 def _shares_memory(spec: Data, job: Job) -> bool:
@@ -36,24 +36,6 @@ def _meaning(spec: Data, job: Job) -> str:
     return (
         f"{plural(workers, 'worker')} compute the gradients of their slots ({slots}), add them up {how}, and all "
         "take the same step."
-    )
-
-
-def _memory(spec: Data, job: Job, sizes: ModelBytes) -> tuple[Holding, ...]:
-    workers = job.cluster.places
-    shared = _shares_memory(spec, job)
-    return (
-        Holding(
-            what="parameters and optimizer state" + ", shared" * shared,
-            num_bytes=sizes.parameters + sizes.state,
-            times=1 if shared else workers,
-        ),
-        Holding(
-            what="gradients of a slot" if shared else "gradients",
-            num_bytes=sizes.parameters,
-            times=job.num_slots if shared else workers,
-        ),
-        Holding(what="buffers and frozen parameters of a worker", num_bytes=sizes.fixed, times=workers),
     )
 
 

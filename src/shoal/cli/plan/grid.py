@@ -1,22 +1,22 @@
-"""How a strategy that cuts the model would train it: who has which part, and what each would hold."""
+"""How a strategy that cuts the model would train it, and who stands where."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from shoal.cli.plan.parts import Holding, Manner, ModelBytes, Seat, without_successors
+from shoal.cli.plan.parts import Manner, Seat, without_successors
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Job, Mesh, ModelParallel, as_mesh
 from shoal.spec.model_parallel import AXES
 
 
-def grid_manner(job: Job, parcels: Sequence[Parcel], sizes: ModelBytes) -> Manner:
-    """Meaning, memory, failures and grid of a model that is cut over workers."""
+def grid_manner(job: Job, parcels: Sequence[Parcel], facts: Mapping[str, Any]) -> Manner:
+    """Meaning, failures and grid of a model that is cut over workers."""
     mesh = as_mesh(ModelParallel.of(job), job.cluster.places)
     return Manner(
         meaning=" ".join(_meaning(mesh)),
-        memory=_memory(mesh, parcels, sizes),
         on_failure=without_successors(job, ", for nobody else has its part of the model" * (mesh.data == 1)),
         grid=tuple(_seats(mesh)),
     )
@@ -68,32 +68,6 @@ def _pipeline(mesh: Mesh) -> list[str]:
         f"A lane's part of the batch passes them in {mesh.num_microbatches} micro-batches ({mesh.schedule}), so "
         f"that a worker has nothing to do for {at_most}{bubble(mesh):.0%} of a step.",
     ]
-
-
-def _memory(mesh: Mesh, parcels: Sequence[Parcel], sizes: ModelBytes) -> tuple[Holding, ...]:
-    """Even parts; in truth stages differ, and what has no width is whole at every worker of a tensor axis."""
-    parts = mesh.pipeline * mesh.tensor
-
-    def each(what: str, num_bytes: int, cut_from: int) -> Holding:
-        count = parts * (mesh.shard if mesh.stage >= cut_from else 1)
-        return Holding(what=f"{what} of a worker", num_bytes=-(-num_bytes // count), times=mesh.num_workers)
-
-    holdings = [each("parameters", sizes.parameters, 3), each("gradients", sizes.parameters, 2)]
-    holdings.append(each("optimizer state", sizes.state, 1))
-    if mesh.shard > 1 and mesh.stage == 3:
-        largest = max((parcel.num_bytes for parcel in parcels), default=0)
-        holdings.append(
-            Holding(
-                what="largest parameter whole, while it is used",
-                num_bytes=-(-largest // mesh.tensor),
-                times=mesh.num_workers,
-            )
-        )
-    fixed = -(-sizes.fixed // mesh.pipeline)
-    return (
-        *holdings,
-        Holding(what="buffers and frozen parameters of a worker", num_bytes=fixed, times=mesh.num_workers),
-    )
 
 
 def _seats(mesh: Mesh) -> list[Seat]:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from shoal.cli.plan.parts import Holding, Manner, ModelBytes, without_successors
+from shoal.cli.plan.parts import Manner, without_successors
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Job, Layer, LayerForm
 
 
-def layer_manner(job: Job, parcels: Sequence[Parcel], sizes: ModelBytes) -> Manner:
-    """Meaning, memory and failures of training by layers."""
-    spec, workers = Layer.of(job), job.cluster.places
-    parts = workers if spec.cuts_model else 1
-    whole = {"parameters": sizes.parameters, "gradients": sizes.parameters, "optimizer state": sizes.state}
-    return Manner(
-        meaning=_meaning(spec, workers),
-        memory=(
-            *(
-                Holding(what=f"{what} of a worker", num_bytes=-(-num_bytes // parts), times=workers)
-                for what, num_bytes in whole.items()
-            ),
-            Holding(what="buffers and frozen parameters of a worker", num_bytes=sizes.fixed, times=workers),
-        ),
-        on_failure=without_successors(job),
-    )
+def layer_manner(job: Job, parcels: Sequence[Parcel], facts: Mapping[str, Any]) -> Manner:
+    """Meaning and failures of training by layers."""
+    return Manner(meaning=_meaning(Layer.of(job), job.cluster.places), on_failure=without_successors(job))
 
 
 def _meaning(spec: Layer, workers: int) -> str:

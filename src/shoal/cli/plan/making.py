@@ -16,6 +16,7 @@ from shoal.launch.places import describe_world
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Job
+from shoal.spec.footprint import Footprint
 
 
 def make_plan(job: Job, facts: Mapping[str, Any]) -> Plan:
@@ -31,7 +32,7 @@ def make_plan(job: Job, facts: Mapping[str, Any]) -> Plan:
         target=job.target,
         world=describe_world(job)["text"],
         strategy=job.strategy,
-        manner=replace(_manner(job, parcels, sizes), width=tuple(facts.get("width", ()))),
+        manner=replace(_manner(job, parcels, facts), width=tuple(facts.get("width", ()))),
         data=(
             f"{plural(steps, 'step')} of {facts['global_batch']:,} samples ({facts['num_samples']:,} in all), "
             f"each in {plural(slots, 'slot')}: {steps * slots:,} cells"
@@ -41,14 +42,17 @@ def make_plan(job: Job, facts: Mapping[str, Any]) -> Plan:
         optimizer=facts["optimizer"],
         sizes=sizes,
         parcels=parcels,
+        footprint=Footprint.from_plain(facts["footprint"]),
+        limited=Footprint.from_plain(facts["limited"]),
+        process_bytes=facts["process_bytes"],
     )
 
 
-def _manner(job: Job, parcels: tuple[Parcel, ...], sizes: ModelBytes) -> Manner:
-    return _MANNERS.get(job.spec.name, plain_manner)(job, parcels, sizes)
+def _manner(job: Job, parcels: tuple[Parcel, ...], facts: Mapping[str, Any]) -> Manner:
+    return _MANNERS.get(job.spec.name, plain_manner)(job, parcels, facts)
 
 
-_MANNERS: Mapping[str, Callable[[Job, tuple[Parcel, ...], ModelBytes], Manner]] = {
+_MANNERS: Mapping[str, Callable[[Job, tuple[Parcel, ...], Mapping[str, Any]], Manner]] = {
     "data": data_manner,
     "ps": served_manner,
     "layer": layer_manner,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from shoal.layout import Parcel, Placement, explain, render
 from shoal.spec import Job
+from shoal.spec.footprint import Footprint, Holding, told_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,20 +21,6 @@ class ModelBytes:
     """What the optimizer keeps for them."""
     fixed: int
     """Buffers, and parameters that are not trained."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holding:
-    """Memory of one kind: so many bytes, so many times."""
-
-    what: str
-    num_bytes: int
-    times: int
-
-    @property
-    def total(self) -> int:
-        """Bytes of all of them."""
-        return self.num_bytes * self.times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +40,6 @@ class Manner:
 
     meaning: str
     """In a sentence."""
-    memory: tuple[Holding, ...]
     on_failure: str
     placement: Placement | None = None
     """None where no servers share the model out."""
@@ -86,6 +72,11 @@ class Plan:
     optimizer: str
     sizes: ModelBytes
     parcels: tuple[Parcel, ...]
+    footprint: Footprint
+    limited: Footprint
+    """What it would be within a limit of memory."""
+    process_bytes: int = 0
+    """What a process of ours takes before it has read the task, measured on this host."""
 
     @property
     def cells(self) -> int:
@@ -94,8 +85,9 @@ class Plan:
 
     @property
     def memory_bytes(self) -> int:
-        """An estimate: without activations, data and the libraries' own."""
-        return sum(holding.total for holding in self.manner.memory)
+        """Of the host, at the worst moment of each process."""
+        found = self.footprint
+        return found.host_bytes + (found.workers + found.servers) * self.process_bytes
 
     @property
     def placement_table(self) -> str:
@@ -107,7 +99,19 @@ class Plan:
         names = ("target", "world", "strategy", "data", "steps", "slots", "cells", "optimizer", "memory_bytes")
         plain = {name: getattr(self, name) for name in names} | asdict(self.sizes)
         plain |= {"meaning": self.manner.meaning, "on_failure": self.manner.on_failure}
-        plain["memory"] = [asdict(holding) | {"total": holding.total} for holding in self.manner.memory]
+        found = self.footprint
+        plain |= {
+            "worker_bytes": self.limited.worker_bytes,
+            "process_bytes": self.process_bytes,
+            "mapped_bytes": found.mapped_bytes,
+            "unused_bytes": self.limited.unused_bytes,
+            "memory": {
+                "shared": _plain(told_of(found.shared)),
+                "worker": _plain(told_of(found.worker)),
+                "server": _plain(told_of(found.server)),
+            },
+            "traffic": [{**asdict(flow), "medium": flow.medium.value} for flow in found.flows],
+        }
         if self.manner.width:
             plain["width"] = list(self.manner.width)
         if self.manner.grid:
@@ -117,3 +121,7 @@ class Plan:
             plain["servers"] = [asdict(row) | {"cut": sorted(row.cut)} for row in rows]
             plain["imbalance"] = self.manner.placement.imbalance
         return plain
+
+
+def _plain(holdings: Iterable[Holding]) -> list[dict[str, Any]]:
+    return [{**asdict(one), "stay": one.stay.value, "total": one.total} for one in holdings]

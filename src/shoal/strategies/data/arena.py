@@ -26,21 +26,21 @@ from shoal.strategies.data.batchnorm import (
     check_setting,
     check_took_part,
     exchange_calls,
-    exchange_elements,
     synchronise,
 )
 from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.data.decision import StepDecision
 from shoal.strategies.data.direct import leave, write_directly
-from shoal.strategies.data.shared import RegionBytes, SharedState
-from shoal.strategies.data.shared_precision import SharedPrecision, bytes_of
+from shoal.strategies.data.shared import SharedState, arena_grid, cut_of_grid
+from shoal.strategies.data.shared_precision import SharedPrecision
+from shoal.strategies.data.sizes import size_of_run
 from shoal.strategies.data.slot_sums import SlotSums
 from shoal.strategies.data.speed import SpeedShares
 from shoal.strategies.data.tap import GradientTap
 from shoal.strategies.data.update import SlicedUpdate
 from shoal.strategies.data.whole import WholeUpdate
-from shoal.strategies.data.whole_journal import image_bytes
 from shoal.strategies.gradients import Sums, backward_part, check_weight, step_result
+from shoal.strategies.model_size import Blueprint, model_size
 from shoal.strategies.optimizer_state import named_state
 from shoal.strategies.optimizers import StateSchema, state_schema
 from shoal.strategies.replica import Replica
@@ -62,14 +62,14 @@ class ArenaData(WholeModel):
         schema = state_schema(replica.optimizer)
         self._sliced = schema is not None
         self._buffers = MovingBuffers(replica.module)
-        follows_speed = self._spec.shares == "speed"
-        rows = setting.extent.total_steps + 1 if follows_speed else 0
-        room = bytes_of(replica.precision, setting.slots)
-        image = image_bytes(replica) if self._spec.journal and not self._sliced else 0
-        sizes = RegionBytes(self._buffers.nbytes, self._exchange_bytes(), 4 * setting.slots * rows, *room, image)
-        self._shared = SharedState(replica, schema or StateSchema((), ()), setting, sizes)
+        self._check_synchronised()
+        blueprint = Blueprint.of(replica)
+        run = size_of_run(blueprint, replica.precision, setting.extent, setting.slots, setting.world.world_size)
+        cut = cut_of_grid(arena_grid(list(replica.trained.values()), setting.clip_norm))
+        regions = self._spec.segment_regions(model_size(blueprint), run, cut)
+        self._shared = SharedState(replica, schema or StateSchema((), ()), setting, regions)
         self._shared.map()
-        self._shares = SpeedShares(self._shared) if follows_speed else None
+        self._shares = SpeedShares(self._shared) if self._spec.shares == "speed" else None
         # What a job does not have (half precision, moving buffers) is not asked about in every step.
         self._precision = SharedPrecision(self._shared, replica.precision) if replica.precision.scales else None
         self._has_buffers = any(True for _ in replica.module.buffers())
@@ -80,19 +80,19 @@ class ArenaData(WholeModel):
             if setting.world.is_first and not self._sliced:
                 setting.company.report(
                     f"{type(replica.optimizer).__name__} does not work element by element: worker 0 updates the "
-                    f"whole model{'' if image else ', and its state goes with it'}."
+                    f"whole model{'' if run.image and self._spec.journal else ', and its state goes with it'}."
                 )
 
-    def _exchange_bytes(self) -> int:
+    def _check_synchronised(self) -> None:
+        """Whether BatchNorm can be, where it is to be."""
         if self._spec.batchnorm != "sync":
-            return 0
+            return
         check_setting(self._setting)
         if isinstance(self._replica.optimizer, torch.optim.LBFGS):
             raise SpecError(
                 "data: batchnorm=sync needs all workers in every pass, but LBFGS lets worker 0 evaluate the loss "
                 "again alone; use batchnorm=local, or another optimizer."
             )
-        return 8 * exchange_elements(self._replica.module) * self._setting.extent.accumulate
 
     def _join(self, world: World) -> None:
         """Become a worker: bind the shared state, and lead gradients there."""

@@ -188,6 +188,11 @@ class BufferMean:
                 view.copy_(value.view(view.dtype).view(view.shape))
 
 
+def moving_bytes(module: nn.Module) -> int:
+    """What a model's moving buffers take, one behind the other; they need have no values."""
+    return make_grid([flat_of(buffer) for _, buffer in _moving(module)]).nbytes
+
+
 def _may_move(owner: nn.Module, buffer: torch.Tensor) -> bool:
     return isinstance(owner, nn.modules.batchnorm._NormBase) or buffer.numel() <= LARGEST_MOVING
 

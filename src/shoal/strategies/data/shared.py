@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 
-from shoal.arena import Flat, Grid, Segment, counter_bytes, make_grid
-from shoal.arena.grid import ALIGN
+from shoal.arena import Flat, Grid, Segment, make_grid
+from shoal.spec.footprint import MemoryRegion
+from shoal.spec.model_size import ChunkSize, CutSize
 from shoal.strategies.base import Setting
-from shoal.strategies.chunk import SCALAR_BYTES, Home, load_state
+from shoal.strategies.chunk import Home, load_state
 from shoal.strategies.clipping import Units, cut_bytes
 from shoal.strategies.optimizer_state import states_to_load
 from shoal.strategies.optimizers import StateSchema
 from shoal.strategies.replica import Replica
-
-SUMS_PER_SLOT = 5
-"""The numbers of `gradients.Sums`."""
-
-
-@dataclass(frozen=True)
-class RegionBytes:
-    """Bytes that parts of the model need besides its parameters."""
-
-    buffers: int
-    exchange: int
-    shares: int = 0
-    """Of the sizes of each slot in each step, where they follow speed."""
-    seen: int = 0
-    """Of what each slot has seen of its gradients, where steps may be skipped; and below what that came to."""
-    half: int = 0
-    image: int = 0
-    """Of one image of the state of an optimizer that works on the whole model."""
 
 
 class Marks:
@@ -70,7 +52,10 @@ class Marks:
 class SharedState:
     """Regions of the segment as tensors: parameters and optimizer state once, gradients once per slot."""
 
-    def __init__(self, replica: Replica, schema: StateSchema, setting: Setting, sizes: RegionBytes) -> None:
+    def __init__(
+        self, replica: Replica, schema: StateSchema, setting: Setting, regions: Sequence[MemoryRegion]
+    ) -> None:
+        """`regions`: all of the segment, as the strategy's footprint has them."""
         self.setting = setting
         self.schema = schema
         self.marks = Marks(setting)
@@ -78,45 +63,14 @@ class SharedState:
         self._start = replica.start
         self._states = states_to_load(replica, schema) if schema.keeps_any else []
         flats = [flat_of(p) for p in self.params]
-        self.grid = make_grid(flats, cut_bytes=cut_bytes(setting.clip_norm))
+        self.grid = arena_grid(self.params, setting.clip_norm)
         self.units = Units(flats)
         self._frozen = list(replica.untrained.values())
         self._frozen_grid = make_grid([flat_of(p) for p in self._frozen])
-        self.num_pieces = sum(len(chunk.pieces) for chunk in self.grid.chunks)
         self.segment = Segment(setting.world.arena_fd)
         self.home = Home(segment=self.segment, schema=schema)
-        self._reserve(sizes)
-
-    def _reserve(self, sizes: RegionBytes) -> None:
-        setting, grid, extent = self.setting, self.grid, self.setting.extent
-        largest = largest_chunk(grid)
-        regions = [
-            ("counters", counter_bytes(self.marks.count)),
-            ("results", 8 * SUMS_PER_SLOT * setting.slots),
-            ("touched", len(self.params) * setting.slots),
-            ("norms", 8 * len(self.units)),
-            ("losses", 8 * (extent.total_steps + 1)),
-            ("counts", 4 * setting.slots * (extent.total_steps + 1)),
-            ("pace", 8 * setting.slots),
-            ("sizes", sizes.shares),
-            ("seen", sizes.seen),
-            ("half", sizes.half),
-            ("table", 8 * extent.tables * extent.table_rows * extent.table_columns),
-            ("buffers", sizes.buffers),
-            *((f"buffers/{slot}", sizes.buffers) for slot in range(setting.slots)),
-            *((f"exchange/{slot}", sizes.exchange) for slot in range(setting.slots)),
-            ("frozen", self._frozen_grid.nbytes),
-            ("old-params", grid.nbytes if sizes.image else 0),
-            *((f"image/{number}", sizes.image) for number in range(2)),
-            *Home.regions(self.schema, grid.nbytes, self.num_pieces),
-            *((f"gradients/{slot}", grid.nbytes) for slot in range(setting.slots)),
-            *((f"undo/{rank}", largest * (1 + len(self.schema.mirrored)))
-              for rank in range(setting.world.world_size)),
-            *((f"undo-scalars/{rank}", self.num_pieces * (1 + SCALAR_BYTES * len(self.schema.scalars)))
-              for rank in range(setting.world.world_size)),
-        ]  # fmt: skip
-        for name, nbytes in regions:
-            self.segment.reserve(name, nbytes)
+        for region in regions:
+            self.segment.reserve(region.name, region.num_bytes)
 
     def map(self) -> None:
         """Map the segment; small tables become numpy arrays, which are quicker to poke than tensors."""
@@ -201,9 +155,14 @@ class SharedState:
         return state
 
 
-def largest_chunk(grid: Grid) -> int:
-    """Bytes that hold any chunk, seen as whole elements of any dtype."""
-    return -(-max(chunk.nbytes for chunk in grid.chunks) // ALIGN) * ALIGN
+def arena_grid(params: Sequence[torch.Tensor], clip_norm: float | None) -> Grid:
+    """Where the trained parameters lie, and the chunks in which they are updated."""
+    return make_grid([flat_of(p) for p in params], cut_bytes=cut_bytes(clip_norm))
+
+
+def cut_of_grid(grid: Grid) -> CutSize:
+    """Its chunks as plain sizes."""
+    return CutSize(shards=(tuple(ChunkSize(chunk.nbytes, len(chunk.pieces)) for chunk in grid.chunks),))
 
 
 def flat_of(param: torch.Tensor) -> Flat:

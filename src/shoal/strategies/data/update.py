@@ -15,7 +15,7 @@ import torch
 from shoal.arena import Chunk
 from shoal.strategies.chunk import ChunkOptimizer
 from shoal.strategies.clipping import ChunkNorms
-from shoal.strategies.data.shared import SharedState, largest_chunk
+from shoal.strategies.data.shared import SharedState, cut_of_grid
 from shoal.strategies.optimizers import settings_of
 from shoal.strategies.replica import Replica
 
@@ -120,7 +120,7 @@ class SlicedUpdate:
         first_piece = sum(len(chunk.pieces) for chunk in grid.chunks[: owned.start])
         self._chunks: list[ChunkUpdate] = []
         workspace = Workspace(
-            torch.empty(largest_chunk(grid), dtype=torch.uint8),
+            torch.empty(cut_of_grid(grid).largest_chunk, dtype=torch.uint8),
             shared.segment.tensor(f"undo/{place}", torch.uint8),
             shared.segment.tensor(f"undo-scalars/{place}", torch.uint8),
         )

@@ -16,7 +16,7 @@ import torch
 from shoal.errors import PeerLost
 from shoal.strategies.data.shared import SharedState
 from shoal.strategies.optimizer_state import load_named_state
-from shoal.strategies.optimizers import tried_on_copies
+from shoal.strategies.optimizers import state_schema, tried_on_copies
 from shoal.strategies.replica import Replica
 from shoal.strategies.whole_state import MovedSettings, StateImage
 
@@ -25,11 +25,13 @@ _LOST = -1
 _MOST_TRIALS = 16
 
 
-def image_bytes(replica: Replica) -> int:
-    """Room for an image of the optimizer's state, learnt from steps on copies of the parameters; 0 for none."""
-    if isinstance(replica.optimizer, torch.optim.LBFGS):
+def image_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Room for an image of an optimizer's state, learnt from steps on copies of the parameters; 0 for none."""
+    if state_schema(optimizer) is not None:
+        return 0  # It is kept element by element.
+    if isinstance(optimizer, torch.optim.LBFGS):
         return 0  # Its update computes gradients again, over those that a successor would need.
-    if (twin := tried_on_copies(replica.optimizer)) is None:
+    if (twin := tried_on_copies(optimizer)) is None:
         return 0
     nbytes = 0
     for _ in range(_MOST_TRIALS):  # Some keep a list of their last steps: until it grows no more.

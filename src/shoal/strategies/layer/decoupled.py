@@ -28,7 +28,7 @@ class DecoupledLine(LayerLine):
     returns = False
 
     def __init__(self, replica: Replica, post: Post, weights: Sequence[float], supply: Supply | None) -> None:
-        super().__init__(replica, post, placed=_blocks(replica.module))
+        super().__init__(replica, post, placed=looked_into(replica.module))
         self._weight = weights[post.rank]
         if not self.program.has_output:
             assert supply is not None, "only training has groups with heads"
@@ -102,7 +102,7 @@ class _Shapes(fx.Interpreter):
         return value
 
 
-def _blocks(module: nn.Module) -> list[str]:
+def looked_into(module: nn.Module) -> list[str]:
     """What is looked into besides the model itself: the parts of a `blocks` attribute that is called as one."""
     blocks = getattr(module, "blocks", None)
     return [f"blocks.{name}" for name, _ in blocks.named_children()] if isinstance(blocks, nn.Module) else []

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
-from shoal.arena import Chunk, Flat, Grid, Piece
+from shoal.arena import Chunk, Flat, Grid, Piece, make_grid
 from shoal.arena.grid import ALIGN, CHUNK_BYTES
-from shoal.layout import Parcel, Span
+from shoal.layout import Parcel, Placement, Span
+from shoal.spec.model_size import ChunkSize, CutSize
+from shoal.strategies.data.shared import flat_of
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,24 @@ class ShardBlock:
     number: int
     first_piece: int
     chunk: Chunk
+
+
+def lay_out(
+    placement: Placement, params: Sequence[torch.Tensor], cut_bytes: int
+) -> tuple[Grid, list[list[ShardBlock]]]:
+    """Where the parameters lie in a copy of the model, and by shard its blocks."""
+    flats = [flat_of(p) for p in params]
+    grid = make_grid(flats)
+    return grid, make_blocks(placement.shards, flats, grid, cut_bytes=cut_bytes)
+
+
+def cut_of_blocks(blocks: Iterable[Iterable[ShardBlock]]) -> CutSize:
+    """Blocks as plain sizes."""
+    return CutSize(
+        shards=tuple(
+            tuple(ChunkSize(block.chunk.nbytes, len(block.chunk.pieces)) for block in shard) for shard in blocks
+        )
+    )
 
 
 def make_blocks(

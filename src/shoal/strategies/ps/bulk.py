@@ -10,8 +10,8 @@ import torch
 from shoal.comm.codec import Frame
 from shoal.comm.compression import Compression
 from shoal.errors import ProtocolError
-from shoal.ps.buffers import BUFFERS_PER_SLOT
 from shoal.ps.messages import Push
+from shoal.spec.served_footprint import BUFFERS_PER_SLOT
 from shoal.strategies.ps.memory import ServedMemory
 from shoal.strategies.ps.parcelling import blocks, parcels, unwrap, wrap
 

@@ -12,29 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.arena import Segment, make_grid
-from shoal.arena.waits import LINE
-from shoal.layout import Placement
+from shoal.arena import Grid, Segment
 from shoal.ps.buffers import Label
-from shoal.strategies.chunk import SCALAR_BYTES, Home
-from shoal.strategies.clipping import Units, cut_bytes
+from shoal.spec.footprint import MemoryRegion
+from shoal.strategies.chunk import Home
+from shoal.strategies.clipping import Units
 from shoal.strategies.data.shared import dense_stride, flat_of
 from shoal.strategies.optimizers import StateSchema
-from shoal.strategies.ps.blocks import ShardBlock, make_blocks
+from shoal.strategies.ps.blocks import ShardBlock
 from shoal.strategies.replica import Replica
-
-_LABEL_BYTES = 6 * 8
-JOURNAL_BYTES = 1 << 19
-JOURNAL_SHARE = 64
-"""A slot of a journal has so many bytes, and this share of the model's: norms of its gradient are noted, too."""
-NUM_PARTS = 4
-"""Of a whole copy: what its own workers pushed, and the sum of all, of this round and of the last."""
-_PAGE = 4096
-
-
-def marked(copy: int) -> str:
-    """The name of the copy that remembers what another was when it was last marked."""
-    return f"marked/{copy}"
 
 
 class ServedMemory:
@@ -44,62 +30,27 @@ class ServedMemory:
         self,
         replica: Replica,
         schema: StateSchema,
-        placement: Placement,
+        grid: Grid,
+        blocks: list[list[ShardBlock]],
+        regions: Sequence[MemoryRegion],
         *,
         fd: int | None,
-        num_buffers: int,
-        moving_bytes: int,
-        copies: int = 2,
-        has_parts: bool = False,
+        copies: int,
     ) -> None:
+        """`regions`: all of the segment, as the strategy's footprint has them."""
         self.schema = schema
         self.copies = copies
         """Places for every shard; where a shard is a whole copy of the model, one for each of them."""
         self.params = list(replica.trained.values())
-        flats = [flat_of(p) for p in self.params]
-        self.grid = make_grid(flats)
-        self.units = Units(flats)
-        cut = cut_bytes(replica.task.clip_norm)
-        self.blocks = make_blocks(placement.shards, flats, self.grid, cut_bytes=cut)
+        self.grid = grid
+        self.units = Units([flat_of(p) for p in self.params])
+        self.blocks = blocks
         """By shard: its chunks, in parameter order."""
         self.segment = Segment(fd)
-        self.num_buffers = num_buffers
-        self.num_blocks = sum(map(len, self.blocks))
-        num_pieces = sum(len(block.chunk.pieces) for blocks in self.blocks for block in blocks)
-        for copy in range(copies):
-            for name, nbytes in Home.regions(schema, self.grid.nbytes, num_pieces, f"/{copy}"):
-                self.segment.reserve(name, nbytes)
-            self.segment.reserve(f"versions/{copy}", 4 * self.num_blocks)
-            self.segment.reserve(f"updates/{copy}", 8 * len(self.blocks))
-            self.segment.reserve(f"moving/{copy}", moving_bytes)
-            self._reserve_legacy(copy, num_pieces, moving_bytes)
-            for number in range(NUM_PARTS if has_parts else 0):
-                self.segment.reserve(f"part/{copy}/{number}", self.grid.nbytes)
-        for number in range(num_buffers):
-            self.segment.reserve(f"gradients/{number}", self.grid.nbytes)
-            self.segment.reserve(f"touched/{number}", len(self.params))
-            self.segment.reserve(f"label/{number}", _LABEL_BYTES)
-            self.segment.reserve(f"moved/{number}", moving_bytes)
+        self.num_buffers = sum(region.name.startswith("gradients/") for region in regions)
+        for region in regions:
+            self.segment.reserve(region.name, region.num_bytes)
         self.segment.map()
-
-    def _reserve_legacy(self, copy: int, num_pieces: int, moving_bytes: int) -> None:
-        """What a killed server's successor needs besides the values: a journal by shard, and the last mark."""
-        for name, nbytes in Home.regions(self.schema, self.grid.nbytes, num_pieces, f"/{marked(copy)}"):
-            self.segment.reserve(name, nbytes)
-        self.segment.reserve(f"moving/{marked(copy)}", moving_bytes)
-        for shard, blocks in enumerate(self.blocks):
-            self.segment.reserve(f"journal/{copy}/{shard}", _PAGE)
-            for slot in range(2):
-                nbytes = JOURNAL_BYTES + self.grid.nbytes // JOURNAL_SHARE
-                self.segment.reserve(f"journal/{copy}/{shard}/{slot}", nbytes)
-            largest = max((self._undo_bytes(block) for block in blocks), default=0)
-            self.segment.reserve(f"undo/{copy}/{shard}", largest)
-
-    def _undo_bytes(self, block: ShardBlock) -> int:
-        """Room for all that an update of a block changes, each tensor padded to a cache line."""
-        mirrored, pieces = 1 + len(self.schema.mirrored), len(block.chunk.pieces)
-        small = pieces * (1 + SCALAR_BYTES * len(self.schema.scalars))
-        return mirrored * (block.chunk.nbytes + LINE) + small + 2 * LINE
 
     def journal(self, shard: int, copy: int) -> tuple[memoryview, memoryview, memoryview]:
         """A few words, and two slots for records."""

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from shoal.comm.codec import MAX_FRAMES
 from shoal.comm.compression import Compression, make_compression
 from shoal.errors import SpecError
-from shoal.layout import Placement, place
+from shoal.layout import Placement, place_served
 from shoal.optim import SAG
-from shoal.ps.buffers import BUFFERS_PER_SLOT
 from shoal.ps.consistency import Consistency, parse_sync
 from shoal.ps.rules import ShardRules, Together
 from shoal.spec import ParameterServer, World
+from shoal.spec.model_size import RunSize
 from shoal.strategies.clipping import cut_bytes
 from shoal.strategies.data.buffers import MovingBuffers
+from shoal.strategies.model_size import Blueprint, model_size
 from shoal.strategies.optimizers import ELEMENTWISE, StateSchema, state_schema
-from shoal.strategies.ps.blocks import parcels_of
+from shoal.strategies.ps.blocks import cut_of_blocks, lay_out, parcels_of
 from shoal.strategies.ps.bulk import Bulk, FramedBulk, SharedBulk
 from shoal.strategies.ps.hosts import HostBulk, HostStore, ScatterStore, host_of, rules_of_host
 from shoal.strategies.ps.memory import ServedMemory
@@ -52,20 +53,15 @@ class Served:
     @classmethod
     def open(cls, spec: ParameterServer, replica: Replica, world: World, *, slots: int, workers: int) -> Served:
         """Cut the model and map its memory."""
-        schema = schema_of(spec, replica)
-        placement = place_model(spec, replica)
+        schema, blueprint = schema_of(spec, replica), Blueprint.of(replica)
+        placement = place_model(spec, blueprint)
         moving = MovingBuffers(replica.module)
         shared, by_host = spec.wire != "tcp", spec.servers == "host"
-        memory = ServedMemory(
-            replica,
-            schema,
-            placement,
-            fd=world.arena_fd if shared else None,
-            num_buffers=BUFFERS_PER_SLOT * room_for(spec, slots, workers),
-            moving_bytes=moving.nbytes,
-            copies=spec.hosts if by_host else 2,
-            has_parts=by_host,
-        )
+        grid, blocks = lay_out(placement, list(replica.trained.values()), cut_bytes(replica.task.clip_norm))
+        run = RunSize(workers=workers, slots=slots)
+        regions = spec.segment_regions(model_size(blueprint), run, cut_of_blocks(blocks))
+        fd, copies = world.arena_fd if shared else None, spec.num_copies
+        memory = ServedMemory(replica, schema, grid, blocks, regions, fd=fd, copies=copies)
         if not shared:
             check_that_shards_travel(memory)
         consistency = parse_sync(spec.sync)
@@ -172,40 +168,27 @@ def rate_power(spec: ParameterServer, replica: Replica) -> float:
     return {"share": 1.0, "root": 0.5, "full": 0.0}[rate]
 
 
-def works_on_the_whole(spec: ParameterServer, replica: Replica) -> bool:
+def works_on_the_whole(spec: ParameterServer, replica: Replica | Blueprint) -> bool:
     """Whether one server must update the model as a whole."""
     return spec.push == "gradients" and type(replica.optimizer) not in ELEMENTWISE
 
 
 def outlives_servers(spec: ParameterServer, replica: Replica) -> bool:
     """Whether a killed server's shards can be gone on with: all that they are lies in the host's memory."""
-    return spec.wire != "tcp" and spec.agree != "scatter-sum" and not works_on_the_whole(spec, replica)
+    return spec.outlives_servers(by_element=not works_on_the_whole(spec, replica))
 
 
-def place_model(spec: ParameterServer, replica: Replica) -> Placement:
+def place_model(spec: ParameterServer, replica: Replica | Blueprint) -> Placement:
     """Which server holds what."""
     parcels = parcels_of(replica.module, replica.trained)
-    if spec.servers == "host":
-        if works_on_the_whole(spec, replica):
-            raise SpecError(
-                f"ps: servers=host needs an optimizer that works element by element, found "
-                f"{type(replica.optimizer).__name__}; use another, or servers=N."
-            )
-        return place(parcels, servers=1, shards=1)
-    if works_on_the_whole(spec, replica):
-        whole = place(parcels, servers=1, shards=1)
-        return replace(whole, backups=(1 if spec.num_replicas else None,))
-    return place(
+    if spec.servers == "host" and works_on_the_whole(spec, replica):
+        raise SpecError(
+            f"ps: servers=host needs an optimizer that works element by element, found "
+            f"{type(replica.optimizer).__name__}; use another, or servers=N."
+        )
+    return place_served(
+        spec,
         parcels,
-        servers=spec.num_servers,
-        capacities=spec.server_capacities,
-        policy=spec.placement,
-        shards=spec.num_shards,
-        replicas=spec.num_replicas,
+        by_element=not works_on_the_whole(spec, replica),
         cut_bytes=cut_bytes(replica.task.clip_norm),
     )
-
-
-def room_for(spec: ParameterServer, slots: int, workers: int) -> int:
-    """How many slots, or ranks where workers may come and go, have buffers of their own."""
-    return max(2 * workers, workers + 8) if spec.is_leased else slots

@@ -14,12 +14,13 @@ from shoal.comm.codec import Frame
 from shoal.comm.compression import Compression
 from shoal.errors import ProtocolError
 from shoal.ps.messages import Push
+from shoal.spec.served_footprint import marked
 from shoal.strategies.chunk import ChunkOptimizer, load_state
 from shoal.strategies.optimizer_state import states_to_load
 from shoal.strategies.optimizers import ELEMENTWISE, settings_of
 from shoal.strategies.ps.bulk import Bulk
 from shoal.strategies.ps.journal import SegmentJournal
-from shoal.strategies.ps.memory import ServedMemory, marked
+from shoal.strategies.ps.memory import ServedMemory
 from shoal.strategies.ps.moving import KEEPER, MovingMean
 from shoal.strategies.ps.norms import ShardNorms
 from shoal.strategies.ps.parcelling import wrap
