@@ -2,11 +2,11 @@
 
 import pytest
 
-from shoal.bench.bandwidth import open_model, pushes
-from shoal.bench.memory import PARAMETERS, Footprint, measure_memory
-from shoal.bench.receiver import BareSender, ShoalSender
-from shoal.bench.startup import measure_startup
-from shoal.bench.trainer_overhead import compare_trainer
+from benchmarks.bandwidth import open_model, pushes
+from benchmarks.memory import PARAMETERS, Footprint, measure_memory
+from benchmarks.receiver import BareSender, ShoalSender
+from benchmarks.startup import measure_startup
+from benchmarks.trainer_overhead import compare_trainer
 from shoal.errors import PeerLost
 from shoal.ps.node import encode_bundle
 

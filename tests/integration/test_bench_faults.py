@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.bench import chaos, torchrun_peer
-from shoal.bench.recorded import record
+from benchmarks import chaos, torchrun_peer
+from benchmarks.recorded import record
 from shoal.launch import ZygoteProcess
 from shoal.launch.owner import ZYGOTE_VARIABLE
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shoal.bench import compare
-from shoal.bench.shoal_variant import parse, train
+from benchmarks import compare
+from benchmarks.shoal_variant import parse, train
 
 pytestmark = pytest.mark.alone
 

@@ -52,7 +52,6 @@ PACKAGES = [
     "checkpoint",
     "strategies",
     "launch",
-    "bench",
     "verification",
 ]
 
