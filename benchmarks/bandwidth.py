@@ -18,8 +18,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from benchmarks.bars import Bar, BarVerdict
-from benchmarks.compare import rotated
 from benchmarks.fresh import module_command, surroundings
+from shoal.bench.laps import rotated
 from shoal.errors import LaunchError
 
 if TYPE_CHECKING:

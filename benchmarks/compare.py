@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from benchmarks.fresh import surroundings
 from benchmarks.measurement import Measurement
 from benchmarks.variants import VARIANTS, CommandBuilder
+from shoal.bench.laps import rotated
 from shoal.errors import LaunchError, unknown
 from shoal.spec.checks import require_count
 
@@ -87,12 +88,6 @@ def compare(
             if on_measured is not None:
                 on_measured(measurement)
     return [SpeedRow(variant=name, model=model, rounds=tuple(runs[name])) for name in names]
-
-
-def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """Another first one in each round, so that none always runs on the machine the same one has warmed."""
-    start = turn % len(names) if names else 0
-    return [*names[start:], *names[:start]]
 
 
 def run_command(command: Sequence[str], timeout_s: float = RUN_TIMEOUT_S) -> Measurement:

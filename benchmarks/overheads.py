@@ -7,9 +7,9 @@ from itertools import pairwise
 from statistics import median
 
 from benchmarks.bars import Bar, BarClaim, BarFinding, BarVerdict, Ceiling
-from benchmarks.compare import rotated
 from benchmarks.ordeal import throughput
 from benchmarks.recorded import Recorded, record
+from shoal.bench.laps import rotated
 from shoal.spec import Cluster, Job
 
 MODEL, WORKERS, STEPS = "mlp", 2, 210

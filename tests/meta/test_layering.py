@@ -30,10 +30,11 @@ FLOORS = {
     "strategies": 10,
     "roles": 11,
     "launch": 12,
+    "bench": 13,
     "verification": 13,
     "cli": 14,
 }
-BY_NAME = {"launch": ("strategies",)}
+BY_NAME = {"launch": ("strategies",), "verification": ("bench",), "bench": ("verification",)}
 """What a floor must not import, though it lies below or beside it: such code runs in other processes."""
 LAUNCH_MAY_IMPORT_ROLES_IN = ("child",)
 """The forked child becomes a role; nothing else of `launch` knows what roles are made of."""

@@ -52,6 +52,7 @@ PACKAGES = [
     "checkpoint",
     "strategies",
     "launch",
+    "bench",
     "verification",
 ]
 

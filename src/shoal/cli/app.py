@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 import shoal
+from shoal.cli.bench import bench
 from shoal.cli.checkpoint import checkpoint
 from shoal.cli.doctor import doctor
 from shoal.cli.evaluate import evaluate
@@ -43,6 +44,7 @@ app.command(
 app.command(rich_help_panel=TRAINING)(scale)
 app.add_typer(checkpoint, name="checkpoint", rich_help_panel=TRAINING)
 app.command(rich_help_panel=CHECKING)(verify)
+app.command(rich_help_panel=CHECKING)(bench)
 app.command(rich_help_panel=CHECKING)(doctor)
 
 

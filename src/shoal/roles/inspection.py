@@ -12,6 +12,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.checkpoint import save_tensors
+from shoal.errors import SpecError
 from shoal.feed.feed import Feed
 from shoal.layout import Parcel
 from shoal.ledger import Cut, make_order
@@ -19,7 +20,8 @@ from shoal.observe.disk import write_whole
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
 from shoal.roles.training import make_schedule
-from shoal.spec import Job, Task, World
+from shoal.spec import Cluster, Job, Task, World, parse_strategy
+from shoal.spec.features import check_task
 from shoal.strategies.base import Work
 from shoal.strategies.gradients import backward_part, check_weight
 from shoal.strategies.mesh.tensor.cutting import explain_width
@@ -40,6 +42,7 @@ def inspect(job: Job, world: World, reporter: Reporter) -> None:
     reporter.on_state("ready", 0)
     width = explain_width(probe.replica, **job.options["width"]) if "width" in job.options else []
     facts = _facts_of_model(probe.replica) | _facts_of_data(task, train, job.options) | {"width": width}
+    facts["refusals"] = _refusals(task, job.options)
     if job.options.get("probe", True):
         save_tensors(folder / "model.safetensors", probe.replica.module.state_dict())
         facts |= {
@@ -85,6 +88,18 @@ def _facts_of_data(task: Task, train: Any, world: Mapping[str, Any]) -> dict[str
         "global_batch": schedule.batch_size,
         "total_steps": schedule.total_steps,
     }
+
+
+def _refusals(task: Task, asked: Mapping[str, Any]) -> dict[str, str]:
+    """By strategy, of those that are asked about: why it cannot train this task."""
+    found = {}
+    for written in asked.get("strategies", ()):
+        conduct = parse_strategy(written).conduct(Cluster(workers=asked["workers"]))
+        try:
+            check_task(task, conduct, written)
+        except SpecError as refusal:
+            found[written] = str(refusal)
+    return found
 
 
 class LossProbe:
