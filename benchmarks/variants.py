@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.environment import require_tensorflow_python
 from benchmarks.fresh import module_command
 from shoal.errors import SpecError
 
@@ -70,9 +71,6 @@ Shoal's allocator settings."""
 
 def tensorflow_command(variant: str, model: str, processes: int, steps: int | None) -> list[str]:
     """The command that measures TensorFlow, in its own environment."""
-    # Not at the top: `python -m benchmarks.environment` would find itself imported already, and warn.
-    from benchmarks.environment import require_tensorflow_python
-
     if model != TENSORFLOW_MODEL:
         raise SpecError(
             f"bench: variant {variant!r} is written for the model {TENSORFLOW_MODEL!r}, found {model!r}; "

@@ -5,8 +5,6 @@ import pytest
 from benchmarks import bandwidth
 from shoal.errors import LaunchError
 
-pytestmark = pytest.mark.alone
-
 
 def test_ways_take_turns_and_the_first_time_does_not_count(monkeypatch):
     clock, order = [0.0], []

@@ -8,11 +8,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import BarClaim, BarFinding, BarVerdict, chaos, ordeals_table, torchrun_script, verdicts_table
+from benchmarks import chaos, torchrun_script
+from benchmarks.bars import BarClaim, BarFinding, BarVerdict
 from benchmarks.models import CYCLE, WORKLOADS
 from benchmarks.ordeal import Ordeal, Promise, judge_ordeal, throughput
 from benchmarks.outages import AFTERMATH_S, Outage, Strike, find_outages
 from benchmarks.recorded import Recorded
+from benchmarks.table import ordeals_table, verdicts_table
 from shoal.errors import LaunchError, WorkerFailed
 from shoal.observe import Event
 from shoal.roles.timeline import Timeline, read_timeline

@@ -5,8 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from benchmarks import BarClaim, overheads, verdicts_table
+from benchmarks import overheads
+from benchmarks.bars import BarClaim
 from benchmarks.recorded import Recorded
+from benchmarks.table import verdicts_table
 from shoal.observe import Event
 
 

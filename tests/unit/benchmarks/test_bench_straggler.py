@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import Measurement, SpeedRow, contests, straggler
+from benchmarks import contests, straggler
+from benchmarks.compare import SpeedRow
+from benchmarks.measurement import Measurement
 from benchmarks.straggler import SLOWDOWN, STEP_PER_FORWARD, STRAGGLERS, slowed
 from benchmarks.tasks import task
 from shoal.errors import SpecError

@@ -14,9 +14,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import Measurement, compare, environment
+from benchmarks import environment
 from benchmarks import tensorflow_peer as peer
+from benchmarks.compare import compare
 from benchmarks.fresh import surroundings
+from benchmarks.measurement import Measurement
 from benchmarks.models import CYCLE, WORKLOADS, warm_up_steps
 from benchmarks.session import Session
 from benchmarks.variants import TENSORFLOW_OPTIONS, VARIANTS

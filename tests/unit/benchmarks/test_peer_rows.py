@@ -7,11 +7,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import BARS, Measurement, SpeedRow, compare, judge, peers, rows_table, summarise, verdicts_table
-from benchmarks.bars import Bar
-from benchmarks.compare import rotated, run_command
-from benchmarks.measurement import summarise_timeline
+from benchmarks import peers
+from benchmarks.bars import BARS, Bar, judge
+from benchmarks.compare import SpeedRow, compare, run_command
+from benchmarks.measurement import Measurement, summarise, summarise_timeline
 from benchmarks.models import CYCLE, WORKLOADS
+from benchmarks.table import rows_table, verdicts_table
 from benchmarks.variants import VARIANTS
 from shoal.errors import LaunchError, SpecError
 
@@ -144,10 +145,6 @@ def test_a_ratio_without_a_promise_is_shown_and_not_judged():
     console.print(verdicts_table(judge(rows)))
     text = console.export_text()
     assert "1.50" in text and "none" in text and "met" not in text
-
-
-def test_every_round_starts_with_another_variant():
-    assert [rotated("abc", turn) for turn in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
 
 
 def test_an_unknown_variant_is_named():
