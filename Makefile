@@ -24,13 +24,14 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 
 # What measures nothing runs side by side; the rest has the machine for itself.
+ALONE = $(shell grep -rl "mark.alone" tests --include=*.py)
 test: lint
 	$(BIN)/pytest -m "not long and not alone" -n $(JOBS) --dist loadfile
-	$(BIN)/pytest -m "not long and alone"
+	$(BIN)/pytest -m "not long and alone" $(ALONE)
 
 test-all: lint
 	$(BIN)/pytest -m "not alone" -n $(JOBS) --dist loadfile
-	$(BIN)/pytest -m "alone"
+	$(BIN)/pytest -m "alone" $(ALONE)
 
 # TensorFlow in an environment of its own; where it cannot be had, the benchmark runs without it and says so.
 bench-peers: $(VENV)/ready
