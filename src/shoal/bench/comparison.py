@@ -19,7 +19,7 @@ from shoal.spec import Cluster, Job
 from shoal.spec.checks import require_count
 
 SECONDS = 3.0
-MOST_STEPS = 2000
+MOST_STEPS = 500
 """Where a time is given: with more, strategies that are much slower than one process would take for ever."""
 
 Progress = Callable[[float, str], None]
@@ -71,13 +71,8 @@ class BenchOrder:
     def job_alone(self, facts: TaskFacts) -> Job:
         """One process as `shoal train` starts it, on batches as large as those of all workers."""
         batch = {"batch_size": facts.batch_size} if facts.batch_per_worker else {}
-        return Job(
-            target=self.target,
-            args=dict(self.args),
-            cluster=replace(self.cluster, workers=1),
-            overrides={**self.overrides, **batch},
-            precision=self.precision,
-        )
+        cluster, overrides = replace(self.cluster, workers=1), {**self.overrides, **batch}
+        return replace(self.job("data"), cluster=cluster, overrides=overrides)
 
 
 def compare_strategies(
@@ -101,7 +96,7 @@ class BenchSession:
         self._left_out: dict[str, str] = {}
         self._laps: dict[str, list[Lap]] = {}
         self._runs_done = 0
-        self._runs_in_all = 1
+        self._runs_in_all = 1 + (order.steps is None) + order.rounds * (1 + len(order.strategies))
 
     def run(self) -> BenchReport:
         """Find out who can train the task, then let them take turns."""
@@ -157,7 +152,6 @@ class BenchSession:
 
     def _choose_steps(self, alone: Job, facts: TaskFacts) -> int:
         """As many steps as one process takes in the time that each run should take."""
-        self._runs_in_all += 1
         self._tell("how long does a step take?")
         lap = self._track.run(alone, Course(LEAST_STEPS), lambda part: None)
         self._runs_done += 1
