@@ -22,8 +22,7 @@ FLAGS = {
     "run": "workers port threads help",
     "scale": "workers servers runs json help",
     "verify": "workers strategy slots steps arg seed seeds precision replay trust json help",
-    "bench": "models rounds steps start no-start stragglers no-stragglers chaos no-chaos chaos-seconds "
-    "chaos-every chaos-runs json help",
+    "bench": "workers strategies threads device rounds steps seconds arg batch-size seed precision out json help",
     "doctor": "json help",
     "checkpoint": "help",
     "checkpoint ls": "runs json help",
