@@ -131,7 +131,7 @@ class Training:
         self.book: Book | None = Book(self.replica.start.step) if saved is None else Book.from_plain(saved)
         """What the slots of all committed steps have used."""
         self._followed = 0
-        """Steps of others that the scheduler has seen already."""
+        """Steps taken before, or by others, that the scheduler has seen already."""
         self.recorded_cuts: CutLog | None = None
         """How an earlier run cut its batches, where this one is to repeat it."""
 
@@ -221,6 +221,12 @@ class Training:
             self.replica.advance_over(handover.losses(self._followed + 1, last))
             self._followed = last
 
+    def catch_up(self) -> None:
+        """Let the scheduler see all steps that were taken before, for who looks at it before the run goes on."""
+        losses = self.replica.start.losses
+        self.replica.advance_over(losses[self._followed :])
+        self._followed = len(losses)
+
     def run(self, setting: Setting, observer: Observer, committed: int = 0) -> Outcome:
         """Train until the end. Steps up to `committed` were taken before this process came: only replayed."""
         self.replica.train_mode()
@@ -248,7 +254,8 @@ class Training:
                     self.replica.learning_rate,
                     self.schedule.epoch_of(step),
                 )
-            self.replica.advance(result.loss)
+            if step > self._followed:
+                self.replica.advance(result.loss)
             if self.checkpoints is not None:
                 self.checkpoints.note_step(step, result.loss)
             reason = "stopped" if result.stop else "finished" if step == self.schedule.total_steps else ""
