@@ -11,6 +11,7 @@ from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count, require_number
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct, StateHolder, even_fills
+from shoal.spec.data import Data
 from shoal.spec.strategy import Only, StrategySpec
 
 if TYPE_CHECKING:
@@ -209,6 +210,10 @@ class ParameterServer(StrategySpec):
 
     def memory_need(self, workers: int, size: ModelSize) -> int:
         return 2 * size.parameters + size.fixed  # servers keep the optimizer's state
+
+    def for_inference(self) -> Data:
+        """Workers have the whole model, and what is saved does not change: no server is needed."""
+        return Data()
 
     @property
     def num_servers(self) -> int:
