@@ -151,7 +151,7 @@ def test_servers_are_not_started_here() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["sharded", "tensor", "pipeline", "data:via=ring", "data:partition=relay"])
-def test_one_process_is_a_company_of_one(strategy: str) -> None:
+def test_one_process_alone_can_train_under_it(strategy: str) -> None:
     def train(world: World) -> list[float]:
         with Trainer(every_way.task()) as plain, Trainer(every_way.task(), strategy=strategy) as trainer:
             return [plain.fit().loss, trainer.fit().loss]

@@ -113,9 +113,11 @@ def _saved_job(
 def _cluster_for(spec: StrategySpec, trained: Job, said: Mapping[str, Any]) -> Cluster:
     """What is said, and where it says nothing of workers: those that held the model together, with the memory that
     each had; or one, where each holds all of it."""
-    if "workers" not in said and spec.conduct(trained.cluster).is_cut:
-        return Cluster(**{"workers": trained.cluster.places, "memory": trained.cluster.memory, **said})
-    return Cluster(**said)
+    if "workers" in said or not spec.conduct(trained.cluster).is_cut:
+        return Cluster(**said)
+    on_same = said.get("device", "cpu") == trained.cluster.device
+    memory = trained.cluster.memory if on_same else ""
+    return Cluster(**{"workers": trained.cluster.places, "memory": memory, **said})
 
 
 def _find(run: str) -> tuple[RunFolder, Path]:

@@ -13,7 +13,7 @@ from shoal.errors import SpecError
 from shoal.feed.feed import Feed
 from shoal.feed.shipping import open_dataset
 from shoal.roles.evaluation import Evaluator
-from shoal.roles.joining import Company
+from shoal.roles.joining import Fellows
 from shoal.roles.loading import load_task
 from shoal.roles.memory import make_parking
 from shoal.roles.output import WritingTurns, open_output
@@ -43,9 +43,9 @@ def evaluate(job: Job, world: World, reporter: Reporter) -> None:
 
 def predict(job: Job, world: World, reporter: Reporter) -> None:
     """The model's outputs over a data set, written in order as they are done."""
-    company = Company(world)
+    fellows = Fellows(world)
     # The strategy has its own segment for itself.
-    turns, world = WritingTurns(company.gather()), company.gather()
+    turns, world = WritingTurns(fellows.gather()), fellows.gather()
     reading, lanes = _read(job, world), job.conduct.lanes(world.world_size)
     output = open_output(Path(job.options["out"]), reading.length)
     strategy = _open(reading, job, world, Extent(table_rows=lanes, table_columns=1), reporter)
@@ -61,7 +61,7 @@ def predict(job: Job, world: World, reporter: Reporter) -> None:
             reporter.on_progress(number + 1, int(reading.samples(number)[-1]) + 1)
     reporter.done({"samples": reading.length, "out": job.options["out"]})
     strategy.close()
-    company.close()
+    fellows.close()
 
 
 class PredictionRounds:

@@ -1,4 +1,4 @@
-"""How processes that somebody else started become a company: with memory and a folder of sockets in common.
+"""How processes that somebody else started become fellows: with memory and a folder of sockets in common.
 
 The first makes them and tells the others, in the segment that `shoal run` gave all of them, or else through a
 store such as torchrun's. A process may make one Trainer after another: every meeting has its number.
@@ -27,7 +27,7 @@ _PATIENCE = timedelta(days=1)
 """The first may have much to write before it speaks. One that died is noticed by whoever started all."""
 
 
-class Company:
+class Fellows:
     """The processes of a world, as one of them sees the others."""
 
     def __init__(self, world: World, on_idle: Callable[[], None] | None = None) -> None:

@@ -16,7 +16,7 @@ from shoal.errors import SpecError
 from shoal.feed.parts import Part, Piece
 from shoal.roles.checkpointing import check_position
 from shoal.roles.devices import choose_device
-from shoal.roles.joining import Company, orphan_watch
+from shoal.roles.joining import Fellows, orphan_watch
 from shoal.roles.memory import limit_memory
 from shoal.roles.starting import read_start, start_of
 from shoal.roles.trainer_state import StepNotes, snapshot_of, streamed, write_state
@@ -67,13 +67,13 @@ class Trainer:
         self._why_no_step = _why_no_step(job)
         self._on_idle = orphan_watch()
         world = replace(world, device=choose_device(device, world.local_rank))
-        self._company = Company(world, self._on_idle)
+        self._fellows = Fellows(world, self._on_idle)
         self._open(Start())
 
     def _open(self, start: Start) -> None:
         """Join the others, and begin where all of them do."""
         task, job, conduct = self._task, self._job, self._job.conduct
-        self.world = world = self._company.gather()
+        self.world = world = self._fellows.gather()
         self._strategy = make_strategy(job.spec, world, conduct.slots)
         self._training = training = Training(
             task,
@@ -192,8 +192,8 @@ class Trainer:
         with tempfile.TemporaryDirectory(prefix="shoal-state-") as folder:
             path = Path(folder) / "state"
             self._by_first(lambda: write_state(path, streamed(snapshot_of(state))))
-            self.load(self._company.hear_first(str(path)))
-            self._company.hear_first()  # until then the first keeps it
+            self.load(self._fellows.hear_first(str(path)))
+            self._fellows.hear_first()  # until then the first keeps it
 
     def save(self, path: str | Path) -> str:
         """Save the training state as a folder, a checkpoint as `shoal train` makes it; or the model alone, as a
@@ -218,14 +218,14 @@ class Trainer:
 
         Model, optimizer and scheduler are made again: ask the Trainer for them after this. All processes call it.
         """
-        self._company.hear_first()  # who may still be writing it
+        self._fellows.hear_first()  # who may still be writing it
         source = "resume" if Path(path).is_dir() else "from"
         self._begin_again(read_start(replace(self._job, options={source: str(path)})))
 
     def close(self) -> None:
         """Leave the others."""
         self._leave()
-        self._company.close()
+        self._fellows.close()
 
     def __enter__(self) -> Trainer:
         return self

@@ -25,21 +25,14 @@ from shoal.strategies.start import Start
 _KEYS = ("step", "model", "optimizer", "losses", "facts")
 
 
-class StepNotes:
-    """What a saved state tells of the steps so far. It watches a run at which nobody else looks."""
-
-    def __init__(self, start: Start) -> None:
-        self.losses = list(start.losses)
-        """Of all steps: a scheduler that sees them again is where it was."""
-        self._evaluations = {step: dict(results) for step, results in start.evaluations.items()}
+class Unwatched:
+    """Nobody looks on."""
 
     def on_state(self, state: str, step: int) -> None: ...
 
-    def on_step(self, step: int, result: StepResult, samples: int, learning_rate: float, epoch: int) -> None:
-        self.losses.append(result.loss)
+    def on_step(self, step: int, result: StepResult, samples: int, learning_rate: float, epoch: int) -> None: ...
 
-    def on_evaluation(self, step: int, results: dict[str, float]) -> None:
-        self._evaluations[step] = dict(results)
+    def on_evaluation(self, step: int, results: dict[str, float]) -> None: ...
 
     def wants_stop(self) -> bool:
         return False
@@ -48,6 +41,21 @@ class StepNotes:
         return ()
 
     def on_moved(self, order: MoveOrder, world: World | None) -> None: ...
+
+
+class StepNotes(Unwatched):
+    """What a saved state tells of the steps so far."""
+
+    def __init__(self, start: Start) -> None:
+        self.losses = list(start.losses)
+        """Of all steps: a scheduler that sees them again is where it was."""
+        self._evaluations = {step: dict(results) for step, results in start.evaluations.items()}
+
+    def on_step(self, step: int, result: StepResult, samples: int, learning_rate: float, epoch: int) -> None:
+        self.losses.append(result.loss)
+
+    def on_evaluation(self, step: int, results: dict[str, float]) -> None:
+        self._evaluations[step] = dict(results)
 
     def facts(self, training: Training) -> dict[str, Any]:
         """Which samples the steps refer to, and what else is no tensor."""

@@ -36,6 +36,7 @@ def saved(tmp_path: Path, strategy: str, cluster: Cluster) -> Path:
         # Who says how many says also what they may use.
         ("sharded", {"cluster": {"workers": 2}}, ("sharded", 2, "")),
         ("sharded", {"cluster": {"memory": "2GiB"}}, ("sharded", 3, "2GiB")),
+        ("sharded", {"cluster": {"device": "cuda"}}, ("sharded", 3, "")),
         ("sharded", {"strategy": "data"}, ("data", 1, "")),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from shoal.roles.trainer import _Silent
+from shoal.roles.trainer_state import Unwatched as _Silent
 from shoal.roles.training import Training
 from shoal.spec import Conduct, Task, World
 from shoal.strategies.base import Past, Setting
