@@ -13,7 +13,7 @@ from shoal.spec import World
 
 _SHOAL = f"{Path(__file__).resolve().parents[1]}/"
 _PYTHON_LOADERS = ("<frozen importlib", "<frozen runpy", "<frozen zipimport")
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "not enough memory", "out of memory")
 
 
 def describe_failure(error: Exception, world: World) -> dict[str, Any]:

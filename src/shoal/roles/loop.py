@@ -70,6 +70,12 @@ class Loop:
             replica.advance_over(handover.losses(self._followed + 1, last))
             self._followed = last
 
+    def catch_up(self) -> None:
+        """Let the scheduler see all steps of earlier runs, for who looks at it before this one goes on."""
+        losses = self._training.replica.start.losses
+        self._training.replica.advance_over(losses[self._followed :])
+        self._followed = len(losses)
+
     def run(self, committed: int = 0) -> Outcome:
         """Train until the end. Steps up to `committed` were taken before this process came: only replayed."""
         training, observer = self._training, self._observer

@@ -14,7 +14,7 @@ from shoal.errors import LaunchError
 from shoal.roles.beat import Beat
 from shoal.roles.pulse import Pulse
 from shoal.spec import Job, World
-from shoal.spec.world import ARENA_VARIABLE
+from shoal.spec.world import ARENA_VARIABLE, SOCKETS_VARIABLE
 
 
 def run_script(job: Job, world: World, channel: Channel) -> int:
@@ -40,6 +40,7 @@ def script_environment(job: Job, world: World) -> dict[str, str]:
     arena = {} if world.arena_fd is None else {ARENA_VARIABLE: str(world.arena_fd)}
     return {
         **arena,
+        SOCKETS_VARIABLE: world.sockets,
         "RANK": rank,
         "WORLD_SIZE": size,
         "LOCAL_RANK": str(world.local_rank),

@@ -117,6 +117,11 @@ class Conduct:
         return self.slots if self.is_cut or self.is_never_whole else workers
 
     @property
+    def takes_batches(self) -> bool:
+        """Whether a step can be given its batches from outside: each goes through the model at once."""
+        return self.calls_model and not self.is_relay
+
+    @property
     def slots_per_worker(self) -> tuple[int, ...]:
         """How many slots each worker fills by itself."""
         return tuple(len(filled) for filled in self.fills)

@@ -174,3 +174,7 @@ class Data(StrategySpec):
 
     def for_trial(self, steps: int) -> Self:
         return replace(self, via="arena") if self.shares_memory else self
+
+    def for_inference(self) -> Data:
+        """Who fills which part of a batch, and when, is a matter of training."""
+        return Data(via="auto" if self.via == "arena" else self.via)

@@ -13,6 +13,7 @@ from shoal.spec.checks import require_count
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct, even_fills
 from shoal.spec.cut_footprint import layered_footprint
+from shoal.spec.data import Data
 from shoal.spec.footprint import Footprint
 from shoal.spec.model_parallel import NOBODY_ELSE
 from shoal.spec.model_size import CutSize, ModelSize, RunSize
@@ -133,6 +134,10 @@ class Layer(StrategySpec):
     def for_trial(self, steps: int) -> Self:
         """With a turn for each group of layers where these take turns."""
         return replace(self, every=min(self.every, max(1, steps // self.phases))) if self.phases else self
+
+    def for_inference(self) -> StrategySpec:
+        """Layers take turns in training alone; all workers have the whole model."""
+        return self if self.cuts_model else Data()
 
     def loss_weights(self, workers: int) -> tuple[float, ...]:
         """What the loss of each worker's group counts."""

@@ -11,6 +11,7 @@ from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count, require_number
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct, StateHolder, even_fills
+from shoal.spec.data import Data
 from shoal.spec.footprint import Footprint, MemoryRegion
 from shoal.spec.model_size import CutSize, ModelSize, RunSize
 from shoal.spec.served_footprint import ServedPlan, served_footprint, served_regions
@@ -263,6 +264,10 @@ class ParameterServer(StrategySpec):
     def room(self, slots: int, workers: int) -> int:
         """How many slots, or ranks where workers may come and go, have buffers of their own."""
         return max(2 * workers, workers + 8) if self.is_leased else slots
+
+    def for_inference(self) -> Data:
+        """Workers have the whole model, and what is saved does not change: no server is needed."""
+        return Data()
 
     @property
     def num_servers(self) -> int:

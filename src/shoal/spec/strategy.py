@@ -96,6 +96,10 @@ class StrategySpec(ABC):
         """The same as it is compared with one process for so many steps."""
         return self
 
+    def for_inference(self) -> StrategySpec:
+        """What evaluates a saved model, or predicts with it, for whoever names this."""
+        return self
+
     def __str__(self) -> str:
         changed = [
             f"{spec.name}={_written(getattr(self, spec.name))}"

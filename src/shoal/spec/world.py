@@ -14,6 +14,8 @@ ROLES = ("worker", "spare", "server", "coordinator")
 LOOPBACK = "127.0.0.1"
 ARENA_VARIABLE = "SHOAL_ARENA_FD"
 """Where `shoal run` leaves the number of the segment's descriptor."""
+SOCKETS_VARIABLE = "SHOAL_SOCKETS"
+"""And here the folder of sockets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,4 +111,5 @@ class World:
             local_size=local_size,
             host=env.get("MASTER_ADDR", LOOPBACK),
             arena_fd=arena_fd,
+            sockets=env.get(SOCKETS_VARIABLE, ""),
         )

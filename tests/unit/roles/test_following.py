@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from shoal.roles.loop import Loop
-from shoal.roles.trainer import _Silent
+from shoal.roles.trainer_state import Unwatched
 from shoal.roles.training import Training
 from shoal.spec import Conduct, Task, World
 from shoal.strategies.base import Past, Setting
@@ -62,7 +62,7 @@ def make(task: Task = TASK) -> tuple[Training, Others]:
 def test_the_learning_rate_follows_and_no_step_is_seen_twice() -> None:
     training, others = make()
     setting = Setting(world=World(), conduct=Conduct(fills=(range(1),)), extent=training.extent)
-    loop = Loop(training, setting, _Silent())
+    loop = Loop(training, setting, Unwatched())
     for others.steps in (0, 1, 4, 4, 6):
         loop.follow()
         seen = max(0, others.steps - 1)  # the last one may have ended the run
@@ -72,7 +72,7 @@ def test_the_learning_rate_follows_and_no_step_is_seen_twice() -> None:
     assert outcome.step == STEPS and training.replica.learning_rate == GAMMA**STEPS
 
 
-class StopsAtOnce(_Silent):
+class StopsAtOnce(Unwatched):
     def wants_stop(self) -> bool:
         return True
 
@@ -89,5 +89,5 @@ def test_who_ends_before_the_next_evaluation_knows_the_last_one() -> None:
 def test_without_a_scheduler_nobody_need_be_followed() -> None:
     training, others = make(replace(TASK, scheduler=None))
     others.steps = 5
-    Loop(training, Setting(world=World(), conduct=training.conduct), _Silent()).follow()
+    Loop(training, Setting(world=World(), conduct=training.conduct), Unwatched()).follow()
     assert others.asked == []

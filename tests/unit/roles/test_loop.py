@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import shoal
 from shoal.roles.loop import Loop
 from shoal.roles.observer import Outcome
-from shoal.roles.trainer import _Silent
+from shoal.roles.trainer_state import Unwatched
 from shoal.roles.training import Training
 from shoal.spec import Conduct, Task, World
 from shoal.strategies.base import Setting, StepResult, Work
@@ -64,7 +64,7 @@ class Later:
         return self.known
 
 
-class Watcher(_Silent):
+class Watcher(Unwatched):
     def __init__(self, stops_at: int | None = None) -> None:
         self.asked = 0
         self.steps: list[int] = []

@@ -31,10 +31,6 @@ class RelayData(WholeModel):
     """One worker has the last step's state: to save it all must give it to the first together."""
 
     def open(self, replica: Replica, setting: Setting) -> None:
-        if not setting.conduct.is_relay:
-            raise SpecError(
-                "data: partition=relay is for `shoal train` and shoal.train(...); use another one here."
-            )
         self._replica = replica
         self._setting = setting
         self._rank, self._size = setting.world.global_rank, setting.world.world_size
