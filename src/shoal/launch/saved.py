@@ -18,6 +18,7 @@ from shoal.observe.checkpoint_names import find_checkpoint, names_checkpoint
 from shoal.observe.run_folder import PARTIAL_MODEL
 from shoal.observe.trust import trusted_job
 from shoal.spec import Cluster, Job
+from shoal.spec.vocabulary import Purpose
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def evaluate(
     `run` is a run's folder or name, or one of its checkpoints: `demo@200`, or the checkpoint's folder. It names
     the code that is run; what others could have written is refused unless you `trust` it.
     """
-    job = _saved_job("evaluate", run, cluster or Cluster(workers=workers), {"data": data}, trust=trust)
+    job = _saved_job(Purpose.EVALUATE, run, cluster or Cluster(workers=workers), {"data": data}, trust=trust)
     found = _execute(job, progress, output, zygote)
     return Evaluation(found["results"], found["samples"])
 
@@ -69,12 +70,14 @@ def predict(
     """
     path = Path(out).absolute()
     options = {"data": data, "out": str(path)}
-    job = _saved_job("predict", run, cluster or Cluster(workers=workers), options, trust=trust)
+    job = _saved_job(Purpose.PREDICT, run, cluster or Cluster(workers=workers), options, trust=trust)
     _execute(job, progress, output, zygote)
     return path
 
 
-def _saved_job(purpose: str, run: str | Path, cluster: Cluster, options: dict[str, Any], *, trust: bool) -> Job:
+def _saved_job(
+    purpose: Purpose, run: str | Path, cluster: Cluster, options: dict[str, Any], *, trust: bool
+) -> Job:
     refuse_inside(purpose)
     folder, model = _find(str(run))
     trained = trusted_job(folder, trust=trust)

@@ -18,6 +18,7 @@ from shoal.roles.loading import load_task
 from shoal.roles.output import open_output
 from shoal.roles.reporter import Reporter
 from shoal.spec import Job, Task, World
+from shoal.spec.vocabulary import State
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Extent, Setting
 from shoal.strategies.replica import Replica, call_model
@@ -30,8 +31,8 @@ def evaluate(job: Job, world: World, reporter: Reporter) -> None:
     strategy = make_strategy(job.spec, world, world.world_size)
     extent = Extent(table_rows=evaluator.num_batches, table_columns=evaluator.num_columns)
     strategy.open(replica, Setting(world=world, conduct=job.conduct, extent=extent))
-    reporter.on_state("ready", 0)
-    reporter.on_state("evaluating", 0)
+    reporter.on_state(State.READY, 0)
+    reporter.on_state(State.EVALUATING, 0)
     results = evaluator.run(strategy, world)
     reporter.done({"results": results, "samples": len(dataset)})
     strategy.close()
@@ -50,8 +51,8 @@ def predict(job: Job, world: World, reporter: Reporter) -> None:
     segment.map()
     written = segment.counters("counters")
     output = open_output(Path(job.options["out"]), len(dataset))
-    reporter.on_state("ready", 0)
-    reporter.on_state("predicting", 0)
+    reporter.on_state(State.READY, 0)
+    reporter.on_state(State.PREDICTING, 0)
     size = task.batch_size
     num_batches = -(-len(dataset) // size)
     reporter.total_steps = num_batches

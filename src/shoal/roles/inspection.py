@@ -20,6 +20,7 @@ from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
 from shoal.roles.training import make_schedule
 from shoal.spec import Job, Task, World
+from shoal.spec.vocabulary import State
 from shoal.strategies.base import Work
 from shoal.strategies.gradients import backward_part, check_weight
 from shoal.strategies.mesh.tensor.cutting import explain_width
@@ -32,12 +33,12 @@ FILE_NAME = "inspection.json"
 
 def inspect(job: Job, world: World, reporter: Reporter) -> None:
     """Leave a page of facts in the run folder; with the option `probe`, which is on, also the initial model."""
-    reporter.on_state("starting", 0)
+    reporter.on_state(State.STARTING, 0)
     task = load_task(job)
     train = task.dataset("train")
     probe = LossProbe(task, train, "task")
     folder = Path(job.run_dir)
-    reporter.on_state("ready", 0)
+    reporter.on_state(State.READY, 0)
     width = explain_width(probe.replica, **job.options["width"]) if "width" in job.options else []
     facts = _facts_of_model(probe.replica) | _facts_of_data(task, train, job.options) | {"width": width}
     if job.options.get("probe", True):

@@ -23,6 +23,7 @@ from shoal.spec.checks import require_choice
 from shoal.spec.cluster import DEVICES
 from shoal.spec.features import check_task
 from shoal.spec.precision import PRECISIONS
+from shoal.spec.vocabulary import State
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Setting, StepResult, Work
 
@@ -169,7 +170,7 @@ def _orphan_watch() -> Callable[[], None]:
 class _Silent:
     """Nobody watches."""
 
-    def on_state(self, state: str, step: int) -> None: ...
+    def on_state(self, state: State, step: int) -> None: ...
 
     def on_step(self, step: int, result: StepResult, samples: int, learning_rate: float, epoch: int) -> None: ...
 

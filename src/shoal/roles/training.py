@@ -20,6 +20,7 @@ from shoal.roles.hosting import MoveOrder, PlacesMoved
 from shoal.roles.mean_check import MeanCheck
 from shoal.roles.witness import Witness
 from shoal.spec import Conduct, Task, World
+from shoal.spec.vocabulary import State
 from shoal.strategies.base import Extent, Setting, StepResult, Strategy, Work
 from shoal.strategies.parking import Parking
 from shoal.strategies.replica import Replica
@@ -31,7 +32,7 @@ T = TypeVar("T")
 class Observer(Protocol):
     """Who wants to know how the run goes, and may ask it to stop."""
 
-    def on_state(self, state: str, step: int) -> None: ...
+    def on_state(self, state: State, step: int) -> None: ...
 
     def on_step(self, step: int, result: StepResult, samples: int, learning_rate: float, epoch: int) -> None: ...
 
@@ -369,9 +370,9 @@ class Training:
     def _evaluate_now(self, step: int, observer: Observer, *, told: bool) -> dict[str, float]:
         evaluator = self.evaluator
         assert evaluator is not None
-        observer.on_state("evaluating", step)
+        observer.on_state(State.EVALUATING, step)
         results = self._despite_moves(observer, lambda: evaluator.run(self.strategy, self.world))
-        observer.on_state("training", step)
+        observer.on_state(State.TRAINING, step)
         if self.checkpoints is not None:
             self.checkpoints.note_evaluation(step, results)
         if not told:
