@@ -20,6 +20,7 @@ from shoal.roles.starting import read_start
 from shoal.roles.training import Outcome, Training
 from shoal.roles.turns import Turns
 from shoal.spec import Job, ParameterServer, World
+from shoal.spec.vocabulary import State
 from shoal.strategies.base import StepResult, Work
 from shoal.strategies.data.single import SingleProcess
 from shoal.strategies.ps.client import PsClient
@@ -315,9 +316,9 @@ class ServedTraining:
         evaluator, stop = self.training.evaluator, self.training.task.stop
         if evaluator is None:
             return
-        self._reporter.on_state("evaluating", step)
+        self._reporter.on_state(State.EVALUATING, step)
         self._results = evaluator.run(self.training.strategy, World())
-        self._reporter.on_state("training", step)
+        self._reporter.on_state(State.TRAINING, step)
         self._reporter.on_evaluation(step, self._results)
         self._checkpoints.note_evaluation(step, self._results)
         if stop is not None and step < self.training.schedule.total_steps:
@@ -337,7 +338,7 @@ class ServedTraining:
                 f"the run diverged: its loss began at {self._first_loss:.4g} and ended at {self._loss:.4g}; lower "
                 "the learning rate, or set clip_norm"
             )
-            self._reporter.send({"kind": "warning", "text": text})
+            self._reporter.warn(text)
 
     def _on_idle(self) -> None:
         self._borders.speak()

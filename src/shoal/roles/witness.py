@@ -12,6 +12,7 @@ import torch
 
 from shoal.errors import InjectedFault, ShoalError
 from shoal.feed.parts import Part, Piece
+from shoal.observe.happenings import Raised
 from shoal.strategies.gradients import task_loss
 from shoal.strategies.replica import Replica
 
@@ -48,18 +49,17 @@ class Witness:
 
         return replace(part, load=load)
 
-    def testify(self, error: Exception) -> dict[str, Any]:
+    def testify(self, error: Exception) -> Raised:
         """What to tell about an error; the sample is None where no single one is to blame."""
         scene = self._scene
-        return {
-            "kind": "raised",
-            "step": self.step,
-            "slot": None if scene is None else scene.slot,
-            "sample": None if scene is None else self._find_sample(scene.samples, type(error)),
-            "error": traceback.format_exception_only(error)[-1].strip(),
+        return Raised(
+            step=self.step,
+            slot=None if scene is None else scene.slot,
+            sample=None if scene is None else self._find_sample(scene.samples, type(error)),
+            error=traceback.format_exception_only(error)[-1].strip(),
             # What Shoal itself refuses, it refuses everywhere.
-            "final": isinstance(error, ShoalError) and not isinstance(error, InjectedFault),
-        }
+            final=isinstance(error, ShoalError) and not isinstance(error, InjectedFault),
+        )
 
     def _find_sample(self, samples: np.ndarray, kind: type[Exception]) -> int | None:
         """Halve what fails until one sample is left. This process computes nothing else any more."""

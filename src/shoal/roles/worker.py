@@ -14,6 +14,7 @@ from shoal.checkpoint.freeing import Shelf
 from shoal.comm.channel import Channel
 from shoal.ledger.book import audit
 from shoal.ledger.cut_log import CutLog
+from shoal.observe.happenings import Audited, Saved
 from shoal.observe.run_folder import RunFolder
 from shoal.roles.beat import Beat
 from shoal.roles.chaos import Sabotage
@@ -25,13 +26,13 @@ from shoal.roles.inspection import inspect
 from shoal.roles.loading import load_task
 from shoal.roles.mean_check import Generators, MeanCheck
 from shoal.roles.memory import check_fits, limit_memory, make_parking, memory_explained
-from shoal.roles.pulse import AUDITING, SAVING
 from shoal.roles.reporter import Reporter
 from shoal.roles.served import ServedTraining
 from shoal.roles.starting import read_start
 from shoal.roles.timeline import Timeline
 from shoal.roles.training import Outcome, Training
 from shoal.spec import Job, World
+from shoal.spec.vocabulary import Purpose, Role, State
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Setting
 
@@ -56,7 +57,7 @@ def run_worker(job: Job, world: World, channel: Channel) -> int:
 
 
 def _train(job: Job, world: World, reporter: Reporter) -> None:
-    reporter.on_state("starting", 0)
+    reporter.on_state(State.STARTING, 0)
     if job.conduct.servers:
         _train_served(job, world, reporter)
         return
@@ -85,7 +86,7 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     _check_mean(job, training, reporter)
     setting = make_setting(job, training, reporter)
     committed = 0
-    if world.role == "spare":
+    if world.role == Role.SPARE:
         strategy.open(training.replica, setting)
         training.world = reporter.wait_for_places(
             world, prepare=lambda: training.warm_up(range(1)), follow=training.follow
@@ -95,10 +96,10 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
         reporter.confirm_places()
     else:
         strategy.open(training.replica, setting)
-        reporter.on_state("ready", 0)
+        reporter.on_state(State.READY, 0)
         _tell_first_cut(training, reporter)
     reporter.total_steps = training.schedule.total_steps
-    reporter.on_state("training", committed)
+    reporter.on_state(State.TRAINING, committed)
     training.sabotage = reporter.sabotage
     try:
         outcome = training.run(setting, reporter, committed)
@@ -147,19 +148,19 @@ def _audited(training: Training, outcome: Outcome, reporter: Reporter) -> dict[s
     """What became of every sample, told by the first worker."""
     if training.book is None:
         return {}
-    with reporter.pulse.during(AUDITING):
+    with reporter.pulse.during(State.AUDITING):
         found = audit(training.book, training.schedule, outcome.step)
     if training.world.is_first:
-        reporter.send({"kind": "audit", **found})
+        reporter.send(Audited(**found))
     return {"audit": found}
 
 
 def _train_served(job: Job, world: World, reporter: Reporter) -> None:
     served = ServedTraining(job, world, reporter)
     _check_mean(job, served.training, reporter)
-    reporter.on_state("ready", 0)
+    reporter.on_state(State.READY, 0)
     reporter.total_steps = served.training.schedule.total_steps
-    reporter.on_state("training", 0)
+    reporter.on_state(State.TRAINING, 0)
     served.training.sabotage = reporter.sabotage
     try:
         outcome = served.run()
@@ -199,7 +200,7 @@ def _finish(
 ) -> None:
     """Save the model (the first worker) and tell how it went: what it has said to be done, nobody does again."""
     reporter.flush()
-    reporter.pulse.enter(SAVING)
+    reporter.pulse.enter(State.SAVING)
     results: dict[str, Any] = {
         "steps": outcome.step,
         "samples": training.schedule.samples_after(outcome.step),
@@ -232,11 +233,11 @@ def _save(
     if job.run_dir:
         stream = training.strategy.model_stream(training.replica)
         if is_first:
-            reporter.on_state(SAVING, outcome.step)
+            reporter.on_state(State.SAVING, outcome.step)
             folder = RunFolder(Path(job.run_dir))
             shelf = Shelf(folder.checkpoints, reporter.warn)
             digests["digest"] = save_stream(folder.model, stream, shelf=shelf, steps=str(outcome.step))
-            reporter.send({"kind": "saved", "path": str(folder.model), "digest": digests["digest"]})
+            reporter.send(Saved(path=str(folder.model), digest=digests["digest"]))
         else:
             stream.drain()
     if job.options.get("state"):
@@ -248,4 +249,9 @@ def _save(
     return digests
 
 
-_PURPOSES = {"train": _train, "evaluate": evaluate, "predict": predict, "inspect": inspect}
+_PURPOSES = {
+    Purpose.TRAIN: _train,
+    Purpose.EVALUATE: evaluate,
+    Purpose.PREDICT: predict,
+    Purpose.INSPECT: inspect,
+}
