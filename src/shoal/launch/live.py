@@ -194,11 +194,12 @@ class LiveRun:
 
     def _go(self) -> None:
         try:
-            with self._at_end, self._requests:
+            with self._at_end:
                 self._execute()
         except BaseException as error:
             self._error = error
         finally:
+            self._requests.close()
             if self._stream is not None:
                 self._stream.close()
             atexit.unregister(self._abandon)
@@ -221,7 +222,8 @@ class LiveRun:
         stopped: str | None = FAILED
         failure: ShoalError | None = None
         try:
-            Attempts(job, folder, bus.emit, self._requests).run(self._zygote)
+            with self._requests:
+                Attempts(job, folder, bus.emit, self._requests).run(self._zygote)
             stopped = None
         except Interrupted as request:
             stopped = "interrupted"

@@ -20,7 +20,7 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 class Requests:
-    """What signals and other threads ask of the thread that supervises a run, from its start until its block ends.
+    """What signals and other threads ask of the thread that supervises a run, until its block ends.
 
     In the block Ctrl-C and SIGTERM ask for the end, in place of what they would do. Only the main thread may say
     what signals do: elsewhere they are left alone, and threads ask.
@@ -51,12 +51,16 @@ class Requests:
             signal.signal(signum, handler)
         if self._before:
             signal.set_wakeup_fd(self._wakeup_before)
+        self.close()
+
+    def close(self) -> None:
+        """From here on nobody is heard; whoever waits for an answer is told so."""
         with self._open:
             self._is_over = True
         self._wake.close()
         self._woken.close()
-        for answer in self._answers.values():
-            answer.set_exception(not_running("This run"))
+        while self._answers:
+            self._answers.popitem()[1].set_exception(not_running("This run"))
 
     # For those who ask.
 
