@@ -98,9 +98,9 @@ class ControlSocket:
             return None
         # One question per connection: whatever this is, nothing more is read from there.
         self._selector.unregister(channel)
-        match understood(message, by_kind(ScaleWanted)):
-            case ScaleWanted(workers=workers, servers=servers) if 0 not in (workers, servers):
-                return ScaleRequest(number=number, workers=workers, servers=servers)
+        wish = understood(message, by_kind(ScaleWanted))
+        if isinstance(wish, ScaleWanted) and all(one is None or one >= 1 for one in (wish.workers, wish.servers)):
+            return ScaleRequest(number=number, workers=wish.workers, servers=wish.servers)
         text = "This is not a request that a run understands; it takes whole numbers of at least 1."
         self.reply(number, ScaleAnswered(text=text, is_refused=True))
         return None

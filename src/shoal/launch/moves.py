@@ -43,7 +43,7 @@ class PlaceMoves:
 
     def give(self, hand: Hand, places: Collection[int], vacancy: Vacancy | None = None) -> None:
         """Give places to a worker or a spare, in place of those that were lost."""
-        order = Adopt if hand.is_worker else Takeover
+        order: type[Adopt | Takeover] = Adopt if hand.is_worker else Takeover
         self._crew.generation += 1
         self._bridge.say(hand, order(places=sorted(places), generation=self._crew.generation))
         if order is Takeover and self._bridge.is_stopping:

@@ -149,7 +149,7 @@ def _prepared(
         at_end.enter_context(RunLock(folder.path, warn))
         job = replace(prepare(), run_dir=str(folder.path))
         boards = [TensorBoardSink(folder.tensorboard)] if said["tensorboard"] else []
-        sinks = [*boards, *shown]
+        sinks: list[Sink] = [*boards, *shown]
         return LiveRun(job, folder, sinks, stream=stream, zygote=said["zygote"], at_end=at_end.pop_all())
 
 

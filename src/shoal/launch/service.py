@@ -239,7 +239,7 @@ class Service:
     def _tell_end(self, hand: Hand) -> None:
         """Tell the coordinator, if it can hear; one that cannot yet is told who lives when it can."""
         if hand.role in SCALED_ROLES and self._coordinator.state == State.READY:
-            end = MemberLeft if hand.is_worker and hand.is_done else MemberLost
+            end: type[MemberLeft | MemberLost] = MemberLeft if hand.is_worker and hand.is_done else MemberLost
             self._bridge.say(self._coordinator, end(**_identity(hand)))
 
     def _brief(self, coordinator: Hand) -> None:

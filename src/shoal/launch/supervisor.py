@@ -138,7 +138,7 @@ class Supervisor:
             case Emit():
                 self._emit(output)
             case Answer():
-                source = self._requests if output.request < 0 else self._control
+                source: Requests | ControlSocket | None = self._requests if output.request < 0 else self._control
                 assert source is not None
                 source.reply(output.request, output.answer)
             case TakeStacks():

@@ -36,7 +36,7 @@ class MoveOrder:
     @property
     def answer(self) -> Adopted | Released:
         """What to tell the supervisor once it is done."""
-        done = Adopted if self.kind == ADOPT else Released
+        done: type[Adopted | Released] = Adopted if self.kind == ADOPT else Released
         return done(places=list(self.places), generation=self.generation)
 
     def applied_to(self, world: World) -> World | None:

@@ -164,7 +164,8 @@ class Reporter:
 
     def _listen(self) -> None:
         while (message := self._channel.poll()) is not None:
-            match word := understood(message, TO_PROCESSES):
+            word = understood(message, TO_PROCESSES)
+            match word:
                 case Stop():
                     self._stop = True
                 case Adopt() | Release():

@@ -132,7 +132,7 @@ class Chaos:
 
     def check_against(self, *, workers: int, servers: int) -> None:
         """Every target must be a process of a job of this size; only with servers is there a coordinator."""
-        sizes = {Role.WORKER: workers, Role.SERVER: servers, Role.COORDINATOR: min(servers, 1)}
+        sizes: dict[str, int] = {Role.WORKER: workers, Role.SERVER: servers, Role.COORDINATOR: min(servers, 1)}
         present = ", ".join(
             f"{role}:0" + (f" to {role}:{size - 1}" if size > 1 else "") if role != Role.COORDINATOR else role
             for role, size in sizes.items()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from functools import cache
 from types import NoneType
-from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from shoal.errors import ProtocolError
 
@@ -44,12 +43,12 @@ class Told:
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> Self:
         """What `plain` made, every field checked; `ProtocolError` for anything else."""
-        shape = _shape_of(cls)
+        shape, make = _shape_of(cls), cast(Callable[..., Self], cls)
         try:
             found = {name: _read(values[name], kind) for name, kind in shape.types.items() if name in values}
             if shape.keeps_more:
                 found[_MORE] = {name: value for name, value in values.items() if name not in shape.types}
-            return cls(**found)
+            return make(**found)
         except (TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"This is not what {cls.kind_name!r} tells ({error}).") from None
 
@@ -81,15 +80,19 @@ class _Shape:
     keeps_more: bool
 
 
-@cache
+_SHAPES: dict[type[Told], _Shape] = {}
+
+
 def _shape_of(cls: type[Told]) -> _Shape:
-    hints = get_type_hints(cls)
-    own = [one for one in fields(cls) if one.name != _MORE]
-    return _Shape(
-        types={one.name: hints[one.name] for one in own},
-        left_out=frozenset(one.name for one in own if one.default is None),
-        keeps_more=len(own) < len(fields(cls)),
-    )
+    if cls not in _SHAPES:
+        hints = get_type_hints(cls)
+        own = [one for one in fields(cls) if one.name != _MORE]
+        _SHAPES[cls] = _Shape(
+            types={one.name: hints[one.name] for one in own},
+            left_out=frozenset(one.name for one in own if one.default is None),
+            keeps_more=len(own) < len(fields(cls)),
+        )
+    return _SHAPES[cls]
 
 
 def _read(value: Any, kind: Any) -> Any:

@@ -56,6 +56,7 @@ def test_a_question_and_its_answer(tmp_path: Path, control: ControlSocket) -> No
         {"kind": "exec"},
         {},
         {"kind": "scale", "workers": 0},
+        {"kind": "scale", "workers": 2, "servers": -1},
         {"kind": "scale", "servers": "2"},
         {"kind": "scale", "workers": True},
     ],
