@@ -16,6 +16,7 @@ from shoal.launch.supervisor import run_job
 from shoal.observe.events import Event
 from shoal.roles.timeline import read_timeline
 from shoal.spec import Cluster, Job
+from shoal.spec.vocabulary import Purpose
 
 PartDone = Callable[[float], None]
 """Takes how much of the present run is done, from 0 to 1."""
@@ -47,7 +48,7 @@ class Track:
         inspection = Job(
             target=job.target,
             args=job.args,
-            purpose="inspect",
+            purpose=Purpose.INSPECT,
             cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
             overrides=job.overrides,
             run_dir=str(folder),

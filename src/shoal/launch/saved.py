@@ -18,6 +18,7 @@ from shoal.observe.checkpoint_names import find_checkpoint, names_checkpoint
 from shoal.observe.run_folder import PARTIAL_MODEL
 from shoal.observe.trust import trusted_job
 from shoal.spec import Cluster, Job, StrategySpec, parse_strategy
+from shoal.spec.vocabulary import Purpose
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def evaluate(
     run had, each with as much memory; else one. Of a `cluster`, single fields can be given.
     """
     said = _said(workers, cluster)
-    job = _saved_job("evaluate", run, strategy, said, {"data": data}, trust=trust)
+    job = _saved_job(Purpose.EVALUATE, run, strategy, said, {"data": data}, trust=trust)
     found = _execute(job, progress, output, zygote)
     return Evaluation(found["results"], found["samples"])
 
@@ -76,7 +77,7 @@ def predict(
     """
     path = Path(out).absolute()
     options = {"data": data, "out": str(path)}
-    job = _saved_job("predict", run, strategy, _said(workers, cluster), options, trust=trust)
+    job = _saved_job(Purpose.PREDICT, run, strategy, _said(workers, cluster), options, trust=trust)
     _execute(job, progress, output, zygote)
     return path
 
@@ -87,7 +88,7 @@ def _said(workers: int | None, cluster: Cluster | Mapping[str, Any] | None) -> C
 
 
 def _saved_job(
-    purpose: str,
+    purpose: Purpose,
     run: str | Path,
     strategy: str | StrategySpec | None,
     said: Cluster | Mapping[str, Any],

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from shoal.roles.observer import Observer
 from shoal.roles.training import Training
+from shoal.spec.vocabulary import State
 
 
 class _Despite(Protocol):
@@ -48,9 +49,9 @@ class Evaluations:
         """Evaluate after this step; `told`: others have said what it comes to."""
         training, observer, evaluator = self._training, self._observer, self._training.evaluator
         assert evaluator is not None
-        observer.on_state("evaluating", step)
+        observer.on_state(State.EVALUATING, step)
         results = self._despite_moves(lambda: evaluator.run(training.strategy, training.world))
-        observer.on_state("training", step)
+        observer.on_state(State.TRAINING, step)
         if training.checkpoints is not None:
             training.checkpoints.note_evaluation(step, results)
         if not told:

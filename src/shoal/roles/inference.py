@@ -22,6 +22,7 @@ from shoal.roles.reporter import Reporter
 from shoal.roles.starting import read_start
 from shoal.spec import Job, Task, World
 from shoal.spec.features import check_task
+from shoal.spec.vocabulary import State
 from shoal.strategies import Strategy, make_strategy
 from shoal.strategies.base import Company, Extent, Setting, Work
 from shoal.strategies.replica import Replica
@@ -35,8 +36,8 @@ def evaluate(job: Job, world: World, reporter: Reporter) -> None:
     evaluator = Evaluator(reading.task, reading.replica, reading.length, reading.feed, job.conduct)
     extent = Extent(table_rows=evaluator.num_batches, table_columns=evaluator.num_columns)
     strategy = _open(reading, job, world, extent, reporter)
-    reporter.on_state("ready", 0)
-    reporter.on_state("evaluating", 0)
+    reporter.on_state(State.READY, 0)
+    reporter.on_state(State.EVALUATING, 0)
     results = evaluator.run(strategy, world)
     reporter.done({"results": results, "samples": reading.length})
     strategy.close()
@@ -51,8 +52,8 @@ def predict(job: Job, world: World, reporter: Reporter) -> None:
     output = open_output(Path(job.options["out"]), reading.length)
     strategy = _open(reading, job, world, Extent(table_rows=lanes, table_columns=1), reporter)
     reading.replica.module.eval()
-    reporter.on_state("ready", 0)
-    reporter.on_state("predicting", 0)
+    reporter.on_state(State.READY, 0)
+    reporter.on_state(State.PREDICTING, 0)
     rounds = PredictionRounds(reading, strategy, world.global_rank, lanes, together=job.conduct.gathers)
     reporter.total_steps = reading.num_batches
     for first in range(0, reading.num_batches, lanes):

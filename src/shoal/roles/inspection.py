@@ -25,6 +25,7 @@ from shoal.roles.training import make_schedule
 from shoal.spec import Cluster, Job, Task, World, parse_strategy
 from shoal.spec.features import check_task
 from shoal.spec.model_size import PassSize
+from shoal.spec.vocabulary import State
 from shoal.strategies.base import Extent, Work
 from shoal.strategies.clipping import cut_bytes
 from shoal.strategies.gradients import backward_part, check_weight
@@ -41,14 +42,14 @@ FILE_NAME = "inspection.json"
 def inspect(job: Job, world: World, reporter: Reporter) -> None:
     """Leave a page of facts in the run folder; with the option `probe`, which is on, also the initial model. The
     option `job` is one whose footprint is wanted, too."""
-    reporter.on_state("starting", 0)
+    reporter.on_state(State.STARTING, 0)
     process_bytes, before = private_bytes(), address_space_bytes()
     task = load_task(job)
     train = task.dataset("train")
     made_bytes = address_space_bytes() - before
     probe = LossProbe(task, train, "task")
     folder = Path(job.run_dir)
-    reporter.on_state("ready", 0)
+    reporter.on_state(State.READY, 0)
     width = explain_width(probe.replica, **job.options["width"]) if "width" in job.options else []
     facts = _facts_of_model(probe.replica) | _facts_of_data(task, train, job.options) | {"width": width}
     if "job" in job.options:

@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 from shoal.roles.hosting import MoveOrder
 from shoal.spec import World
+from shoal.spec.vocabulary import State
 from shoal.strategies.base import StepResult
 
 
 class Observer(Protocol):
     """Who wants to know how the run goes, and may ask it to stop."""
 
-    def on_state(self, state: str, step: int) -> None: ...
+    def on_state(self, state: State, step: int) -> None: ...
 
     def on_step(
         self,

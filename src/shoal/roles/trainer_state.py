@@ -19,6 +19,7 @@ from shoal.observe.disk import writing
 from shoal.roles.hosting import MoveOrder
 from shoal.roles.training import Training
 from shoal.spec import World
+from shoal.spec.vocabulary import State
 from shoal.strategies.base import StepResult
 from shoal.strategies.start import Start
 
@@ -28,7 +29,7 @@ _KEYS = ("step", "model", "optimizer", "losses", "facts")
 class Unwatched:
     """Nobody looks on."""
 
-    def on_state(self, state: str, step: int) -> None: ...
+    def on_state(self, state: State, step: int) -> None: ...
 
     def on_step(self, step: int, result: StepResult, *told: Any, committed: int | None = None) -> None: ...
 

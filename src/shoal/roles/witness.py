@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from typing import Any
 
 import numpy as np
 import torch
 
 from shoal.errors import InjectedFault, ShoalError
 from shoal.feed.feed import Feed
+from shoal.observe.happenings import Raised
 from shoal.strategies.gradients import task_loss
 from shoal.strategies.replica import Replica
 
@@ -26,18 +26,17 @@ class Witness:
         self.step = 0
         """The step that this process is at."""
 
-    def testify(self, error: Exception) -> dict[str, Any]:
+    def testify(self, error: Exception) -> Raised:
         """What to tell about an error; the sample is None where no single one is to blame."""
         part = self._feed.in_use
-        return {
-            "kind": "raised",
-            "step": self.step,
-            "slot": None if part is None else part.slot,
-            "sample": None if part is None else self._find_sample(part.samples, type(error)),
-            "error": traceback.format_exception_only(error)[-1].strip(),
+        return Raised(
+            step=self.step,
+            slot=None if part is None else part.slot,
+            sample=None if part is None else self._find_sample(part.samples, type(error)),
+            error=traceback.format_exception_only(error)[-1].strip(),
             # What Shoal itself refuses, it refuses everywhere.
-            "final": isinstance(error, ShoalError) and not isinstance(error, InjectedFault),
-        }
+            final=isinstance(error, ShoalError) and not isinstance(error, InjectedFault),
+        )
 
     def _find_sample(self, samples: np.ndarray, kind: type[Exception]) -> int | None:
         """Halve what fails until one sample is left. This process computes nothing else any more."""

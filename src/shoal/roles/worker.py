@@ -13,6 +13,7 @@ from shoal.checkpoint import save_stream
 from shoal.checkpoint.freeing import Shelf
 from shoal.comm.channel import Channel
 from shoal.ledger.book import CutLog, audit
+from shoal.observe.happenings import Audited, Saved
 from shoal.observe.run_folder import RunFolder
 from shoal.roles.beat import Beat
 from shoal.roles.chaos import Sabotage
@@ -26,12 +27,12 @@ from shoal.roles.loop import Loop
 from shoal.roles.mean_check import Generators, MeanCheck
 from shoal.roles.memory import check_fits, limit_memory, make_parking, memory_explained
 from shoal.roles.observer import Outcome
-from shoal.roles.pulse import AUDITING, SAVING
 from shoal.roles.reporter import Reporter
 from shoal.roles.starting import read_start
 from shoal.roles.timeline import Timeline
 from shoal.roles.training import Training
 from shoal.spec import Job, World
+from shoal.spec.vocabulary import Purpose, Role, State
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Company, Setting, handover_of
 
@@ -56,7 +57,7 @@ def run_worker(job: Job, world: World, channel: Channel) -> int:
 
 
 def _train(job: Job, world: World, reporter: Reporter) -> None:
-    reporter.on_state("starting", 0)
+    reporter.on_state(State.STARTING, 0)
     strategy = make_strategy(job.spec, world, job.num_slots, replaceable=job.cluster.spares > 0)
     task = load_task(job)
     if not job.options.get("evaluate", True):
@@ -84,7 +85,7 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     strategy.open(training.replica, setting)
     loop = Loop(training, setting, reporter)
     committed = 0
-    if world.role == "spare":
+    if world.role == Role.SPARE:
         training.world = reporter.wait_for_places(
             world, prepare=lambda: training.warm_up(range(1)), follow=loop.follow
         )
@@ -93,10 +94,10 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
         committed = handover.reform(training.world)
         reporter.confirm_places()
     else:
-        reporter.on_state("ready", 0)
+        reporter.on_state(State.READY, 0)
         _tell_first_cut(training, reporter)
     reporter.total_steps = training.schedule.total_steps
-    reporter.on_state("training", committed)
+    reporter.on_state(State.TRAINING, committed)
     training.sabotage = reporter.sabotage
     try:
         outcome = loop.run(committed)
@@ -145,10 +146,10 @@ def _audited(training: Training, outcome: Outcome, reporter: Reporter) -> dict[s
     """What became of every sample, told by the first worker; where there are servers, the coordinator counts."""
     if training.book is None or training.conduct.servers:
         return {}
-    with reporter.pulse.during(AUDITING):
+    with reporter.pulse.during(State.AUDITING):
         found = audit(training.book, training.schedule, outcome.step)
     if training.world.is_first:
-        reporter.send({"kind": "audit", **found})
+        reporter.send(Audited(**found))
     return {"audit": found}
 
 
@@ -178,7 +179,7 @@ def _finish(
 ) -> None:
     """Save the model (the first worker) and tell how it went: what it has said to be done, nobody does again."""
     reporter.flush()
-    reporter.pulse.enter(SAVING)
+    reporter.pulse.enter(State.SAVING)
     results: dict[str, Any] = {
         "steps": outcome.step,
         "samples": training.schedule.samples_after(outcome.step),
@@ -206,11 +207,11 @@ def _save(job: Job, training: Training, outcome: Outcome, reporter: Reporter) ->
     if job.run_dir:
         stream = training.strategy.model_stream(training.replica)
         if is_first:
-            reporter.on_state(SAVING, outcome.step)
+            reporter.on_state(State.SAVING, outcome.step)
             folder = RunFolder(Path(job.run_dir))
             shelf = Shelf(folder.checkpoints, reporter.warn)
             digests["digest"] = save_stream(folder.model, stream, shelf=shelf, steps=str(outcome.step))
-            reporter.send({"kind": "saved", "path": str(folder.model), "digest": digests["digest"]})
+            reporter.send(Saved(path=str(folder.model), digest=digests["digest"]))
         else:
             stream.drain()
     if job.options.get("state"):
@@ -222,4 +223,9 @@ def _save(job: Job, training: Training, outcome: Outcome, reporter: Reporter) ->
     return digests
 
 
-_PURPOSES = {"train": _train, "evaluate": evaluate, "predict": predict, "inspect": inspect}
+_PURPOSES = {
+    Purpose.TRAIN: _train,
+    Purpose.EVALUATE: evaluate,
+    Purpose.PREDICT: predict,
+    Purpose.INSPECT: inspect,
+}

@@ -17,8 +17,10 @@ from benchmarks.recorded import Recorded
 from benchmarks.table import ordeals_table, verdicts_table
 from shoal.errors import LaunchError, WorkerFailed
 from shoal.observe import Event
+from shoal.observe.happenings import Hung
 from shoal.roles.timeline import Timeline, read_timeline
 from shoal.spec.chaos import parse_chaos
+from shoal.spec.vocabulary import Role
 
 BATCH = 10
 
@@ -161,14 +163,15 @@ def test_both_runs_of_a_scenario_differ_in_the_faults_alone(scenario):
 
 
 def fault(kind, rank, when, **values):
-    return Event("fault", rank, {"kind": kind, "role": "worker", "rank": rank, "seconds": None, **values}, when)
+    usual = {"role": "worker", "rank": rank, "step": 1, "seconds": None, "factor": 1.0, "always": False}
+    return Event.of("fault", rank, {"kind": kind, **usual, **values}, when)
 
 
 def test_every_process_that_was_stopped_must_be_named():
     calm = Recorded(steady(0.0, 50, 1), {"digest": "a", "audit": {"clean": True}}, [])
     events = [fault("hang", 1, 1.0), fault("slow", 0, 2.0, seconds=3.0, factor=4.0), fault("hang", 1, 3.0)]
     events.append(fault("kill", 0, 3.5, role="server"))
-    hung = Event("hung", 1, {"role": "worker", "rank": 1}, 1.5)
+    hung = Event(Hung(role=Role.WORKER, rank=1, step=1, seconds=1.0, reason="", where="", stacks=""), 1, 1.5)
     results = {"digest": "b", "audit": {"clean": True}}
     found = chaos.assess(chaos.SCENARIOS[1], calm, Recorded(calm.timeline, results, [*events, hung]), calm)
     assert found.all_hung_named is False and found.has_same_bits is False and found.is_audit_clean

@@ -11,10 +11,12 @@ from benchmarks.recorded import Recorded
 from benchmarks.table import verdicts_table
 from shoal.observe import Event
 
+WRITTEN = {"step": 50, "path": "step-50", "digest": "xxh3:0", "nbytes": 8, "seconds": 0.1}
+
 
 def run_of(speed: float, stalls: tuple[float, ...] = ()) -> Recorded:
     """A run of a second with this throughput, and checkpoints that held it up for so long each."""
-    events = [Event("checkpoint", 0, {"stall": stall}) for stall in stalls]
+    events = [Event.of("checkpoint", 0, {**WRITTEN, "stall": stall}) for stall in stalls]
     return Recorded([(0.0, 0), (1.0, int(speed))], {}, events)
 
 

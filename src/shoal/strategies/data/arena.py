@@ -20,6 +20,7 @@ import torch
 from shoal.errors import LaunchError, SpecError
 from shoal.feed.parts import Part
 from shoal.spec import Data, World
+from shoal.spec.vocabulary import Role
 from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, Work
 from shoal.strategies.clipping import clip_factor
 from shoal.strategies.data.batchnorm import (
@@ -74,7 +75,7 @@ class ArenaData(WholeModel):
         self._precision = SharedPrecision(self._shared, replica.precision) if replica.precision.scales else None
         self._has_buffers = any(True for _ in replica.module.buffers())
         self._buffers.bind(self._shared)
-        if setting.world.role == "worker":
+        if setting.world.role == Role.WORKER:
             self._join(setting.world)
             self._host(setting.world)
             if setting.world.is_first and not self._sliced:
