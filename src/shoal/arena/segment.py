@@ -11,7 +11,7 @@ import ctypes
 import math
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.arena.waits import LINE, Counters
@@ -38,7 +38,7 @@ class Segment:
         """Put a region behind those reserved so far."""
         assert self._memory is None and name not in self._regions
         self._regions[name] = (self._size, nbytes)
-        self._size += -(-nbytes // _PAGE) * _PAGE
+        self._size += segment_bytes([nbytes])
 
     def map(self) -> None:
         """Give the segment its size (the same in every process) and map it."""
@@ -92,13 +92,19 @@ class Segment:
         """Size of the whole segment."""
         return self._size
 
-    def share_with(self, pid_and_fd: str) -> None:
-        """Use the segment of another process of this user instead of an own one: `pid:fd`."""
-        pid, fd = pid_and_fd.split(":")
-        own, self._fd = self._fd, os.open(f"/proc/{int(pid)}/fd/{int(fd)}", os.O_RDWR)
+    def share_with(self, handle: str) -> None:
+        """Use the segment of another process of this user instead of an own one."""
+        own, self._fd = self._fd, _open(handle)
         if self._owns_fd:
             os.close(own)
         self._owns_fd = True
+
+    @classmethod
+    def of(cls, handle: str) -> Segment:
+        """The segment of another process of this user."""
+        found = cls(_open(handle))
+        found._owns_fd = True
+        return found
 
     @property
     def handle(self) -> str:
@@ -115,6 +121,16 @@ class Segment:
         if self._owns_fd:
             os.close(self._fd)
             self._owns_fd = False
+
+
+def segment_bytes(regions: Iterable[int]) -> int:
+    """The size of a segment with regions of so many bytes each."""
+    return sum(-(-nbytes // _PAGE) * _PAGE for nbytes in regions)
+
+
+def _open(handle: str) -> int:
+    pid, fd = handle.split(":")
+    return os.open(f"/proc/{int(pid)}/fd/{int(fd)}", os.O_RDWR)
 
 
 def counter_bytes(count: int) -> int:
