@@ -18,6 +18,7 @@ from shoal.spec.cut_sizes import cut_need
 from shoal.spec.strategy import Only, StrategySpec
 
 if TYPE_CHECKING:
+    from shoal.spec.job import Job
     from shoal.spec.model_size import ModelSize
 
 AXES = ("data", "shard", "pipeline", "tensor")
@@ -33,6 +34,20 @@ class ModelParallel(StrategySpec):
     """What all of them have in common: they behave as the mesh does that they are."""
 
     made_by: ClassVar[str] = "shoal.strategies.mesh:make"
+    VIA: ClassVar[tuple[str, ...]] = ("auto", "memory", "backend")
+
+    via: str = "auto"
+    """How workers talk: through shared memory (`memory`, the default on CPUs), or torch's own collectives
+    (`backend`, the default on GPUs)."""
+
+    def __post_init__(self) -> None:
+        require_choice(self.name, "via", self.via, self.VIA)
+
+    def check(self, job: Job) -> None:
+        if self.via == "memory" and job.cluster.device != "cpu":
+            raise SpecError(
+                f"Job: via=memory shares the host's memory, but device={job.cluster.device}; leave it out on GPUs."
+            )
 
     def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
         mesh = as_mesh(self, cluster.places)
@@ -87,6 +102,7 @@ class Sharded(ModelParallel):
     """`local`: each worker normalises by its own part of the batch; `sync`: by the whole batch."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_sharding(self.name, self.stage, self.policy, self.capacities)
         require_choice(self.name, "batchnorm", self.batchnorm, ("local", "sync"))
 
@@ -106,6 +122,7 @@ class TensorParallel(ModelParallel):
     """Norms between cut layers: of a part of the `sequence` each worker, `replicated`, or as it pays: `auto`."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_plan(self.name, self.plan)
         require_choice(self.name, "norms", self.norms, NORMS)
 
@@ -128,6 +145,7 @@ class Pipeline(ModelParallel):
     """Processes of each worker that read and prepare samples beside it; 0: it does so itself."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_pipeline(self.name, self.schedule, self.microbatches, self.per_worker, self.split)
         require_count(self.name, "preprocess", self.preprocess, least=0)
 
@@ -171,6 +189,7 @@ class Mesh(ModelParallel):
     preprocess: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for axis in AXES:
             require_count(self.name, axis, getattr(self, axis))
         _check_sharding(self.name, self.stage, self.policy, self.capacities)

@@ -9,14 +9,18 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from shoal.comm.group import Group
 from shoal.spec import Mesh
-from shoal.strategies.mesh.axes import Axis
+from shoal.strategies.gradients import Backward
 from shoal.strategies.mesh.held import HeldSpan
 from shoal.strategies.parked import Values
 
 
 class Sharding(Protocol):
     """Trained parameters by name in the task's model. Everybody in line makes the same calls in the same order."""
+
+    backward: Backward
+    """How a pass runs whose gradients are the step's, where it is one from the loss to all parameters."""
 
     def part(self, name: str) -> torch.Tensor:
         """What the optimizer of this process updates: a leaf tensor, empty where nothing of it is kept here."""
@@ -48,7 +52,7 @@ class Sharding(Protocol):
 def make_sharding(
     module: nn.Module,
     trained: Mapping[str, nn.Parameter],
-    axis: Axis,
+    axis: Group,
     mesh: Mesh,
     *,
     whole: Collection[str],
@@ -67,6 +71,7 @@ class Unsharded:
     """The shard axis is one long: this process keeps all that it has."""
 
     def __init__(self, trained: Mapping[str, nn.Parameter]) -> None:
+        self.backward: Backward = torch.Tensor.backward
         self._trained = trained
 
     def part(self, name: str) -> torch.Tensor:

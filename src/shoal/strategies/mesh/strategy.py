@@ -101,14 +101,14 @@ class MeshStrategy(CutModel):
         for tensor in module.parameters():
             if tensor.is_floating_point():
                 values = unpark(tensor).detach().contiguous().view(-1)
-                self.axes.backend.broadcast_(values)
+                self.axes.world.broadcast_(values)
                 tensor.data.copy_(values.view(tensor.shape))
 
     def step(self, work: Work) -> StepResult:
         moved = self._buffers.begin_mean()
         moved.start()
         with self._sharding.in_use():
-            own = self._line.backward(work)
+            own = self._line.backward(work, self._sharding.backward)
         if self.mesh.batchnorm == "sync":
             check_took_part(own.sums.weight, work.step)
         moved.add(own.sums.weight)
