@@ -57,14 +57,20 @@ def make_sharding(
     *,
     whole: Collection[str],
     values: Values,
+    is_limited: bool,
 ) -> Sharding:
     """Cut the parameters over an axis; those named in `whole` are kept by all. `values` gives those of a parameter
-    that has none in memory yet."""
+    that has none in memory yet. `is_limited`: a worker may not have all parameters in its address space."""
     if axis.size == 1:
         return Unsharded(trained)
-    from shoal.strategies.mesh.sharded.sharding import StateSharding
+    if not axis.shares_memory or is_limited or any(param.device.type != "cpu" for param in trained.values()):
+        from shoal.strategies.mesh.sharded.sharding import StateSharding
 
-    return StateSharding(module, trained, axis, mesh, whole=whole, values=values)
+        return StateSharding(module, trained, axis, mesh, whole=whole, values=values)
+    from shoal.strategies.mesh.sharded.shared import SharedFirstStage, SharedSharding
+
+    made = SharedFirstStage if mesh.stage == 1 else SharedSharding
+    return made(module, trained, axis, mesh, whole=whole, values=values)
 
 
 class Unsharded:

@@ -71,7 +71,15 @@ class MeshStrategy(CutModel):
             line.names[name]: p for name, p in line.module.named_parameters() if line.names[name] in numbers
         }
         shared = {name for name in trained if len(line.stages[name]) > 1}
-        self._sharding = make_sharding(line.module, trained, axes.shard, self.mesh, whole=shared, values=values)
+        self._sharding = make_sharding(
+            line.module,
+            trained,
+            axes.shard,
+            self.mesh,
+            whole=shared,
+            values=values,
+            is_limited=setting.memory_bytes is not None,
+        )
         self._held = {name: self._hold_trained(name, p) for name, p in trained.items()}
         self._fixed = {
             line.names[name]: self._hold(line.names[name], tensor)
