@@ -59,7 +59,7 @@ class ModelParallel(StrategySpec):
             has_copies=mesh.data > 1,
             is_never_whole=True,
             gathers=True,
-            frees_parameters=mesh.shard > 1 and mesh.stage == 3,
+            frees_parameters=mesh.shard > 1 and mesh.stage == 3 and not mesh.shares_memory(cluster),
             repeats_passes=mesh.schedule != "zero-bubble",
             synchronises=mesh.pipeline == 1,
             can_skip=False,
@@ -221,6 +221,10 @@ class Mesh(ModelParallel):
     def lanes(self) -> int:
         """Parts of the batch: workers of one lane all work on the same one."""
         return self.data * self.shard
+
+    def shares_memory(self, cluster: Cluster) -> bool:
+        """Whether workers share their state in the host's memory, where the machine can."""
+        return self.via != "backend" and cluster.device == "cpu" and cluster.memory_bytes is None
 
     def lane_of(self, rank: int) -> int:
         """The lane that a worker belongs to."""

@@ -37,14 +37,16 @@ class _Desk:
         self._arrived: defaultdict[tuple[int, tuple[int, ...], int], deque[torch.Tensor]] = defaultdict(deque)
         self._under_way = 0
 
-    def send(self, rank: int, content: torch.Tensor, fields: dict[str, object]) -> None:
+    def send(self, rank: int, content: torch.Tensor, ranks: tuple[int, ...], tag: int) -> None:
+        """From where it lies."""
         frames = list(content.split(_FRAME_BYTES)) if content.numel() else []
         self._under_way += content.numel()
         if self._under_way > _MOST_UNDER_WAY:
             self.flush()
-        self.transport.send(rank, Message(_KIND, fields, frames))
+        self.transport.send(rank, Message(_KIND, {"ranks": list(ranks), "tag": tag}, frames))
 
     def flush(self) -> None:
+        """Until all that was sent has arrived."""
         self.transport.flush(PATIENCE_S)
         self._under_way = 0
 
@@ -137,8 +139,7 @@ class SocketGroup(Group):
         self.all_reduce_(torch.zeros(1))
 
     def send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> Transfer:
-        fields = {"ranks": list(self.ranks), "tag": tag}
-        self._desk.send(self.ranks[to], as_bytes(tensor.detach().contiguous()), fields)
+        self._desk.send(self.ranks[to], as_bytes(tensor.detach().contiguous()), self.ranks, tag)
         return _SocketSending(self._desk)
 
     def receive(self, room: torch.Tensor, sender: int, tag: int = 0) -> Transfer:

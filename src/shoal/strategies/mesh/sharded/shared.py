@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
+import torch
 from torch import nn
 
 from shoal.comm.group import Group
@@ -66,7 +67,8 @@ class SharedFirstStage(SharedSharding):
         self._numbers = {name: number for number, name in enumerate(self._views)}
         self._touched = np.zeros(len(self._params), dtype=np.uint8)
         self._tap = GradientTap(self._params)
-        self._direct = write_directly(module, self._params, self._tap)
+        # A pipeline's stages have passes of their own, which the tap does not begin.
+        self._direct = write_directly(module, self._params, self._tap) if mesh.pipeline == 1 else []
         self.backward = self._tap.backward
 
     @contextmanager
@@ -76,9 +78,9 @@ class SharedFirstStage(SharedSharding):
         yield
         for number, param in enumerate(self._params):
             if param.grad is not None:  # from a pass that calls no hooks: that of weights alone, in zero-bubble
-                gradient, param.grad = param.grad.to_dense(), None
-                views[number].add_(gradient) if self._touched[number] else views[number].copy_(gradient)
-                self._touched[number] = 1
+                before = views[number] if self._touched[number] else 0.0
+                torch.add(param.grad.to_dense(), before, out=views[number])
+                param.grad, self._touched[number] = None, 1
 
     def has_gradient(self, name: str) -> bool:
         return super().has_gradient(name) if name in self._whole else bool(self._touched[self._numbers[name]])

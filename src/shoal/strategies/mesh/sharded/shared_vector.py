@@ -77,6 +77,7 @@ class SharedVector(Vector):
         super().__init__(params, cut, axis, values, room=room.parameters)
         self._mine = slice(cut.bounds[axis.index], cut.bounds[axis.index + 1])
         self._found = [room.gradients(worker) for worker in range(axis.size)]
+        self._kept_sum: torch.Tensor | None = None
 
     def _enter(self, values: Values) -> None:
         for name, param in self._params.items():
@@ -99,9 +100,18 @@ class SharedVector(Vector):
     def reduce(self) -> set[str]:
         names = self._take_gradients(self._found[self._axis.index])
         self._axis.barrier()
-        self._add_to_own(self._sum(torch.empty_like(self._own)))
+        if self._own_sum is None:
+            self._own_sum = self._sum(self._room_for_sum())
+        else:
+            self._own_sum.add_(self._sum(torch.empty_like(self._own)))
         self._axis.barrier()  # the others have read it: the next vector's may come to the same place
         return names
+
+    def _room_for_sum(self) -> torch.Tensor:
+        """Kept from step to step: new memory would have to be made ready by the system each time."""
+        if self._kept_sum is None:
+            self._kept_sum = torch.empty_like(self._own)
+        return self._kept_sum
 
     def add_up(self) -> None:
         """Sum the gradients that all have left in their places; each worker's own part is its alone."""

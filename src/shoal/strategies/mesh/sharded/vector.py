@@ -94,7 +94,8 @@ class Vector:
         found = torch.empty_like(self._vector)
         names = self._take_gradients(found)
         slices = found.split([one.numel() for one in self._slices])
-        self._add_to_own(self._axis.reduce_scatter(slices).to(self._own.device))
+        mine = self._axis.reduce_scatter(slices).to(self._own.device)
+        self._own_sum = mine if self._own_sum is None else self._own_sum.add_(mine)
         return names
 
     def _take_gradients(self, room: torch.Tensor) -> set[str]:
@@ -109,9 +110,6 @@ class Vector:
                 param.grad = None
                 names.add(name)
         return names
-
-    def _add_to_own(self, found: torch.Tensor) -> None:
-        self._own_sum = found if self._own_sum is None else self._own_sum.add_(found)
 
     def hand_out(self, names: Collection[str]) -> None:
         """Give the parts of these parameters their gradients, for the optimizer."""
