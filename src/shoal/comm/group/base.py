@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Sequence[int]]
 """Ranks of the groups that a group is split into: each rank is in one of them."""
+Fold = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
+"""Makes one tensor of those of all, by index, in the room that is given."""
 
 
 class Transfer(Protocol):
@@ -118,4 +120,12 @@ def sum_in_order(parts: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tens
     torch.add(parts[0], parts[1], out=out)
     for part in parts[2:]:
         out.add_(part)
+    return out
+
+
+def largest(parts: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    """The elementwise maximum of parts."""
+    out.copy_(parts[0])
+    for part in parts[1:]:
+        torch.maximum(out, part, out=out)
     return out

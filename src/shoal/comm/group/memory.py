@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 
 from shoal.arena import Segment
-from shoal.comm.group.base import Group, Rows, Transfer, sum_in_order
+from shoal.comm.group.base import Fold, Group, Rows, Transfer, largest, sum_in_order
 from shoal.comm.group.letters import Inbox, Outbox
 from shoal.comm.group.lone import LoneGroup
 from shoal.comm.group.regions import GroupMarks, group_regions
@@ -22,9 +22,6 @@ SMALL_BYTES = 64 << 10
 LINGER_S = 60.0
 """How long a process that leaves waits for its last letters to be taken."""
 _HANDLE_BYTES = 64
-
-Fold = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
-"""Makes one tensor of those of all, in the order of ranks."""
 
 
 class Lookout:
@@ -77,7 +74,7 @@ class MemoryGroup(Group):
         return self._fold_(tensor, sum_in_order)
 
     def max_(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._fold_(tensor, _largest)
+        return self._fold_(tensor, largest)
 
     def _fold_(self, tensor: torch.Tensor, fold: Fold) -> torch.Tensor:
         flat, staging = _flat(tensor), self._staging
@@ -237,13 +234,6 @@ class MemoryGroup(Group):
         with suppress(CommTimeout):
             for outbox in self._outboxes.values():
                 outbox.settle()
-
-
-def _largest(parts: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-    torch.maximum(parts[0], parts[1], out=out)
-    for part in parts[2:]:
-        torch.maximum(out, part, out=out)
-    return out
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

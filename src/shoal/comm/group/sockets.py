@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from shoal.comm.codec import Message
-from shoal.comm.group.base import Group, Rows, Transfer, as_bytes, sum_in_order
+from shoal.comm.group.base import Fold, Group, Rows, Transfer, as_bytes, largest, sum_in_order
 from shoal.comm.group.lone import LoneGroup
 from shoal.comm.transport import Transport
 from shoal.errors import CommTimeout, ProtocolError
@@ -24,8 +24,6 @@ _MOST_UNDER_WAY = 256 << 20
 _LOOKS_UP_S = 0.1
 _OF_ALL = -1
 """The tag of what everybody says together."""
-
-Fold = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
 
 
 class _Desk:
@@ -88,7 +86,7 @@ class SocketGroup(Group):
         return self._fold_(tensor, sum_in_order)
 
     def max_(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._fold_(tensor, lambda parts, out: out.copy_(torch.stack(list(parts)).amax(0)))
+        return self._fold_(tensor, largest)
 
     def _fold_(self, tensor: torch.Tensor, fold: Fold) -> torch.Tensor:
         found = self._gathered(tensor)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from shoal.comm.group.base import Group, Rows, Transfer, as_bytes, sum_in_order
+from shoal.comm.group.base import Group, Rows, Transfer, as_bytes, largest, sum_in_order
 from shoal.comm.group.lone import OVER
 from shoal.errors import PeerLost
 
@@ -55,7 +55,8 @@ class ThreadGroup(Group):
 
     def max_(self, tensor: torch.Tensor) -> torch.Tensor:
         self._count(tensor, 2 * (self.size - 1) / self.size)
-        return tensor.copy_(torch.stack(self._exchanged(tensor)).amax(0))
+        largest(self._exchanged(tensor), tensor.detach())
+        return tensor
 
     def reduce_scatter(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         flat = torch.cat([part.reshape(-1) for part in parts])
