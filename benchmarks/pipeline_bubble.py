@@ -27,8 +27,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn import functional as F
 
 from benchmarks.fresh import module_command, surroundings
+from shoal.comm.group import TorchGroup
 from shoal.layout.schedules import make_schedule
-from shoal.strategies.mesh.axes import Axis
 from shoal.strategies.mesh.pipeline.executor import Executor, Microbatch
 from shoal.strategies.mesh.pipeline.graph import Chain
 
@@ -65,8 +65,7 @@ class BubbleContest:
         self._rows = torch.randn(max(MICROBATCHES) * ROWS, WIDTH)
         half = 2 * LAYERS
         stages = Chain(whole, self._rows[:ROWS]).stages([half] * WORKERS)
-        axis = Axis(name="pipeline", index=rank, ranks=tuple(range(WORKERS)))
-        self._executor = Executor({rank: stages[rank]}, WORKERS, axis)
+        self._executor = Executor({rank: stages[rank]}, WORKERS, TorchGroup(rank, range(WORKERS)))
         self._layers = whole[half * rank : half * (rank + 1)]
 
     def variant(self, name: str, microbatches: int) -> Callable[[], float]:

@@ -36,7 +36,11 @@ CASES = [
 ]
 CUT_CASES = [
     ("sharded", 2),
+    ("sharded:stage=1", 2),
+    ("sharded:via=backend", 2),
     ("pipeline", 2),
+    pytest.param(("pipeline:via=backend", 2), marks=pytest.mark.long),
+    pytest.param(("sharded:stage=1,via=backend", 2), marks=pytest.mark.long),
     ("layer:place=norm@0+last@1", 2),
     pytest.param(("tensor", 2), marks=pytest.mark.long),
     pytest.param(("mesh:data=2,shard=2", 4), marks=pytest.mark.long),

@@ -18,6 +18,10 @@ WHOLE_BATCH = 1e-9
 ONE = {"strategy": "data:via=arena", "numerics": "float64"}
 
 
+each_way = pytest.mark.parametrize("via", ["memory", "backend"])
+"""In shared memory nothing is gathered; through torch's collectives units are gathered and let go."""
+
+
 def beyond_rounding(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Without what is zero but for rounding: the gradient of a bias that BatchNorm takes away again."""
     return {name: tensor for name, tensor in state.items() if float(tensor.abs().max()) > 1e-14}
@@ -93,9 +97,10 @@ def train_choosy(tmp_path: Path, zygote: ZygoteProcess) -> Train:
     return Train(Path(__file__).with_name("sharded_tasks.py"), tmp_path, zygote)
 
 
-def test_workers_may_use_blocks_in_different_orders(train_choosy: Train) -> None:
+@each_way
+def test_workers_may_use_blocks_in_different_orders(train_choosy: Train, via: str) -> None:
     """Evaluation between the steps included; and a small last batch leaves the first worker another branch."""
-    ours = compare(train_choosy, "choosy", "sharded:stage=3", slots=2)
+    ours = compare(train_choosy, "choosy", f"sharded:stage=3,via={via}", slots=2)
     assert len(ours.told("evaluation")) >= 3
 
 
@@ -135,20 +140,24 @@ def test_every_policy(train: Train, stage: int, policy: str) -> None:
 
 
 @pytest.mark.long
+@each_way
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_every_stage_with_different_orders(train_choosy: Train, stage: int, workers: int, accumulate: int) -> None:
-    strategy = f"sharded:stage={stage}"
+def test_every_stage_with_different_orders(
+    train_choosy: Train, stage: int, workers: int, accumulate: int, via: str
+) -> None:
+    strategy = f"sharded:stage={stage},via={via}"
     compare(train_choosy, "choosy", strategy, workers=workers, slots=workers, accumulate=accumulate, steps=12)
 
 
 @pytest.mark.long
+@each_way
 @pytest.mark.parametrize("task", ["awkward", "branching", "padded"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_awkward_models(train: Train, stage: int, task: str) -> None:
+def test_awkward_models(train: Train, stage: int, task: str, via: str) -> None:
     """Frozen layers, layers that some samples use, several dtypes, means over tokens."""
-    compare(train, task, f"sharded:stage={stage}", workers=4, slots=4)
+    compare(train, task, f"sharded:stage={stage},via={via}", workers=4, slots=4)
 
 
 @pytest.mark.long

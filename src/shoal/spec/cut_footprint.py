@@ -19,14 +19,19 @@ _PROBED = 6
 def cut_footprint(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> Footprint:
     """Of the worker that needs most."""
     stages = cut_evenly(model.trained, mesh.pipeline)
+    # Within a limit what others hold must not count, so that workers keep their own.
+    shares_state = mesh.shard > 1 and cut.talk > 0 and not run.is_limited
     rows = [
-        (*stage_regions(mesh, sum(stage), _units(stage, mesh, cut), model.kept), *_passes(mesh, run, number))
+        (
+            *stage_regions(mesh, sum(stage), _units(stage, mesh, cut), model.kept, is_shared=shares_state),
+            *_passes(mesh, run, number),
+        )
         for number, stage in enumerate(stages)
     ]
     besides = [of_worker("buffers and frozen parameters", model.fixed), *common_regions(run)]
     if not run.is_limited:
         besides.append(of_worker("the model as it is built", model.parameters, Stay.OPENING))
-    shared = talk_regions(cut)
+    shared = (*talk_regions(cut), *(_line_regions(mesh, model, cut) if shares_state else ()))
     found = [Footprint(shared=shared, worker=(*row, *besides), workers=run.workers) for row in rows]
     most = max(found, key=lambda each: each.own_bytes)
     return Footprint(shared=shared, worker=most.worker, workers=run.workers, flows=_flows(mesh, model, run, cut))
@@ -42,14 +47,32 @@ def stage_need(mesh: Mesh, trained: int, largest: int, kept: int) -> int:
     return Footprint(worker=tuple(stage_regions(mesh, trained, (largest, 0), kept))).own_bytes
 
 
-def stage_regions(mesh: Mesh, trained: int, units: Sequence[int], kept: int) -> Iterator[MemoryRegion]:
+def _line_regions(mesh: Mesh, model: ModelSize, cut: CutSize) -> Iterator[MemoryRegion]:
+    """What workers in line share: parameters once, and each worker's gradients, of the whole or of a block."""
+    whole = -(-model.parameters // (mesh.tensor * mesh.pipeline))
+    lines = mesh.num_workers // mesh.shard
+    found = whole if mesh.stage == 1 else -(-max(_units(model.trained, mesh, cut)) // mesh.tensor)
+    for line in range(lines):
+        yield MemoryRegion(name=f"line/{line}", what="parameters of workers in line", num_bytes=whole)
+    for worker in range(mesh.num_workers):
+        yield MemoryRegion(name=f"found/{worker}", what="gradients that a worker finds", num_bytes=found)
+
+
+def stage_regions(
+    mesh: Mesh, trained: int, units: Sequence[int], kept: int, *, is_shared: bool = False
+) -> Iterator[MemoryRegion]:
     """Of one stage's values, as wide as the tensor axis leaves them at best; `units`: of blocks that are gathered
-    together, and of the rest."""
+    together, and of the rest; `is_shared`: parameters and what is found for them lie in the host's memory."""
     whole = -(-trained // mesh.tensor)
     if mesh.tensor > 1:
         yield of_worker("a layer as it is compared", _PROBED * max(units), Stay.OPENING)
     if mesh.shard > 1:
-        yield from _sharded_regions(mesh, whole, [-(-unit // mesh.tensor) for unit in units], kept)
+        if is_shared:
+            part = -(-whole // mesh.shard)
+            yield of_worker("optimizer state of a worker", kept * part, Stay.TRAINING)
+            yield of_worker("gradients of a worker", part, Stay.TRAINING)
+        else:
+            yield from _sharded_regions(mesh, whole, [-(-unit // mesh.tensor) for unit in units], kept)
         summed = whole if mesh.stage == 1 else -(-whole // mesh.shard)
     else:
         summed = whole

@@ -19,10 +19,11 @@ from shoal.spec import Layer, LayerForm
 from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, Work
 from shoal.strategies.clipping import clip_together
 from shoal.strategies.gradients import Sums, check_finite, check_weight, seed_slot, step_result
+from shoal.strategies.grouping import open_group
 from shoal.strategies.half_range import Seen
 from shoal.strategies.layer.decoupled import DecoupledLine
 from shoal.strategies.layer.lines import LayerLine, PlacedLine
-from shoal.strategies.layer.post import open_post
+from shoal.strategies.layer.post import Post
 from shoal.strategies.mesh.names import WholeNames
 from shoal.strategies.optimizer_state import load_named_state, state_by_name
 from shoal.strategies.replica import Replica
@@ -40,7 +41,7 @@ class LayerStrategy(Lockstep):
         _check(self._spec, replica)
         self._step = replica.start.step
         self._names = WholeNames(replica)
-        self._post = post = open_post(setting)
+        self._post = post = Post(open_group(_form(self._spec, setting), setting), device=setting.world.device)
         for param in replica.module.parameters():
             post.broadcast_(param.data)
         self._line = self._make_line()
@@ -201,6 +202,13 @@ class LayerStrategy(Lockstep):
 
     def close(self) -> None:
         self._post.close()
+
+
+def _form(spec: Layer, setting: Setting) -> str:
+    """Through memory, for values pass through the host's anyway; over sockets where a port was fixed for them."""
+    if spec.via != "auto":
+        return spec.via
+    return "memory" if setting.port is None else "sockets"
 
 
 def _check(spec: Layer, replica: Replica) -> None:

@@ -71,7 +71,15 @@ class MeshStrategy(Lockstep):
             line.names[name]: p for name, p in line.module.named_parameters() if line.names[name] in numbers
         }
         shared = {name for name in trained if len(line.stages[name]) > 1}
-        self._sharding = make_sharding(line.module, trained, axes.shard, self.mesh, whole=shared, values=values)
+        self._sharding = make_sharding(
+            line.module,
+            trained,
+            axes.shard,
+            self.mesh,
+            whole=shared,
+            values=values,
+            is_limited=setting.memory_bytes is not None,
+        )
         self._held = {name: self._hold_trained(name, p) for name, p in trained.items()}
         self._fixed = {
             line.names[name]: self._hold(line.names[name], tensor)
@@ -101,14 +109,14 @@ class MeshStrategy(Lockstep):
         for tensor in module.parameters():
             if tensor.is_floating_point():
                 values = unpark(tensor).detach().contiguous().view(-1)
-                self.axes.backend.broadcast_(values)
+                self.axes.world.broadcast_(values)
                 tensor.data.copy_(values.view(tensor.shape))
 
     def take(self, work: Work) -> StepResult:
         moved = self._buffers.begin_mean()
         moved.start()
         with self._sharding.in_use():
-            own = self._line.backward(work)
+            own = self._line.backward(work, self._sharding.backward)
         if self.mesh.batchnorm == "sync":
             check_took_part(own.sums.weight, work.step)
         moved.add(own.sums.weight)

@@ -17,7 +17,7 @@ from shoal.layout.stage_memory import StageDemand
 from shoal.ledger.order import mix
 from shoal.spec import Mesh
 from shoal.strategies.base import Setting, Work
-from shoal.strategies.gradients import Sums, check_finite, check_loss, seed_slot, split_batch
+from shoal.strategies.gradients import Backward, Sums, check_finite, check_loss, seed_slot, split_batch
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.lines import LaneSums
 from shoal.strategies.mesh.pipeline.costs import balanced_split
@@ -101,7 +101,7 @@ class PipelineLine:
         self.names: Mapping[str, str] = names
         self.stages: Mapping[str, tuple[int, ...]] = {name: tuple(sorted(at)) for name, at in holders.items()}
 
-    def backward(self, work: Work) -> LaneSums:
+    def backward(self, work: Work, run: Backward) -> LaneSums:
         by_slot = {part.slot: self._backward_part(work, part) for part in work.parts}
         return LaneSums(
             sums=sum(by_slot.values(), start=Sums()),
