@@ -14,6 +14,7 @@ SUITES = {
     "Sharding": "test_mesh_parts.py",
     "Engine": "test_process_hosts.py",
     "Transport": "test_transport.py",
+    "Group": "test_group.py",
     "Collective": "test_collectives.py",
     "Compression": "test_compressions.py",
     "EpochOrder": "test_epoch_orders.py",

@@ -26,12 +26,13 @@ from shoal.spec import Cluster, Conduct, Job, Layer, Mesh, ParameterServer, Task
 from shoal.spec.model_parallel import ModelParallel, as_mesh
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Company, Extent, Setting, Strategy, Work
+from shoal.strategies.grouping import open_group
 from shoal.strategies.layer.phased import turn_of
 from shoal.strategies.mesh.tensor.cutting import explain_width
 from shoal.strategies.ps.bulk import frames_of
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.contributions import GradientMaker
-from shoal.strategies.ps.group import Group
+from shoal.strategies.ps.group import PushGroup
 from shoal.strategies.ps.making import make_contribute
 from shoal.strategies.ps.served import Served
 from shoal.strategies.replica import Replica
@@ -122,7 +123,7 @@ def pushed_bytes(written: str) -> int:
 def contributor(written: str) -> str:
     """What a worker does with its cells."""
     client = SimpleNamespace(machine=SimpleNamespace(leases=object()))
-    with patch("shoal.strategies.ps.making.Group"):
+    with patch("shoal.strategies.ps.making.PushGroup"):
         maker = make_contribute(served(written), cast(Any, client), cast(Any, None), World())
     maker_name = type(maker).__name__
     if maker_name == "PoolMaker":
@@ -130,10 +131,25 @@ def contributor(written: str) -> str:
     return maker_name
 
 
+def frees_parameters(written: str) -> bool:
+    return conduct(written).frees_parameters
+
+
+def talk(written: str) -> str:
+    """What two workers talk through."""
+    spec: Any = parse_strategy(written)
+    with (
+        patch("shoal.strategies.grouping.open_memory", return_value="memory"),
+        patch("shoal.strategies.grouping.open_sockets", return_value="sockets"),
+        patch("shoal.strategies.backend.open_backend", return_value="backend"),
+    ):
+        return cast(str, open_group(spec.via, cast(Any, SimpleNamespace(world=World(world_size=2)))))
+
+
 def leaders(written: str) -> list[int]:
     """Who pushes for a group of two, by clock."""
     seat: Any = SimpleNamespace(_spec=parse_strategy(written), ranks=range(2))
-    return [Group._leader(seat, clock) for clock in range(4)]
+    return [PushGroup._leader(seat, clock) for clock in range(4)]
 
 
 def begins_before_the_last_push_is_safe(written: str) -> bool:
@@ -213,6 +229,9 @@ class Effect:
     expected: Any = None
     """With it; None: just something else than without."""
 
+
+ONE_AXIS = {"sharded": "shard", "tensor": "tensor", "pipeline": "pipeline"}
+"""Strategies whose keys are those of a mesh."""
 
 EFFECTS = [
     Effect("data.via", "data", "data:via=ring", made, "CollectiveData"),
@@ -314,7 +333,9 @@ EFFECTS = [
     Effect("pipeline.per_worker", "pipeline", "pipeline:per_worker=2", lambda w: mesh(w).num_stages, 4),
     Effect("pipeline.preprocess", "pipeline", "pipeline:preprocess=2", lambda w: conduct(w).preprocess, 2),
     Effect("mesh.data", "mesh:data=1,tensor=4", "mesh:data=2,tensor=2", lambda w: conduct(w, 4).has_copies, True),
-    Effect("mesh.shard", "mesh:tensor=2", "mesh:shard=2", lambda written: conduct(written).frees_parameters, True),
+    Effect("mesh.shard", "mesh:tensor=2,via=backend", "mesh:shard=2,via=backend", frees_parameters, True),
+    *(Effect(f"{name}.via", name, f"{name}:via=backend", talk, "backend") for name in ONE_AXIS),
+    Effect("layer.via", "layer", "layer:via=sockets", talk, "sockets"),
     Effect("mesh.pipeline", "mesh:data=2", "mesh:pipeline=2", lambda w: conduct(w).calls_model, False),
     Effect("mesh.tensor", "mesh:data=2", "mesh:tensor=2", lambda w: conduct(w).width is not None, True),
     Effect("layer.phases", "layer:phases=2,every=1", "layer:phases=3,every=1", turns, [0, 1, 2, 0, 1, 2]),
@@ -332,9 +353,6 @@ IN_REAL_RUNS = {
     "layer.weights": "equivalence/test_layer_decoupled.py",
 }
 """What takes several processes to be seen: where it is."""
-
-ONE_AXIS = {"sharded": "shard", "tensor": "tensor", "pipeline": "pipeline"}
-"""Strategies whose keys are those of a mesh."""
 
 
 def conduct_of_four(written: str) -> Conduct:
