@@ -116,18 +116,18 @@ def _likeness(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> o
 
 def tried_on_copies(optimizer: optim.Optimizer) -> optim.Optimizer | None:
     """The same optimizer after a step on copies of its parameters, which shows what it keeps; None if it fails."""
-    copies = [
-        {**group, "params": [_copy_with_gradient(p) for p in group["params"]]} for group in optimizer.param_groups
-    ]
-    twin = rebuild(optimizer, copies)
     try:
+        copies = [
+            {**group, "params": list(map(_with_gradient, group["params"]))} for group in optimizer.param_groups
+        ]
+        twin = rebuild(optimizer, copies)
         twin.step()
     except Exception:  # Somebody else's code where it was not made to run; training is another matter.
         return None
     return twin
 
 
-def _copy_with_gradient(param: torch.Tensor) -> nn.Parameter:
+def _with_gradient(param: torch.Tensor) -> nn.Parameter:
     copied = nn.Parameter(param.detach().clone(), requires_grad=param.requires_grad)
     copied.grad = torch.full_like(copied, 1e-3) if param.requires_grad else None
     return copied
