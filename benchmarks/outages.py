@@ -17,6 +17,9 @@ all."""
 AROUND_S = 30.0
 """So far around a fault the run's pace is taken from: what others do on the machine changes it within minutes."""
 
+PAUSE = 3.0
+"""A step that takes so many times what is usual is none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Strike:
@@ -67,20 +70,48 @@ def find_outages(timeline: Timeline, strikes: Sequence[Strike], batch: int) -> l
     ordered = sorted(strikes, key=lambda strike: strike.time)
     ends = [*(strike.time for strike in ordered[1:]), timeline[-1][0]]
     found = []
-    for strike, end in zip(ordered, ends, strict=True):
-        if after := gaps[bisect(gap_ends, strike.time) :]:
+    affected = [
+        _affected(strike, gaps[bisect(gap_ends, strike.time) :], end)
+        for strike, end in zip(ordered, ends, strict=True)
+    ]
+    struck = {id(gap) for hit in affected for gap in hit}
+    for strike, hit in zip(ordered, affected, strict=True):
+        if hit:
             begin, stop = (bisect(gap_ends, strike.time + side) for side in (-AROUND_S, AROUND_S))
-            pace_s = statistics.median(gap.seconds / gap.steps for gap in gaps[begin:stop] or after[:1])
-            found.append(_outage(strike, after, end, pace_s))
+            around = gaps[begin:stop] or hit[:1]
+            calm = [gap for gap in around if id(gap) not in struck]
+            found.append(_outage(strike, hit, _pace_s(calm or around)))
     return found
 
 
-def _outage(strike: Strike, after: Sequence[_Gap], end: float, pace_s: float) -> Outage:
-    # A step that all had done already may be told of after the fault: then the gap behind it is the fault's.
-    stall = max(after[:2], key=lambda gap: gap.seconds)
+def _pace_s(calm: Sequence[_Gap]) -> float:
+    """Seconds of a step in which no fault had a hand: the mean, for that is what the same time would have brought.
+
+    Steps are never much shorter than usual, but some are longer: by their median any time looks like a loss.
+    Pauses of which nobody knows why are left out.
+    """
+    most_s = PAUSE * statistics.median(gap.seconds / gap.steps for gap in calm)
+    usual = [gap for gap in calm if gap.seconds <= most_s * gap.steps]
+    return sum(gap.seconds for gap in usual) / sum(gap.steps for gap in usual)
+
+
+def _affected(strike: Strike, after: Sequence[_Gap], end: float) -> Sequence[_Gap]:
+    """What follows a fault, until it is over and its aftermath, too."""
+    if not after:
+        return ()
+    stall = _stall(after)
     until = stall.end + strike.seconds + AFTERMATH_S
     # The gap in which the next fault comes is that one's.
-    affected = [gap for gap in after if gap.begin < until and gap.end <= max(end, stall.end)]
+    return [gap for gap in after if gap.begin < until and gap.end <= max(end, stall.end)]
+
+
+def _stall(after: Sequence[_Gap]) -> _Gap:
+    """The fault's own gap. A step that all had done may be told of after it: then it is the one behind."""
+    return max(after[:2], key=lambda gap: gap.seconds)
+
+
+def _outage(strike: Strike, affected: Sequence[_Gap], pace_s: float) -> Outage:
+    stall = _stall(affected)
     return Outage(
         kind=strike.kind,
         to_next_step_s=stall.end - strike.time,
