@@ -133,7 +133,7 @@ def maker(request: pytest.FixtureRequest) -> Iterator[tuple[str, Callable[..., A
     conduct = spec.conduct(Cluster(), SLOTS)
     served = Served.open(spec, Replica(TASK), World(), slots=conduct.slots, workers=1)
     client = Client(served)
-    with patch("shoal.strategies.ps.making.Group", lone_group):
+    with patch("shoal.strategies.ps.making.PushGroup", lone_group):
         made = make_contribute(served, cast(Any, client), make_work, World())
     assert type(made).__name__ == request.param.partition(",")[0]
     yield request.param, made, client

@@ -18,7 +18,7 @@ from shoal.comm.group.regions import BUFFER_BYTES, MOST_LETTERS
 from shoal.errors import ProtocolError
 from shoal.spec import Conduct, World
 from shoal.spec.conduct import even_fills
-from shoal.strategies.base import Setting
+from shoal.strategies.base import Company, Setting
 from shoal.strategies.grouping import open_group
 
 FORMS = ("memory", "backend", "sockets", "threads")
@@ -35,7 +35,7 @@ Work = Callable[[Group], Any]
 
 def opened(form: str, world: World, on_idle: Callable[[], None] | None = None) -> Group:
     conduct = Conduct(fills=even_fills(world.world_size, world.world_size))
-    return open_group(form, Setting(world=world, conduct=conduct, on_idle=on_idle))
+    return open_group(form, Setting(world=world, conduct=conduct, company=Company(on_idle=on_idle)))
 
 
 def run(form: str, size: int, work: Work) -> list[Any]:

@@ -126,7 +126,7 @@ def test_owners_get_the_sum_of_what_all_found(written: str) -> None:
         strategy, work = open_mesh(written, world)
         sharding = strategy._sharding
         with sharding.in_use():
-            strategy._line.backward(work)
+            strategy._line.backward(work, sharding.backward)
         names = [name for name in strategy._held if sharding.has_gradient(name)]
         sharding.reduce(names)
         found = {}
@@ -207,7 +207,7 @@ def test_a_lane_leaves_the_gradients_of_its_samples(written: str, size: int) -> 
     def run(strategy: MeshStrategy, work: Work) -> dict[str, Any]:
         line = strategy._line
         with strategy._sharding.in_use():
-            own = line.backward(work)
+            own = line.backward(work, strategy._sharding.backward)
         named = ((line.names[name], p.grad) for name, p in line.module.named_parameters())
         found = {name: grad.flatten().tolist() for name, grad in named if grad is not None}
         return {"found": found, "slot": work.parts[0].slot, "weight": own.sums.weight, "speaks": own.speaks}

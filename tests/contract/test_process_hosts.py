@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from helpers.actors import ActorEngine
+from shoal.comm.words import Adopt, Stop
 from shoal.launch import LocalEngine, ZygoteProcess
 from shoal.launch.engine import Host
 from shoal.launch.messages import Ended, Load, News, Said, Started
 from shoal.spec import Cluster, Job, World
+from shoal.spec.vocabulary import Purpose
 
 GUARD_S = 60.0
 ENDS, RAISES, STAYS = range(3)
@@ -41,7 +43,7 @@ Until = Callable[[list[News]], bool]
 def host(request: pytest.FixtureRequest, tmp_path: Path, zygote: ZygoteProcess) -> Iterator[Host]:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    job = Job(target=str(script), purpose="script", cluster=Cluster(workers=3, threads=1))
+    job = Job(target=str(script), purpose=Purpose.SCRIPT, cluster=Cluster(workers=3, threads=1))
     engine = LocalEngine(zygote) if request.param == "local" else ActorEngine(ACTOR, {})
     opened = engine.open(job)
     try:
@@ -76,7 +78,7 @@ def test_each_process_starts_speaks_and_ends_in_that_order(host: Host) -> None:
     for process in (0, 1):
         own = [news for news in told if news.process == process]  # type: ignore[union-attr]
         assert isinstance(own[0], Started) and isinstance(own[-1], Ended)
-        said = [news.message["kind"] for news in own if isinstance(news, Said)]
+        said = [news.word.kind_name for news in own if isinstance(news, Said)]
         assert "state" in said and len(said) == len(own) - 2
     codes = {news.process: news.exit_code for news in told if isinstance(news, Ended)}
     assert codes == {0: 0, 1: 1}
@@ -100,7 +102,7 @@ def test_who_has_ended_is_left_alone(host: Host) -> None:
     start(host, ENDS)
     collect(host, has_ended(0))
     host.signal(0, signal.SIGKILL)
-    host.say(0, {"kind": "stop"})
+    host.say(0, Stop())
     assert host.collect() == []
 
 
@@ -111,7 +113,7 @@ def test_saying_something_never_waits(host: Host) -> None:
     host.signal(0, signal.SIGSTOP)
     begun = time.monotonic()
     for number in range(2000):
-        host.say(0, {"kind": "news", "number": number, "text": "x" * 200})
+        host.say(0, Adopt(places=list(range(100)), generation=number))
     assert time.monotonic() - begun < GUARD_S / 2
     host.collect()
 

@@ -65,7 +65,7 @@ class Copy:
             train=[0],
         )
         served = Served.open(
-            ParameterServer(wire=wire, shards=1), Replica(task), World(arena_fd=fd), slots=1, workers=1
+            ParameterServer(wire=wire, shards=1, sync="asp"), Replica(task), World(arena_fd=fd), slots=1, workers=1
         )
         values: ShardValues = served.make_values(0, number)
         values.initialise()

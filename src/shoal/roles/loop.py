@@ -188,6 +188,8 @@ class Loop:
         if turn.is_border:
             if self._saves is not None:
                 self._saves.make(turn.step, self._loss, waited_s=result.waited_s)
+            if self._stops:
+                self._step = turn.step  # who came in the place of another may have had no part in any step
             return self._stops
         before, step = self._step, turn.step if result.done is None else result.done
         if step > before:
