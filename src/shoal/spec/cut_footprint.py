@@ -12,15 +12,22 @@ from shoal.spec.whole_footprint import common_regions, of_worker
 if TYPE_CHECKING:
     from shoal.spec.model_parallel import Mesh
 
-_PROBED = 6
+MOST_UNDER_WAY = 256 << 20
+"""Bytes that a worker may have sent over sockets without knowing that they arrived."""
+_PROBED = 5
 """Where layers are cut by width, gradients are compared one by one in double precision: so many times one."""
+_TRIALS = 16 << 20
+"""Before that, cuts are tried on single blocks, by threads."""
 
 
 def cut_footprint(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> Footprint:
     """Of the worker that needs most."""
     stages = cut_evenly(model.trained, mesh.pipeline)
     rows = [
-        (*stage_regions(mesh, sum(stage), _units(stage, mesh, cut), model.kept), *_passes(mesh, run, number))
+        (
+            *stage_regions(mesh, sum(stage), _units(stage, mesh, cut), model.kept, cut.uncut),
+            *_passes(mesh, run, number, largest=max(stage, default=0)),
+        )
         for number, stage in enumerate(stages)
     ]
     besides = [of_worker("buffers and frozen parameters", model.fixed), *common_regions(run)]
@@ -42,12 +49,14 @@ def stage_need(mesh: Mesh, trained: int, largest: int, kept: int) -> int:
     return Footprint(worker=tuple(stage_regions(mesh, trained, (largest, 0), kept))).own_bytes
 
 
-def stage_regions(mesh: Mesh, trained: int, units: Sequence[int], kept: int) -> Iterator[MemoryRegion]:
-    """Of one stage's values, as wide as the tensor axis leaves them at best; `units`: of blocks that are gathered
-    together, and of the rest."""
-    whole = -(-trained // mesh.tensor)
-    if mesh.tensor > 1:
-        yield of_worker("a layer as it is compared", _PROBED * max(units), Stay.OPENING)
+def stage_regions(
+    mesh: Mesh, trained: int, units: Sequence[int], kept: int, uncut: float = 0.0
+) -> Iterator[MemoryRegion]:
+    """Of one stage's values, as wide as the tensor axis leaves them; `units`: of blocks that are gathered
+    together, and of the rest; `uncut`: the share that stays as wide as it was."""
+    whole = int(trained * uncut) - int(-trained * (1 - uncut) // mesh.tensor)
+    if mesh.tensor > 1 and mesh.pipeline == 1:
+        yield of_worker("a gradient as it is compared", _PROBED * max(units) + _TRIALS, Stay.OPENING)
     if mesh.shard > 1:
         yield from _sharded_regions(mesh, whole, [-(-unit // mesh.tensor) for unit in units], kept)
         summed = whole if mesh.stage == 1 else -(-whole // mesh.shard)
@@ -82,10 +91,12 @@ def _units(stage: Sequence[int], mesh: Mesh, cut: CutSize) -> Sequence[int]:
     return cut.units if cut.units and mesh.pipeline == 1 else (max(stage, default=0), 0)
 
 
-def _passes(mesh: Mesh, run: RunSize, stage: int) -> list[MemoryRegion]:
-    """Of the pieces that are on their way through a worker's stages at a time, in the part that is its own."""
+def _passes(mesh: Mesh, run: RunSize, stage: int, *, largest: int) -> list[MemoryRegion]:
+    """Of the pieces that are on their way through a worker's stages at a time, in the part that is its own;
+    `largest`: of one parameter, whose gradient is among them."""
     one, parts = run.one, mesh.num_stages * mesh.tensor
-    kept = -(-one.activations // parts) * micro_batches_held(mesh, stage)
+    made = max(0, one.activations - largest) if mesh.shard > 1 and mesh.stage > 1 else one.activations
+    kept = -(-made // parts) * micro_batches_held(mesh, stage)
     travel = 2 * one.widest * (mesh.pipeline > 1 or mesh.tensor > 1)
     return [of_worker("activations and temporaries", kept + one.batch + travel, Stay.TRAINING)]
 
@@ -133,11 +144,14 @@ def layered_footprint(model: ModelSize, run: RunSize, cut: CutSize, *, returns: 
     own = max(parts)
     share = own / max(1, model.parameters)
     kept, travel = int(share * run.one.activations), 2 * run.one.widest
+    # Over sockets the first worker's values are on their way to all others at once.
+    told = 0 if cut.talk else min((run.workers - 1) * model.parameters, MOST_UNDER_WAY)
     return Footprint(
         shared=talk_regions(cut),
         worker=(
             of_worker("parameters of a worker's layers", own),
             of_worker("the model as it is built", model.parameters - own, Stay.OPENING),
+            of_worker("the first worker's values on their way", told, Stay.OPENING),
             of_worker("buffers and frozen parameters", model.fixed),
             of_worker("gradients of a worker's layers", own, Stay.TRAINING),
             of_worker("optimizer state of a worker's layers", int(share * model.state), Stay.TRAINING),

@@ -12,6 +12,7 @@ import torch
 from shoal.comm.codec import Message
 from shoal.comm.transport import Transport
 from shoal.errors import CommTimeout
+from shoal.spec.cut_footprint import MOST_UNDER_WAY
 from shoal.strategies.backend import PATIENCE
 from shoal.strategies.base import Setting
 from shoal.strategies.data.meeting import Meeting, listening_address
@@ -19,8 +20,6 @@ from shoal.strategies.layer.packing import pack, unpack
 
 _KIND = "layer.value"
 _FRAME_BYTES = 16 << 20
-_MOST_UNDER_WAY = 256 << 20
-"""Bytes that a worker may have sent without knowing that they arrived."""
 _LOOKS_UP_S = 0.1
 
 
@@ -56,7 +55,7 @@ class Post:
             entries.append([list(tensor.shape), len(parts), tensor.requires_grad])
             frames.extend(parts)
             self._under_way += flat.numel() * flat.element_size()
-        if self._under_way > _MOST_UNDER_WAY:
+        if self._under_way > MOST_UNDER_WAY:
             self._transport.flush(PATIENCE.total_seconds())
             self._under_way = 0
         fields = {"tag": tag, "value": plain, "tensors": entries}
