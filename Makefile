@@ -19,25 +19,26 @@ demo: $(VENV)/ready
 	$(BIN)/shoal train examples/digits.py --workers 2 --name demo --overwrite
 
 lint: $(VENV)/ready
-	$(BIN)/ruff format --check src tests examples
-	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src benchmarks tests examples
+	$(BIN)/ruff check src benchmarks tests examples
 	$(BIN)/mypy
 
 # What measures nothing runs side by side; the rest has the machine for itself.
+ALONE = $(shell grep -rl "mark.alone" tests --include=*.py)
 test: lint
 	$(BIN)/pytest -m "not long and not alone" -n $(JOBS) --dist loadfile
-	$(BIN)/pytest -m "not long and alone"
+	$(BIN)/pytest -m "not long and alone" $(ALONE)
 
 test-all: lint
 	$(BIN)/pytest -m "not alone" -n $(JOBS) --dist loadfile
-	$(BIN)/pytest -m "alone"
+	$(BIN)/pytest -m "alone" $(ALONE)
 
 # TensorFlow in an environment of its own; where it cannot be had, the benchmark runs without it and says so.
 bench-peers: $(VENV)/ready
-	-$(BIN)/python -m shoal.bench.environment
+	-$(BIN)/python -m benchmarks.environment
 
 bench: bench-peers
-	$(BIN)/shoal bench
+	$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf $(VENV) .venv-tensorflow build dist .pytest_cache .mypy_cache .ruff_cache

@@ -25,7 +25,8 @@ from shoal.spec import (
 
 if TYPE_CHECKING:
     from shoal import datasets, metrics, optim, ps
-    from shoal.launch.runs import Run, resume, scale, train
+    from shoal.launch.live import LiveRun, Run
+    from shoal.launch.runs import resume, scale, start, train
     from shoal.launch.saved import Evaluation, evaluate, predict
     from shoal.roles.trainer import Trainer
     from shoal.verification import verify
@@ -38,6 +39,7 @@ __all__ = [
     "Evaluation",
     "Job",
     "Layer",
+    "LiveRun",
     "Mesh",
     "ParameterServer",
     "Pipeline",
@@ -60,6 +62,7 @@ __all__ = [
     "ps",
     "resume",
     "scale",
+    "start",
     "train",
     "verify",
 ]
@@ -69,7 +72,8 @@ __getattr__ = found_in(
     __name__,
     {
         "Evaluation": "launch.saved",
-        "Run": "launch.runs",
+        "LiveRun": "launch.live",
+        "Run": "launch.live",
         "Trainer": "roles.trainer",
         "datasets": "datasets",
         "evaluate": "launch.saved",
@@ -79,6 +83,7 @@ __getattr__ = found_in(
         "ps": "ps",
         "resume": "launch.runs",
         "scale": "launch.runs",
+        "start": "launch.runs",
         "train": "launch.runs",
         "verify": "verification",
     },

@@ -122,3 +122,21 @@ def test_survivors_adopt_the_places_of_the_dead(tmp_path: Path, zygote: ZygotePr
         "nobody was left: a fresh one followed"
     )
     assert torn(events) >= 1
+
+
+@pytest.mark.parametrize("optimizer", ["muon_like", "recalling"])
+def test_an_update_of_the_whole_model_outlives_its_worker(
+    tmp_path: Path, zygote: ZygoteProcess, optimizer: str
+) -> None:
+    """Worker 0, who makes it for all, dies in it, outside of it, and so does a successor."""
+    plan = [(0, True), (0, False), (0, True), (1, False), (0, True)]
+    args = {**MLP, "optimizer": optimizer, "clip": 1.0}
+    events = storm_and_calm(tmp_path, zygote, plan, "mlp", args, workers=2, spares=1)
+    assert torn(events) >= 1
+
+
+def test_survivors_adopt_an_update_of_the_whole_model(tmp_path: Path, zygote: ZygoteProcess) -> None:
+    args = {**MLP, "optimizer": "muon_like"}
+    events = storm_and_calm(tmp_path, zygote, [(0, True), (0, True)], "mlp", args, workers=3, on_failure="shrink")
+    assert any("by" in event.values for event in events if event.kind == "replaced")
+    assert torn(events) >= 1

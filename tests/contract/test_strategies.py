@@ -13,12 +13,13 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from helpers.forked import in_processes
+from helpers.supplying import OneBatch
 from shoal.errors import SpecError, TaskError
 from shoal.feed.parts import Part, Piece
 from shoal.spec import Cluster, Conduct, Task, World, parse_strategy
 from shoal.spec.conduct import even_fills
 from shoal.strategies import Strategy, make_strategy
-from shoal.strategies.base import Extent, Setting, StepResult, Work
+from shoal.strategies.base import Company, Extent, Setting, StepResult, Work
 from shoal.strategies.replica import Replica
 
 CASES = [
@@ -35,12 +36,20 @@ CASES = [
 ]
 CUT_CASES = [
     ("sharded", 2),
+    ("sharded:stage=1", 2),
+    ("sharded:via=backend", 2),
     ("pipeline", 2),
+    pytest.param(("pipeline:via=backend", 2), marks=pytest.mark.long),
+    pytest.param(("sharded:stage=1,via=backend", 2), marks=pytest.mark.long),
     ("layer:place=norm@0+last@1", 2),
     pytest.param(("tensor", 2), marks=pytest.mark.long),
     pytest.param(("mesh:data=2,shard=2", 4), marks=pytest.mark.long),
 ]
 """Here the model is cut, and whole only where it is asked for."""
+PHASED = ("layer:phases=2", 2)
+"""Trains a part of the model at a time, so that it is not compared with one process here."""
+RELAY = ("data:partition=relay", 2)
+"""Who takes a step decides on it alone, so that others are not asked."""
 BATCH = 12
 STEPS = 5
 
@@ -91,9 +100,15 @@ class Seat:
             Setting(
                 world=world,
                 conduct=spec.conduct(Cluster(workers=size), slots),
-                extent=Extent(total_steps=STEPS, tables=2, table_rows=world.world_size, table_columns=3),
-                report=lambda line: None,
-                sample=lambda: (INPUTS, TARGETS),
+                extent=Extent(
+                    total_steps=STEPS,
+                    tables=2,
+                    table_rows=world.world_size,
+                    table_columns=3,
+                    steps_per_epoch=STEPS,
+                ),
+                company=Company(report=lambda line: None),
+                supply=OneBatch((INPUTS, TARGETS)),
                 **setting,
             ),
             task,
@@ -116,8 +131,9 @@ class Seat:
                 Part(slot, rows_of(slot, slots, weighted), None if weighted else float(BATCH)) for slot in chosen
             )
 
-        mine = self.setting.slots_of(self.setting.world.global_rank)
-        return self.strategy.step(Work(number, parts(mine), 0, stop, all_parts=lambda: parts(range(slots))))
+        mine = self.setting.slots_at(number, self.setting.world.global_rank)
+        work = Work(number, parts(mine), 0, stop, all_parts=lambda: parts(range(slots)))
+        return self.strategy.take(work).result()
 
 
 def slots_of(written: str, workers: int) -> int:
@@ -135,11 +151,16 @@ def rows_of(slot: int, slots: int, weighted: bool) -> Callable[[], Iterator[Piec
     return load
 
 
-@pytest.fixture(params=[*CASES, *CUT_CASES], ids=lambda case: f"{case[0]} x{case[1]}")
+def named(case: tuple[str, int]) -> str:
+    return f"{case[0]} x{case[1]}"
+
+
+@pytest.fixture(params=[*CASES, *CUT_CASES, PHASED], ids=named)
 def case(request: pytest.FixtureRequest) -> tuple[str, int]:
     return request.param
 
 
+@pytest.mark.parametrize("case", [*CASES, *CUT_CASES, RELAY], ids=named)
 def test_steps_train_the_same_model_everywhere(case: tuple[str, int]) -> None:
     """Losses, parameters, buffers and state agree on all processes, and with one process on the same slots."""
 
@@ -213,7 +234,7 @@ def test_a_step_in_which_nothing_counts_is_refused(case: tuple[str, int]) -> Non
         slot = seat.setting.slots_of(world.global_rank)[0]
         part = Part(slot, lambda: iter([((INPUTS, TARGETS), 0.0, BATCH)]), None)
         with pytest.raises(TaskError) as refused:
-            seat.strategy.step(Work(1, (part,), 0))
+            seat.strategy.take(Work(1, (part,), 0))
         return str(refused.value)
 
     written, size = case
@@ -225,7 +246,7 @@ def test_synchronised_batchnorm_needs_samples_that_count(via: str) -> None:
     seat = Seat.take(World(), f"data:batchnorm=sync,via={via}")
     part = Part(0, lambda: iter([((INPUTS, TARGETS), 0.0, BATCH)]), None)
     with pytest.raises(TaskError, match="samples of one counted nothing at step 1"):
-        seat.strategy.step(Work(1, (part,), 0))
+        seat.strategy.take(Work(1, (part,), 0))
     seat.strategy.close()
 
 
@@ -260,7 +281,7 @@ def test_everybody_gets_all_rows_of_every_table(case: tuple[str, int]) -> None:
     assert in_processes(size, share) == [expected] * size
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, PHASED], ids=named)
 def test_closing_leaves_an_ordinary_model(case: tuple[str, int]) -> None:
     """The last values stay, and gradients are autograd's again."""
 

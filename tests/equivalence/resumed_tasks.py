@@ -29,11 +29,21 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
+class Slowing(torch.optim.SGD):
+    """Changes a setting of its groups at each step."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["pace"] = group.get("pace", 1.0) * 0.9
+        return super().step(closure)
+
+
 OPTIMIZERS = {
     "AdamW": torch.optim.AdamW,
     "Adafactor": torch.optim.Adafactor,
     "LBFGS": torch.optim.LBFGS,
     "Counting": Counting,
+    "Slowing": Slowing,
 }
 
 

@@ -11,10 +11,31 @@ from torch.utils.data import TensorDataset
 
 import shoal
 
+
+class Recalling(torch.optim.Optimizer):
+    """A user's own: keeps a list of tensors and a whole number, and looks at whole parameters."""
+
+    def __init__(self, params: list[nn.Parameter], lr: float, *, depth: int) -> None:
+        super().__init__(params, {"lr": lr})
+        self.depth = depth
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    kept = self.state[param]
+                    newest = param.grad / (1.0 + param.grad.norm())
+                    kept["past"] = [*kept.get("past", []), newest][-self.depth :]
+                    kept["steps"] = kept.get("steps", 0) + 1
+                    param.add_(torch.stack(kept["past"]).mean(0), alpha=-group["lr"] / kept["steps"] ** 0.1)
+
+
 OPTIMIZERS = {
     "momentum": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=1e-4),
     "adamw": lambda params: torch.optim.AdamW(params, lr=1e-3),
     "muon_like": lambda params: torch.optim.Adafactor(params, lr=1e-2),
+    "recalling": lambda params: Recalling(params, lr=0.1, depth=3),
     "lbfgs": lambda params: torch.optim.LBFGS(params, lr=0.1, max_iter=4),
     **{
         name: (lambda cls: lambda params: cls(params, lr=1e-3))(getattr(torch.optim, name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cut_tasks
 import pytest
 from cut_references import TASKS, References, check
 
@@ -10,7 +9,6 @@ from helpers.training import Train
 from shoal.errors import SpecError
 from shoal.launch import ZygoteProcess
 from shoal.launch.saved import evaluate
-from shoal.roles.trainer import Trainer
 from shoal.spec import Cluster, Job
 
 
@@ -29,7 +27,7 @@ def test_a_pair_computes_what_one_process_computes(references: References, strat
 def test_the_saved_model_is_whole(references: References) -> None:
     """Whoever evaluates it needs no grid."""
     trained = references.train("mlp", workers=2, strategy="sharded", optimizer="adamw")
-    again = evaluate(trained.job.run_dir, progress=False, zygote=references.train.zygote)
+    again = evaluate(trained.job.run_dir, strategy="data", progress=False, zygote=references.train.zygote)
     assert again.results == pytest.approx(trained.results["results"], rel=1e-6)
 
 
@@ -53,8 +51,3 @@ def test_grids_that_cannot_be(strategy: str, workers: int, message: str) -> None
 def test_a_fault_strikes_the_part_of_the_batch_that_a_worker_has() -> None:
     job = Job(target="a.py", strategy="mesh:data=2,tensor=2", cluster=Cluster(workers=4))
     assert [list(job.conduct.fills[rank]) for rank in range(4)] == [[0], [0], [1], [1]]
-
-
-def test_a_trainer_has_no_way_to_put_parts_together() -> None:
-    with pytest.raises(SpecError, match=r"strategy=tensor leaves each process a part of the model.*use data here"):
-        Trainer(cut_tasks.mlp(), strategy="tensor")

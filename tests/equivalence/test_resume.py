@@ -60,6 +60,14 @@ def test_a_resumed_run_equals_the_unbroken_one(train: Train, name: str) -> None:
     assert_goes_on(whole, train.resume(saved, SAVED), SAVED)
 
 
+@pytest.mark.parametrize("strategy", ["data:via=arena", "ps", "ps:wire=tcp,servers=2"])
+def test_an_optimizer_of_the_whole_model_goes_on(train: Train, strategy: str) -> None:
+    """Its state lies in one process, wherever that is."""
+    saved = train("everything", workers=2, strategy=strategy, optimizer="Adafactor", checkpoint=EVERY)
+    assert {name.rpartition("/")[2] for name in saved.state} >= {"step", "row_var", "col_var"}
+    assert_goes_on(saved, train.resume(saved, SAVED), SAVED)
+
+
 @pytest.mark.parametrize(("workers", "strategy"), [(2, "data:via=arena"), (2, "ps:servers=2")])
 def test_a_schedule_that_follows_the_loss_goes_on(train: Train, workers: int, strategy: str) -> None:
     saved = train("everything", workers=workers, strategy=strategy, scheduler="plateau", checkpoint=EVERY)
@@ -198,8 +206,10 @@ def test_another_order_of_samples_is_refused(train: Train) -> None:
     ("optimizer", "strategy", "words"),
     [
         ("LBFGS", "data", "LBFGS keeps lists of earlier steps"),
-        ("Adafactor", "ps", "Adafactor works on the whole model"),
         ("Counting", "data", "Counting keeps 'count' as int"),
+        ("Counting", "ps", "Counting keeps 'count' as int"),
+        ("Counting", "pipeline", "Counting keeps 'count' as int"),
+        ("Slowing", "data", "Slowing keeps 'pace' as a setting that it changes itself"),
     ],
 )
 def test_a_state_that_cannot_be_saved_is_refused(train: Train, optimizer: str, strategy: str, words: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from helpers.training import Train, largest_difference
@@ -64,3 +66,13 @@ def test_float64_equals_the_whole_batch(train: Train, model: str, via: str) -> N
     parts = train(model, workers=2, strategy=f"data:via={via},batchnorm=sync", numerics="float64")
     assert largest_difference(whole.model, parts.model) < 1e-9
     assert largest_difference(whole.state, parts.state) < 1e-9
+
+
+@pytest.mark.parametrize("via", ["arena", "ring"])
+def test_recomputing_with_synchronised_batchnorm(train: Train, via: str) -> None:
+    """Statistics are exchanged and move once: no bit is another than those that are as with the whole batch."""
+    args = {"numerics": "float64", "steps": 6, "overrides": {"accumulate": 2}}
+    once = train("conv", workers=2, strategy=f"data:via={via},batchnorm=sync", **args)
+    twice = train.run(replace(once.job, recompute=True))
+    assert twice.digests() == once.digests()
+    assert twice.results["loss"] == once.results["loss"]

@@ -171,7 +171,7 @@ def test_sequence_parallel_norms_keep_less(wide: Train, tmp_path: Path) -> None:
     def weighed(norms: str) -> tuple[float, float]:
         folder = tmp_path / norms
         folder.mkdir()
-        wide("weighed", workers=4, strategy=f"tensor:norms={norms}", folder=str(folder))
+        wide("weighed", workers=4, strategy=f"tensor:norms={norms},via=backend", folder=str(folder))
         notes = [json.loads(file.read_text()) for file in folder.iterdir()]
         return max(own[-1][0] for own in notes), max(own[-1][1] - own[-2][1] for own in notes)
 

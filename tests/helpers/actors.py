@@ -15,6 +15,7 @@ from shoal.launch.links import Links
 from shoal.launch.messages import Ended, Load, News, Sight, Started
 from shoal.launch.stacks import explain_state
 from shoal.spec import Job, World
+from shoal.spec.told import Told
 
 GUARD_S = 30.0
 
@@ -62,8 +63,8 @@ class ActorHost:
                 told += [*self.links.drain(number), Ended(process=number, exit_code=code)]
         return told
 
-    def say(self, process: int, message: dict[str, Any]) -> None:
-        self.links.say(process, message)
+    def say(self, process: int, word: Told) -> None:
+        self.links.say(process, word)
 
     def signal(self, process: int, signum: int) -> None:
         self.processes[process].send_signal(signum)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.comm.words import FROM_PROCESSES, understood
 from shoal.launch.machine import SupervisorMachine
 from shoal.launch.messages import Emit, Ended, Input, Output, Said, Say, Started, StartProcess
 from shoal.launch.places import plan_places
@@ -31,7 +32,7 @@ class Table:
 
     def say(self, process: int, kind: str, **values: Any) -> list[Output]:
         """Let a process say something; what is asked for then."""
-        return self.tell(Said(process, {"kind": kind, **values}))
+        return self.tell(Said(process, understood({"kind": kind, **values}, FROM_PROCESSES)))
 
     def end(self, process: int, exit_code: int = 0, **more: Any) -> list[Output]:
         """Let a process end; what is asked for then."""
@@ -65,12 +66,12 @@ def of(kind: type[Any], outputs: list[Output]) -> list[Any]:
 
 def events(kind: str, outputs: list[Output]) -> list[dict[str, Any]]:
     """What the events of a kind said."""
-    return [one.values for one in of(Emit, outputs) if one.kind == kind]
+    return [one.what.plain() for one in of(Emit, outputs) if one.what.kind_name == kind]
 
 
 def said_to(process: int, outputs: list[Output]) -> list[dict[str, Any]]:
     """What a process was told."""
-    return [one.message for one in of(Say, outputs) if one.process == process]
+    return [one.word.as_message() for one in of(Say, outputs) if one.process == process]
 
 
 def started(outputs: list[Output]) -> list[tuple[int, str, int]]:

@@ -34,7 +34,7 @@ class PlainSums(WholeModel):
         self._summing = make_summing("ring", setting)
         load_named_state(replica)
 
-    def step(self, work):
+    def take(self, work):
         own, counts, params = Sums(), torch.zeros(self._slots), list(self._replica.trained.values())
         for param in params:
             param.grad = torch.zeros_like(param)

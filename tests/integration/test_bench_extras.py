@@ -2,21 +2,28 @@
 
 import pytest
 
-from shoal.bench.bandwidth import open_model, pushes
-from shoal.bench.memory import PARAMETERS, Footprint, measure_memory
-from shoal.bench.receiver import BareSender, ShoalSender
-from shoal.bench.startup import measure_startup
-from shoal.bench.trainer_overhead import compare_trainer
+from benchmarks import compare, trainer_overhead
+from benchmarks.bandwidth import open_model, pushes
+from benchmarks.measurement import Measurement
+from benchmarks.memory import PARAMETERS, Footprint, measure_memory
+from benchmarks.receiver import BareSender, ShoalSender
+from benchmarks.startup import measure_startup
 from shoal.errors import PeerLost
 from shoal.ps.node import encode_bundle
-
-pytestmark = pytest.mark.alone
 
 DIGITS_PARAMETERS = 19_210
 
 
-def test_trainer_and_loop_train_the_same_model():
-    rows, verdicts = compare_trainer("digits", rounds=1, steps=5)
+def run_here(command: list[str]) -> Measurement:
+    """What the command measures in a fresh process, in this one: here its speed does not matter."""
+    *_, module, side, model, _, steps = command
+    assert module == "benchmarks.trainer_overhead"
+    return trainer_overhead.measure(side, model, int(steps))
+
+
+def test_trainer_and_loop_train_the_same_model(monkeypatch):
+    monkeypatch.setattr(compare, "run_command", run_here)
+    rows, verdicts = trainer_overhead.compare_trainer("digits", rounds=1, steps=5)
     assert [row.variant for row in rows] == ["trainer", "loop"]
     assert rows[0].loss == pytest.approx(rows[1].loss, rel=1e-5)
     (finding,) = verdicts
@@ -30,6 +37,7 @@ def test_a_footprint_is_judged_by_what_must_be_there():
     assert Footprint(six_copies, 0).private_copies == 2 * six_copies
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_workers_share_parameters_and_momentum():
     found = measure_memory()
@@ -37,6 +45,7 @@ def test_workers_share_parameters_and_momentum():
     assert found.arena < found.private_copies < 2 * found.expected_arena + 1
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_the_start_of_both_is_measured():
     told = []

@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.bench import chaos, torchrun_peer
-from shoal.bench.recorded import record
+from benchmarks import chaos, torchrun_peer
+from benchmarks.recorded import record
 from shoal.launch import ZygoteProcess
 from shoal.launch.owner import ZYGOTE_VARIABLE
-
-pytestmark = pytest.mark.alone
 
 STEPS = 64
 """Whole epochs, so that every sample is applied equally often."""
@@ -28,6 +26,7 @@ def test_a_kill_is_found_in_the_timeline(zygote: ZygoteProcess, monkeypatch: pyt
     assert [samples for _, samples in stormy.timeline] == [samples for _, samples in calm.timeline]
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_torchrun_goes_on_after_a_kill():
     session = torchrun_peer.train(seconds=60.0, every_s=15.0)

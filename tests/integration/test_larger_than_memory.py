@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import large_tasks
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from shoal.checkpoint import load_tensors
+import shoal
+from shoal.checkpoint import load_tensors, save_tensors
 from shoal.errors import LaunchError, WorkerFailed
 from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
 from shoal.launch.resuming import find_whole, resumed_job
@@ -23,6 +29,8 @@ LIMIT = "112MiB"
 WORKERS = 3
 
 CUTS = ("sharded", "pipeline:split=4+4+3")
+DEEP = 24
+"""Blocks of a model that is larger than the limit by itself."""
 
 
 @dataclass
@@ -135,3 +143,51 @@ def test_a_limit_does_not_change_a_bit(train: Train, strategy: str, limit: str) 
     limited, free = (train(strategy, 4, memory, steps=4) for memory in (limit, ""))
     assert limited["digest"] == free["digest"]
     assert limited["loss"] == free["loss"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor, float]:
+    """A run whose model has 120 MiB; its outputs, and its loss."""
+    folder, given = tmp_path_factory.mktemp("saved"), large_tasks.task(depth=DEEP)
+    torch.manual_seed(1)
+    model = given.model().eval()
+    save_tensors(folder / "model.safetensors", model.state_dict())
+    job = Job(target=f"{TASKS}:task", args={"depth": DEEP}, strategy="sharded", cluster=Cluster(workers=WORKERS))
+    (folder / "job.json").write_text(job.to_json())
+    inputs, targets = given.train.tensors
+    with torch.no_grad():
+        scores = model(inputs)
+        return folder, scores, nn.functional.cross_entropy(scores, targets).item()
+
+
+@pytest.mark.parametrize("strategy", ["sharded", "pipeline:split=9+9+9"])
+def test_is_evaluated_and_predicted_with_where_it_is_cut(
+    saved: tuple[Path, torch.Tensor, float], strategy: str, zygote: ZygoteProcess, tmp_path: Path
+) -> None:
+    """Nobody ever has more than a part of it, and the numbers are those of one process."""
+    folder, scores, loss = saved
+    cluster = Cluster(workers=WORKERS, threads=1, memory=LIMIT)
+    options = {
+        "data": "train",
+        "strategy": strategy,
+        "cluster": cluster,
+        "output": io.StringIO(),
+        "zygote": zygote,
+    }
+    assert shoal.evaluate(folder, **options).results["loss"] == pytest.approx(loss, rel=1e-5)
+    rows = np.load(shoal.predict(folder, tmp_path / "out.npy", **options))
+    np.testing.assert_allclose(rows, scores.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_is_not_evaluated_where_every_worker_would_hold_it(
+    saved: tuple[Path, torch.Tensor, float], zygote: ZygoteProcess
+) -> None:
+    with pytest.raises(WorkerFailed, match=r"112\.0 MiB, which was too little for strategy=data"):
+        shoal.evaluate(
+            saved[0],
+            data="train",
+            strategy="data",
+            cluster=Cluster(threads=1, memory=LIMIT),
+            output=io.StringIO(),
+            zygote=zygote,
+        )

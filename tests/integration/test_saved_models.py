@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
+import every_way
 import numpy as np
 import odd_tasks
 import pytest
+import torch
 from odd_tasks import INPUTS
 from torch import nn
+from torch.nn import functional as F
 
 import shoal
 from helpers.training import largest_difference
-from shoal.checkpoint import load_model, load_tensors
+from shoal.checkpoint import load_model, load_tensors, save_tensors
 from shoal.launch import ZygoteProcess
+from shoal.spec import Cluster, Job
 
 TASKS = Path(__file__).with_name("odd_tasks.py")
 
@@ -40,6 +45,65 @@ def test_an_evaluation_afterwards_is_the_last_one_of_the_run(run: shoal.Run, zyg
     for workers in (1, 2):
         evaluation = shoal.evaluate(run.folder, workers=workers, output=io.StringIO(), zygote=zygote)
         assert evaluation.results == run.results["results"]
+
+
+CUTS = ("sharded", "tensor", "pipeline:split=3+3", "layer:place=0@0+2@1+5@1")
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> tuple[Path, nn.Module]:
+    """A run that every strategy can go on with, and its model."""
+    torch.manual_seed(1)
+    folder, model = tmp_path / "chain", every_way.task().model().eval()
+    folder.mkdir()
+    save_tensors(folder / "model.safetensors", model.state_dict())
+    target = f"{Path(every_way.__file__)}:task"
+    (folder / "job.json").write_text(Job(target=target, strategy="ps", cluster=Cluster(workers=2)).to_json())
+    return folder, model
+
+
+@pytest.mark.parametrize("strategy", [*CUTS, "data:via=ring", None])
+def test_every_strategy_evaluates_and_predicts_alike(
+    chain: tuple[Path, nn.Module], zygote: ZygoteProcess, strategy: str | None
+) -> None:
+    """Three batches go round one lane or two; the run's own strategy has servers, of which none is needed."""
+    folder, model = chain
+    with torch.no_grad():
+        scores = model(every_way.INPUTS)
+        expected = F.cross_entropy(scores, every_way.TARGETS).item()
+    options = {"data": "train", "workers": 2, "strategy": strategy, "output": io.StringIO(), "zygote": zygote}
+    found = shoal.evaluate(folder, **options)
+    assert found.samples == len(scores)
+    assert found.results["loss"] == pytest.approx(expected, rel=1e-5)
+    rows = np.load(shoal.predict(folder, folder / "out.npy", **options))
+    np.testing.assert_allclose(rows, scores.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_that_cuts_its_model_is_read_as_it_was_trained(
+    chain: tuple[Path, nn.Module], zygote: ZygoteProcess
+) -> None:
+    """By default with the strategy and the workers that it had; whatever optimizer it was trained with."""
+    folder, _ = chain
+    job = json.loads((folder / "job.json").read_text())
+    for strategy in ("sharded", "data"):
+        (folder / "job.json").write_text(json.dumps({**job, "strategy": strategy}))
+        said = io.StringIO()
+        shoal.evaluate(folder, progress=False, output=said, zygote=zygote)
+        assert ("2 workers" in said.getvalue()) == (strategy == "sharded")
+
+
+def test_an_objective_needs_the_whole_model(
+    tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = shoal.train(f"{TASKS}:own_objective", output=io.StringIO(), zygote=zygote)
+    options = {"data": "train", "workers": 2, "output": io.StringIO(), "zygote": zygote}
+    expected = shoal.evaluate(run.folder, **options).results
+    assert shoal.evaluate(run.folder, strategy="sharded", **options).results == pytest.approx(expected)
+    with pytest.raises(
+        shoal.ShoalError, match=r"objective= computes the loss .* with strategy=pipeline nobody has"
+    ):
+        shoal.evaluate(run.folder, strategy="pipeline", **options)
 
 
 def test_a_model_that_gives_no_row_per_sample_is_refused(

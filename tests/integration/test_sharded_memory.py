@@ -28,7 +28,7 @@ def test_four_workers_hold_little_each(tmp_path: Path, zygote: ZygoteProcess) ->
         return max(told)
 
     # A process alone would keep what it frees for the next step; by what it uses, it is measured at its best.
-    one, each = most_bytes(1, "data:via=backend"), most_bytes(4, "sharded:stage=3")
+    one, each = most_bytes(1, "data:via=backend"), most_bytes(4, "sharded:stage=3,via=backend")
     state = 4 * 4 * (8 * (1024 * 1024 + 1024) + 1024 * 10 + 10)
     assert one >= 0.9 * state, "the measure sees everything"
     assert each < BOUND * one, f"{each / one:.0%} of one process"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.commands import GUARD_S, SMALL_TASK, command
+from helpers.commands import SMALL_TASK
+from helpers.installed import shoal_beside
 
 MODULE = Path(__file__).with_name("plain_strategy.py")
 Shoal = Callable[..., str]
@@ -22,31 +20,7 @@ Shoal = Callable[..., str]
 @pytest.fixture
 def shoal(tmp_path: Path) -> Shoal:
     """`shoal("train", …)` with the package installed; its output."""
-    site = tmp_path / "site"
-    site.mkdir()
-    shutil.copy(MODULE, site)
-    information = site / "plain_strategy-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: plain-strategy\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text("[shoal.strategies]\nplain = plain_strategy:Plain\n")
-
-    def run(*words: str) -> str:
-        # A zygote of its own: those that run already have not got the package.
-        known = {name: value for name, value in os.environ.items() if name != "SHOAL_ZYGOTE"}
-        paths = os.pathsep.join(filter(None, (str(site), known.get("PYTHONPATH"))))
-        answer = subprocess.run(
-            command(*words),
-            cwd=tmp_path,
-            env={**known, "PYTHONPATH": paths, "COLUMNS": "80"},
-            capture_output=True,
-            text=True,
-            timeout=GUARD_S,
-            check=False,
-        )
-        assert answer.returncode == 0, answer.stdout + answer.stderr
-        return answer.stdout
-
-    return run
+    return shoal_beside(tmp_path, MODULE, "plain = plain_strategy:Plain")
 
 
 def test_it_has_sixty_lines_and_nobody_names_it() -> None:

@@ -112,7 +112,7 @@ def test_what_a_trainer_cannot_do_is_said() -> None:
         trainer.step((INPUTS, INPUTS, TARGETS))
     with shoal.Trainer(odd_tasks.make(), slots=4) as several, pytest.raises(SpecError, match="but slots=4 for 1"):
         several.step((INPUTS, TARGETS))
-    with pytest.raises(SpecError, match="slots=1 is fewer than the 2 processes"):
+    with pytest.raises(SpecError, match="slots=1 is fewer than workers=2"):
         shoal.Trainer(odd_tasks.make(), slots=1, world=World(world_size=2, arena_fd=0))
     with pytest.raises(TaskError, match="given 1 parameters that are not the model's"):
         temperature = nn.Parameter(torch.ones(1))

@@ -17,13 +17,12 @@ FLAGS = {
     "train": "workers strategy slots spares on-failure max-failures chaos threads device port memory arg "
     "batch-size epochs max-steps seed accumulate evaluate-every fold skip-loss-below precision recompute from "
     "skip-seen checkpoint resume trust name runs overwrite tensorboard explain progress plain json help",
-    "evaluate": "data workers threads device trust progress plain json help",
-    "predict": "out data workers threads device trust progress plain help",
+    "evaluate": "data workers strategy threads device memory trust progress plain json help",
+    "predict": "out data workers strategy threads device memory trust progress plain help",
     "run": "workers port threads help",
     "scale": "workers servers runs json help",
     "verify": "workers strategy slots steps arg seed seeds precision replay trust json help",
-    "bench": "models rounds steps start no-start stragglers no-stragglers chaos no-chaos chaos-seconds "
-    "chaos-every chaos-runs json help",
+    "bench": "workers strategies threads device rounds steps seconds arg batch-size seed precision out json help",
     "doctor": "json help",
     "checkpoint": "help",
     "checkpoint ls": "runs json help",

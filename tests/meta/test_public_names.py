@@ -17,6 +17,7 @@ PROMISED = [
     "Evaluation",
     "Job",
     "Layer",
+    "LiveRun",
     "Mesh",
     "ParameterServer",
     "Pipeline",
@@ -39,6 +40,7 @@ PROMISED = [
     "ps",
     "resume",
     "scale",
+    "start",
     "train",
     "verify",
 ]

@@ -2,7 +2,7 @@
 
 from shoal.arena.grid import Chunk, Flat, Grid, Piece, make_grid
 from shoal.arena.malloc import keep_freed_memory, return_freed_memory, use_small_stacks
-from shoal.arena.segment import Segment, counter_bytes
+from shoal.arena.segment import Segment, counter_bytes, segment_bytes
 from shoal.arena.waits import Counters, supported
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "keep_freed_memory",
     "make_grid",
     "return_freed_memory",
+    "segment_bytes",
     "supported",
     "use_small_stacks",
 ]

@@ -11,7 +11,7 @@ import ctypes
 import math
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.arena.waits import LINE, Counters
@@ -91,13 +91,19 @@ class Segment:
         """Size of the whole segment."""
         return self._size
 
-    def share_with(self, pid_and_fd: str) -> None:
-        """Use the segment of another process of this user instead of an own one: `pid:fd`."""
-        pid, fd = pid_and_fd.split(":")
-        own, self._fd = self._fd, os.open(f"/proc/{int(pid)}/fd/{int(fd)}", os.O_RDWR)
+    def share_with(self, handle: str) -> None:
+        """Use the segment of another process of this user instead of an own one."""
+        own, self._fd = self._fd, _open(handle)
         if self._owns_fd:
             os.close(own)
         self._owns_fd = True
+
+    @classmethod
+    def of(cls, handle: str) -> Segment:
+        """The segment of another process of this user."""
+        found = cls(_open(handle))
+        found._owns_fd = True
+        return found
 
     @property
     def handle(self) -> str:
@@ -114,6 +120,16 @@ class Segment:
         if self._owns_fd:
             os.close(self._fd)
             self._owns_fd = False
+
+
+def segment_bytes(regions: Iterable[int]) -> int:
+    """The size of a segment with regions of so many bytes each."""
+    return sum(map(paged, regions))
+
+
+def _open(handle: str) -> int:
+    pid, fd = handle.split(":")
+    return os.open(f"/proc/{int(pid)}/fd/{int(fd)}", os.O_RDWR)
 
 
 def counter_bytes(count: int) -> int:

@@ -63,6 +63,8 @@ class Counters:
         Every 50 ms without news `on_idle` is called; it raises to give up (the run was stopped).
         """
         word = index * (LINE // 4)
+        if self._words[word] >= value:
+            return
         address = ctypes.c_void_p(self._address + index * LINE)
         while (seen := self._words[word]) < value:
             self._syscall(self._number, address, _FUTEX_WAIT, ctypes.c_int(seen), self._timeout, None, 0)

@@ -1,26 +1,10 @@
-"""How fast Shoal is beside its peers: fresh processes, variants interleaved, medians and spreads."""
+"""Which strategy is fastest on this task, here? Measured in turns, in fresh processes.
 
-from shoal.bench.bars import BARS, Bar, BarClaim, BarFinding, BarVerdict, Ceiling, judge
-from shoal.bench.compare import SpeedRow, compare
-from shoal.bench.measurement import Measurement, summarise
-from shoal.bench.table import ordeals_table, rows_table, verdicts_table
-from shoal.bench.variants import PEERS, VARIANTS
+Importing this does not import torch, so that a zygote can be started first.
+"""
 
-__all__ = [
-    "BARS",
-    "PEERS",
-    "VARIANTS",
-    "Bar",
-    "BarClaim",
-    "BarFinding",
-    "BarVerdict",
-    "Ceiling",
-    "Measurement",
-    "SpeedRow",
-    "compare",
-    "judge",
-    "ordeals_table",
-    "rows_table",
-    "summarise",
-    "verdicts_table",
-]
+from shoal.bench.comparison import BenchOrder, compare_strategies
+from shoal.bench.laps import BenchRow, Course, Lap
+from shoal.bench.report import BenchReport
+
+__all__ = ["BenchOrder", "BenchReport", "BenchRow", "Course", "Lap", "compare_strategies"]

@@ -1,133 +1,93 @@
-"""Comparisons as tables for the terminal."""
+"""A comparison of strategies as tables for the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
-from shoal.bench.bars import BarClaim, BarFinding, BarVerdict
-from shoal.bench.compare import SpeedRow
-from shoal.bench.ordeal import Ordeal
+from shoal.bench.laps import BenchRow
+from shoal.bench.report import ONE_PROCESS, BenchReport
+from shoal.observe import wording
+
+_LONGEST_NAME = 6
+"""Of a strategy that may stand in a heading."""
 
 
-def rows_table(rows: Sequence[SpeedRow], baseline: str = "ddp", title: str = "Speed") -> Table:
-    """Every variant's speed, and how many times that of the `baseline` on the same model."""
-    table = _plain_table(f"{title}, medians over rounds")
-    for heading in ("model", "variant"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("procs", "step", "spread", "samples/s", f"x {baseline}", "loss"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    peers = {(row.model, row.processes): row.samples_per_s for row in rows if row.variant == baseline}
-    for place, row in enumerate(rows):
-        last_of_model = place + 1 == len(rows) or rows[place + 1].model != row.model
-        table.add_row(
-            row.model,
-            row.variant,
-            str(row.processes),
-            _milliseconds(row.step_s),
-            f"{row.spread:.0%}",
-            f"{row.samples_per_s:,.0f}",
-            f"{row.samples_per_s / peer:.2f}" if (peer := peers.get((row.model, row.processes))) else "",
-            f"{row.loss:.4f}",
-            end_section=last_of_model,
+def bench_table(report: BenchReport) -> RenderableType:
+    """Every strategy beside one process, who was left out and why, then the finding in one line."""
+    parts: list[RenderableType] = [_caption(report), Text(), _speeds(report), Text()]
+    if report.left_out:
+        parts += [_left_out(report), Text()]
+    if report.is_broken_off:
+        parts.append(Text("Broken off: only what was measured until then is shown.", style="yellow"))
+    return Group(*parts, finding(report))
+
+
+def finding(report: BenchReport) -> Text:
+    """What it all means."""
+    if not report.rows:
+        return Text("No strategy was measured.", style="bold red")
+    best = max(report.rows, key=lambda row: row.samples_per_s)
+    if (ratio := report.ratio_to_one(best)) is None:
+        return Text(f"{best.strategy} was fastest so far.", style="bold")
+    if ratio < 1:
+        return Text(
+            f"No strategy is faster than one process here; {best.strategy} comes closest, with {ratio:.2f} of its "
+            "speed.",
+            style="bold yellow",
         )
-    return table
+    return Text(f"{best.strategy} is fastest: {ratio:.2f} times one process.", style="bold green")
 
 
-def ordeals_table(ordeals: Sequence[Ordeal]) -> Table:
-    """Every run under faults, beside the same one without."""
-    table = _plain_table("Under faults")
-    for heading in ("run", "faults"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("samples/s without", "with", "kept", "by timeline", "lost each", "next step", "worst"):
-        table.add_column(heading, justify="right")
-    for heading in ("audit", "weights", "same bits", "hangs named"):
-        table.add_column(heading)
-    for one in ordeals:
-        table.add_row(
-            one.name,
-            ", ".join(f"{count} {kind}" for kind, count in sorted(one.faults.items())) or "none",
-            f"{one.calm_samples_per_s:,.0f}",
-            f"{one.samples_per_s:,.0f}",
-            f"{one.kept:.1%}",
-            f"{one.kept_by_timeline:.1%}",
-            f"{one.lost_s:.2f} s",
-            f"{one.to_next_step_s:.2f} s",
-            f"{one.longest_to_next_step_s:.2f} s",
-            _yes_or_no(one.is_audit_clean, "clean", "NOT CLEAN"),
-            _yes_or_no(one.is_count_exact, "agree", "DISAGREE"),
-            _yes_or_no(one.has_same_bits, "yes", "NO"),
-            _yes_or_no(one.all_hung_named, "all", "NOT ALL"),
-        )
-    return table
+def _caption(report: BenchReport) -> Text:
+    threads = f"{wording.plural(report.threads, 'thread')} each"
+    if report.threads_alone != report.threads:
+        threads += f" (one process: {report.threads_alone})"
+    world = f"{wording.plural(report.workers, 'worker')}, {threads}"
+    length = f"{report.course.steps:,} steps of {report.batch_size:,} samples"
+    rounds = f"medians of {report.rounds} rounds" if report.rounds > 1 else "1 round"
+    return Text.assemble((wording.near(report.target), "bold"), f"\n{world}\n{length}, {rounds}")
 
 
-def verdicts_table(verdicts: Sequence[BarVerdict | BarFinding | BarClaim]) -> Table:
-    """Every bar: what was promised, what was measured, met or missed."""
-    table = _plain_table("Bars: at least (≥) or at most (≤) so many times the peer")
-    for heading in ("model", "what", "beside"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("bar", "measured", "range"):
+def _speeds(report: BenchReport) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("strategy", overflow="fold")
+    for heading in ("samples/s", "spread", "x one", _first_heading(report), "1st step", "memory", "loss"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for verdict in verdicts:
-        table.add_row(*_cells(verdict), _outcome(verdict))
+    fastest = max((row.samples_per_s for row in report.rows), default=0.0)
+    for row in report.all_rows:
+        style = "dim" if row.strategy == ONE_PROCESS else "bold" if row.samples_per_s == fastest else ""
+        table.add_row(*_cells(report, row), style=style)
     return table
 
 
-def _plain_table(title: str) -> Table:
-    return Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
+def _first_heading(report: BenchReport) -> str:
+    first = report.rows[0].strategy if report.rows else ""
+    return f"x {first}" if 0 < len(first) <= _LONGEST_NAME else "x first"
 
 
-def _outcome(verdict: BarVerdict | BarFinding | BarClaim) -> str:
-    if isinstance(verdict, BarVerdict) and verdict.bar.floor is None:
-        return ""
-    if isinstance(verdict, BarFinding) and verdict.ceiling.most is None:
-        return ""
-    return "[green]met[/green]" if verdict.met else "[red]missed[/red]"
-
-
-def _cells(verdict: BarVerdict | BarFinding | BarClaim) -> list[str]:
-    if isinstance(verdict, BarVerdict):
-        return _verdict_cells(verdict)
-    if isinstance(verdict, BarFinding):
-        return _finding_cells(verdict)
-    return [verdict.model, verdict.subject, "", "yes", "yes" if verdict.met else "no", ""]
-
-
-def _yes_or_no(answer: bool | None, yes: str, no: str) -> str:
-    return "–" if answer is None else yes if answer else no
-
-
-def _verdict_cells(verdict: BarVerdict) -> list[str]:
+def _cells(report: BenchReport, row: BenchRow) -> list[str]:
     return [
-        verdict.bar.model,
-        f"speed of {verdict.bar.subject}",
-        verdict.bar.peer,
-        "none" if verdict.bar.floor is None else f"≥ {verdict.bar.floor:.2f}",
-        f"{verdict.ratio:.2f}",
-        _range(verdict.ratios, 2),
+        row.strategy,
+        wording.rate(row.samples_per_s),
+        "–" if row.spread is None else f"{row.spread:.0%}",
+        _ratio(report.ratio_to_one(row)),
+        _ratio(report.ratio_to_first(row)),
+        f"{row.first_step_s:.2f} s",
+        wording.memory(row.peak_memory),
+        "–" if row.loss != row.loss else wording.number(row.loss),
     ]
 
 
-def _finding_cells(finding: BarFinding) -> list[str]:
-    ceiling = finding.ceiling
-    digits = 0 if ceiling.most is not None and ceiling.most >= 10 else 2
-    return [
-        ceiling.model,
-        ceiling.subject,
-        ceiling.peer,
-        "none" if ceiling.most is None else f"≤ {ceiling.most:.{digits}f} {ceiling.unit}".rstrip(),
-        f"{finding.value:.{digits}f} {ceiling.unit}".rstrip(),
-        _range(finding.values, digits),
-    ]
+def _ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
-def _range(values: Sequence[float], digits: int) -> str:
-    return f"{min(values):.{digits}f}–{max(values):.{digits}f}" if len(values) > 1 else ""
-
-
-def _milliseconds(seconds: float) -> str:
-    value = seconds * 1000
-    return f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms"
+def _left_out(report: BenchReport) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold", ratio=1)
+    for strategy, reason in report.left_out.items():
+        table.add_row(f"  {strategy}", Text(reason, style="dim"))
+    return Group(Text("left out"), table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,6 +74,9 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             expected = (file.metadata() or {}).get("digest")
     except (SafetensorError, OSError) as error:
+        cause = _as_os_error(error, path) if isinstance(error, SafetensorError) else error
+        if isinstance(cause, OSError) and cause.errno == errno.ENOMEM:
+            raise cause from None  # nothing is wrong with the file
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({error}); train or copy it again."
         ) from None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from shoal.launch.owner import ZYGOTE_VARIABLE, start_zygote
 
-VERBS_WITH_WORKERS = ("train", "evaluate", "predict", "run", "verify")
+VERBS_WITH_WORKERS = ("train", "evaluate", "predict", "run", "verify", "bench")
 
 
 def main() -> None:

@@ -73,7 +73,35 @@ Trust = Annotated[
         show_default=False,
     ),
 ]
+ReadingWorkers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        "-w",
+        help="Processes; default 1, or those of the run where each has a part of the model.",
+        rich_help_panel=CLUSTER,
+    ),
+]
+ReadingStrategy = Annotated[
+    str | None,
+    typer.Option(
+        "--strategy", "-s", help="How: name:key=value,…; default the run's own.", rich_help_panel=CLUSTER
+    ),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        help="The most that each worker may use for its work, as 1.5GiB; default no limit.",
+        metavar="SIZE",
+        rich_help_panel=CLUSTER,
+    ),
+]
 DataPart = Annotated[str, typer.Option(help="Which of the task's sets: test or train.", metavar="test|train")]
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """What was said on the command line."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def parse_arguments(items: Iterable[str]) -> dict[str, Any]:

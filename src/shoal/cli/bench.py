@@ -1,229 +1,194 @@
-"""`shoal bench`: how fast is it here, beside its peers?"""
+"""`shoal bench`: which strategy is fastest on this task, here?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.arguments import CLUSTER, RECORD, TASK, AsJson, Device, Threads, Workers, parse_arguments
+from shoal.cli.failures import FAILED, INTERRUPTED
 from shoal.cli.json_output import print_json
-from shoal.errors import unknown
+from shoal.errors import SpecError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from shoal.bench import BenchReport
 
-    from shoal.bench import BarClaim, BarFinding, BarVerdict, Measurement, SpeedRow
-    from shoal.bench.memory import Footprint
-    from shoal.bench.ordeal import Ordeal
-
-MODELS = ("mlp", "gpt", "conv", "digits")
-STARTUP_PROCESSES = (2, 4)
-FEWER_ROUNDS = 3
-"""For comparisons whose ratios are large and whose runs are long: TensorFlow's start, waits for stragglers."""
+MEASURE = "How it is measured"
+_DRAWN_EVERY_S = 0.25
 
 
 def bench(
-    models: Annotated[str, typer.Option(help="Which models, with commas.")] = ",".join(MODELS),
-    rounds: Annotated[int, typer.Option(help="Measure each variant so often, in turn.")] = 3,
-    steps: Annotated[
-        int | None, typer.Option(help="Measured steps of a run; default the model's own number.")
+    ctx: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TASK", help="path.py:factory or package.module:factory.", show_default=False),
+    ],
+    workers: Workers = 2,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            "--strategies",
+            "-s",
+            help="Which, with commas: data,ps:servers=2,sync=asp; default all that can train this task.",
+            rich_help_panel=CLUSTER,
+            show_default=False,
+        ),
     ] = None,
-    start: Annotated[bool, typer.Option("--start/--no-start", help="Measure the start-up, too.")] = True,
-    stragglers: Annotated[
-        bool, typer.Option("--stragglers/--no-stragglers", help="Compare who waits for slow workers, too.")
-    ] = True,
-    chaos: Annotated[
-        bool, typer.Option("--chaos/--no-chaos", help="Train while workers and servers are killed, too.")
-    ] = True,
-    chaos_seconds: Annotated[
-        float, typer.Option(help="How long each run under faults takes, and each one beside it.", min=1.0)
-    ] = 180.0,
-    chaos_every: Annotated[float, typer.Option(help="Seconds from one fault to the next.", min=1.0)] = 10.0,
-    chaos_runs: Annotated[
-        str, typer.Option(help="Which runs under faults, with commas: kills, torchrun, all, servers.")
-    ] = "kills,torchrun,all,servers",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything as one JSON object and nothing else.")
-    ] = False,
+    threads: Threads = None,
+    device: Device = "cpu",
+    rounds: Annotated[
+        int, typer.Option(help="Measure each strategy so often, all in turn.", rich_help_panel=MEASURE)
+    ] = 3,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps that count in each run; default as many as fit --seconds.", rich_help_panel=MEASURE
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="How long one process should take for a run; default 3. All take as many steps as it does.",
+            rich_help_panel=MEASURE,
+        ),
+    ] = None,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(help="An argument of the factory, name=value; repeatable.", rich_help_panel=TASK),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples of one step of all workers.", rich_help_panel=TASK)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides every random number.", rich_help_panel=TASK)] = None,
+    precision: Annotated[
+        str,
+        typer.Option(help="What the model computes in.", metavar="fp32|bf16|fp16|adaptive", rich_help_panel=TASK),
+    ] = "fp32",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Keep the figures (bench.json) and a picture (bench.png) in this folder.",
+            rich_help_panel=RECORD,
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure training beside DDP, TensorFlow and a loop written by hand; fresh processes, variants in turn.
+    """Compare strategies on your task: speed, first step, memory and loss, beside one process.
 
-    The exit status is 1 where a promised ratio is missed.
+    All take the same steps on the same batches, in fresh processes, in turn.
+    What cannot train the task is listed with the reason.
+    Ctrl-C shows what was measured until then.
 
-    [dim]shoal bench
-    shoal bench --models mlp --rounds 3 --no-start --no-stragglers
-    shoal bench --models "" --no-start --no-chaos
-    shoal bench --models "" --no-start --no-stragglers --chaos-seconds 40
-    shoal bench --models "" --no-start --no-stragglers --chaos-seconds 1800 --chaos-every 9 --chaos-runs all[/dim]
+    [dim]shoal bench digits.py
+    shoal bench digits.py -w 4 -s data,sharded,ps:servers=2,sync=asp
+    shoal bench gpt.py --steps 50 --rounds 5 --out compared[/dim]
     """
+    from shoal.bench.choice import chosen_strategies
+    from shoal.bench.comparison import SECONDS, BenchOrder, compare_strategies
+    from shoal.launch.runs import locate
+    from shoal.spec import Cluster
+
+    if steps is not None and seconds is not None:
+        raise SpecError("bench: --steps and --seconds both say how long a run is; give one of them.")
+    overrides = {"batch_size": batch_size, "seed": seed}
+    order = BenchOrder(
+        target=locate(target),
+        strategies=chosen_strategies(strategies),
+        cluster=Cluster(workers=workers, threads=threads, device=device),
+        args=parse_arguments(arg or ()),
+        overrides={name: value for name, value in overrides.items() if value is not None},
+        precision=precision,
+        rounds=rounds,
+        steps=steps,
+        seconds=SECONDS if seconds is None else seconds,
+    )
+    if out is not None:
+        _prepare(out)
+    with _progress_bar() as progress:
+        report = compare_strategies(order, zygote=ctx.obj, progress=progress)
+    if out is not None:
+        _keep(report, out)
+    _show(report, as_json=as_json)
+    if report.is_broken_off:
+        raise typer.Exit(INTERRUPTED)
+    if not report.rows:
+        raise typer.Exit(FAILED)
+
+
+def _prepare(out: Path) -> None:
+    """Refuse at once what could not be kept after minutes of measuring."""
+    from shoal.observe.chart import new_figure
+    from shoal.observe.disk import writing
+
+    new_figure(1, 1)
+    if out.exists() and not out.is_dir():
+        raise SpecError(f"bench: --out {out} is a file; name a folder.")
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+
+
+def _keep(report: BenchReport, out: Path) -> None:
+    from shoal.bench.picture import draw_bench
+    from shoal.observe.disk import write_whole
+    from shoal.observe.strict_json import to_json
+
+    write_whole(out / "bench.json", to_json(report.to_dict(), indent=2) + "\n")
+    draw_bench(out / "bench.png", report)
+
+
+def _show(report: BenchReport, *, as_json: bool) -> None:
+    if as_json:
+        print_json(report.to_dict())
+        return
     from rich.console import Console
 
-    from shoal.bench.chaos import RUNS
+    from shoal.bench.table import bench_table
 
-    chosen = _chosen(models, "model", MODELS)
-    under_faults = _chosen(chaos_runs, "run under faults", RUNS) if chaos else []
-    session = _Session(Console(stderr=as_json, highlight=False))
-    for name in chosen:
-        session.measure_training(name, rounds, steps)
-        session.measure_trainer(name, rounds, steps)
-    if "mlp" in chosen:
-        session.measure_servers(min(rounds, FEWER_ROUNDS), steps)
-        session.measure_memory()
-        session.measure_bandwidth(rounds)
-        session.measure_checkpoints(min(rounds, FEWER_ROUNDS))
-    if stragglers:
-        session.measure_stragglers(min(rounds, FEWER_ROUNDS), steps)
-    if chaos:
-        session.measure_chaos(chaos_seconds, chaos_every, under_faults)
-    if start:
-        session.measure_startup(rounds)
-    if as_json:
-        print_json(session.to_dict())
-    else:
-        session.show()
-    if not all(verdict.met for verdict in session.verdicts):
-        raise typer.Exit(1)
+    Console(highlight=False).print(bench_table(report))
 
 
-def _chosen(text: str, kind: str, known: Sequence[str]) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in known:
-            raise unknown(f"bench: {kind}", name, known)
-    return names
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[float, str], None]]:
+    """A bar on a terminal, a line for each run elsewhere; the results alone go to standard output."""
+    from rich.console import Console
 
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        told: list[str] = []
 
-@dataclass
-class _Session:
-    """What has been measured so far."""
+        def tell(done: float, label: str) -> None:
+            if told[-1:] != [label]:
+                told.append(label)
+                print(f"{done:4.0%}  {label}", file=sys.stderr, flush=True)
 
-    console: Console
-    rows: dict[str, list[SpeedRow]] = field(default_factory=dict)
-    """By comparison: only rows of one were measured side by side."""
-    verdicts: list[BarVerdict | BarFinding | BarClaim] = field(default_factory=list)
-    ordeals: list[Ordeal] = field(default_factory=list)
-    footprint: Footprint | None = None
+        yield tell
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    def measure_training(self, model: str, rounds: int, steps: int | None) -> None:
-        from shoal.bench import compare, judge
+    # Without its thread: what is measured has the machine for itself.
+    columns = (
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as shown:
+        bar = shown.add_task("", total=1.0)
+        drawn_at = 0.0
 
-        names = ["ddp", "ddp_tuned", "data"]
-        if model == "mlp":
-            names += ["single", "data_without_journal"]
-        rows = compare(model, names, rounds=rounds, steps=steps, on_measured=self._tell)
-        self._keep("Speed", rows, judge(rows))
+        def draw(done: float, label: str) -> None:
+            nonlocal drawn_at
+            shown.update(bar, completed=done, description=label)
+            if time.monotonic() >= drawn_at + _DRAWN_EVERY_S:
+                drawn_at = time.monotonic()
+                shown.refresh()
 
-    def measure_servers(self, rounds: int, steps: int | None) -> None:
-        from shoal.bench import compare, judge
-
-        names = ["ddp", *self._tensorflow_variants(), "ps_asp", "ps_asp_2", "ps_bsp"]
-        rows = compare("mlp", names, rounds=rounds, steps=steps, on_measured=self._tell)
-        self._keep("Parameter servers", rows, judge(rows))
-
-    def measure_stragglers(self, rounds: int, steps: int | None) -> None:
-        from shoal.bench.contests import compare_stragglers
-
-        rows, verdicts = compare_stragglers(rounds=rounds, steps=steps, on_measured=self._tell)
-        self._keep("With a slow worker", rows, verdicts)
-
-    def _keep(self, comparison: str, rows: list[SpeedRow], verdicts: Sequence[BarVerdict | BarFinding]) -> None:
-        self.rows.setdefault(comparison, []).extend(rows)
-        self.verdicts += verdicts
-
-    def _tensorflow_variants(self) -> list[str]:
-        """TensorFlow's rows where it is installed, else one line that says how to get them."""
-        from shoal.bench.environment import HINT, tensorflow_python
-        from shoal.bench.variants import TENSORFLOW_OPTIONS
-
-        if tensorflow_python() is not None:
-            return list(TENSORFLOW_OPTIONS)
-        self.console.print(f"TensorFlow's parameter server is left out: {HINT}.", style="dim")
-        return []
-
-    def measure_trainer(self, model: str, rounds: int, steps: int | None) -> None:
-        from shoal.bench.trainer_overhead import compare_trainer
-
-        if model == "conv":
-            return
-        rows, verdicts = compare_trainer(model, rounds=rounds, steps=steps, on_measured=self._tell)
-        self._keep("Speed", rows, verdicts)
-
-    def measure_memory(self) -> None:
-        from shoal.bench.memory import measure_memory
-        from shoal.observe.wording import memory
-
-        self.footprint = found = measure_memory()
-        self.verdicts.append(found.finding())
-        self.console.print(
-            f"mlp memory of 4 workers: {memory(found.arena)} shared, {memory(found.total)} in all; "
-            f"private copies would take {memory(found.private_copies)}",
-            style="dim",
-        )
-
-    def measure_bandwidth(self, rounds: int) -> None:
-        from shoal.bench.bandwidth import measure_bandwidth
-
-        self.verdicts += measure_bandwidth(rounds, self._tell_bandwidth)
-
-    def measure_checkpoints(self, rounds: int) -> None:
-        from shoal.bench.overheads import measure_books, measure_checkpoints
-
-        self.verdicts += measure_checkpoints(rounds, on_measured=self._tell_speed)
-        self.verdicts.append(measure_books(rounds, on_measured=self._tell_speed))
-
-    def measure_chaos(self, seconds: float, every_s: float, runs: Sequence[str]) -> None:
-        from shoal.bench.chaos import compare_under_faults
-
-        ordeals, verdicts = compare_under_faults(
-            seconds, every_s=every_s, runs=runs, on_measured=self._tell_ordeal
-        )
-        self.ordeals += ordeals
-        self.verdicts += verdicts
-
-    def measure_startup(self, rounds: int) -> None:
-        from shoal.bench.startup import measure_startup
-
-        for processes in STARTUP_PROCESSES:
-            self.verdicts.append(measure_startup(processes, rounds, self._tell_start))
-
-    def show(self) -> None:
-        from shoal.bench import ordeals_table, rows_table, verdicts_table
-
-        for comparison, rows in self.rows.items():
-            self.console.print(rows_table(rows, title=comparison))
-        if self.ordeals:
-            self.console.print(ordeals_table(self.ordeals))
-        self.console.print(verdicts_table(self.verdicts))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "rows": {comparison: [asdict(row) for row in rows] for comparison, rows in self.rows.items()},
-            "verdicts": [{**asdict(verdict), "met": verdict.met} for verdict in self.verdicts],
-            "chaos": [asdict(ordeal) for ordeal in self.ordeals],
-            "memory": None if self.footprint is None else asdict(self.footprint),
-        }
-
-    def _tell(self, run: Measurement) -> None:
-        self.console.print(
-            f"{run.model:<7} {run.variant:<21} {run.step_s * 1e3:>9.2f} ms  {run.samples_per_s:>9,.0f} samples/s",
-            style="dim",
-        )
-
-    def _tell_ordeal(self, ordeal: Ordeal) -> None:
-        self.console.print(
-            f"{ordeal.name:<31}{sum(ordeal.faults.values()):>3} faults  {ordeal.kept:>6.1%} kept, "
-            f"{ordeal.kept_by_timeline:.1%} by its timeline  "
-            f"next step {ordeal.to_next_step_s:>5.2f} s",
-            style="dim",
-        )
-
-    def _tell_speed(self, name: str, samples_per_s: float) -> None:
-        self.console.print(f"{name:<38} {samples_per_s:>9,.0f} samples/s in all", style="dim")
-
-    def _tell_bandwidth(self, name: str, bytes_per_s: float) -> None:
-        self.console.print(f"bandwidth: {name:<25} {bytes_per_s / 1e9:>6.2f} GB/s", style="dim")
-
-    def _tell_start(self, name: str, seconds: float) -> None:
-        self.console.print(f"first step: {name:<20} {seconds:>7.2f} s", style="dim")
+        yield draw

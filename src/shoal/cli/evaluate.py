@@ -6,7 +6,19 @@ import sys
 
 import typer
 
-from shoal.cli.arguments import AsJson, DataPart, Device, Progress, SavedModel, Threads, Trust, Workers
+from shoal.cli.arguments import (
+    AsJson,
+    DataPart,
+    Device,
+    Memory,
+    Progress,
+    ReadingStrategy,
+    ReadingWorkers,
+    SavedModel,
+    Threads,
+    Trust,
+    given,
+)
 from shoal.cli.json_output import print_json
 
 
@@ -14,9 +26,11 @@ def evaluate(
     ctx: typer.Context,
     run: SavedModel,
     data: DataPart = "test",
-    workers: Workers = 1,
+    workers: ReadingWorkers = None,
+    strategy: ReadingStrategy = None,
     threads: Threads = None,
     device: Device = "cpu",
+    memory: Memory = None,
     trust: Trust = False,
     progress: Progress = None,
     as_json: AsJson = False,
@@ -24,16 +38,17 @@ def evaluate(
     """Evaluate a run's model; the result is the same for any number of workers.
 
     [dim]shoal evaluate digits-20250131-120000 --workers 2
-    shoal evaluate runs/demo --data train --json[/dim]
+    shoal evaluate runs/demo --data train --json
+    shoal evaluate large --strategy sharded --workers 4 --memory 2GiB[/dim]
     """
     from shoal.launch.saved import evaluate as start
     from shoal.observe import wording
-    from shoal.spec import Cluster
 
     found = start(
         run,
         data=data,
-        cluster=Cluster(workers=workers, threads=threads, device=device),
+        strategy=strategy,
+        cluster=given(workers=workers, threads=threads, device=device, memory=memory),
         progress=progress,
         output=sys.stderr if as_json else None,
         trust=trust,

@@ -16,6 +16,7 @@ from shoal.launch.supervisor import run_job
 from shoal.layout import binary_size
 from shoal.spec import Cluster, Job
 from shoal.spec.footprint import Flow, Stay, told_of
+from shoal.spec.vocabulary import Purpose
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +39,7 @@ def _inspect(job: Job, zygote: ZygoteProcess | None) -> dict[str, Any]:
         inspection = Job(
             target=job.target,
             args=job.args,
-            purpose="inspect",
+            purpose=Purpose.INSPECT,
             cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
             overrides=job.overrides,
             run_dir=folder,

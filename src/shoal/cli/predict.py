@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.arguments import DataPart, Device, Progress, SavedModel, Threads, Trust, Workers
+from shoal.cli.arguments import (
+    DataPart,
+    Device,
+    Memory,
+    Progress,
+    ReadingStrategy,
+    ReadingWorkers,
+    SavedModel,
+    Threads,
+    Trust,
+    given,
+)
 
 
 def predict(
@@ -18,9 +29,11 @@ def predict(
         typer.Option("--out", "-o", help="The file to write: .jsonl, .csv or .npy.", show_default=False),
     ],
     data: DataPart = "test",
-    workers: Workers = 1,
+    workers: ReadingWorkers = None,
+    strategy: ReadingStrategy = None,
     threads: Threads = None,
     device: Device = "cpu",
+    memory: Memory = None,
     trust: Trust = False,
     progress: Progress = None,
 ) -> None:
@@ -31,8 +44,15 @@ def predict(
     """
     from shoal.launch.saved import predict as start
     from shoal.observe.wording import near
-    from shoal.spec import Cluster
 
-    cluster = Cluster(workers=workers, threads=threads, device=device)
-    path = start(run, out, data=data, cluster=cluster, progress=progress, trust=trust, zygote=ctx.obj)
+    path = start(
+        run,
+        out,
+        data=data,
+        strategy=strategy,
+        cluster=given(workers=workers, threads=threads, device=device, memory=memory),
+        progress=progress,
+        trust=trust,
+        zygote=ctx.obj,
+    )
     print(f"predictions are in {near(str(path))}")

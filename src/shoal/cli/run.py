@@ -31,12 +31,13 @@ def run(
     """
     from shoal.launch.scripts import run_script
     from shoal.observe import Event
+    from shoal.observe.happenings import Warned, WorldFormed
     from shoal.spec import Cluster
 
     def show(event: Event) -> None:
         # Also for one worker: nobody should have to guess which world was formed.
-        if event.kind in ("world", "warning"):
-            print(event.values["text"], file=sys.stderr)
+        if isinstance(event.what, WorldFormed | Warned):
+            print(event.what.text, file=sys.stderr)
 
     cluster = Cluster(workers=workers, port=port, threads=threads)
     run_script(script, arguments or (), cluster=cluster, on_event=show, zygote=ctx.obj)

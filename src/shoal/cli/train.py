@@ -15,11 +15,13 @@ from shoal.cli.arguments import (
     TASK,
     AsJson,
     DeviceOrSaved,
+    Memory,
     Port,
     Progress,
     Threads,
     Trust,
     WorkersOrLimits,
+    given,
     parse_arguments,
 )
 from shoal.cli.json_output import print_json
@@ -73,14 +75,7 @@ def train(
     threads: Threads = None,
     device: DeviceOrSaved = None,
     port: Port = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="The most that each worker may use for its work, as 1.5GiB; default no limit.",
-            metavar="SIZE",
-            rich_help_panel=CLUSTER,
-        ),
-    ] = None,
+    memory: Memory = None,
     chaos: Annotated[
         str,
         typer.Option(
@@ -195,10 +190,10 @@ def train(
     shoal train digits.py --checkpoint every=200 --name mine
     shoal train --resume mine --workers 2[/dim]
     """
-    cluster = _given(workers=workers, spares=spares, threads=threads, device=device, port=port, memory=memory)
+    cluster = given(workers=workers, spares=spares, threads=threads, device=device, port=port, memory=memory)
     if target is None and resume is None:
         raise typer.BadParameter("name a task, path.py:factory, or a run with --resume.", ctx, param_hint="TARGET")
-    overrides = _given(
+    overrides = given(
         batch_size=batch_size,
         epochs=epochs,
         max_steps=max_steps,
@@ -245,11 +240,6 @@ def train(
     )
     if as_json:
         print_json({"run": str(run.folder), **run.results})
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    """What was said on the command line."""
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _planned_job(

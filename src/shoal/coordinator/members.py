@@ -7,9 +7,9 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from shoal.ps.messages import Join
+from shoal.spec.vocabulary import Role
 
-SERVER = "server"
-WORKER = "worker"
+SERVER, WORKER = Role.SERVER, Role.WORKER
 ROLES = (SERVER, WORKER)
 
 Seat = tuple[str, int]

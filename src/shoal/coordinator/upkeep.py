@@ -313,7 +313,7 @@ class Upkeep:
             self._decide("finished", "all cells are done", audit=self.finished)
 
     def _decide(self, what: str, why: str, **numbers: Any) -> None:
-        self.events.append({"kind": "decision", "what": what, "why": why, **numbers})
+        self.events.append({"what": what, "why": why, **numbers})
 
 
 def _claim(store: DurableStore) -> tuple[int, dict[str, Any] | None]:

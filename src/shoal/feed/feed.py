@@ -52,6 +52,8 @@ class Feed:
         self._ahead: Ahead | None = None
         self._one_at_a_time: threading.Lock = beside._one_at_a_time if beside else threading.Lock()
         self._preprocessing = Preprocessing(self._prepare, processes) if processes else None
+        self.in_use: Cut | None = None
+        """The part whose batches are read and computed now."""
 
     @property
     def waits(self) -> int:
@@ -83,10 +85,13 @@ class Feed:
         wanted = _wanted(cut, seed, step)
 
         def load() -> Iterator[Piece]:
+            self.in_use = cut
+            # Whoever takes the batches computes on each before it asks for the next, and for the end.
             if self._preprocessing is not None:
                 yield from self._prepared(wanted, self._preprocessing)
             else:
                 yield from self._pieces(wanted) if self._ahead is None else self._ahead.take(wanted)
+            self.in_use = None
 
         return Part(cut.slot, load, total)
 

@@ -21,6 +21,7 @@ from shoal.datasets import Shipped, Stream
 from shoal.errors import CommTimeout, LaunchError, ProtocolError, SpecError, TaskError
 from shoal.feed.sample_codec import pack, unpack
 from shoal.spec import Task, World
+from shoal.spec.vocabulary import Role
 
 _HOLDER = 0
 _LOOK_EVERY_S = 0.1
@@ -113,7 +114,7 @@ class ShippedSet:
     def _may_make(self) -> bool:
         """The first worker makes the set; so does a spare that finds nobody: it may be the first soon."""
         lost_s = 0.0 if self._client is None else self._client.lost_s
-        return self._world().is_first or (self._world().role == "spare" and lost_s > _LOST_AFTER_S)
+        return self._world().is_first or (self._world().role == Role.SPARE and lost_s > _LOST_AFTER_S)
 
     def _read_here(self, numbers: Sequence[int]) -> tuple[int, list[Any]]:
         with self._reading:

@@ -12,29 +12,35 @@ from shoal.lazy import found_in
 
 if TYPE_CHECKING:
     from shoal.launch.engine import Engine, Host
+    from shoal.launch.live import LiveRun
     from shoal.launch.local import LocalEngine, LocalHost
     from shoal.launch.owner import ZygoteProcess, start_zygote
+    from shoal.launch.runs import start
     from shoal.launch.supervisor import Supervisor, run_job
 
 __all__ = [
     "Engine",
     "Host",
+    "LiveRun",
     "LocalEngine",
     "LocalHost",
     "Supervisor",
     "ZygoteProcess",
     "run_job",
+    "start",
     "start_zygote",
 ]
 
 _HOMES = {
     "Engine": "engine",
     "Host": "engine",
+    "LiveRun": "live",
     "LocalEngine": "local",
     "LocalHost": "local",
     "Supervisor": "supervisor",
     "ZygoteProcess": "owner",
     "run_job": "supervisor",
+    "start": "runs",
     "start_zygote": "owner",
 }
 

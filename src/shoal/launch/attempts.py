@@ -17,14 +17,24 @@ from shoal.checkpoint.listing import read_manifest
 from shoal.checkpoint.wholeness import check_folder
 from shoal.errors import CheckpointError, Interrupted, WorkerFailed
 from shoal.launch.chaos import Timetable
-from shoal.launch.failure_log import Evidence, FailureLog
-from shoal.launch.interrupts import Interrupts
+from shoal.launch.failure_log import FailureLog, verdict
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
 from shoal.launch.places import servers_of
+from shoal.launch.requests import Requests
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event, RunFolder
 from shoal.observe.checkpoint_names import step_folders
+from shoal.observe.happenings import (
+    ADVANCES,
+    Failed,
+    Happening,
+    Raised,
+    Restarted,
+    Resumed,
+    StepsTaken,
+    Warned,
+)
 from shoal.observe.wording import plural
 from shoal.spec import Job
 
@@ -43,10 +53,11 @@ class Milestone:
 class Attempts:
     """One run from its first to its last attempt."""
 
-    def __init__(self, job: Job, folder: RunFolder, on_event: Callable[[Event], None]) -> None:
+    def __init__(self, job: Job, folder: RunFolder, on_event: Callable[[Event], None], requests: Requests) -> None:
         self._job = job
         self._folder = folder
         self._on_event = on_event
+        self._requests = requests
         self._began_at = self._attempt_at = time.time()
         self._timetable = Timetable.of(job)
         resumed = job.options.get("resume")
@@ -59,7 +70,7 @@ class Attempts:
         self._start = self._begin
         self._is_resumed = resumed is not None
         self._top_step, self._total_steps = self._begin.step, 0
-        self._raised: dict[int | None, Evidence] = {}
+        self._raised: dict[int | None, Raised] = {}
         """By rank, of this attempt: what a worker said about the error that ended it."""
         self._log = FailureLog(job.max_failures)
         self._restarts = 0
@@ -69,13 +80,15 @@ class Attempts:
     def run(self, zygote: ZygoteProcess | None = None) -> None:
         """Run the job to its end; raises what ended the last attempt, where that was not the end of its work."""
         job = self._job
-        with Interrupts() as interrupts, ExitStack() as at_end:
+        with ExitStack() as at_end:
             at_end.callback(lambda: self._timetable.tell_open(self._tell))
             if zygote is None and ZYGOTE_VARIABLE not in os.environ:
                 # One for all attempts: the next ones begin in no time.
                 zygote = at_end.enter_context(start_zygote())
             while True:
-                supervisor = Supervisor(job, self._hear, LocalEngine(zygote), timetable=self._timetable)
+                supervisor = Supervisor(
+                    job, self._hear, LocalEngine(zygote), timetable=self._timetable, requests=self._requests
+                )
                 try:
                     supervisor.run()
                     return
@@ -83,30 +96,31 @@ class Attempts:
                     if supervisor.machine.is_stopping or not (failure.is_transient and self._job.restarts):
                         raise
                     job = self._next_job(failure)
-                if interrupts.take():  # between two attempts nobody else counts them
+                if self._requests.wants_end:
                     raise Interrupted("The run was stopped on request, while it was about to begin again.")
 
-    def _tell(self, kind: str, global_rank: int | None, values: dict[str, object]) -> None:
-        self._on_event(Event(kind, global_rank, values))
+    def _tell(self, what: Happening, rank: int | None = None) -> None:
+        self._on_event(Event(what, rank))
 
     def _hear(self, event: Event) -> None:
         """What an attempt tells; whether it has failed for good is told by whoever started the run."""
-        if event.kind == "failed":
-            return
-        if self._is_resumed and event.kind in ("steps", "evaluation", "checkpoint"):
+        if self._is_resumed and isinstance(event.what, ADVANCES):
             self._is_resumed = False
-            self._tell("resumed", None, {"step": self._start.step})
-        if event.kind == "steps" and event.values["steps"]:
-            self._top_step, self._total_steps = event.values["steps"][-1][0], event.values["total_steps"]
-        elif event.kind == "raised":
-            self._raised[event.rank] = Evidence.from_message(event.values)
+            self._tell(Resumed(step=self._start.step))
+        match event.what:
+            case Failed():
+                return
+            case StepsTaken(steps=[*_, [step, _]], total_steps=total):
+                self._top_step, self._total_steps = step, total
+            case Raised():
+                self._raised[event.rank] = event.what
         self._on_event(event)
 
     def _next_job(self, failure: WorkerFailed) -> Job:
         """The job of the next attempt; raises where another one would not help."""
-        evidence = self._raised.get(failure.global_rank)
-        if evidence is not None and not evidence.final and self._log.is_poisoned(evidence):
-            raise _final(failure, evidence.verdict)
+        raised = self._raised.get(failure.global_rank)
+        if raised is not None and not raised.final and self._log.is_poisoned(raised):
+            raise _final(failure, verdict(raised))
         try:
             begin, samples = self._newest_whole()
         except CheckpointError as error:
@@ -119,14 +133,14 @@ class Attempts:
             why = f"There were {before} after step {begin.step:,} without another checkpoint, and max_failures="
             raise _final(failure, f"{failure} {why}{self._job.max_failures}.")
         self._restarts += 1
-        values = {
-            "reason": str(failure),
-            "step": begin.step,
-            "samples": samples,
-            "undone": max(0, self._top_step - begin.step),
-            "seconds": max(0.0, time.time() - max(begin.reached_at, self._attempt_at)),
-        }
-        self._tell("restarted", failure.global_rank, values)
+        restarted = Restarted(
+            reason=str(failure),
+            step=begin.step,
+            samples=samples,
+            undone=max(0, self._top_step - begin.step),
+            seconds=max(0.0, time.time() - max(begin.reached_at, self._attempt_at)),
+        )
+        self._tell(restarted, failure.global_rank)
         self._timetable.begin_again()
         self._begin, self._top_step, self._attempt_at = begin, begin.step, time.time()
         self._raised.clear()
@@ -144,7 +158,7 @@ class Attempts:
                 reached_at = found.saved_at - found.seconds
                 return Milestone(step=found.step, reached_at=reached_at, path=path), found.facts["samples"]
             except CheckpointError as error:
-                self._tell("warning", None, {"text": f"{error} It was skipped."})
+                self._tell(Warned(text=f"{error} It was skipped."))
         start = self._start
         return start, 0 if start.path is None else read_manifest(start.path).facts["samples"]
 

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from random import Random
-from typing import Any
 
+from shoal.comm.words import Misbehave
 from shoal.launch.crew import Hand
+from shoal.launch.hangs import step_of
 from shoal.launch.places import servers_of
 from shoal.launch.succession import Bridge
+from shoal.observe.happenings import FaultInjected, Warned
 from shoal.observe.wording import plural
 from shoal.spec import Job
 from shoal.spec.chaos import COOPERATIVE, RANDOM_FACTOR, RANDOM_SLOW_S, Chaos, Fault, RandomFaults, parse_chaos
+from shoal.spec.told import Told
+from shoal.spec.vocabulary import Role, State
 
-_TRAINS = ("training", "evaluating")
-_SERVES = ("ready",)
+_TRAINS = (State.TRAINING, State.EVALUATING)
+_SERVES = (State.READY,)
 
 
 class Timetable:
     """When the faults of a run are due. Fed with steps and times; no clock, no processes."""
 
-    def __init__(self, chaos: Chaos, sizes: dict[str, int]) -> None:
+    def __init__(self, chaos: Chaos, sizes: Mapping[Role, int]) -> None:
         self._waiting = list(chaos.faults)
         self._due: list[tuple[float, Fault]] = []
         self._stream = RandomStream(chaos.random, sizes) if chaos.random is not None else None
@@ -37,7 +41,7 @@ class Timetable:
     def of(cls, job: Job) -> Timetable:
         """That of all faults of a job."""
         servers = servers_of(job)
-        sizes = {"worker": job.cluster.places, "server": servers, "coordinator": min(servers, 1)}
+        sizes = {Role.WORKER: job.cluster.places, Role.SERVER: servers, Role.COORDINATOR: min(servers, 1)}
         return cls(parse_chaos(job.chaos), sizes)
 
     def begin_again(self) -> None:
@@ -52,7 +56,7 @@ class Timetable:
             self._began = now, step
             self._await_random(now)
         for fault in list(self._waiting):
-            if fault.role == "worker" and fault.rank != rank:
+            if fault.role == Role.WORKER and fault.rank != rank:
                 continue
             if step + 1 >= fault.step:
                 self._waiting.remove(fault)
@@ -83,12 +87,12 @@ class Timetable:
         """What has not come to pass."""
         return [*(fault for _, fault in self._due), *self._waiting]
 
-    def tell_open(self, emit: Callable[[str, int | None, dict[str, Any]], None]) -> None:
+    def tell_open(self, emit: Callable[[Warned], None]) -> None:
         """At the end: which faults never came to pass. A test that thinks they did would prove nothing."""
         if missed := self.open:
             total = plural(len(missed) + self._struck, "fault")
             text = f"{len(missed)} of {total} never fired: {'; '.join(str(fault) for fault in missed)}"
-            emit("warning", None, {"text": text})
+            emit(Warned(text=text))
 
     def _await_random(self, now: float) -> None:
         """The next one comes some time after the last has struck, so that they do not pile up."""
@@ -108,7 +112,7 @@ class Timetable:
 class RandomStream:
     """An endless list of faults and of the times between them; the seed decides all of it."""
 
-    def __init__(self, wish: RandomFaults, sizes: dict[str, int]) -> None:
+    def __init__(self, wish: RandomFaults, sizes: Mapping[Role, int]) -> None:
         self._wish = wish
         self._sizes = sizes
         self._random = Random(wish.seed)
@@ -116,7 +120,7 @@ class RandomStream:
             (role, kind)
             for role in wish.targets
             for kind in wish.kinds
-            if role == "worker" or kind not in COOPERATIVE
+            if role == Role.WORKER or kind not in COOPERATIVE
         ]
 
     def gap_s(self) -> float:
@@ -126,7 +130,7 @@ class RandomStream:
     def draw(self) -> Fault:
         """The next fault."""
         role, kind = self._random.choice(self._choices)
-        rank = self._random.randrange(self._sizes[role])
+        rank = self._random.randrange(self._sizes[Role(role)])
         if kind == "slow":
             return Fault(kind=kind, role=role, rank=rank, factor=RANDOM_FACTOR, seconds=RANDOM_SLOW_S)
         return Fault(kind=kind, role=role, rank=rank)
@@ -141,11 +145,11 @@ class Mischief:
         self._frozen: list[tuple[float, Hand]] = []
         """Processes that hang for a time, and when they may go on."""
 
-    def note(self, hand: Hand, message: dict[str, Any]) -> None:
+    def note(self, hand: Hand, word: Told) -> None:
         """A process has said something: perhaps how far it is."""
-        if hand.is_worker and "step" in message and hand.state in _TRAINS:
+        if hand.is_worker and (step := step_of(word)) is not None and hand.state in _TRAINS:
             for place in hand.places:
-                self._timetable.note(place, message["step"], self._bridge.now)
+                self._timetable.note(place, step, self._bridge.now)
 
     def act(self) -> None:
         """Do what is due to those that are there."""
@@ -166,7 +170,7 @@ class Mischief:
 
     def _target_of(self, fault: Fault) -> Hand | None:
         """The process that this is about, where it is at work."""
-        for hand in self._bridge.crew.living(fault.role):
+        for hand in self._bridge.crew.living(Role(fault.role)):
             is_at_work = hand.state in (_TRAINS if hand.is_worker else _SERVES)
             ranks = hand.places if hand.is_worker else (hand.global_rank,)
             if fault.rank in ranks and is_at_work and not hand.is_done:
@@ -174,7 +178,8 @@ class Mischief:
         return None
 
     def _strike(self, fault: Fault, target: Hand | None) -> None:
-        self._bridge.emit("fault", fault.rank if fault.role == "worker" else None, asdict(fault))
+        told = FaultInjected.from_plain(asdict(fault))
+        self._bridge.emit(told, fault.rank if told.role == Role.WORKER else None)
         if fault.always or target is None:
             return  # Whoever computes this part knows it from the job.
         if fault.kind == "kill":
@@ -184,5 +189,5 @@ class Mischief:
             if fault.seconds is not None:
                 self._frozen.append((self._bridge.now + fault.seconds, target))
         else:
-            wish = {"kind": "chaos", "fault": fault.kind, "factor": fault.factor, "seconds": fault.seconds}
+            wish = Misbehave(fault=fault.kind, factor=fault.factor, seconds=fault.seconds)
             self._bridge.say(target, wish)

@@ -20,6 +20,7 @@ from shoal.errors import LaunchError
 from shoal.launch.inside import become_member
 from shoal.launch.log_file import open_log
 from shoal.spec import Job, World
+from shoal.spec.vocabulary import Purpose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ def _settle(birth: Birth, job: Job, world: World) -> None:
     sys.path[:] = birth.path
     sys.argv[:] = [job.target]
     importlib.invalidate_caches()
-    if job.purpose != "script":  # whose file is nobody's task
+    if job.purpose != Purpose.SCRIPT:  # whose file is nobody's task
         become_member(f"{world.role} {world.global_rank}")
     name_process(f"shoal-{world.role}-{world.global_rank}")
     # Forks share what was random in the parent; torch starts from a constant in any case.

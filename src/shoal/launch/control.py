@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from shoal.comm.channel import Channel
+from shoal.comm.words import ScaleAnswered, ScaleWanted, understood
 from shoal.errors import CommError, CommTimeout, LaunchError, PeerLost, SpecError
 from shoal.launch.messages import ScaleRequest
+from shoal.launch.requests import not_running
 from shoal.observe.disk import writing
+from shoal.spec.told import by_kind, read_message
 
 FILE_NAME = "control"
 _BACKLOG = 8
@@ -59,11 +62,11 @@ class ControlSocket:
                 requests.append(request)
         return requests
 
-    def reply(self, number: int, message: dict[str, Any]) -> None:
+    def reply(self, number: int, answer: ScaleAnswered) -> None:
         """Answer a request, and hang up."""
         channel = self._channels.pop(number)
         with suppress(PeerLost):  # It did not wait for the answer.
-            channel.send(message)
+            channel.send(answer.as_message())
         channel.close()
 
     def close(self) -> None:
@@ -95,12 +98,12 @@ class ControlSocket:
             return None
         # One question per connection: whatever this is, nothing more is read from there.
         self._selector.unregister(channel)
-        wanted = [message.get(name) for name in ("workers", "servers")]
-        if message.get("kind") != "scale" or not all(one is None or _is_count(one) for one in wanted):
-            text = "This is not a request that a run understands; it takes whole numbers of at least 1."
-            self.reply(number, {"kind": "refused", "text": text})
-            return None
-        return ScaleRequest(number=number, workers=wanted[0], servers=wanted[1])
+        wish = understood(message, by_kind(ScaleWanted))
+        if isinstance(wish, ScaleWanted) and all(one is None or one >= 1 for one in (wish.workers, wish.servers)):
+            return ScaleRequest(number=number, workers=wish.workers, servers=wish.servers)
+        text = "This is not a request that a run understands; it takes whole numbers of at least 1."
+        self.reply(number, ScaleAnswered(text=text, is_refused=True))
+        return None
 
 
 def request_scale(
@@ -109,17 +112,22 @@ def request_scale(
     """Ask a running job for so many workers and servers, or how many it has; its answer, with a `text`."""
     channel = _connect(run_dir)
     try:
-        channel.send({"kind": "scale", "workers": workers, "servers": servers})
+        channel.send(ScaleWanted(workers=workers, servers=servers).as_message())
         answer = channel.receive(timeout_s)
     except PeerLost:
-        raise _not_running(run_dir) from None
+        raise not_running(f"Run {run_dir.name!r}") from None
     finally:
         channel.close()
     if answer is None:
         raise CommTimeout(f"Run {run_dir.name!r} has not answered within {timeout_s:.0f} s; look at what it says.")
-    if answer["kind"] == "refused":
-        raise LaunchError(answer["text"])
-    return {name: value for name, value in answer.items() if name != "kind"}
+    return accepted(read_message(answer, by_kind(ScaleAnswered)))
+
+
+def accepted(answer: ScaleAnswered) -> dict[str, Any]:
+    """What a run has answered, as plain data: a `text`, and numbers; `LaunchError` where it has refused."""
+    if answer.is_refused:
+        raise LaunchError(answer.text)
+    return {name: value for name, value in answer.plain().items() if name != "is_refused"}
 
 
 def _connect(run_dir: Path) -> Channel:
@@ -129,7 +137,7 @@ def _connect(run_dir: Path) -> Channel:
         sock.connect(f"\0{name}")
     except (FileNotFoundError, ConnectionRefusedError):
         sock.close()
-        raise _not_running(run_dir) from None
+        raise not_running(f"Run {run_dir.name!r}") from None
     except PermissionError:
         sock.close()
         raise SpecError(f"Run {run_dir.name!r} belongs to another user, who alone can change it.") from None
@@ -138,14 +146,6 @@ def _connect(run_dir: Path) -> Channel:
         channel.close()
         raise SpecError(f"Run {run_dir.name!r} belongs to another user, who alone can change it.")
     return channel
-
-
-def _not_running(run_dir: Path) -> SpecError:
-    return SpecError(f"Run {run_dir.name!r} is not running; only a run that is going on can be scaled.")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _write_private(path: Path, text: str) -> None:

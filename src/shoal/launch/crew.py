@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-from shoal.launch.hangs import Life
+from shoal.launch.hangs import Life, step_of
 from shoal.launch.messages import Ended
+from shoal.observe.happenings import StateEntered, StepsTaken
 from shoal.spec import World
+from shoal.spec.told import Told
+from shoal.spec.vocabulary import Role, State
 
 
 @dataclass(eq=False)
@@ -17,7 +19,7 @@ class Hand:
 
     number: int
     """What its host calls it; never used twice in a run."""
-    role: str
+    role: Role
     global_rank: int
     """A worker's rank; of any other role its number, until a spare takes a worker's place."""
     life: Life
@@ -28,7 +30,7 @@ class Hand:
     is_started: bool = False
     end: Ended | None = None
     """How it ended; None while it is starting or running."""
-    state: str = "starting"
+    state: State = State.STARTING
     is_done: bool = False
     has_reported_failure: bool = False
     is_deaf: bool = False
@@ -45,6 +47,8 @@ class Hand:
     """When it was asked to end, before the others."""
     is_overdue: bool = False
     """It did not end in time when asked, and was killed."""
+    was_garbled: bool = False
+    """It has said something that could not be understood, and that was told."""
     complaint: str = ""
     """What it last said about a peer that it could not do without."""
 
@@ -61,7 +65,7 @@ class Hand:
     @property
     def is_worker(self) -> bool:
         """Whether it trains; others wait, or serve."""
-        return self.role == "worker"
+        return self.role == Role.WORKER
 
     @property
     def rank(self) -> int | None:
@@ -102,40 +106,36 @@ class Crew:
 
     def welcome(self, world: World, now: float) -> Hand:
         """A process is about to be started for this place."""
-        places = world.places or ((world.global_rank,) if world.role == "worker" else ())
+        places = world.places or ((world.global_rank,) if world.role == Role.WORKER else ())
         hand = Hand(len(self.hands), world.role, world.global_rank, Life(now), world.node, places)
         self.hands.append(hand)
         return hand
 
-    def living(self, *roles: str) -> Iterator[Hand]:
+    def living(self, *roles: Role) -> Iterator[Hand]:
         """The processes of these roles that are starting or running; without any, of all roles."""
         return (one for one in self.hands if one.is_alive and (not roles or one.role in roles))
 
     def ready_spare(self) -> Hand | None:
         """A spare that can take a place now."""
-        return next((one for one in self.living("spare") if one.state == "ready"), None)
+        return next((one for one in self.living(Role.SPARE) if one.state == State.READY), None)
 
     def all_ready(self) -> bool:
         """Whether every worker that lives has come as far as `ready`."""
-        return all(one.state != "starting" for one in self.living("worker"))
+        return all(one.state != State.STARTING for one in self.living(Role.WORKER))
 
-    def note_life(self, hand: Hand, message: dict[str, Any], now: float) -> None:
+    def note_life(self, hand: Hand, word: Told, now: float) -> None:
         """It has said something: it lives, and perhaps the run has come further."""
-        hand.life.hear(message, now)
-        if message.get("kind") == "steps":
-            self.last_loss = next(
-                (loss for _, loss in reversed(message["steps"]) if loss is not None), self.last_loss
-            )
-        if message.get("kind") == "state":
-            hand.state = message["state"]
-        if (step := _furthest_step(message)) > self.top_step:
+        hand.life.hear(word, now)
+        step = step_of(word) or 0
+        match word:
+            case StateEntered(state=state):
+                hand.state = state
+            case StepsTaken(steps=[*_, [step, _]] as steps):
+                known = (loss for _, loss in reversed(steps) if loss is not None)
+                self.last_loss = next(known, self.last_loss)
+        if step > self.top_step:
             self.top_step, self.fruitless_losses = step, 0
 
     def watched(self) -> list[Hand]:
         """Started processes that are not known to hang."""
         return [one for one in self.living() if one.is_started and not one.hang]
-
-
-def _furthest_step(message: dict[str, Any]) -> int:
-    """The last step that a message speaks of; 0 where it speaks of none."""
-    return int(message["steps"][-1][0] if message.get("kind") == "steps" else message.get("step", 0))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Protocol
 
 from shoal.launch.messages import Load, News, Sight
 from shoal.spec import Job, World
+from shoal.spec.told import Told
 
 
 class Host(Protocol):
@@ -24,7 +25,7 @@ class Host(Protocol):
         Raises LaunchError where processes cannot be started, or the host itself has failed; `start` does, too.
         """
 
-    def say(self, process: int, message: dict[str, Any]) -> None:
+    def say(self, process: int, word: Told) -> None:
         """Say something to a process, if it still lives. Never waits, also where it does not read."""
 
     def signal(self, process: int, signum: int) -> None:

@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+
+from shoal.observe.happenings import Raised
 
 PERIOD_S = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """What a worker said about the error that ended it."""
-
-    step: int
-    slot: int | None
-    """The part of the batch that it computed; None where it was at something else."""
-    sample: int | None
-    """The sample that raises by itself, by its index; None where none does."""
-    error: str
-    final: bool
-    """Another process could do no better."""
-
-    @classmethod
-    def from_message(cls, values: dict[str, Any]) -> Evidence:
-        """What the `raised` message says."""
-        return cls(**{name: values[name] for name in ("step", "slot", "sample", "error", "final")})
-
-    @property
-    def verdict(self) -> str:
-        """Why there is no going on once the same has happened in two processes."""
-        where = f"step {self.step}" if self.slot is None else f"slot {self.slot} of step {self.step}"
-        culprit = "" if self.sample is None else f" The sample that raises it is number {self.sample}."
-        repair = "that sample" if self.sample is not None else "it"
-        return (
-            f"Two processes failed at {where}, so a third would, too: {self.error.rstrip('.')}.{culprit} "
-            f"Repair {repair}, or leave it out of the data."
-        )
+def verdict(raised: Raised) -> str:
+    """Why there is no going on once the same was raised in two processes."""
+    where = f"step {raised.step}" if raised.slot is None else f"slot {raised.slot} of step {raised.step}"
+    culprit = "" if raised.sample is None else f" The sample that raises it is number {raised.sample}."
+    repair = "that sample" if raised.sample is not None else "it"
+    return (
+        f"Two processes failed at {where}, so a third would, too: {raised.error.rstrip('.')}.{culprit} "
+        f"Repair {repair}, or leave it out of the data."
+    )
 
 
 class FailureLog:
@@ -59,9 +40,9 @@ class FailureLog:
         """What to say when it was too much."""
         return f"It was failure number {len(self._times)} within a minute, and max_failures={self._most}."
 
-    def is_poisoned(self, evidence: Evidence) -> bool:
+    def is_poisoned(self, raised: Raised) -> bool:
         """Note what failed; whether the same part has failed in another process before."""
-        part = evidence.step, evidence.slot
+        part = raised.step, raised.slot
         known = part in self._suspects
         self._suspects.add(part)
         return known

@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from shoal.observe.happenings import Heartbeat, StateEntered
+from shoal.spec.told import Told
+from shoal.spec.vocabulary import State
 
 LOOK_EVERY_S = 0.25
 _QUIET_S = 0.7
 """Three beats were missed."""
+
+
+def step_of(word: Told) -> int | None:
+    """The step that a word is about; None where it is about none."""
+    return getattr(word, "step", None)
 
 
 @dataclass(eq=False)
@@ -21,7 +29,7 @@ class Life:
     """What one process has last said of itself."""
 
     heard_at: float
-    phase: str = "starting"
+    phase: State = State.STARTING
     step: int = 0
     still_s: float = 0.0
     """For how long its main thread had shown no sign of moving."""
@@ -31,33 +39,35 @@ class Life:
     """By how much its beats have been late, at most: beyond its will, or because of what it computes."""
     has_beaten: bool = False
 
-    def hear(self, message: dict[str, Any], now: float) -> None:
+    def hear(self, word: Told, now: float) -> None:
         """It has said something."""
         self.heard_at = now
-        self.step = max(self.step, message.get("step", 0))
-        if message.get("kind") == "state":
-            self.phase = "computing" if message["state"] == "training" else message["state"]
-            self.still_s = 0.0
-        elif message.get("kind") == "beat":
-            self.has_beaten = True
-            self.phase = message.get("phase", self.phase)
-            self.still_s = message.get("still", 0.0)
-            self.p99_s, self.gap_s = message.get("p99", self.p99_s), message.get("gap", self.gap_s)
+        self.step = max(self.step, step_of(word) or 0)
+        match word:
+            case StateEntered(state=state):
+                self.phase = State.COMPUTING if state == State.TRAINING else state
+                self.still_s = 0.0
+            case Heartbeat():
+                self.has_beaten = True
+                self.phase = word.phase or self.phase
+                self.still_s = word.still
+                self.p99_s = self.p99_s if word.p99 is None else word.p99
+                self.gap_s = self.gap_s if word.gap is None else word.gap
 
     @property
     def is_training(self) -> bool:
         """Whether it takes steps, or waits for those who do."""
-        return self.phase in ("computing", "waiting")
+        return self.phase in (State.COMPUTING, State.WAITING)
 
     @property
     def is_saving(self) -> bool:
         """Whether it waits for storage."""
-        return self.phase == "saving"
+        return self.phase == State.SAVING
 
     @property
     def usual_s(self) -> float | None:
         """How long it may be expected to go without a sign of moving; None where nobody can tell."""
-        return self.p99_s if self.is_training or self.phase == "serving" else None
+        return self.p99_s if self.is_training or self.phase == State.SERVING else None
 
 
 @dataclass(frozen=True)
@@ -147,19 +157,19 @@ class HangJudge:
                 limit_s = self._patience.unmeasured_s
             elif is_common:
                 limit_s = max(limit_s, self._patience.long_silence_s)
-            elif life.usual_s is None and (life.phase == "serving" or (life.is_training and others_train)):
+            elif life.usual_s is None and (life.phase == State.SERVING or (life.is_training and others_train)):
                 limit_s = self._patience.long_silence_s
             if now - life.heard_at >= limit_s:
                 yield Finding(life, is_silent=True, seconds=now - life.heard_at)
 
     def _is_stuck(self, life: Life, lives: Sequence[Life]) -> bool:
-        if life.usual_s is None or life.phase == "waiting":
+        if life.usual_s is None or life.phase == State.WAITING:
             return False
         alone_s = self._patience.stillness_alone_s(life.usual_s)
         if not life.is_training:  # It serves: how long one of its doings takes differs widely.
             return life.still_s >= alone_s
         go_on = any(
-            other.phase == "waiting" or other.still_s <= life.still_s / 2
+            other.phase == State.WAITING or other.still_s <= life.still_s / 2
             for other in lives
             if other is not life and other.is_training
         )

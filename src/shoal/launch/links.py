@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from shoal.comm.channel import Channel
-from shoal.errors import PeerLost
+from shoal.comm.words import FROM_PROCESSES, Garbled, understood
+from shoal.errors import PeerLost, ProtocolError
 from shoal.launch.messages import Deaf, Said
+from shoal.spec.told import Told
 
 MOST_UNSENT = 1000
 """Messages that may wait for a process, beyond what the kernel keeps for it, before it counts as deaf."""
@@ -50,17 +52,24 @@ class Links:
         channel = self._channels[process]
         if channel.fileno() not in self._selector.get_map():
             return
-        try:
-            while (message := channel.poll()) is not None:
-                yield Said(process, message)
-        except PeerLost:
-            # Its end is told by whoever reaps it; the socket would only keep waking us.
-            self._selector.unregister(channel)
+        while True:
+            try:
+                message = channel.poll()
+            except PeerLost:
+                # Its end is told by whoever reaps it; the socket would only keep waking us.
+                self._selector.unregister(channel)
+                return
+            except ProtocolError as error:
+                yield Said(process, Garbled(text=str(error)))
+                continue
+            if message is None:
+                return
+            yield Said(process, understood(message, FROM_PROCESSES))
 
-    def say(self, process: int, message: dict[str, Any]) -> None:
+    def say(self, process: int, word: Told) -> None:
         """Say something to a process, if it still lives; later, where it has not read what was said before."""
         unsent = self._unsent[process]
-        unsent.append(message)
+        unsent.append(word.as_message())
         if len(unsent) > MOST_UNSENT:
             unsent.pop()
             self._deaf.append(process)

@@ -15,6 +15,7 @@ from typing import Any
 
 from shoal.comm.channel import Channel
 from shoal.comm.socket_folder import SocketFolder
+from shoal.comm.words import StacksOffered
 from shoal.errors import LaunchError, PeerLost, ProtocolError
 from shoal.launch import load
 from shoal.launch.deaths import signal_name
@@ -26,6 +27,8 @@ from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, connect, start_zy
 from shoal.launch.stacks import StackSource, collect_stacks, explain_state
 from shoal.launch.zygote_line import ZygoteLine
 from shoal.spec import Job, World
+from shoal.spec.told import Told
+from shoal.spec.vocabulary import Role
 
 _END_TIMEOUT_S = 5.0
 _TAIL_BYTES, _TAIL_LINES = 8192, 20
@@ -90,7 +93,7 @@ class LocalHost:
 
     def start(self, process: int, world: World) -> None:
         """Ask the zygote for one more process."""
-        stem = "rank" if world.role == "worker" else world.role
+        stem = "rank" if world.role == Role.WORKER else world.role
         started = self.processes[process] = LocalProcess(*self._open_log(stem, world.global_rank))
         theirs = self._links.open(process)
         fds = [started.log_fd, theirs.fileno(), self.arena_fd]
@@ -112,9 +115,9 @@ class LocalHost:
             raise self._zygote_lost() from None
         return news
 
-    def say(self, process: int, message: dict[str, Any]) -> None:
+    def say(self, process: int, word: Told) -> None:
         """Say something to a process, if it still lives."""
-        self._links.say(process, message)
+        self._links.say(process, word)
 
     def signal(self, process: int, signum: int) -> None:
         """Send a signal to a process, if it still lives."""
@@ -170,9 +173,8 @@ class LocalHost:
     def _heard(self, said: Iterable[Said | Deaf]) -> Iterator[Said | Deaf]:
         """What is meant for the supervisor. How to see a process's stacks is this host's business."""
         for news in said:
-            if isinstance(news, Said) and news.message["kind"] == "stacks":
-                offer = news.message
-                source = StackSource(pid=offer["pid"], signum=offer["signal"], fd=offer["fd"])
+            if isinstance(news, Said) and isinstance(offer := news.word, StacksOffered):
+                source = StackSource(pid=offer.pid, signum=offer.signal, fd=offer.fd)
                 self.processes[news.process].stacks = source
             else:
                 yield news

@@ -10,12 +10,12 @@ import math
 import signal
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
-from shoal.errors import Interrupted, LaunchError, WorkerFailed
+from shoal.comm.words import Garbled, ScaleAnswered, Stop
+from shoal.errors import Interrupted, LaunchError, ProtocolError, WorkerFailed
 from shoal.launch.chaos import Mischief, Timetable
 from shoal.launch.crew import Crew, Hand
-from shoal.launch.deaths import explain_death
 from shoal.launch.membership import Membership
 from shoal.launch.messages import (
     Answer,
@@ -39,10 +39,13 @@ from shoal.launch.messages import (
 from shoal.launch.places import describe_world, servers_of
 from shoal.launch.service import Service
 from shoal.launch.succession import Succession
-from shoal.launch.verdict import Failure, first_cause
+from shoal.launch.verdict import Failure, first_cause, told_failure
 from shoal.launch.vigil import Vigil
-from shoal.observe.worker_scales import WorkerScales
+from shoal.observe.happenings import Done, Failed, Happening, Warned
+from shoal.observe.results import RunResults
 from shoal.spec import Job, World
+from shoal.spec.told import Told
+from shoal.spec.vocabulary import Purpose, Role
 
 _SETTLE_S = 0.3
 """How long to wait after a failure for others, so that the cause is shown and not what it caused."""
@@ -52,7 +55,7 @@ _STOP_S = 120.0
 """How long workers may take to finish their step, once asked."""
 _SAVE_S = 600.0
 """The same while one of them saves: what is on its way to a slow disk is what the request is about to keep."""
-_READING = ("evaluate", "predict", "inspect")
+_READING = (Purpose.EVALUATE, Purpose.PREDICT, Purpose.INSPECT)
 """Purposes that keep nothing worth waiting for."""
 
 
@@ -81,10 +84,9 @@ class SupervisorMachine:
         self.over: Over | None = None
         """Set when nothing more is to be decided. Whatever still runs is of no use."""
         self.is_stopping = False
-        self.results: dict[str, Any] = {}
+        self.results = RunResults()
         self.first_place = places[0]
-        self._num_workers = sum(place.role == "worker" for place in places)
-        self._scales = WorkerScales()
+        self._num_workers = sum(place.role == Role.WORKER for place in places)
         self._failures: list[Failure] = []
         self._judge_at: float | None = None
         self._cause: Failure | None = None
@@ -112,7 +114,7 @@ class SupervisorMachine:
             return
         match news:
             case Said():
-                self._hear(self.crew.hands[news.process], dict(news.message))
+                self._hear(self.crew.hands[news.process], news.word)
             case Started():
                 hand = self.crew.hands[news.process]
                 hand.is_started, hand.life.heard_at = True, now
@@ -129,7 +131,7 @@ class SupervisorMachine:
             case Load():
                 self._succession.hear_load(news)
             case HostFailed():
-                self._end(LaunchError(news.text) if self._cause is None else _error(self._cause))
+                self._end(LaunchError(news.text) if self._cause is None else self._cause.error)
 
     def act(self, now: float) -> None:
         """Do what is due."""
@@ -159,40 +161,42 @@ class SupervisorMachine:
 
     # What processes say.
 
-    def _hear(self, hand: Hand, message: dict[str, Any]) -> None:
-        self.crew.note_life(hand, message, self.now)
-        self._mischief.note(hand, message)
-        kind = message.pop("kind")
-        if kind == "failed":
-            self._hear_failure(hand, message)
-            return
-        self._succession.hear(hand, kind, message)
-        if hand.is_worker:
-            self._pass_on(hand, kind, message)
+    def _hear(self, hand: Hand, word: Told) -> None:
+        self.crew.note_life(hand, word, self.now)
+        self._mischief.note(hand, word)
+        try:
+            match word:
+                case Garbled():
+                    self._complain(hand, word.text)
+                case Failed():
+                    hand.has_reported_failure = True
+                    self._succession.hear_failure(hand, told_failure(hand, word))
+                case _:
+                    self._succession.hear(hand, word)
+                    if hand.is_worker and isinstance(word, Happening):
+                        self._pass_on(hand, word)
+        except ProtocolError as error:
+            self._complain(hand, str(error))
 
-    def _pass_on(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
-        if kind == "done":
+    def _complain(self, hand: Hand, text: str) -> None:
+        """What a process said means nothing here: it is left out, and told once of each."""
+        if not hand.was_garbled:
+            hand.was_garbled = True
+            self.emit(
+                Warned(text=f"{hand.name} said something that cannot be understood, which is left out: {text}")
+            )
+
+    def _pass_on(self, hand: Hand, word: Happening) -> None:
+        if isinstance(word, Done):
             hand.is_done = True
-            if hand.global_rank == 0:
-                if self.crew.last_loss is not None:  # Who followed another at the very end has seen none itself.
-                    values["results"].setdefault("loss", self.crew.last_loss)
-                self.results.update(values["results"])
-            self.results |= self._scales.note(hand.global_rank, values["results"])
-        self.emit(kind, hand.global_rank, values)
+            if hand.global_rank == 0 and self.crew.last_loss is not None:
+                # Who followed another at the very end has seen none itself.
+                word = replace(word, results={"loss": self.crew.last_loss, **word.results})
+            self.results.note(hand.global_rank, word)
+        self.emit(word, hand.global_rank)
         if not self._world_told and self.crew.all_ready():
             self._world_told = True
-            self.emit("world", None, describe_world(self.job, self._num_workers))
-
-    def _hear_failure(self, hand: Hand, message: dict[str, Any]) -> None:
-        hand.has_reported_failure = True
-        failure = Failure(
-            message=message["message"],
-            global_rank=hand.rank,
-            details=message["traceback"],
-            consequence=message.get("consequence", False),
-            is_transient=message.get("consequence", False),
-        )
-        self._succession.hear_failure(hand, failure)
+            self.emit(describe_world(self.job, self._num_workers))
 
     # What the parts of this machine ask for.
 
@@ -205,9 +209,9 @@ class SupervisorMachine:
         """Let this be done, after all that was asked before."""
         self.outputs.append(output)
 
-    def emit(self, kind: str, global_rank: int | None, values: dict[str, Any]) -> None:
+    def emit(self, what: Happening, rank: int | None = None) -> None:
         """Tell whoever watches."""
-        self.ask(Emit(kind, global_rank, values))
+        self.ask(Emit(what, rank))
 
     def start(self, place: World) -> Hand:
         """Start one more process."""
@@ -215,41 +219,17 @@ class SupervisorMachine:
         self.ask(StartProcess(hand.number, place))
         return hand
 
-    def say(self, hand: Hand, message: dict[str, Any]) -> None:
+    def say(self, hand: Hand, word: Told) -> None:
         """Say something to a process; where it has ended meanwhile, that is about to be told."""
-        self.ask(Say(hand.number, message))
+        self.ask(Say(hand.number, word))
 
     def signal(self, hand: Hand, signum: int) -> None:
         """Send a signal to a process."""
         self.ask(Signal(hand.number, signum))
 
-    def answer(self, request: ScaleRequest, text: str, **facts: Any) -> None:
-        """What was asked for is done, or will be."""
-        self.ask(Answer(request.number, {"kind": "scaled", "text": text, **facts}))
-
-    def refuse(self, request: ScaleRequest, text: str) -> None:
-        """What was asked for will not be done, for this reason."""
-        self.ask(Answer(request.number, {"kind": "refused", "text": text}))
-
-    def explain(self, hand: Hand) -> str:
-        """One sentence about a process that has ended without a word of its own."""
-        if hand.hang:
-            return f"{hand.name.capitalize()} hung and was ended: {hand.hang}."
-        assert hand.end is not None
-        return explain_death(hand.name, hand.end)
-
-    def failure_of(self, hand: Hand, message: str) -> Failure:
-        """The end of this process as a failure of the run."""
-        assert hand.end is not None
-        code = hand.end.exit_code
-        return Failure(
-            message=message,
-            global_rank=hand.rank,
-            details=hand.end.last_output,
-            signum=-code if code < 0 else None,
-            exit_code=code if code >= 0 else 128 - code,
-            is_transient=code < 0 or bool(hand.complaint),
-        )
+    def answer(self, request: ScaleRequest, answer: ScaleAnswered) -> None:
+        """Say what becomes of what was asked for."""
+        self.ask(Answer(request.number, answer))
 
     def fail(self, failure: Failure) -> None:
         """Let the run fail, once others had a moment to say what they know about it."""
@@ -267,16 +247,16 @@ class SupervisorMachine:
         else:
             self.is_stopping = True
             self._stop_asked_at = self.now
-            self.emit("warning", None, {"text": "stopping after this step; Ctrl-C again ends at once"})
-            for hand in self.crew.living("worker"):
-                self.say(hand, {"kind": "stop"})
+            self.emit(Warned(text="stopping after this step; Ctrl-C again ends at once"))
+            for hand in self.crew.living(Role.WORKER):
+                self.say(hand, Stop())
 
     @property
     def _stop_by(self) -> float | None:
         """Until when the workers may take to stop; None where nobody has asked them to."""
         if self._stop_asked_at is None:
             return None
-        saves = any(hand.life.is_saving for hand in self.crew.living("worker"))
+        saves = any(hand.life.is_saving for hand in self.crew.living(Role.WORKER))
         return self._stop_asked_at + (_SAVE_S if saves else _STOP_S)
 
     def _check_stop(self) -> None:
@@ -292,27 +272,17 @@ class SupervisorMachine:
         if self._judge_at is None or self.over is not None:
             return
         if self._cause is None:
-            if self.now < self._judge_at and any(self.crew.living("worker")):
+            if self.now < self._judge_at and any(self.crew.living(Role.WORKER)):
                 return
             self._cause, self._end_by = first_cause(self._failures), self.now + _GRACE_S
             for hand in self.crew.living():
                 self.signal(hand, signal.SIGTERM)
         if self.now >= self._end_by or not any(self.crew.living()):
-            self._end(_error(self._cause))
+            self._end(self._cause.error)
 
     def _end(self, error: Exception | None) -> None:
         if isinstance(error, WorkerFailed):
-            self.emit("failed", error.global_rank, {"message": str(error), "traceback": error.details})
+            self.emit(Failed(message=str(error), traceback=error.details), error.global_rank)
         if self._tells_what_never_fired:
             self._timetable.tell_open(self.emit)
-        self.over = Over(self.results, error)
-
-
-def _error(cause: Failure) -> WorkerFailed:
-    return WorkerFailed(
-        cause.message,
-        global_rank=cause.global_rank,
-        details=cause.details,
-        exit_code=cause.exit_code,
-        is_transient=cause.is_transient,
-    )
+        self.over = Over(self.results.values, error)

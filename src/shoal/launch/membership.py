@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from typing import Any
 
+from shoal.comm.words import ScaleAnswered
 from shoal.launch.crew import Hand, Vacancy
 from shoal.launch.elastic import Autoscaler
-from shoal.launch.failure_log import Evidence, FailureLog
+from shoal.launch.failure_log import FailureLog, verdict
 from shoal.launch.messages import Load, MeasureLoad, ScaleRequest
 from shoal.launch.moves import PlaceMoves
 from shoal.launch.places import advice_after_loss, can_move, can_replace
 from shoal.launch.resizing import Resizing
-from shoal.launch.scaling import BEGUN, ENDING
+from shoal.launch.scaling import BEGUN, ENDING, refusal
 from shoal.launch.succession import Bridge
-from shoal.launch.verdict import Failure
+from shoal.launch.verdict import Failure, explain_end, failure_of
+from shoal.observe.happenings import Adopted, LineSaid, Lost, Raised, Released, Replaced, StepsTaken, Warned
 from shoal.observe.wording import plural
+from shoal.spec.told import Told
+from shoal.spec.vocabulary import Purpose, Role
 
 STOP_SIGNALS = (-signal.SIGINT, -signal.SIGTERM)
 
@@ -34,7 +37,7 @@ class Membership:
         self._resizing = Resizing(bridge, self._moves)
         self._autoscaler = Autoscaler(bridge.job.cluster)
         self._log = FailureLog(bridge.job.max_failures)
-        self._evidence: dict[Hand, Evidence] = {}
+        self._raised: dict[Hand, Raised] = {}
         self._last_words: dict[Hand, Failure] = {}
         """Failures of workers that will be followed by others, once they have ended."""
 
@@ -42,7 +45,7 @@ class Membership:
 
     def is_over(self) -> bool:
         """Whether all workers have ended, and none is to be replaced."""
-        return not any(self._crew.living("worker")) and not self._crew.vacancies
+        return not any(self._crew.living(Role.WORKER)) and not self._crew.vacancies
 
     def act(self) -> None:
         """Find hosts for free places, and bring the run to the size that is wanted."""
@@ -80,12 +83,12 @@ class Membership:
             self._crew.vacancies.remove(vacancy)
             self._moves.give(spare, vacancy.places, replace(vacancy, spare=spare.global_rank))
             self._keep_spares()
-        elif not any(self._crew.living("spare")):
+        elif not any(self._crew.living(Role.SPARE)):
             self._crew.vacancies.remove(vacancy)
             self._moves.give(self._moves.start_spare(), vacancy.places, vacancy)
 
     def _keep_spares(self) -> None:
-        while len(list(self._crew.living("spare"))) < self._bridge.job.cluster.spares:
+        while len(list(self._crew.living(Role.SPARE))) < self._bridge.job.cluster.spares:
             self._moves.start_spare()
 
     def _vacate(self, places: list[int], lost_at: float) -> None:
@@ -94,46 +97,44 @@ class Membership:
 
     # What members say.
 
-    def hear(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
+    def hear(self, hand: Hand, word: Told) -> None:
         """A process has places, or gives some back, or says how far it is."""
-        if not hand.is_worker:
-            if kind in ("line", "warning"):
-                self._bridge.emit(kind, None, values)
-        elif kind == "adopted":
-            self._confirm(hand, set(values["places"]))
-        elif kind == "released":
-            self._vacate(self._resizing.take_released(hand, values["places"]), self._bridge.now)
-        elif kind == "raised":
-            self._evidence[hand] = Evidence.from_message(values)
-        elif kind == "steps":
-            self._autoscaler.note(values["samples"], self._bridge.now)
+        match word:
+            case LineSaid() | Warned() if not hand.is_worker:
+                self._bridge.emit(word)
+            case Adopted(places=places) if hand.is_worker:
+                self._confirm(hand, set(places))
+            case Released(places=places) if hand.is_worker:
+                self._vacate(self._resizing.take_released(hand, places), self._bridge.now)
+            case Raised() if hand.is_worker:
+                self._raised[hand] = word
+            case StepsTaken(samples=samples) if hand.is_worker:
+                self._autoscaler.note(samples, self._bridge.now)
 
     def _confirm(self, hand: Hand, places: set[int]) -> None:
         """It goes on with these places."""
         hand.unconfirmed = hand.unconfirmed - places
         for vacancy in [one for one in hand.succeeds if not hand.unconfirmed & set(one.places)]:
             hand.succeeds.remove(vacancy)
-            told: dict[str, Any] = {
-                "rank": vacancy.places[0],
-                "places": list(vacancy.places),
-                "seconds": self._bridge.now - vacancy.lost_at,
-                "hosts": sorted(list(one.places) for one in self._moves.hosts()),
-            }
-            if vacancy.spare is not None:
-                told["spare"] = vacancy.spare
-            if vacancy.adopter is not None:
-                told["by"] = vacancy.adopter
-            self._bridge.emit("replaced", vacancy.places[0], told)
+            told = Replaced(
+                rank=vacancy.places[0],
+                places=list(vacancy.places),
+                seconds=self._bridge.now - vacancy.lost_at,
+                hosts=sorted(list(one.places) for one in self._moves.hosts()),
+                spare=vacancy.spare,
+                by=vacancy.adopter,
+            )
+            self._bridge.emit(told, vacancy.places[0])
 
     def hear_failure(self, hand: Hand, failure: Failure) -> None:
         """A worker that raised while it trained may be followed by another; who raises before, always will."""
-        evidence = self._evidence.get(hand)
-        if evidence is not None and not evidence.final:
+        raised = self._raised.get(hand)
+        if raised is not None and not raised.final:
             failure = replace(failure, is_transient=True)
         if not hand.is_worker:
-            self._bridge.emit("warning", None, {"text": f"{hand.name} failed: {failure.message}"})
+            self._bridge.emit(Warned(text=f"{hand.name} failed: {failure.message}"))
             self._resizing.give_up()
-        elif evidence is None or evidence.final or not self._replaces:
+        elif raised is None or raised.final or not self._replaces:
             self._bridge.fail(failure)
         else:
             self._last_words[hand] = failure
@@ -154,27 +155,27 @@ class Membership:
 
     def _ended_well(self, hand: Hand) -> bool:
         code = hand.exit_code
-        is_script = self._bridge.job.purpose == "script"
+        is_script = self._bridge.job.purpose == Purpose.SCRIPT
         if self._bridge.is_stopping and (code in STOP_SIGNALS or code == 0 or (is_script and code > 0)):
             return True
         return code == 0 and (hand.is_done or is_script or not hand.places)
 
     def _note_end_of_work(self, hand: Hand) -> None:
         if not self._ended_well(hand):
-            text = f"after its work was done: {self._bridge.explain(hand)}"
-            self._bridge.emit("warning", hand.global_rank, {"text": text})
+            text = f"after its work was done: {explain_end(hand)}"
+            self._bridge.emit(Warned(text=text), hand.global_rank)
         # What it was given at the last moment, it has not done.
         self._vacate(sorted(hand.unconfirmed), self._bridge.now)
 
     def _lose_worker(self, hand: Hand) -> None:
         failure = self._last_words.get(hand)
         if failure is None:
-            failure = self._bridge.failure_of(hand, self._bridge.explain(hand))
+            failure = failure_of(hand, explain_end(hand))
         if (end := self._final_failure(hand, failure)) is not None:
             self._bridge.fail(end)
             return
-        told = {"rank": hand.global_rank, "places": list(hand.places), "reason": failure.message}
-        self._bridge.emit("lost", hand.global_rank, told)
+        lost = Lost(rank=hand.global_rank, places=list(hand.places), reason=failure.message)
+        self._bridge.emit(lost, hand.global_rank)
         self._vacate(list(hand.places), self._bridge.now)
 
     @property
@@ -184,13 +185,13 @@ class Membership:
 
     def _final_failure(self, hand: Hand, failure: Failure) -> Failure | None:
         """What to end the run with; None where others can go on."""
-        evidence, code = self._evidence.get(hand), hand.exit_code
-        if not self._replaces or (code >= 0 and evidence is None):
+        raised, code = self._raised.get(hand), hand.exit_code
+        if not self._replaces or (code >= 0 and raised is None):
             advice = advice_after_loss(self._bridge.job) if code < 0 else ""
             return replace(failure, message=failure.message + advice)
         enough = replace(failure, is_transient=False)
-        if evidence is not None and self._log.is_poisoned(evidence):
-            return replace(enough, message=evidence.verdict)
+        if raised is not None and self._log.is_poisoned(raised):
+            return replace(enough, message=verdict(raised))
         if self._log.is_too_much(self._bridge.now):
             return replace(enough, message=f"{failure.message} {self._log.complaint}")
         return None if self._may_go_on() else enough
@@ -198,12 +199,12 @@ class Membership:
     def _lose_spare(self, hand: Hand) -> None:
         if hand.has_reported_failure:
             return
-        reason = self._bridge.explain(hand)
-        self._bridge.emit("warning", None, {"text": reason})
+        reason = explain_end(hand)
+        self._bridge.emit(Warned(text=reason))
         if self._may_go_on():
             self._keep_spares()
         elif self._crew.vacancies:
-            self._bridge.fail(replace(self._bridge.failure_of(hand, reason), is_transient=False))
+            self._bridge.fail(replace(failure_of(hand, reason), is_transient=False))
         else:
             self._resizing.give_up()
 
@@ -223,18 +224,19 @@ class Membership:
         """Other workers for the same places, as many as there are at most."""
         workers, most = len(self._moves.hosts()), self._bridge.job.cluster.places
         if request.is_question:
-            self._bridge.answer(request, f"{plural(workers, 'worker')}.", workers=workers, servers=0)
-        elif self._bridge.is_stopping or any(hand.is_done for hand in self._crew.living("worker")):
-            self._bridge.refuse(request, ENDING)
-        elif (refusal := self._refusal(request, most)) is not None:
-            self._bridge.refuse(request, refusal)
+            answer = ScaleAnswered(text=f"{plural(workers, 'worker')}.", workers=workers, servers=0)
+            self._bridge.answer(request, answer)
+        elif self._bridge.is_stopping or any(hand.is_done for hand in self._crew.living(Role.WORKER)):
+            self._bridge.answer(request, refusal(ENDING))
+        elif (reason := self._objection(request, most)) is not None:
+            self._bridge.answer(request, refusal(reason))
         else:
             assert request.workers is not None
             self._autoscaler.is_on = False  # from now on it is as the user says
             self._resizing.want(request.workers, "asked for")
-            self._bridge.answer(request, BEGUN, workers=request.workers)
+            self._bridge.answer(request, ScaleAnswered(text=BEGUN, workers=request.workers))
 
-    def _refusal(self, request: ScaleRequest, most: int) -> str | None:
+    def _objection(self, request: ScaleRequest, most: int) -> str | None:
         job = self._bridge.job
         if request.servers is not None or request.workers is None:
             return f"This run's strategy is {job.strategy}, which has no servers; only its workers can be scaled."

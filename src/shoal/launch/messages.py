@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from shoal.comm.words import ScaleAnswered
+from shoal.observe.happenings import Happening
 from shoal.spec import World
+from shoal.spec.told import Told
 
 # What happens.
 
@@ -25,7 +28,7 @@ class Said:
     """A process has said something."""
 
     process: int
-    message: dict[str, Any]
+    word: Told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +127,7 @@ class Say:
     """Say something to a process, if it still lives."""
 
     process: int
-    message: dict[str, Any]
+    word: Told
 
 
 @dataclass(frozen=True)
@@ -139,9 +142,8 @@ class Signal:
 class Emit:
     """Tell whoever watches."""
 
-    kind: str
-    rank: int | None
-    values: dict[str, Any]
+    what: Happening
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class Answer:
     """Answer a request of the user's."""
 
     request: int
-    message: dict[str, Any]
+    answer: ScaleAnswered
 
 
 @dataclass(frozen=True)

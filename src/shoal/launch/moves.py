@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from shoal.comm.words import Adopt, Release, Stop, Takeover
 from shoal.launch.crew import Hand, Vacancy
 from shoal.launch.places import member_place
 from shoal.launch.seats import share_out
 from shoal.launch.succession import Bridge
+from shoal.spec.vocabulary import Role, State
 
-_AT_WORK = ("training", "evaluating")
+_AT_WORK = (State.TRAINING, State.EVALUATING)
 
 
 class PlaceMoves:
@@ -27,7 +29,7 @@ class PlaceMoves:
 
     def hosts(self) -> list[Hand]:
         """The workers that have places and have not come to the end."""
-        return [one for one in self._crew.living("worker") if one.places and not one.is_done]
+        return [one for one in self._crew.living(Role.WORKER) if one.places and not one.is_done]
 
     def able_hosts(self) -> list[Hand]:
         """Those of them that look out for more: they take steps, and are not about to leave."""
@@ -35,17 +37,17 @@ class PlaceMoves:
 
     def start_spare(self) -> Hand:
         """Start one more process, which waits for places."""
-        place = member_place(self._bridge.first_place, "spare", self._num_spares, generation=self._crew.generation)
-        self._num_spares += 1
+        number, self._num_spares = self._num_spares, self._num_spares + 1
+        place = member_place(self._bridge.first_place, Role.SPARE, number, generation=self._crew.generation)
         return self._bridge.start(place)
 
     def give(self, hand: Hand, places: Collection[int], vacancy: Vacancy | None = None) -> None:
         """Give places to a worker or a spare, in place of those that were lost."""
-        kind = "adopt" if hand.is_worker else "takeover"
+        order: type[Adopt | Takeover] = Adopt if hand.is_worker else Takeover
         self._crew.generation += 1
-        self._bridge.say(hand, {"kind": kind, "places": sorted(places), "generation": self._crew.generation})
-        if kind == "takeover" and self._bridge.is_stopping:
-            self._bridge.say(hand, {"kind": "stop"})
+        self._bridge.say(hand, order(places=sorted(places), generation=self._crew.generation))
+        if order is Takeover and self._bridge.is_stopping:
+            self._bridge.say(hand, Stop())
         if vacancy is not None:
             hand.succeeds.append(replace(vacancy, places=tuple(sorted(places)), adopter=hand.rank))
         hand.unconfirmed |= set(places)
@@ -63,8 +65,7 @@ class PlaceMoves:
     def ask_back(self, hand: Hand, places: Collection[int]) -> None:
         """Ask a worker to release places after its step."""
         self._crew.generation += 1
-        message = {"kind": "release", "places": sorted(places), "generation": self._crew.generation}
-        self._bridge.say(hand, message)
+        self._bridge.say(hand, Release(places=sorted(places), generation=self._crew.generation))
 
     def take_back(self, hand: Hand, places: Collection[int]) -> None:
         """A worker has released places."""
@@ -73,4 +74,4 @@ class PlaceMoves:
     def _seat(self, hand: Hand, places: set[int]) -> None:
         hand.places = tuple(sorted(places))
         if hand.places:
-            hand.role, hand.global_rank = "worker", hand.places[0]
+            hand.role, hand.global_rank = Role.WORKER, hand.places[0]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 import socket
 from dataclasses import replace
-from typing import Any
 
 from shoal.arena import supported
 from shoal.errors import LaunchError, SpecError
 from shoal.launch import load
 from shoal.launch.seats import spread
+from shoal.observe.happenings import WorldFormed
 from shoal.spec import Job, World
+from shoal.spec.vocabulary import Purpose, Role
 from shoal.spec.world import LOOPBACK
 
 _SECRET_BYTES = 32
@@ -20,7 +21,7 @@ _ATTEMPT_BYTES = 8
 
 def servers_of(job: Job) -> int:
     """How many servers a job starts with; those that have none have no coordinator either."""
-    return job.conduct.servers if job.purpose == "train" else 0
+    return job.conduct.servers if job.purpose == Purpose.TRAIN else 0
 
 
 def plan_places(job: Job) -> list[World]:
@@ -28,7 +29,7 @@ def plan_places(job: Job) -> list[World]:
 
     Without servers `world_size` counts places, of which a worker may host several.
     """
-    if job.purpose == "script" and job.cluster.spares:
+    if job.purpose == Purpose.SCRIPT and job.cluster.spares:
         raise SpecError(
             f"Cluster: spares={job.cluster.spares} was set for a script, but only Shoal's own training can "
             "hand a worker's place to another process; leave spares at 0."
@@ -45,15 +46,16 @@ def plan_places(job: Job) -> list[World]:
     if not servers:
         hosted = spread(workers, load.starting_workers(job.cluster))
         ranks = [ground.hosting(places, generation=0) for places in hosted]
-        return ranks + [member_place(ground, "spare", number) for number in range(spares)]
-    roles = [("coordinator", 0)]
-    roles += [("server", number) for number in range(servers)] + [("worker", rank) for rank in range(workers)]
+        return ranks + [member_place(ground, Role.SPARE, number) for number in range(spares)]
+    roles = [(Role.COORDINATOR, 0)]
+    roles += [(Role.SERVER, number) for number in range(servers)]
+    roles += [(Role.WORKER, rank) for rank in range(workers)]
     return [member_place(ground, role, rank, node=node) for node, (role, rank) in enumerate(roles)]
 
 
-def member_place(other: World, role: str, number: int, *, node: int = 0, generation: int = 0) -> World:
+def member_place(other: World, role: Role, number: int, *, node: int = 0, generation: int = 0) -> World:
     """A place in the same world as `other`'s: a worker's by its rank, any other by its number."""
-    rank = number if role == "worker" else 0
+    rank = number if role == Role.WORKER else 0
     # A run may be given more workers than it began with.
     size = max(other.world_size, rank + 1)
     return replace(
@@ -83,7 +85,7 @@ def can_replace(job: Job) -> bool:
 
 def advice_after_loss(job: Job) -> str:
     """What would have helped when a worker was lost that nobody can replace; empty where nothing would."""
-    if job.purpose != "train" or job.restarts or not job.replaces:
+    if job.purpose != Purpose.TRAIN or job.restarts or not job.replaces:
         return ""
     is_gone = job.conduct.is_cut and not job.conduct.has_copies
     why = "nobody else has its part of the model" if is_gone else "nobody can take its place"
@@ -93,11 +95,11 @@ def advice_after_loss(job: Job) -> str:
 
 
 def _has_places(job: Job) -> bool:
-    return job.purpose == "train" and job.conduct.has_places and supported()
+    return job.purpose == Purpose.TRAIN and job.conduct.has_places and supported()
 
 
-def describe_world(job: Job, workers: int | None = None) -> dict[str, Any]:
-    """What the `world` event says: nobody should have to guess which world was formed."""
+def describe_world(job: Job, workers: int | None = None) -> WorldFormed:
+    """The world that was formed: nobody should have to guess which."""
     cluster, servers = job.cluster, servers_of(job)
     workers = cluster.workers if workers is None else workers
     members = _count(workers, "worker")
@@ -108,23 +110,22 @@ def describe_world(job: Job, workers: int | None = None) -> dict[str, Any]:
     elif cluster.spares:
         members += f" and {_count(cluster.spares, 'spare')}"
     threads = _count(cluster.threads_per_worker, "thread")
-    return {
-        "workers": workers,
-        **({"places": cluster.places} if cluster.is_elastic else {}),
-        "spares": cluster.spares,
-        **({"servers": servers} if servers else {}),
-        "hosts": 1,
-        "slots": job.num_slots,
-        "strategy": job.strategy,
-        "threads": cluster.threads_per_worker,
-        "text": f"{members} on 1 host, {threads} each, loopback only",
-    }
+    return WorldFormed(
+        workers=workers,
+        places=cluster.places if cluster.is_elastic else None,
+        spares=cluster.spares,
+        servers=servers or None,
+        slots=job.num_slots,
+        strategy=job.strategy,
+        threads=cluster.threads_per_worker,
+        text=f"{members} on 1 host, {threads} each, loopback only",
+    )
 
 
 def _meeting_point(job: Job) -> str:
     """Nothing where nobody asked for a port: on one host Unix sockets do."""
     # A script's own torch.distributed meets at a port, and at nothing else.
-    if job.cluster.port is None and job.purpose != "script":
+    if job.cluster.port is None and job.purpose != Purpose.SCRIPT:
         return ""
     return f"{LOOPBACK}:{_choose_port(job.cluster.port)}"
 

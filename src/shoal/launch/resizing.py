@@ -8,6 +8,8 @@ from shoal.launch.crew import Hand
 from shoal.launch.moves import PlaceMoves
 from shoal.launch.seats import gifts, leavers
 from shoal.launch.succession import Bridge
+from shoal.observe.happenings import Scaled
+from shoal.spec.vocabulary import Role, State
 
 
 class Resizing:
@@ -46,7 +48,7 @@ class Resizing:
 
     def act(self) -> bool:
         """Do the next thing; True when all is done."""
-        living = list(self._crew.living("worker"))
+        living = list(self._crew.living(Role.WORKER))
         if self._wanted is None:
             return False
         if self._bridge.is_stopping or self._bridge.has_failed or any(hand.is_done for hand in living):
@@ -98,7 +100,7 @@ class Resizing:
         self._newcomers = [one for one in self._newcomers if not one.is_worker]
         while len(self._newcomers) < missing:
             self._newcomers.append(self._moves.start_spare())
-        if any(one.state != "ready" for one in self._newcomers):
+        if any(one.state != State.READY for one in self._newcomers):
             return
         asked: dict[Hand, list[int]] = defaultdict(list)
         moves = gifts({one: one.places for one in hosts}, self._newcomers)
@@ -112,10 +114,6 @@ class Resizing:
     def _finish(self, hosts: list[Hand]) -> None:
         self._wanted = None
         self._newcomers = []
-        told = {
-            "workers": len(hosts),
-            "before": self._before,
-            "hosts": sorted(list(one.places) for one in hosts),
-            "reason": self._reason,
-        }
-        self._bridge.emit("scaled", None, told)
+        places = sorted(list(one.places) for one in hosts)
+        scaled = Scaled(workers=len(hosts), before=self._before, hosts=places, reason=self._reason)
+        self._bridge.emit(scaled)

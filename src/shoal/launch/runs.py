@@ -4,56 +4,36 @@ from __future__ import annotations
 
 import inspect
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from shoal.errors import DiskRefused, Interrupted, ShoalError, SpecError, WorkerFailed
-from shoal.launch.attempts import Attempts
+from shoal.errors import SpecError
 from shoal.launch.control import request_scale
 from shoal.launch.inside import refuse_inside
+from shoal.launch.live import EventStream, LiveRun, Run
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import find_whole, first_options, left_out, resumed_job
-from shoal.observe import (
-    Bus,
-    Event,
-    FolderWatch,
-    JsonlSink,
-    PlainSink,
-    ProgressSink,
-    RunFolder,
-    Sink,
-    TensorBoardSink,
-    write_report,
-)
-from shoal.observe.checkpoint_names import find_run, folder_name, is_checkpoint, step_folders, step_of
-from shoal.observe.run_folder import DEFAULT_ROOT
+from shoal.observe import Event, PlainSink, ProgressSink, RunFolder, Sink, TensorBoardSink
+from shoal.observe.checkpoint_names import find_run
+from shoal.observe.happenings import Happening, LineSaid, Warned
 from shoal.observe.run_lock import RunLock
 from shoal.observe.trust import trusted_job
-from shoal.observe.wording import near
-from shoal.observe.worker_scales import WorkerScales
 from shoal.spec import Cluster, Job, StrategySpec
 
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run."""
-
-    folder: Path
-    results: Mapping[str, Any]
-
-    @property
-    def digest(self) -> str:
-        """One name for the trained model."""
-        return str(self.results["digest"])
+_OF_JOB = (
+    *("strategy", "cluster", "slots", "checkpoint", "chaos", "overrides"),
+    *("on_failure", "max_failures", "precision", "recompute"),
+)
+"""What a job is made of, besides its target."""
+Tell = Callable[[Happening], None]
 
 
 def train(
-    target: str | Callable[..., Any] | None = None,
+    target: str | Callable[..., Any] | Job | None = None,
     *,
     workers: int | str | None = None,
     strategy: str | StrategySpec | None = None,
@@ -81,10 +61,10 @@ def train(
 ) -> Run:
     """Train a task with many processes of this machine.
 
-    `target` is `path.py:factory` or an importable factory function. `progress` shows a bar (True), plain lines
-    (False), or what fits the output (None), which is standard output by default. `chaos` injects faults:
-    `kill worker:1 at step 50`. `workers` may be limits, `1:4`; `on_failure` says what follows a death: `auto`,
-    `replace`, `shrink`, `restart` or `stop`. Further keywords change fields of the task: `epochs=3`.
+    `target` is `path.py:factory`, an importable factory function, or a whole `Job`. `progress` shows a bar (True),
+    plain lines (False), or what fits the output (None), which is standard output by default. `chaos` injects
+    faults: `kill worker:1 at step 50`. `workers` may be limits, `1:4`; `on_failure` says what follows a death:
+    `auto`, `replace`, `shrink`, `restart` or `stop`. Further keywords change fields of the task: `epochs=3`.
 
     `precision` is what the model computes in: `fp32`, `bf16`, `fp16` or `adaptive`. `recompute` saves memory:
     blocks of the model are computed again in the backward pass.
@@ -95,40 +75,25 @@ def train(
     new run from the weights of another, a checkpoint or a file; with `skip_seen` it leaves out the samples that
     the checkpoint has seen.
     """
+    said = dict(locals())  # Before all else: what was said, by name.
     refuse_inside("train")
     shown = screen(progress, output)
-    if workers is not None and cluster is None:
-        cluster = {"workers": workers}
-    said: dict[str, Any] = {"strategy": None if strategy is None else str(strategy), "cluster": cluster}
-    said |= {"slots": slots, "checkpoint": checkpoint, "chaos": chaos, "overrides": overrides}
-    said |= {"on_failure": on_failure, "max_failures": max_failures}
-    said |= {"precision": precision, "recompute": recompute}
-    if resume is not None:
-        if target is not None or args or name is not None or weights_from is not None or skip_seen:
-            raise SpecError(
-                f"resume={resume!r} goes on with that run's own task, in its own folder; leave target, args, "
-                "name, weights_from and skip_seen out."
-            )
-        folder = find_run(resume, runs)
-        # Before the lock: nothing is written to a folder that is not ours.
-        trusted_job(folder, trust=trust)
-        prepare = partial(_resumed, resume, runs, shown, said, folder)
-    else:
-        if trust:
-            raise SpecError("--trust is about the code of a run that goes on; name that run with --resume.")
-        if skip_seen and weights_from is None:
-            raise SpecError("--skip-seen leaves out what a checkpoint has seen; name it with --from.")
-        options = {}
-        if weights_from is not None:
-            options = first_options(weights_from, runs, _warning_to(shown), skip_seen=skip_seen)
-        job = new_job(target, args, options, said)
-        folder = RunFolder.create(runs, name, overwrite, target=job.target)
-        prepare = partial(_begun_anew, job, folder)
-    # Nobody else works in the folder from here on; nothing of it is read or changed before.
-    with RunLock(folder.path, _warning_to(shown)):
-        job = replace(prepare(), run_dir=str(folder.path))
-        extra = [TensorBoardSink(folder.tensorboard)] if tensorboard else []
-        return execute(job, folder, shown, extra=extra, zygote=zygote)
+    return _prepared(said, _teller_to(shown), [shown]).run()
+
+
+def start(target: str | Callable[..., Any] | Job | None = None, **settings: Any) -> LiveRun:
+    """Begin to train, and do something else meanwhile: follow the run's events, scale it, stop it, wait for it.
+
+    Takes what `train` takes, and shows nothing unless `progress` or `output` is given. What cannot be is refused
+    at once; what goes wrong later is raised by `wait`. May be called in any thread, for several runs at a time.
+    """
+    refuse_inside("start")
+    said = inspect.signature(train).bind(target, **settings)
+    said.apply_defaults()
+    shows = not {"progress", "output"}.isdisjoint(settings)
+    shown = [screen(said.arguments["progress"], said.arguments["output"])] if shows else []
+    stream = EventStream()
+    return _prepared(said.arguments, _teller_to(stream), shown, stream).begin()
 
 
 def resume(run: str, **changes: Any) -> Run:
@@ -163,24 +128,82 @@ def new_job(
     )
 
 
+def _prepared(
+    said: Mapping[str, Any], tell: Tell, shown: Sequence[Sink], stream: EventStream | None = None
+) -> LiveRun:
+    """A run that is about to begin, in a folder that is its own from here on. `said`: the arguments of `train`."""
+    warn = _warning(tell)
+    wishes = {name: said[name] for name in _OF_JOB}
+    wishes["strategy"] = None if said["strategy"] is None else str(said["strategy"])
+    if said["workers"] is not None and said["cluster"] is None:
+        wishes["cluster"] = {"workers": said["workers"]}
+    if said["resume"] is not None:
+        folder = _resumable(said)
+        prepare = partial(_resumed, said, wishes, folder, tell)
+    else:
+        job = _first_job(said, wishes, warn)
+        folder = RunFolder.create(said["runs"], said["name"], said["overwrite"], target=job.target)
+        prepare = partial(_begun_anew, job, folder)
+    with ExitStack() as at_end:
+        # Nobody else works in the folder from here on; nothing of it is read or changed before.
+        at_end.enter_context(RunLock(folder.path, warn))
+        job = replace(prepare(), run_dir=str(folder.path))
+        boards = [TensorBoardSink(folder.tensorboard)] if said["tensorboard"] else []
+        sinks: list[Sink] = [*boards, *shown]
+        return LiveRun(job, folder, sinks, stream=stream, zygote=said["zygote"], at_end=at_end.pop_all())
+
+
+def _resumable(said: Mapping[str, Any]) -> RunFolder:
+    """The folder of a run that is to go on."""
+    if any(said[name] for name in ("target", "args", "weights_from", "skip_seen")) or said["name"] is not None:
+        raise SpecError(
+            f"resume={said['resume']!r} goes on with that run's own task, in its own folder; leave target, args, "
+            "name, weights_from and skip_seen out."
+        )
+    folder = find_run(said["resume"], said["runs"])
+    # Before the lock: nothing is written to a folder that is not ours.
+    trusted_job(folder, trust=said["trust"])
+    return folder
+
+
+def _first_job(said: Mapping[str, Any], wishes: Mapping[str, Any], warn: Callable[[str], None]) -> Job:
+    """The job of a run that begins."""
+    if said["trust"]:
+        raise SpecError("--trust is about the code of a run that goes on; name that run with --resume.")
+    if said["skip_seen"] and said["weights_from"] is None:
+        raise SpecError("--skip-seen leaves out what a checkpoint has seen; name it with --from.")
+    if isinstance(said["target"], Job):
+        if others := [name for name in (*_OF_JOB, "workers", "args", "weights_from") if said[name]]:
+            raise SpecError(f"A Job says itself what {', '.join(others)} would say; change the job instead.")
+        return said["target"]
+    options = {}
+    if said["weights_from"] is not None:
+        options = first_options(said["weights_from"], said["runs"], warn, skip_seen=said["skip_seen"])
+    return new_job(said["target"], said["args"], options, wishes)
+
+
 def _begun_anew(job: Job, folder: RunFolder) -> Job:
     folder.clear()
     return job
 
 
-def _resumed(resume: str, runs: str | Path, shown: Sink, said: dict[str, Any], folder: RunFolder) -> Job:
-    path, manifest = find_whole(resume, runs, _warning_to(shown))
-    job = resumed_job(folder.read_job(), path, manifest, said)
+def _resumed(said: Mapping[str, Any], wishes: Mapping[str, Any], folder: RunFolder, tell: Tell) -> Job:
+    path, manifest = find_whole(said["resume"], said["runs"], _warning(tell))
+    job = resumed_job(folder.read_job(), path, manifest, wishes)
     # What a coordinator remembers is about the attempt that ended.
     folder.decisions.unlink(missing_ok=True)
     for text in (f"resuming {folder.name} after step {manifest.step:,}", left_out(job, manifest)):
         if text:
-            shown.handle(Event("line", values={"text": text}))
+            tell(LineSaid(text=text))
     return job
 
 
-def _warning_to(shown: Sink) -> Callable[[str], None]:
-    return lambda text: shown.handle(Event("warning", values={"text": text}))
+def _teller_to(sink: Sink) -> Tell:
+    return lambda what: sink.handle(Event(what))
+
+
+def _warning(tell: Tell) -> Callable[[str], None]:
+    return lambda text: tell(Warned(text=text))
 
 
 def screen(progress: bool | None = None, output: TextIO | None = None) -> Sink:
@@ -191,181 +214,6 @@ def screen(progress: bool | None = None, output: TextIO | None = None) -> Sink:
     from rich.console import Console
 
     return ProgressSink(Console(file=stream))
-
-
-def execute(
-    job: Job,
-    folder: RunFolder,
-    shown: Sink | None,
-    *,
-    extra: Sequence[Sink] = (),
-    zygote: ZygoteProcess | None = None,
-) -> Run:
-    """Run a job that keeps a folder; whatever happens, the folder tells, or an error says what it lacks."""
-    if not folder.job.is_file():
-        folder.write_job(job)
-    record = _Record()
-    events = JsonlSink(folder.path, lambda text: bus.emit(Event("warning", values={"text": text})))
-    screens = [shown] if shown is not None else []
-    beginning = _Beginning(job, folder)
-    bus = Bus([events, record, beginning, *extra, *screens, FolderWatch(folder.path)])
-    ending = partial(record.ending, "stopped", reason="failed")
-    failure: ShoalError | None = None
-    try:
-        Attempts(job, folder, bus.emit).run(zygote)
-        ending = partial(record.ending, "finished")
-    except Interrupted as request:
-        ending = partial(record.ending, "stopped", reason="interrupted")
-        failure = Interrupted(f"{request} {_whereabouts(folder)}")
-    except ShoalError as error:
-        failure = error
-        with suppress(DiskRefused):  # Where the folder itself is lost, the error says so.
-            bus.emit(_failed(error))
-            if beginning.is_over:
-                folder.demote_model()
-        error.args = (f"{error} {_how_to_go_on(folder, record.total_steps)}".strip(),)
-    finally:
-        missing = _leave_behind(folder, record, ending(), bus)
-    if failure is not None:
-        raise failure
-    if missing:
-        raise DiskRefused(f"The run came to its end, but not all that it made could be kept: {missing}")
-    return Run(folder.path, record.results)
-
-
-def _leave_behind(folder: RunFolder, record: _Record, ending: Event, bus: Bus) -> str:
-    """Write what the end of a run leaves behind, as much as the disk takes; returns what it did not, and why."""
-
-    def keep_result() -> None:
-        if record.results and ending.values.get("reason") != "failed":
-            folder.write_result({**record.results, "ended": ending.kind})
-
-    missing = []
-    report = partial(write_report, folder.path)
-    saved = partial(_check_saved, folder, record.results if ending.kind == "finished" else None)
-    for keep in (keep_result, folder.drop_partial_model, partial(bus.emit, ending), bus.close, report, saved):
-        try:
-            keep()
-        except (ShoalError, OSError) as error:
-            missing.append(str(error))
-    return " ".join(dict.fromkeys(missing))
-
-
-def _check_saved(folder: RunFolder, results: Mapping[str, Any] | None) -> None:
-    """A run that has finished, with these results, has saved all that was asked for."""
-    if results is not None and not folder.model.is_file():
-        raise DiskRefused(f"the model is not in {near(str(folder.path))} any more.")
-    due = (results or {}).get("due_checkpoints", [])
-    if lacking := [str(step) for step in due if not is_checkpoint(folder.checkpoints / folder_name(step))]:
-        raise DiskRefused(
-            f"{near(str(folder.checkpoints))} lacks what was due after step {', '.join(lacking)}; the "
-            f"warnings in {near(str(folder.report))} say why."
-        )
-
-
-class _Beginning:
-    """A sink that lets a job take the place of the one before it, once its run has really begun.
-
-    What is refused until then, by whomever, leaves a run that is resumed as it was.
-    """
-
-    def __init__(self, job: Job, folder: RunFolder) -> None:
-        self._job = job
-        self._folder = folder
-        self._earlier = folder.model.stat() if folder.model.is_file() else None
-        """The model of the attempt before, which is not what this one is to end with."""
-        self._refusal: ShoalError | None = None
-        self.is_over = False
-        """Whether the folder is this job's now."""
-
-    def handle(self, event: Event) -> None:
-        if self.is_over or event.kind not in ("steps", "evaluation", "checkpoint"):
-            return
-        try:
-            self._folder.write_job(self._job)
-            if self._earlier is not None:
-                self._folder.demote_model(self._earlier)
-            self._folder.result.unlink(missing_ok=True)
-            self.is_over = True
-        except DiskRefused as refusal:
-            self._refusal = refusal  # Tried again at the next step.
-
-    def close(self) -> None:
-        if not self.is_over and self._refusal is not None:
-            raise self._refusal
-
-
-def _failed(error: ShoalError) -> Event:
-    """The event that tells why a run ended."""
-    details, rank = (error.details, error.global_rank) if isinstance(error, WorkerFailed) else ("", None)
-    return Event("failed", rank, {"message": str(error), "traceback": details})
-
-
-class _Record:
-    """A sink that remembers what the end of a run has to say."""
-
-    def __init__(self) -> None:
-        self.results: dict[str, Any] = {}
-        self.total_steps: int | None = None
-        self._restarts = 0
-        self._scales = WorkerScales()
-        self._memory: dict[str, dict[str, int]] = {}
-        """By kind of memory and rank: the most that was held."""
-        self._started = time.monotonic()
-        self._marks: list[tuple[float, int]] = []
-        """When the first and the latest steps were told of, and how many samples they had trained on."""
-
-    def handle(self, event: Event) -> None:
-        if event.kind == "done":
-            self._note_done(event)
-        elif event.kind == "audit":
-            self.results["audit"] = event.values
-        elif event.kind == "steps":
-            self.total_steps = event.values["total_steps"]
-            self._marks[1:] = [(event.time, event.values["samples"])]
-        elif event.kind == "restarted":
-            # What the attempt before came to does not count.
-            self._restarts += 1
-            self.results, self._scales = {}, WorkerScales()
-
-    def _note_done(self, event: Event) -> None:
-        if event.rank == 0:
-            self.results.update(event.values["results"])
-            if self._restarts:
-                self.results["restarts"] = self._restarts
-        self.results |= self._scales.note(event.rank or 0, event.values["results"])
-        for kind, nbytes in event.values.get("memory", {}).items():
-            self._memory.setdefault(kind, {})[str(event.rank)] = nbytes
-        names = {"host": "peak_memory", "gpu": "peak_gpu_memory"}
-        self.results |= {names[kind]: dict(sorted(by_rank.items())) for kind, by_rank in self._memory.items()}
-
-    def close(self) -> None: ...
-
-    def ending(self, kind: str, **values: Any) -> Event:
-        """The event that ends the run."""
-        values |= {"results": self.results.get("results", {}), "seconds": time.monotonic() - self._started}
-        if len(self._marks) == 2:
-            (begin, before), (end, after) = self._marks
-            values["samples_per_s"] = (after - before) / max(end - begin, 1e-9)
-        return Event(kind, values=values)
-
-
-def _whereabouts(folder: RunFolder) -> str:
-    how = _how_to_go_on(folder)
-    if folder.model.is_file():
-        return f"The model so far is saved in {near(str(folder.model))}, the report beside it. {how}".strip()
-    return f"No model was saved; what happened is in {near(str(folder.path))}. {how}".strip()
-
-
-def _how_to_go_on(folder: RunFolder, total_steps: int | None = None) -> str:
-    """Nothing where there is no checkpoint."""
-    steps = [step_of(path) for path in step_folders(folder.checkpoints) if is_checkpoint(path)]
-    if not steps:
-        return ""
-    run = folder.name if folder.path.parent == Path(DEFAULT_ROOT).absolute() else near(str(folder.path))
-    if steps[-1] == total_steps:
-        return f"All steps are taken; the model is also in the last checkpoint: shoal checkpoint export {run} FILE"
-    return f"Go on after step {steps[-1]:,} with: shoal train --resume {run}"
 
 
 def target_of(factory: Callable[..., Any]) -> str:

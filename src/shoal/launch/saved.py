@@ -17,7 +17,8 @@ from shoal.observe import Bus, RunFolder
 from shoal.observe.checkpoint_names import find_checkpoint, names_checkpoint
 from shoal.observe.run_folder import PARTIAL_MODEL
 from shoal.observe.trust import trusted_job
-from shoal.spec import Cluster, Job
+from shoal.spec import Cluster, Job, StrategySpec, parse_strategy
+from shoal.spec.vocabulary import Purpose
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,25 @@ def evaluate(
     run: str | Path,
     *,
     data: str = "test",
-    workers: int = 1,
-    cluster: Cluster | None = None,
+    workers: int | None = None,
+    strategy: str | StrategySpec | None = None,
+    cluster: Cluster | Mapping[str, Any] | None = None,
     progress: bool | None = None,
     output: TextIO | None = None,
     trust: bool = False,
     zygote: ZygoteProcess | None = None,
 ) -> Evaluation:
-    """Loss and metrics of a run's model over its task's `test` or `train` set; equal for any `workers`.
+    """Loss and metrics of a run's model over its task's `test` or `train` set; the same for any `workers`.
 
     `run` is a run's folder or name, or one of its checkpoints: `demo@200`, or the checkpoint's folder. It names
     the code that is run; what others could have written is refused unless you `trust` it.
+
+    `strategy` is the run's own where none is given; of those in which each worker has the whole model it does not
+    matter which. Where the model is cut, since perhaps no worker can hold it, there are as many `workers` as the
+    run had, each with as much memory; else one. Of a `cluster`, single fields can be given.
     """
-    job = _saved_job("evaluate", run, cluster or Cluster(workers=workers), {"data": data}, trust=trust)
+    said = _said(workers, cluster)
+    job = _saved_job(Purpose.EVALUATE, run, strategy, said, {"data": data}, trust=trust)
     found = _execute(job, progress, output, zygote)
     return Evaluation(found["results"], found["samples"])
 
@@ -55,8 +62,9 @@ def predict(
     out: str | Path,
     *,
     data: str = "test",
-    workers: int = 1,
-    cluster: Cluster | None = None,
+    workers: int | None = None,
+    strategy: str | StrategySpec | None = None,
+    cluster: Cluster | Mapping[str, Any] | None = None,
     progress: bool | None = None,
     output: TextIO | None = None,
     trust: bool = False,
@@ -64,30 +72,53 @@ def predict(
 ) -> Path:
     """Write the outputs of a run's model over a data set, one row per sample, in order.
 
-    The ending of `out` says how: `.jsonl`, `.csv` or `.npy`. Rows appear in it as they are done. `run` and `trust`
-    are as in `evaluate`.
+    The ending of `out` says how: `.jsonl`, `.csv` or `.npy`. Rows appear in it as they are done. All else is as in
+    `evaluate`.
     """
     path = Path(out).absolute()
     options = {"data": data, "out": str(path)}
-    job = _saved_job("predict", run, cluster or Cluster(workers=workers), options, trust=trust)
+    job = _saved_job(Purpose.PREDICT, run, strategy, _said(workers, cluster), options, trust=trust)
     _execute(job, progress, output, zygote)
     return path
 
 
-def _saved_job(purpose: str, run: str | Path, cluster: Cluster, options: dict[str, Any], *, trust: bool) -> Job:
+def _said(workers: int | None, cluster: Cluster | Mapping[str, Any] | None) -> Cluster | Mapping[str, Any]:
+    """What is given of the cluster."""
+    return cluster if cluster is not None else {} if workers is None else {"workers": workers}
+
+
+def _saved_job(
+    purpose: Purpose,
+    run: str | Path,
+    strategy: str | StrategySpec | None,
+    said: Cluster | Mapping[str, Any],
+    options: dict[str, Any],
+    *,
+    trust: bool,
+) -> Job:
     refuse_inside(purpose)
     folder, model = _find(str(run))
     trained = trusted_job(folder, trust=trust)
+    spec = parse_strategy(trained.strategy if strategy is None else strategy).for_inference()
     return Job(
         purpose=purpose,
         target=trained.target,
         args=trained.args,
-        # Reading needs no particular way of training.
-        strategy="data",
-        cluster=cluster,
+        strategy=str(spec),
+        cluster=said if isinstance(said, Cluster) else _cluster_for(spec, trained, said),
         overrides=trained.overrides,
-        options={"model": str(model), **options},
+        options={"from": str(model), **options},
     )
+
+
+def _cluster_for(spec: StrategySpec, trained: Job, said: Mapping[str, Any]) -> Cluster:
+    """What is said, and where it says nothing of workers: those that held the model together, with the memory that
+    each had; or one, where each holds all of it."""
+    if "workers" in said or not spec.conduct(trained.cluster).is_cut:
+        return Cluster(**said)
+    on_same = said.get("device", "cpu") == trained.cluster.device
+    memory = trained.cluster.memory if on_same else ""
+    return Cluster(**{"workers": trained.cluster.places, "memory": memory, **said})
 
 
 def _find(run: str) -> tuple[RunFolder, Path]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
+from shoal.comm.words import ScaleAnswered, ScaleWanted
 from shoal.launch.messages import ScaleRequest
 from shoal.launch.succession import Bridge
 from shoal.observe.wording import plural
+from shoal.spec.vocabulary import Role
 
-SCALED_ROLES = ("worker", "server")
+SCALED_ROLES = (Role.WORKER, Role.SERVER)
 BEGUN = "Scaling has begun; the run goes on meanwhile."
 ENDING = "The run is ending; there is nothing left to scale."
 
@@ -21,25 +22,25 @@ class Waiting:
         self._bridge = bridge
         self._requests: deque[ScaleRequest] = deque()
 
-    def add(self, request: ScaleRequest) -> dict[str, Any]:
+    def add(self, request: ScaleRequest) -> ScaleWanted:
         """Keep a request; what to tell the coordinator."""
         self._requests.append(request)
-        return {"kind": "scale", "workers": request.workers, "servers": request.servers}
+        return ScaleWanted(workers=request.workers, servers=request.servers)
 
-    def answer(self, kind: str, values: dict[str, Any]) -> None:
+    def answer(self, answer: ScaleAnswered) -> None:
         """Pass on what the coordinator says to the one who has waited longest."""
-        if not self._requests:
-            return  # A coordinator that was lost had been asked, and whoever asked was told so.
-        request = self._requests.popleft()
-        if kind == "scaled":
-            self._bridge.answer(request, **values)
-        else:
-            self._bridge.refuse(request, values["text"])
+        if self._requests:  # A coordinator that was lost had been asked, too, and whoever asked was told so.
+            self._bridge.answer(self._requests.popleft(), answer)
 
     def refuse_all(self, text: str) -> None:
         """Nobody will answer them any more."""
         while self._requests:
-            self._bridge.refuse(self._requests.popleft(), text)
+            self._bridge.answer(self._requests.popleft(), refusal(text))
+
+
+def refusal(text: str) -> ScaleAnswered:
+    """What was asked for will not be done, for this reason."""
+    return ScaleAnswered(text=text, is_refused=True)
 
 
 def tell_numbers(request: ScaleRequest, bridge: Bridge) -> None:
@@ -47,4 +48,5 @@ def tell_numbers(request: ScaleRequest, bridge: Bridge) -> None:
     living = bridge.crew.living
     counts = {role: sum(hand.dismissed_at is None for hand in living(role)) for role in SCALED_ROLES}
     text = " and ".join(plural(count, role) for role, count in counts.items())
-    bridge.answer(request, f"{text}.", **{f"{role}s": count for role, count in counts.items()})
+    numbers = ScaleAnswered(text=f"{text}.", workers=counts[Role.WORKER], servers=counts[Role.SERVER])
+    bridge.answer(request, numbers)

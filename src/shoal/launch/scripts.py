@@ -14,6 +14,7 @@ from shoal.launch.owner import ZygoteProcess
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
+from shoal.spec.vocabulary import Purpose
 
 
 def run_script(
@@ -28,7 +29,7 @@ def run_script(
     """Run `script` once per worker, under the variables that torchrun would set, and wait for all."""
     if not Path(script).is_file():
         raise SpecError(f"There is no script {str(script)!r} in {Path.cwd()}; check the path.")
-    job = Job(purpose="script", target=str(script), cluster=cluster, options={"argv": list(arguments)})
+    job = Job(purpose=Purpose.SCRIPT, target=str(script), cluster=cluster, options={"argv": list(arguments)})
     with Echo(stream or sys.stdout.buffer, alone=cluster.workers == 1) as echo:
         try:
             Supervisor(job, on_event, LocalEngine(zygote, echo=echo)).run()

@@ -7,27 +7,28 @@ same address.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from shoal.errors import ProtocolError
+from shoal.comm.words import MemberLeft, MemberLost, MembersLiving, Ordered, OrderedAction, ScaleAnswered, Stop
 from shoal.launch.crew import Hand
-from shoal.launch.failure_log import Evidence, FailureLog
+from shoal.launch.dismissals import Dismissals
+from shoal.launch.failure_log import FailureLog, verdict
 from shoal.launch.membership import STOP_SIGNALS
 from shoal.launch.messages import Load, ScaleRequest
 from shoal.launch.places import member_place
-from shoal.launch.scaling import ENDING, SCALED_ROLES, Waiting, tell_numbers
+from shoal.launch.scaling import ENDING, SCALED_ROLES, Waiting, refusal, tell_numbers
 from shoal.launch.succession import Bridge
-from shoal.launch.verdict import Failure
+from shoal.launch.verdict import Failure, explain_end, failure_of
+from shoal.observe.happenings import Audited, Decided, Done, LineSaid, Lost, Raised, Replaced, StateEntered, Warned
+from shoal.spec.told import Told
+from shoal.spec.vocabulary import Role, State
 
 AUDIT_TIMEOUT_S = 40.0
 """How long the coordinator may take for its last words. One that hangs is found and followed before that."""
 _CLOSE_S = 2.0
-_DISMISS_S = 30.0
-"""How long a process may take to end that was asked to."""
 
 
 class Phase(Enum):
@@ -49,15 +50,16 @@ class Service:
         self._crew = bridge.crew
         self._phase = Phase.WORKING
         self._phase_ends_at: float | None = None
-        self._lost_at: dict[tuple[str, int], float] = {}
+        self._lost_at: dict[tuple[Role, int], float] = {}
         """When a place was lost that nobody has been started for since."""
-        self._postponed: set[tuple[str, int]] = set()
+        self._postponed: set[tuple[Role, int]] = set()
         """Places to be filled once those dismissed from them have ended: both would use the same memory."""
         self._lost_worker: Failure | None = None
         """What to tell if nobody finishes a lost worker's work."""
+        self._dismissals = Dismissals(bridge)
         self._waiting = Waiting(bridge)
         self._log = FailureLog(bridge.job.max_failures)
-        self._evidence: dict[Hand, Evidence] = {}
+        self._raised: dict[Hand, Raised] = {}
         """What workers said about the errors that ended them."""
 
     # How the run proceeds.
@@ -71,15 +73,10 @@ class Service:
     def act(self) -> None:
         """Go from phase to phase; end those that were asked to and did not."""
         now = self._bridge.now
-        for hand in self._stubborn():
-            if now >= _patience_ends(hand):
-                text = f"{hand.name} did not end within {_DISMISS_S:.0f} s of being asked and was killed."
-                hand.is_overdue = True
-                self._bridge.emit("warning", None, {"text": text})
-                self._bridge.signal(hand, signal.SIGKILL)
+        self._dismissals.act()
         if self._phase is Phase.CLOSING:
             return
-        if any(self._crew.living("worker")):
+        if any(self._crew.living(Role.WORKER)):
             self._enter(Phase.WORKING, None)
             return
         if self._phase is Phase.WORKING or self._coordinator.follows_loss_at is not None:
@@ -92,17 +89,15 @@ class Service:
 
     def next_deadline(self) -> float | None:
         """The end of this phase, or of somebody's patience."""
-        deadlines = [_patience_ends(hand) for hand in self._stubborn()]
-        if self._phase_ends_at is not None:
-            deadlines.append(self._phase_ends_at)
-        return min(deadlines, default=None)
+        deadlines = [self._dismissals.next_deadline(), self._phase_ends_at]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _enter(self, phase: Phase, ends_at: float | None) -> None:
         self._phase, self._phase_ends_at = phase, ends_at
 
     def _is_settled(self) -> bool:
         """Whether nothing more is expected of the coordinator."""
-        if self._bridge.is_stopping and not any(role == "worker" for role, _ in self._lost_at):
+        if self._bridge.is_stopping and not any(role == Role.WORKER for role, _ in self._lost_at):
             return True  # It counts whole runs only.
         return self._coordinator.is_done or (self._bridge.is_stopping and not self._coordinator.is_alive)
 
@@ -126,68 +121,64 @@ class Service:
         self._enter(Phase.CLOSING, now + _CLOSE_S)
         self._waiting.refuse_all(ENDING)
         for hand in self._crew.living():
-            self._bridge.say(hand, {"kind": "stop"})
-
-    def _stubborn(self) -> Iterator[Hand]:
-        return (one for one in self._crew.living() if one.dismissed_at is not None and not one.is_overdue)
+            self._bridge.say(hand, Stop())
 
     # What members say.
 
-    def hear(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
+    def hear(self, hand: Hand, word: Told) -> None:
         """A successor speaks for the first time; the coordinator orders, decides, counts, answers."""
-        if kind == "state" and values["state"] != "starting" and hand.follows_loss_at is not None:
-            seconds = self._bridge.now - hand.follows_loss_at
-            hand.follows_loss_at = None
-            self._emit_about(hand, "replaced", {"seconds": seconds})
-        if kind == "raised":
-            self._evidence[hand] = Evidence.from_message(values)
-        if hand.role == "coordinator" and kind == "state" and values["state"] == "ready":
-            self._brief(hand)
-        if hand.role == "coordinator":
-            self._hear_coordinator(hand, kind, values)
-        if not hand.is_worker and kind in ("line", "warning"):
-            self._bridge.emit(kind, None, {**values, "text": f"{hand.name}: {values['text']}"})
+        match word:
+            case StateEntered(state=state) if state != State.STARTING and hand.follows_loss_at is not None:
+                seconds, hand.follows_loss_at = self._bridge.now - hand.follows_loss_at, None
+                self._bridge.emit(Replaced(seconds=seconds, **_identity(hand)), hand.rank)
+            case Raised():
+                self._raised[hand] = word
+            case LineSaid() | Warned() if not hand.is_worker:
+                self._bridge.emit(replace(word, text=f"{hand.name}: {word.text}"))
+        if hand.role == Role.COORDINATOR:
+            self._hear_coordinator(hand, word)
 
-    def _hear_coordinator(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
-        if kind == "order":
-            self._obey(values)
-        elif kind == "decision":
-            self._bridge.emit("decision", None, values)
-        elif kind == "done":
-            hand.is_done = True
-            self._bridge.results["audit"] = values["results"]
-            self._bridge.emit("audit", None, values["results"])
-        elif kind in ("scaled", "refused"):
-            self._waiting.answer(kind, values)
+    def _hear_coordinator(self, hand: Hand, word: Told) -> None:
+        match word:
+            case StateEntered(state=State.READY):
+                self._brief(hand)
+            case Ordered():
+                self._obey(word)
+            case Decided():
+                self._bridge.emit(word)
+            case Done(results=counted):
+                self._bridge.emit(Audited.from_plain(counted))
+                self._bridge.results.values["audit"] = counted
+                hand.is_done = True
+            case ScaleAnswered():
+                self._waiting.answer(word)
 
     def hear_failure(self, hand: Hand, failure: Failure) -> None:
         """Who lost a peer, or raised at what another may manage, is itself lost; other failures are the run's."""
         if self._phase is Phase.CLOSING:
-            self._bridge.emit("warning", None, {"text": f"at its end, {hand.name} failed: {failure.message}"})
+            self._bridge.emit(Warned(text=f"at its end, {hand.name} failed: {failure.message}"))
         elif failure.consequence:
             hand.complaint = failure.message
-        elif (evidence := self._evidence.get(hand)) is None or evidence.final:
+        elif (raised := self._raised.get(hand)) is None or raised.final:
             # A coordinator that gives up after a server was lost might not have to in another attempt.
-            gives_up = hand.role == "coordinator" and any(role == "server" for role, _ in self._lost_at)
+            gives_up = hand.role == Role.COORDINATOR and any(role == Role.SERVER for role, _ in self._lost_at)
             self._bridge.fail(replace(failure, is_transient=gives_up))
-        elif self._log.is_poisoned(evidence):
-            self._bridge.fail(replace(failure, message=evidence.verdict))
+        elif self._log.is_poisoned(raised):
+            self._bridge.fail(replace(failure, message=verdict(raised)))
         elif not self._bridge.job.replaces:
             self._bridge.fail(replace(failure, is_transient=True))
         else:
             hand.complaint = failure.message
 
-    def _obey(self, order: dict[str, Any]) -> None:
+    def _obey(self, order: Ordered) -> None:
         if self._phase is Phase.CLOSING or self._bridge.has_failed:
             return
-        if order["action"] == "start":
-            self._start(order["role"], order["rank"])
-        elif order["action"] == "end":
-            self._dismiss(order["node"])
+        if order.action == OrderedAction.START:
+            self._start(order.role, order.rank)
         else:
-            raise ProtocolError(f"the coordinator orders {order['action']!r}, but knows only start and end.")
+            self._dismiss(order.node)
 
-    def _start(self, role: str, rank: int) -> None:
+    def _start(self, role: Role, rank: int) -> None:
         if self._bridge.is_stopping and (role, rank) not in self._lost_at:
             return  # Nobody died there: whom the coordinator misses has stopped on request.
         for one in self._crew.living(role):
@@ -202,14 +193,13 @@ class Service:
         hand = self._bridge.start(place)
         hand.follows_loss_at = self._lost_at.pop((role, rank), None)
         if hand.is_worker and self._bridge.is_stopping:
-            self._bridge.say(hand, {"kind": "stop"})
+            self._bridge.say(hand, Stop())
 
-    def _dismiss(self, node: int) -> None:
+    def _dismiss(self, node: int | None) -> None:
         # It may have died a moment ago; then the coordinator is about to hear of it.
         for hand in self._members():
-            if hand.node == node and hand.dismissed_at is None:
-                hand.dismissed_at = self._bridge.now
-                self._bridge.say(hand, {"kind": "stop"})
+            if hand.node == node:
+                self._dismissals.dismiss(hand)
 
     # What becomes of them.
 
@@ -224,13 +214,13 @@ class Service:
             if hand.dismissed_at is not None or not self._bridge.is_stopping:
                 self._tell_end(hand)
             return
-        reason = hand.complaint or self._bridge.explain(hand)
+        reason = hand.complaint or explain_end(hand)
         if hand.is_done and not self._is_needed(hand):
             text = f"{hand.name}, after its work was done: {reason}"
-            self._bridge.emit("warning", None, {"text": text})
+            self._bridge.emit(Warned(text=text))
             self._tell_end(hand)
             return
-        failure = self._bridge.failure_of(hand, reason)
+        failure = failure_of(hand, reason)
         if not self._bridge.job.replaces:
             self._bridge.fail(failure)
             return
@@ -238,8 +228,8 @@ class Service:
             self._bridge.fail(replace(failure, message=f"{reason} {self._log.complaint}", is_transient=False))
             return
         self._lost_at[hand.role, hand.global_rank] = self._bridge.now
-        self._emit_about(hand, "lost", {"reason": reason})
-        if hand.role == "coordinator":
+        self._bridge.emit(Lost(reason=reason, **_identity(hand)), hand.rank)
+        if hand.role == Role.COORDINATOR:
             self._succeed_coordinator()
             return
         if hand.is_worker:
@@ -248,20 +238,20 @@ class Service:
 
     def _tell_end(self, hand: Hand) -> None:
         """Tell the coordinator, if it can hear; one that cannot yet is told who lives when it can."""
-        if hand.role in SCALED_ROLES and self._coordinator.state == "ready":
-            kind = "left" if hand.is_worker and hand.is_done else "lost"
-            self._bridge.say(self._coordinator, {"kind": kind, **_identity(hand)})
+        if hand.role in SCALED_ROLES and self._coordinator.state == State.READY:
+            end: type[MemberLeft | MemberLost] = MemberLeft if hand.is_worker and hand.is_done else MemberLost
+            self._bridge.say(self._coordinator, end(**_identity(hand)))
 
     def _brief(self, coordinator: Hand) -> None:
         """Tell a coordinator who lives, and which workers have done their work."""
         left = [one for one in self._crew.hands if one.is_worker and one.is_done and not one.is_alive]
         members, gone = ([_identity(one) for one in hands] for hands in (self._members(), left))
-        self._bridge.say(coordinator, {"kind": "living", "members": members, "left": gone})
+        self._bridge.say(coordinator, MembersLiving(members=members, left=gone))
 
     def _is_needed(self, hand: Hand) -> bool:
         """Whether there is work for it though it is done: a coordinator has some until the workers have."""
-        is_worked_on = any(self._crew.living("worker")) or self._missing_results() is not None
-        return hand.role == "coordinator" and is_worked_on
+        is_worked_on = any(self._crew.living(Role.WORKER)) or self._missing_results() is not None
+        return hand.role == Role.COORDINATOR and is_worked_on
 
     def _ended_well(self, hand: Hand) -> bool:
         code = hand.exit_code
@@ -270,12 +260,12 @@ class Service:
         if self._bridge.is_stopping and (code in STOP_SIGNALS or (code == 0 and hand.is_worker)):
             return True
         has_leave = hand.is_done or hand.dismissed_at is not None
-        return code == 0 and (has_leave or (hand.role == "server" and self._work_is_done()))
+        return code == 0 and (has_leave or (hand.role == Role.SERVER and self._work_is_done()))
 
     def _succeed_coordinator(self) -> None:
         self._waiting.refuse_all("The coordinator was lost before it answered; ask again.")
-        hand = self._bridge.start(member_place(self._bridge.first_place, "coordinator", 0))
-        hand.follows_loss_at = self._lost_at.pop(("coordinator", 0))
+        hand = self._bridge.start(member_place(self._bridge.first_place, Role.COORDINATOR, 0))
+        hand.follows_loss_at = self._lost_at.pop((Role.COORDINATOR, 0))
 
     # What the user asks for.
 
@@ -284,7 +274,7 @@ class Service:
         if request.is_question:
             tell_numbers(request, self._bridge)
         elif self._phase is not Phase.WORKING or self._bridge.is_stopping:
-            self._bridge.refuse(request, ENDING)
+            self._bridge.answer(request, refusal(ENDING))
         else:
             self._bridge.say(self._coordinator, self._waiting.add(request))
 
@@ -295,22 +285,14 @@ class Service:
 
     @property
     def _coordinator(self) -> Hand:
-        return next(hand for hand in reversed(self._crew.hands) if hand.role == "coordinator")
+        return next(hand for hand in reversed(self._crew.hands) if hand.role == Role.COORDINATOR)
 
     def _members(self) -> Iterator[Hand]:
         return self._crew.living(*SCALED_ROLES)
 
     def _work_is_done(self) -> bool:
-        return all(hand.is_done for hand in self._crew.living("worker"))
-
-    def _emit_about(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
-        self._bridge.emit(kind, hand.rank, {**_identity(hand), **values})
+        return all(hand.is_done for hand in self._crew.living(Role.WORKER))
 
 
 def _identity(hand: Hand) -> dict[str, Any]:
     return {"node": hand.node, "role": hand.role, "rank": hand.global_rank}
-
-
-def _patience_ends(hand: Hand) -> float:
-    assert hand.dismissed_at is not None
-    return hand.dismissed_at + _DISMISS_S

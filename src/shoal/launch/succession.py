@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
+from shoal.comm.words import ScaleAnswered
 from shoal.launch.crew import Crew, Hand
 from shoal.launch.messages import Load, Output, ScaleRequest
 from shoal.launch.verdict import Failure
+from shoal.observe.happenings import Happening
+from shoal.observe.results import RunResults
 from shoal.spec import Job, World
+from shoal.spec.told import Told
 
 
 class Bridge(Protocol):
@@ -21,8 +25,8 @@ class Bridge(Protocol):
     """The first of the places that the run began with."""
     is_stopping: bool
     """The user has asked the run to end."""
-    results: dict[str, Any]
-    """What the run came to; the first worker's results, and what a succession adds."""
+    results: RunResults
+    """What the run came to."""
 
     @property
     def has_failed(self) -> bool:
@@ -31,29 +35,20 @@ class Bridge(Protocol):
     def ask(self, output: Output) -> None:
         """Let this be done, after all that was asked before."""
 
-    def emit(self, kind: str, global_rank: int | None, values: dict[str, Any]) -> None:
+    def emit(self, what: Happening, rank: int | None = None) -> None:
         """Tell whoever watches."""
 
     def start(self, place: World) -> Hand:
         """Start one more process."""
 
-    def say(self, hand: Hand, message: dict[str, Any]) -> None:
+    def say(self, hand: Hand, word: Told) -> None:
         """Say something to a process; where it has ended meanwhile, that is about to be told."""
 
     def signal(self, hand: Hand, signum: int) -> None:
         """Send a signal to a process."""
 
-    def answer(self, request: ScaleRequest, text: str, **facts: Any) -> None:
-        """What was asked for is done, or will be."""
-
-    def refuse(self, request: ScaleRequest, text: str) -> None:
-        """What was asked for will not be done, for this reason."""
-
-    def explain(self, hand: Hand) -> str:
-        """One sentence about a process that has ended without a word of its own."""
-
-    def failure_of(self, hand: Hand, message: str) -> Failure:
-        """The end of this process as a failure of the run."""
+    def answer(self, request: ScaleRequest, answer: ScaleAnswered) -> None:
+        """Say what becomes of what was asked for."""
 
     def fail(self, failure: Failure) -> None:
         """Let the run fail."""
@@ -71,7 +66,7 @@ class Succession(Protocol):
     def next_deadline(self) -> float | None:
         """When `act` must be called at the latest."""
 
-    def hear(self, hand: Hand, kind: str, values: dict[str, Any]) -> None:
+    def hear(self, hand: Hand, word: Told) -> None:
         """A process has said something. What workers say is told to those who watch after this."""
 
     def hear_failure(self, hand: Hand, failure: Failure) -> None:

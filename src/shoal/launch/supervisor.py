@@ -16,7 +16,6 @@ from shoal.launch.chaos import Timetable
 from shoal.launch.control import ControlSocket
 from shoal.launch.engine import Engine, Host
 from shoal.launch.inside import refuse_inside
-from shoal.launch.interrupts import Interrupts
 from shoal.launch.local import LocalEngine
 from shoal.launch.machine import SupervisorMachine
 from shoal.launch.messages import (
@@ -24,7 +23,6 @@ from shoal.launch.messages import (
     Emit,
     HostFailed,
     Input,
-    Interrupt,
     MeasureLoad,
     Output,
     Say,
@@ -36,8 +34,10 @@ from shoal.launch.messages import (
 )
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.places import plan_places, servers_of
+from shoal.launch.requests import Requests
 from shoal.launch.stacks import write_stacks
 from shoal.observe.events import Event
+from shoal.observe.happenings import Warned
 from shoal.spec import Job
 
 
@@ -52,7 +52,9 @@ class Supervisor:
         *,
         hang_timeout_s: float | None = None,
         timetable: Timetable | None = None,
+        requests: Requests | None = None,
     ) -> None:
+        """`requests`: where the run is asked for something; by default it heeds signals alone."""
         refuse_inside(job.purpose)
         self.machine = SupervisorMachine(
             job, plan_places(job), time.monotonic(), hang_timeout_s=hang_timeout_s, timetable=timetable
@@ -60,16 +62,19 @@ class Supervisor:
         self._job = job
         self._on_event = on_event
         self._engine = engine or LocalEngine()
+        self._requests = requests
         self._host: Host
         self._control: ControlSocket | None = None
 
     def run(self) -> dict[str, Any]:
         """Run the job to its end; the results of its first worker, and what the coordinator counted."""
-        with selectors.DefaultSelector() as selector, Interrupts() as interrupts, ExitStack() as at_end:
+        with selectors.DefaultSelector() as selector, ExitStack() as at_end:
+            if self._requests is None:
+                self._requests = at_end.enter_context(Requests())
             self._open_host(at_end)
             self._carry_out()
             self._open_control(at_end)
-            for source in (interrupts, self._host, self._control):
+            for source in (self._requests, self._host, self._control):
                 if source is not None:
                     selector.register(source, selectors.EVENT_READ)
             while True:
@@ -78,7 +83,7 @@ class Supervisor:
                 if (over := self.machine.over) is not None:
                     break
                 selector.select(self._seconds_to_deadline())
-                for news in self._collect(interrupts):
+                for news in self._collect(self._requests):
                     self.machine.take(news, time.monotonic())
         if over.error is not None:
             raise over.error
@@ -102,10 +107,9 @@ class Supervisor:
         deadline = self.machine.next_deadline()
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
-    def _collect(self, interrupts: Interrupts) -> Iterator[Input]:
+    def _collect(self, requests: Requests) -> Iterator[Input]:
         # First, for a signal to all processes at once ends workers that were to be asked to stop.
-        for _ in range(interrupts.take()):
-            yield Interrupt()
+        yield from requests.take()
         try:
             yield from self._host.collect()
         except LaunchError as error:
@@ -128,14 +132,15 @@ class Supervisor:
             case StartProcess():
                 self._host.start(output.process, output.world)
             case Say():
-                self._host.say(output.process, output.message)
+                self._host.say(output.process, output.word)
             case Signal():
                 self._host.signal(output.process, output.signum)
             case Emit():
                 self._emit(output)
             case Answer():
-                assert self._control is not None
-                self._control.reply(output.request, output.message)
+                source: Requests | ControlSocket | None = self._requests if output.request < 0 else self._control
+                assert source is not None
+                source.reply(output.request, output.answer)
             case TakeStacks():
                 sights = self._host.look_into(output.names)
                 return StacksTaken(sights, self._keep(sights, output))
@@ -144,7 +149,7 @@ class Supervisor:
         return None
 
     def _emit(self, told: Emit) -> None:
-        self._on_event(Event(told.kind, told.rank, told.values, time.time()))
+        self._on_event(Event(told.what, told.rank))
 
     def _keep(self, sights: dict[int, Sight], asked: TakeStacks) -> str:
         """Write the stacks to the run folder, where there is one; the file's path."""
@@ -155,7 +160,7 @@ class Supervisor:
             return str(write_stacks(Path(self._job.run_dir), asked.step, named))
         except LaunchError as error:
             # The hung one must end all the same.
-            self._emit(Emit("warning", None, {"text": f"the stacks could not be kept: {error}"}))
+            self._emit(Emit(Warned(text=f"the stacks could not be kept: {error}")))
             return ""
 
 

@@ -6,6 +6,11 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shoal.errors import WorkerFailed
+from shoal.launch.crew import Hand
+from shoal.launch.deaths import explain_death
+from shoal.observe.happenings import Failed
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -36,6 +41,51 @@ class Failure:
         if self.signum is None:
             return 1
         return 0 if self.signum == signal.SIGKILL else 2
+
+    @property
+    def error(self) -> WorkerFailed:
+        """What to raise for it."""
+        return WorkerFailed(
+            self.message,
+            global_rank=self.global_rank,
+            details=self.details,
+            exit_code=self.exit_code,
+            is_transient=self.is_transient,
+        )
+
+
+def explain_end(hand: Hand) -> str:
+    """One sentence about a process that has ended without a word of its own."""
+    if hand.hang:
+        return f"{hand.name.capitalize()} hung and was ended: {hand.hang}."
+    assert hand.end is not None
+    return explain_death(hand.name, hand.end)
+
+
+def failure_of(hand: Hand, message: str) -> Failure:
+    """The end of a process as a failure of the run."""
+    assert hand.end is not None
+    code = hand.end.exit_code
+    return Failure(
+        message=message,
+        global_rank=hand.rank,
+        details=hand.end.last_output,
+        signum=-code if code < 0 else None,
+        exit_code=code if code >= 0 else 128 - code,
+        is_transient=code < 0 or bool(hand.complaint),
+    )
+
+
+def told_failure(hand: Hand, told: Failed) -> Failure:
+    """What a process said about its own failure."""
+    is_consequence = bool(told.consequence)
+    return Failure(
+        message=told.message,
+        global_rank=hand.rank,
+        details=told.traceback,
+        consequence=is_consequence,
+        is_transient=is_consequence,
+    )
 
 
 def first_cause(failures: Iterable[Failure]) -> Failure:

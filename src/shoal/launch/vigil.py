@@ -11,6 +11,7 @@ from shoal.launch.frames import find_place
 from shoal.launch.hangs import Finding, HangJudge, Patience
 from shoal.launch.messages import Sight, StacksTaken, TakeStacks
 from shoal.launch.succession import Bridge
+from shoal.observe.happenings import Hung
 from shoal.observe.wording import near
 
 _SIGHT_TIMEOUT_S = 5.0
@@ -80,8 +81,16 @@ class Vigil:
             hand.hang += f", in {where}"
         if path:
             hand.hang += f" (all stacks are in {near(path)})"
-        told = {"role": hand.role, "rank": hand.global_rank, "seconds": finding.seconds, "reason": reason}
-        self._bridge.emit("hung", hand.rank, {**told, "step": step, "where": where, "stacks": path})
+        told = Hung(
+            role=hand.role,
+            rank=hand.global_rank,
+            step=step,
+            seconds=finding.seconds,
+            reason=reason,
+            where=where,
+            stacks=path,
+        )
+        self._bridge.emit(told, hand.rank)
 
 
 def _reason(hand: Hand, finding: Finding, state: str | None) -> str:

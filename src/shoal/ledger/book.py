@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import ProtocolError
-from shoal.ledger.cut_log import CutLog
 from shoal.ledger.cuts import Schedule, cut_sizes
 from shoal.ledger.shares import Sizes
 
@@ -27,6 +27,51 @@ class BookRow:
     first: int
     last: int
     counts: Sizes
+
+
+class CutLog:
+    """From which step on the slots had which sizes; None: even ones, as at the start."""
+
+    def __init__(self) -> None:
+        self._changes: list[tuple[int, Sizes | None]] = []
+
+    def note(self, from_step: int, sizes: Sequence[int] | None) -> None:
+        """From this step on batches are cut to these sizes; what was noted for it and later steps is void."""
+        while self._changes and self._changes[-1][0] >= from_step:
+            self._changes.pop()
+        cut = None if sizes is None else tuple(sizes)
+        if cut != (self._changes[-1][1] if self._changes else None):
+            self._changes.append((from_step, cut))
+
+    def at(self, step: int) -> Sizes | None:
+        """The sizes of a step."""
+        place = bisect_right(self._changes, step, key=lambda change: change[0])
+        return self._changes[place - 1][1] if place else None
+
+    def changes(self, first: int, last: int) -> Iterator[int]:
+        """The steps from the first to the last from which on batches were cut otherwise than before."""
+        return (step for step, _ in self._changes if first <= step <= last)
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def plain(self) -> list[Any]:
+        """Plain data that `from_plain` reads."""
+        return [[from_step, None if sizes is None else list(sizes)] for from_step, sizes in self._changes]
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> CutLog:
+        """The log that `plain` wrote; `ProtocolError` for anything else."""
+        log = cls()
+        for change in plain if isinstance(plain, list) else [plain]:
+            match change:
+                case [int(from_step), None]:
+                    log.note(from_step, None)
+                case [int(from_step), [*sizes]] if sizes and all(type(size) is int for size in sizes):
+                    log.note(from_step, sizes)
+                case _:
+                    raise ProtocolError("What should be a log of cuts is not [[step, [size, …]], …].")
+        return log
 
 
 class Book:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 TOLERANCE = 0.05
 """Sizes stay while the slowest slot takes at most this much longer than it would with the best sizes."""
@@ -14,6 +15,7 @@ Sizes = tuple[int, ...]
 """Samples of each slot."""
 
 
+@cache
 def even_sizes(count: int, slots: int) -> Sizes:
     """As equal as can be: they differ by one sample at most."""
     return tuple(count * (slot + 1) // slots - count * slot // slots for slot in range(slots))

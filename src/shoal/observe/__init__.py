@@ -3,7 +3,8 @@
 Nothing here imports torch but `TensorBoardSink`, when it is made.
 """
 
-from shoal.observe.events import Bus, Event, Sink
+from shoal.observe.bus import Bus, Sink
+from shoal.observe.events import Event
 from shoal.observe.folder_watch import FolderWatch
 from shoal.observe.jsonl import JsonlSink, read_events
 from shoal.observe.plain import PlainSink

@@ -11,7 +11,7 @@ from typing import Any
 from shoal.errors import SpecError
 from shoal.observe.disk import write_whole
 
-_INK, _FAINT, _TRAIN, _TEST = "#333333", "#dddddd", "#3b6ea5", "#d1603d"
+INK, FAINT, BLUE, RED = "#333333", "#dddddd", "#3b6ea5", "#d1603d"
 _METRICS = ("#2a8c6c", "#8a5aa8", "#b8862d", "#5b7083")
 _LOG_SCALE_FROM = 30.0
 """How many times the smallest loss the largest must be before a logarithmic axis reads better."""
@@ -21,25 +21,36 @@ Curve = Sequence[tuple[int, float]]
 
 def draw_chart(path: Path, title: str, losses: Curve, evaluations: Sequence[tuple[int, dict[str, float]]]) -> None:
     """Write the picture of a run's `(step, loss)` curve and its evaluations as a PNG."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SpecError("The report's picture needs matplotlib; install it: pip install shoal[report]") from None
     tests = {
         name: _finite([(step, found.get(name)) for step, found in evaluations]) for name in _names(evaluations)
     }
     test_loss = tests.pop("loss", [])
-    figure = Figure(figsize=(8, 5.6 if tests else 4.2), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 5.6 if tests else 4.2)
     panels = figure.subplots(
         2 if tests else 1, squeeze=False, sharex=True, height_ratios=[2, 1][: 1 + bool(tests)]
     )
     _draw_loss(panels[0][0], _finite(losses), test_loss)
-    panels[0][0].set_title(title, loc="left", fontsize=12, color=_INK, pad=10)
+    panels[0][0].set_title(title, loc="left", fontsize=12, color=INK, pad=10)
     if tests:
         _draw_metrics(panels[1][0], tests)
-    panels[-1][0].set_xlabel("step", color=_INK)
+    panels[-1][0].set_xlabel("step", color=INK)
+    save_figure(path, figure)
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of so many inches, which needs no screen."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SpecError("The picture needs matplotlib; install it: pip install shoal[report]") from None
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(path: Path, figure: Any) -> None:
+    """Write it as a PNG, as a whole."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     write_whole(path, picture.getvalue())
@@ -62,15 +73,15 @@ def _draw_loss(axes: Any, losses: Curve, test_loss: Curve) -> None:
     _dress(axes, "loss")
     smoothed = smooth(losses)
     if losses:
-        axes.plot(*zip(*losses, strict=True), color=_TRAIN, linewidth=0.7, alpha=0.35)
-        axes.plot(*zip(*smoothed, strict=True), color=_TRAIN, linewidth=1.8, label="training")
+        axes.plot(*zip(*losses, strict=True), color=BLUE, linewidth=0.7, alpha=0.35)
+        axes.plot(*zip(*smoothed, strict=True), color=BLUE, linewidth=1.8, label="training")
     if test_loss:
-        axes.plot(*zip(*test_loss, strict=True), "o-", color=_TEST, linewidth=1, markersize=4.5, label="test")
+        axes.plot(*zip(*test_loss, strict=True), "o-", color=RED, linewidth=1, markersize=4.5, label="test")
     shown = [value for _, value in (*smoothed, *test_loss)]
     if shown and min(shown) > 0 and max(shown) > _LOG_SCALE_FROM * min(shown):
         axes.set_yscale("log")
     if shown:
-        axes.legend(frameon=False, labelcolor=_INK, loc="upper right")
+        axes.legend(frameon=False, labelcolor=INK, loc="upper right")
 
 
 def _draw_metrics(axes: Any, tests: dict[str, list[tuple[int, float]]]) -> None:
@@ -89,17 +100,17 @@ def _draw_metrics(axes: Any, tests: dict[str, list[tuple[int, float]]]) -> None:
                 color=color,
             )
     if len(tests) > 1:
-        axes.legend(frameon=False, labelcolor=_INK, loc="best")
+        axes.legend(frameon=False, labelcolor=INK, loc="best")
 
 
 def _dress(axes: Any, label: str) -> None:
-    axes.set_ylabel(label, color=_INK)
-    axes.grid(color=_FAINT, linewidth=0.6)
+    axes.set_ylabel(label, color=INK)
+    axes.grid(color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.tick_params(which="both", colors=_INK, length=0, labelsize=9)
+    axes.tick_params(which="both", colors=INK, length=0, labelsize=9)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(_FAINT)
+    axes.spines["bottom"].set_color(FAINT)
 
 
 def _names(evaluations: Sequence[tuple[int, dict[str, float]]]) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from shoal.errors import DiskRefused, SpecError
 from shoal.observe.disk import explain_refusal, writing
 from shoal.observe.events import Event
+from shoal.observe.happenings import Heartbeat, MemoryPeaks
 
 FILE_NAME = "events.jsonl"
 MOST_WAITING_BYTES = 64 << 20
@@ -41,9 +42,9 @@ class JsonlSink:
 
     def handle(self, event: Event) -> None:
         """Write one line; beats are left out, for they say little an hour later."""
-        if event.kind == "beat":
+        if isinstance(event.what, Heartbeat):
             rank = event.rank or 0
-            self._peaks[rank] = max(self._peaks.get(rank, 0), event.values.get("rss", 0))
+            self._peaks[rank] = max(self._peaks.get(rank, 0), event.what.rss)
         elif self._fd is not None:
             self._write(event)
 
@@ -52,7 +53,8 @@ class JsonlSink:
         if self._fd is None:
             return
         if self._peaks:
-            self._write(Event("memory", values={"peak_rss": sorted(self._peaks.items())}))
+            peaks = [[rank, rss] for rank, rss in sorted(self._peaks.items())]
+            self._write(Event(MemoryPeaks(peak_rss=peaks)))
         self._flush(self._fd)
         is_removed = os.fstat(self._fd).st_nlink == 0
         os.close(self._fd)
@@ -84,7 +86,8 @@ class JsonlSink:
 
 
 def read_events(run_dir: Path | str) -> list[Event]:
-    """The events of a run, in order. Lines that a crash or a full disk has torn are left out."""
+    """The events of a run, in order. Left out are lines that a crash or a full disk has torn, and kinds that only
+    another version of Shoal knows."""
     path = Path(run_dir) / FILE_NAME
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")

@@ -9,6 +9,7 @@ from typing import TextIO
 
 from shoal.observe import wording
 from shoal.observe.events import Event
+from shoal.observe.happenings import Evaluated, Finished, ProgressMade, StepsTaken, Stopped
 from shoal.observe.summary import RunSummary
 
 
@@ -33,12 +34,12 @@ class PlainSink:
         self._summary.add(event)
         if wording.is_raised(event):
             return
-        due = event.kind in ("steps", "progress") and self._clock() >= self._next_line
-        if due or event.kind == "evaluation":
+        due = isinstance(event.what, StepsTaken | ProgressMade) and self._clock() >= self._next_line
+        if due or isinstance(event.what, Evaluated):
             self._write_progress()
         if (text := wording.line(event)) is not None:
             self._write(text)
-        if event.kind in ("finished", "stopped"):
+        if isinstance(event.what, Finished | Stopped):
             self._write_table()
 
     def close(self) -> None:

@@ -14,19 +14,21 @@ from rich.text import Text
 
 from shoal.observe import wording
 from shoal.observe.events import Event
+from shoal.observe.happenings import Finished, Stopped
 from shoal.observe.summary import RunSummary
+from shoal.spec.vocabulary import State
 
 _MOST_PER_SECOND = 10
 
 _LOOKS = {
-    "starting": ("○", "dim"),
-    "ready": ("●", "cyan"),
-    "training": ("●", "green"),
-    "evaluating": ("●", "blue"),
-    "saving": ("●", "magenta"),
-    "done": ("●", "dim green"),
-    "lost": ("○", "bold red"),
-    "replaced": ("●", "yellow"),
+    State.STARTING: ("○", "dim"),
+    State.READY: ("●", "cyan"),
+    State.TRAINING: ("●", "green"),
+    State.EVALUATING: ("●", "blue"),
+    State.SAVING: ("●", "magenta"),
+    State.DONE: ("●", "dim green"),
+    State.LOST: ("○", "bold red"),
+    State.REPLACED: ("●", "yellow"),
 }
 _LINE_STYLES = {
     "world": "bold",
@@ -63,7 +65,7 @@ class ProgressSink:
         if wording.is_raised(event):
             return
         text = wording.line(event)
-        if event.kind in ("finished", "stopped"):
+        if isinstance(event.what, Finished | Stopped):
             self._end(event, text)
         elif text is not None:
             # Printing redraws the live lines beneath, too.
@@ -96,7 +98,7 @@ def _run_line(summary: RunSummary) -> RenderableType:
     grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
     cells: list[RenderableType] = [Text(summary.state, style="bold")]
     # As wide as the longest state, so that the bar keeps its place.
-    grid.add_column(no_wrap=True, min_width=len("evaluating"))
+    grid.add_column(no_wrap=True, min_width=len(State.EVALUATING))
     if summary.total_steps:
         grid.add_column(ratio=1)
         cells.append(ProgressBar(total=summary.total_steps, completed=summary.step))
@@ -127,24 +129,24 @@ def _workers_line(summary: RunSummary, width: int) -> Text:
     return _workers_counted(summary)
 
 
-def _workers_in_full(summary: RunSummary, usual: str) -> Text:
+def _workers_in_full(summary: RunSummary, usual: State) -> Text:
     line = Text("  ")
     for rank, worker in sorted(summary.workers.items()):
-        mark, style = _LOOKS.get(worker.state, _LOOKS["ready"])
+        mark, style = _LOOKS.get(worker.state, _LOOKS[State.READY])
         again = "↻" if worker.replacements else ""
         line.append(mark, style).append(f" {rank}{again} ")
-        if worker.state != usual or worker.state == "lost":
+        if worker.state != usual or worker.state == State.LOST:
             line.append(f"{worker.state} ", style)
-        if worker.rss and worker.state != "lost":
+        if worker.rss and worker.state != State.LOST:
             line.append(f"{wording.memory(worker.rss)} ", "dim")
         line.append("  ")
     return _with_spares(line, summary)
 
 
-def _workers_as_dots(summary: RunSummary, usual: str) -> Text:
+def _workers_as_dots(summary: RunSummary, usual: State) -> Text:
     line = Text("  ")
     for _, worker in sorted(summary.workers.items()):
-        line.append(*_LOOKS.get(worker.state, _LOOKS["ready"]))
+        line.append(*_LOOKS.get(worker.state, _LOOKS[State.READY]))
     line.append(f"  {len(summary.workers)} workers, {usual}, ")
     line.append(wording.memory(sum(worker.rss for worker in summary.workers.values())), "dim")
     return _with_spares(line, summary)
@@ -153,7 +155,7 @@ def _workers_as_dots(summary: RunSummary, usual: str) -> Text:
 def _workers_counted(summary: RunSummary) -> Text:
     line = Text("  ")
     for state, num in Counter(worker.state for worker in summary.workers.values()).most_common():
-        line.append(*_LOOKS.get(state, _LOOKS["ready"])).append(f" {num} {state}  ")
+        line.append(*_LOOKS.get(state, _LOOKS[State.READY])).append(f" {num} {state}  ")
     return _with_spares(line, summary)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -12,10 +12,25 @@ from shoal.observe import wording
 from shoal.observe.chart import draw_chart
 from shoal.observe.disk import write_whole
 from shoal.observe.events import Event
+from shoal.observe.happenings import (
+    Decided,
+    Failed,
+    FaultInjected,
+    Happening,
+    Hung,
+    Lost,
+    Replaced,
+    Restarted,
+    Scaled,
+    StepsTaken,
+    Stopped,
+    Warned,
+)
 from shoal.observe.jsonl import read_events
 from shoal.observe.run_folder import RunFolder
 from shoal.observe.summary import UNDOING, RunSummary
 from shoal.spec import Job
+from shoal.spec.vocabulary import Purpose
 
 _MOST_EVALUATIONS = 12
 _MOST_LINES = 20
@@ -35,12 +50,10 @@ def write_report(run_dir: Path | str) -> Path:
         _section("Loss", [_picture(folder, events, summary)]),
         _section("Evaluations", _evaluations(summary)),
         _section("Memory", _memory(summary)),
-        _section("Faults that were asked for", _story(events, ("fault",))),
-        _section(
-            "What went wrong", _story(events, ("warning", "hung", "lost", "replaced", "restarted", "failed"))
-        ),
-        _section("Workers that came and went", _story(events, ("scaled",))),
-        _section("What the coordinator decided", _story(events, ("decision",))),
+        _section("Faults that were asked for", _story(events, FaultInjected)),
+        _section("What went wrong", _story(events, Warned, Hung, Lost, Replaced, Restarted, Failed)),
+        _section("Workers that came and went", _story(events, Scaled)),
+        _section("What the coordinator decided", _story(events, Decided)),
         _section("Repeat it", ["```", command(job), "```"]),
     ]
     write_whole(folder.report, "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
@@ -50,9 +63,9 @@ def write_report(run_dir: Path | str) -> Path:
 def command(job: Job) -> str:
     """The command line that asks for this job again."""
     cluster = job.cluster
-    words = ["shoal", "run" if job.purpose == "script" else job.purpose, job.target]
+    words = ["shoal", "run" if job.purpose == Purpose.SCRIPT else job.purpose, job.target]
     words += ["--workers", cluster.written_workers]
-    if job.purpose == "train":
+    if job.purpose == Purpose.TRAIN:
         words += ["--strategy", job.strategy]
     flags = {
         "spares": cluster.spares or None,
@@ -90,8 +103,8 @@ def _headline(events: Sequence[Event], summary: RunSummary) -> str:
     done = f"{summary.step:,} steps on {summary.samples:,} samples"
     if summary.outcome is None:
         return f"Started {when}; {done}, and no end: it was killed, or is still running."
-    if summary.outcome.kind == "stopped":
-        return f"Started {when}, stopped after {done}: {summary.outcome.values['reason']}."
+    if isinstance(summary.outcome, Stopped):
+        return f"Started {when}, stopped after {done}: {summary.outcome.reason}."
     return f"Started {when}, finished after {done}: {wording.results(summary.results)}."
 
 
@@ -100,7 +113,8 @@ def _job_table(job: Job, summary: RunSummary) -> list[str]:
     rows += [(f"`{name}`", f"{value}") for name, value in (*job.args.items(), *job.overrides.items())]
     rows.append(("strategy", f"`{job.strategy}`, {wording.plural(job.num_slots, 'slot')}"))
     spares = f", {wording.plural(job.cluster.spares, 'spare')}" if job.cluster.spares else ""
-    threads = wording.plural(summary.world.get("threads", job.cluster.threads_per_worker), "thread")
+    told = summary.world.threads if summary.world is not None else None
+    threads = wording.plural(job.cluster.threads_per_worker if told is None else told, "thread")
     workers = wording.plural(job.cluster.workers, "worker")
     rows.append(("where", f"{job.cluster.on}: {workers} with {threads} each{spares}"))
     return _table(("", ""), rows)
@@ -118,10 +132,11 @@ def counted_losses(events: Iterable[Event]) -> list[tuple[int, float]]:
     """By step, the losses that led to the model as it is: none of steps that were undone and not taken again."""
     losses: dict[int, float] = {}
     for event in events:
-        if event.kind in UNDOING:
-            losses = {step: loss for step, loss in losses.items() if step <= event.values["step"]}
-        elif event.kind == "steps":
-            losses.update(event.values["steps"])
+        if isinstance(event.what, UNDOING):
+            last = event.what.step
+            losses = {step: loss for step, loss in losses.items() if step <= last}
+        elif isinstance(event.what, StepsTaken):
+            losses.update((step, loss) for step, loss in event.what.steps)
     return sorted(losses.items())
 
 
@@ -151,12 +166,12 @@ def _memory(summary: RunSummary) -> list[str]:
     return _table(("worker", "most memory held", *["of its GPU"] * has_gpus), rows) if rows else []
 
 
-def _story(events: Iterable[Event], kinds: Collection[str]) -> list[str]:
+def _story(events: Iterable[Event], *kinds: type[Happening]) -> list[str]:
     """What these kinds of events tell, one line each."""
     lines = [
         f"- {datetime.fromtimestamp(event.time):%H:%M:%S} {text}"
         for event in events
-        if event.kind in kinds and (text := wording.line(event)) is not None
+        if isinstance(event.what, kinds) and (text := wording.line(event)) is not None
     ]
     if len(lines) > _MOST_LINES:
         more = len(lines) - _MOST_LINES

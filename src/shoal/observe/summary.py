@@ -7,10 +7,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.observe.events import Event
-from shoal.observe.worker_scales import WorkerScales
+from shoal.observe.happenings import (
+    Audited,
+    CheckpointWritten,
+    Done,
+    Evaluated,
+    FaultInjected,
+    Finished,
+    Heartbeat,
+    Lost,
+    MemoryPeaks,
+    ProgressMade,
+    Replaced,
+    Restarted,
+    Resumed,
+    Saved,
+    Scaled,
+    StateEntered,
+    StepsTaken,
+    Stopped,
+    WorldFormed,
+)
+from shoal.observe.results import RunResults
+from shoal.spec.vocabulary import Role, State
 
-UNDOING = ("restarted", "resumed")
-"""Kinds of events after which all that was told of steps past theirs is void."""
+UNDOING = (Restarted, Resumed)
+"""Events after which all that was told of steps past theirs is void."""
 _OF_PRECISION = ("precision", "loss_scale", "skipped_steps", "float32_layers")
 
 
@@ -18,8 +40,7 @@ _OF_PRECISION = ("precision", "loss_scale", "skipped_steps", "float32_layers")
 class Worker:
     """One worker, as last heard of."""
 
-    state: str = "starting"
-    """As in its `state` events, or `lost`, or `replaced` until the successor speaks."""
+    state: State = State.STARTING
     rss: int = 0
     """Bytes of memory now."""
     peak_rss: int = 0
@@ -63,18 +84,16 @@ class RunSummary:
     """Where a run stands after all events so far."""
 
     def __init__(self) -> None:
-        self.world: dict[str, Any] = {}
+        self.world: WorldFormed | None = None
         self.workers: dict[int, Worker] = {}
         self.spares = 0
-        self.replaced: Counter[str] = Counter()
+        self.replaced: Counter[Role] = Counter()
         """How many processes of each role have been replaced."""
-        self.restarts = 0
-        """How often all processes began again from a checkpoint, or from the start."""
         self.undone_steps = 0
         """Steps that were taken in vain because of that."""
         self.faults: Counter[str] = Counter()
         """How many faults of each kind were injected."""
-        self.state = "starting"
+        self.state = State.STARTING
         self.step = 0
         self.total_steps = 0
         self.epoch = 0
@@ -82,26 +101,23 @@ class RunSummary:
         self.loss: float | None = None
         self.speed = Speed()
         self.evaluations: list[tuple[int, dict[str, float]]] = []
-        self.saved: dict[str, Any] = {}
+        self.saved: Saved | None = None
         self.stalls: list[float] = []
         """Of each checkpoint: the seconds that training stood still for it."""
         self._skipped: list[tuple[int, int, float]] = []
         """The last step of some, how many of their parts were learnt already, and what these count."""
-        self.skipped_seen = 0
-        """Samples that were left out because an earlier run had them."""
-        self.audit: dict[str, Any] = {}
+        self.audit: Audited | None = None
         """What became of the data, once that was counted."""
-        self.precision: dict[str, Any] = {}
-        """What the model computed in, and what came of it, where that was not float32 alone."""
-        self._scales = WorkerScales()
-        self.outcome: Event | None = None
-        """The `finished` or `stopped` event that ended the run."""
+        self.ends = RunResults()
+        """What the processes that are done came to."""
+        self.outcome: Finished | Stopped | None = None
+        """How the run ended."""
 
     def add(self, event: Event) -> None:
         """Take one event into account; kinds it does not know change nothing."""
         update = getattr(self, f"_on_{event.kind}", None)
         if update is not None:
-            update(event)
+            update(event.what, event)
 
     @property
     def seconds_left(self) -> float | None:
@@ -112,10 +128,26 @@ class RunSummary:
 
     @property
     def results(self) -> dict[str, float]:
-        """The final results, or those of the last evaluation."""
-        if self.outcome is not None and self.outcome.values.get("results"):
-            return dict(self.outcome.values["results"])
+        """The final results of the model, or those of the last evaluation."""
+        if self.outcome is not None and self.outcome.results:
+            return self.outcome.results
         return self.evaluations[-1][1] if self.evaluations else {}
+
+    @property
+    def restarts(self) -> int:
+        """How often all processes began again from a checkpoint, or from the start."""
+        return self.ends.restarts
+
+    @property
+    def skipped_seen(self) -> int:
+        """Samples that were left out because an earlier run had them."""
+        return self.ends.values.get("skipped_seen", 0)
+
+    @property
+    def precision(self) -> dict[str, Any]:
+        """What the model computed in, and what came of it; nothing where that was float32 alone."""
+        told = self.ends.values
+        return {name: told[name] for name in _OF_PRECISION if name in told} if "precision" in told else {}
 
     @property
     def skipped_parts(self) -> int:
@@ -131,130 +163,129 @@ class RunSummary:
         """The worker of this rank."""
         return self.workers.setdefault(rank, Worker())
 
-    def _on_world(self, event: Event) -> None:
-        self.world = event.values
-        self.spares = event.values.get("spares", 0)
-        for rank in range(event.values.get("workers", 0)):
+    def _on_world(self, told: WorldFormed, event: Event) -> None:
+        self.world = told
+        self.spares = told.spares
+        for rank in range(told.workers):
             self.worker(rank)
 
-    def _on_audit(self, event: Event) -> None:
-        self.audit = event.values
+    def _on_audit(self, told: Audited, event: Event) -> None:
+        self.audit = told
 
-    def _on_state(self, event: Event) -> None:
-        state = event.values["state"]
+    def _on_state(self, told: StateEntered, event: Event) -> None:
         if self._is_worker(event.rank):
-            self.worker(event.rank or 0).state = state
+            self.worker(event.rank or 0).state = told.state
         if not event.rank:
-            self.state = state
-            if state != "training":
+            self.state = told.state
+            if told.state != State.TRAINING:
                 self.speed.pause()
 
-    def _on_beat(self, event: Event) -> None:
+    def _on_beat(self, told: Heartbeat, event: Event) -> None:
         # The last beats of one that has left say nothing about those that are there.
-        if self._is_worker(event.rank) and (event.rank in self.workers or not self.world):
+        if self._is_worker(event.rank) and (event.rank in self.workers or self.world is None):
             worker = self.worker(event.rank or 0)
-            worker.rss = event.values.get("rss", 0)
+            worker.rss = told.rss
             worker.note_peak(worker.rss)
 
-    def _on_memory(self, event: Event) -> None:
-        for rank, peak_rss in event.values["peak_rss"]:
+    def _on_memory(self, told: MemoryPeaks, event: Event) -> None:
+        for rank, peak_rss in told.peak_rss:
             if self._is_worker(rank):
                 self.worker(rank).note_peak(peak_rss)
 
-    def _on_steps(self, event: Event) -> None:
-        values = event.values
-        if values["steps"]:
-            self.step, self.loss = values["steps"][-1]
-        self.samples = values["samples"]
-        if "skipped" in values:
-            self._skipped.append((self.step, *values["skipped"]))
-        self.total_steps = values.get("total_steps") or self.total_steps
-        self.epoch = values.get("epoch", self.epoch)
+    def _on_steps(self, told: StepsTaken, event: Event) -> None:
+        if told.steps:
+            self.step, self.loss = told.steps[-1]
+        self.samples = told.samples
+        if told.skipped is not None:
+            parts, weight = told.skipped
+            self._skipped.append((self.step, parts, weight))
+        self.total_steps = told.total_steps or self.total_steps
+        self.epoch = self.epoch if told.epoch is None else told.epoch
         self.speed.mark(event.time, self.step, self.samples)
 
-    def _on_progress(self, event: Event) -> None:
+    def _on_progress(self, told: ProgressMade, event: Event) -> None:
         # Workers tell of their own batches, and one may be ahead of another.
-        self.step = max(self.step, event.values["step"])
-        self.samples = max(self.samples, event.values["samples"])
-        self.total_steps = event.values["total_steps"]
+        self.step = max(self.step, told.step)
+        self.samples = max(self.samples, told.samples)
+        self.total_steps = told.total_steps
         self.speed.mark(event.time, self.step, self.samples)
 
-    def _on_evaluation(self, event: Event) -> None:
-        self.evaluations.append((event.values["step"], event.values["results"]))
+    def _on_evaluation(self, told: Evaluated, event: Event) -> None:
+        self.evaluations.append((told.step, told.results))
 
-    def _on_fault(self, event: Event) -> None:
-        self.faults[event.values["kind"]] += 1
+    def _on_fault(self, told: FaultInjected, event: Event) -> None:
+        self.faults[told.kind] += 1
 
-    def _on_lost(self, event: Event) -> None:
-        if event.values.get("role", "worker") == "worker":
-            self.worker(event.values["rank"]).state = "lost"
+    def _on_lost(self, told: Lost, event: Event) -> None:
+        if (told.role or Role.WORKER) == Role.WORKER:
+            self.worker(told.rank).state = State.LOST
 
-    def _on_replaced(self, event: Event) -> None:
-        role = event.values.get("role", "worker")
+    def _on_replaced(self, told: Replaced, event: Event) -> None:
+        role = told.role or Role.WORKER
         self.replaced[role] += 1
-        if role == "worker":
-            worker = self.worker(event.values["rank"])
-            worker.state = "replaced"
+        if role == Role.WORKER:
+            worker = self.worker(told.rank)
+            worker.state = State.REPLACED
             worker.replacements += 1
-            self.spares = max(0, self.spares - ("spare" in event.values))
-            if "by" in event.values:
-                self._keep(event.values["hosts"])
+            self.spares = max(0, self.spares - (told.spare is not None))
+            if told.by is not None and told.hosts is not None:
+                self._keep(told.hosts)
 
-    def _on_restarted(self, event: Event) -> None:
-        self._on_resumed(event)
-        self.samples = event.values["samples"]
-        self.restarts += 1
-        self.undone_steps += event.values["undone"]
-        self.state = "starting"
+    def _on_restarted(self, told: Restarted, event: Event) -> None:
+        self._undo(told.step)
+        self.samples = told.samples
+        self.ends.begin_again()
+        self.undone_steps += told.undone
+        self.state = State.STARTING
         for worker in self.workers.values():
-            worker.state = "starting"
+            worker.state = State.STARTING
 
-    def _on_resumed(self, event: Event) -> None:
+    def _on_resumed(self, told: Resumed, event: Event) -> None:
+        self._undo(told.step)
+
+    def _undo(self, step: int) -> None:
         """What came after this step is void."""
-        self.step, self.loss = event.values["step"], None
-        self.evaluations = [found for found in self.evaluations if found[0] <= self.step]
-        self._skipped = [entry for entry in self._skipped if entry[0] <= self.step]
-        self.saved, self.audit, self.precision, self._scales = {}, {}, {}, WorkerScales()
-        self.outcome = None
+        self.step, self.loss = step, None
+        self.evaluations = [found for found in self.evaluations if found[0] <= step]
+        self._skipped = [entry for entry in self._skipped if entry[0] <= step]
+        self.saved = self.audit = self.outcome = None
+        self.ends.forget()
         self.speed.pause()
 
-    def _on_scaled(self, event: Event) -> None:
-        self._keep(event.values["hosts"])
+    def _on_scaled(self, told: Scaled, event: Event) -> None:
+        self._keep(told.hosts)
 
     def _keep(self, hosts: list[list[int]]) -> None:
         """These workers are there, each under the lowest of its places, and no others."""
         ranks = {places[0] for places in hosts if places}
         self.workers = {rank: self.worker(rank) for rank in sorted(ranks)}
 
-    def _on_checkpoint(self, event: Event) -> None:
-        self.stalls.append(event.values["stall"])
+    def _on_checkpoint(self, told: CheckpointWritten, event: Event) -> None:
+        self.stalls.append(told.stall)
 
-    def _on_done(self, event: Event) -> None:
-        results, memory = event.values["results"], event.values.get("memory", {})
-        self.skipped_seen = results.get("skipped_seen", self.skipped_seen)
+    def _on_done(self, told: Done, event: Event) -> None:
+        self.ends.note(event.rank or 0, told)
+        memory = told.memory or {}
         if self._is_worker(event.rank):
             worker = self.worker(event.rank or 0)
             if "host" in memory:
                 worker.peak_rss, worker.peak_is_exact = memory["host"], True
             worker.peak_gpu = max(worker.peak_gpu, memory.get("gpu", 0))
-        self.precision |= {name: results[name] for name in _OF_PRECISION if name in results}
-        self.precision |= self._scales.note(event.rank or 0, results)
 
-    def _on_saved(self, event: Event) -> None:
-        self.saved = event.values
+    def _on_saved(self, told: Saved, event: Event) -> None:
+        self.saved = told
 
-    def _on_finished(self, event: Event) -> None:
-        self.outcome = event
-        self.state = "done"
+    def _on_finished(self, told: Finished, event: Event) -> None:
+        self.outcome, self.state = told, State.DONE
 
-    def _on_stopped(self, event: Event) -> None:
-        self.outcome = event
-        self.state = "stopped"
+    def _on_stopped(self, told: Stopped, event: Event) -> None:
+        self.outcome, self.state = told, State.STOPPED
 
     def _is_worker(self, rank: int | None) -> bool:
         """Spares speak too, under ranks past the workers'; they have no place of their own yet.
 
         Where there are servers there are no spares, and workers may be added.
         """
-        can_grow = not self.world or "servers" in self.world
-        return rank is not None and (can_grow or rank < self.world.get("places", self.world.get("workers", 0)))
+        if rank is None or self.world is None or self.world.servers is not None:
+            return rank is not None
+        return rank < (self.world.places or self.world.workers)

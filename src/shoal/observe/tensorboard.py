@@ -7,6 +7,7 @@ from pathlib import Path
 from shoal.errors import DiskRefused, SpecError
 from shoal.observe.disk import explain_refusal, writing
 from shoal.observe.events import Event
+from shoal.observe.happenings import Evaluated, Restarted, StepsTaken
 
 
 class TensorBoardSink:
@@ -30,15 +31,16 @@ class TensorBoardSink:
         if self._refusal is not None:
             return
         try:
-            if event.kind == "steps":
-                self._write_steps(event)
-            elif event.kind == "restarted":
-                # TensorBoard leaves out what an earlier file says of these steps.
-                self._writer.close()
-                self._writer = self._reopen(event.values["step"] + 1)
-            elif event.kind == "evaluation":
-                for name, value in event.values["results"].items():
-                    self._writer.add_scalar(f"test/{name}", value, event.values["step"], event.time)
+            match event.what:
+                case StepsTaken():
+                    self._write_steps(event.what, event.time)
+                case Restarted(step=step):
+                    # TensorBoard leaves out what an earlier file says of these steps.
+                    self._writer.close()
+                    self._writer = self._reopen(step + 1)
+                case Evaluated(step=step, results=results):
+                    for name, value in results.items():
+                        self._writer.add_scalar(f"test/{name}", value, step, event.time)
         except OSError as error:
             self._refusal = error
 
@@ -51,10 +53,9 @@ class TensorBoardSink:
         if self._refusal is not None:
             raise DiskRefused(f"{self._folder.name} is not whole: {explain_refusal(self._refusal)}.")
 
-    def _write_steps(self, event: Event) -> None:
-        steps = event.values["steps"]
-        for step, loss in steps:
+    def _write_steps(self, told: StepsTaken, time: float) -> None:
+        for step, loss in told.steps:
             if loss is not None:
-                self._writer.add_scalar("train/loss", loss, step, event.time)
-        if steps and event.values.get("lr") is not None:
-            self._writer.add_scalar("train/lr", event.values["lr"], steps[-1][0], event.time)
+                self._writer.add_scalar("train/loss", loss, step, time)
+        if told.steps and told.lr is not None:
+            self._writer.add_scalar("train/lr", told.lr, told.steps[-1][0], time)

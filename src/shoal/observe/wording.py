@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shoal.observe.events import Event
+from shoal.observe.happenings import (
+    Audited,
+    CheckpointWritten,
+    Decided,
+    Evaluated,
+    Failed,
+    FaultInjected,
+    Hung,
+    LineSaid,
+    Lost,
+    Replaced,
+    Restarted,
+    Scaled,
+    Stopped,
+    Warned,
+    WorldFormed,
+)
 from shoal.observe.summary import RunSummary
+from shoal.spec.vocabulary import Role
 
+FAILED = "failed"
+"""Why a run was stopped that failed."""
 _FAULTS = {"kill": "killed", "hang": "stopped", "slow": "slowed down", "raise": "raised an error in"}
 
 
@@ -48,50 +68,49 @@ def results(values: Mapping[str, float], part: str = "test") -> str:
     return ", ".join(f"{f'{part} ' if name == 'loss' else ''}{name} {number(v)}" for name, v in values.items())
 
 
-def world(values: Mapping[str, Any]) -> str:
+def world(told: WorldFormed) -> str:
     """`4 workers, 1 spare, data`."""
-    if values.get("text"):
-        return str(values["text"])
-    parts = [plural(values.get("workers", 1), "worker")]
-    if values.get("spares"):
-        parts.append(plural(values["spares"], "spare"))
-    return ", ".join([*parts, str(values.get("strategy", "data"))])
+    if told.text:
+        return told.text
+    parts = [plural(told.workers, "worker")]
+    if told.spares:
+        parts.append(plural(told.spares, "spare"))
+    return ", ".join([*parts, told.strategy])
 
 
-def member(values: Mapping[str, Any]) -> str:
+def member(told: FaultInjected | Hung | Lost | Replaced) -> str:
     """`server 1`: which process this is about."""
-    role = values.get("role", "worker")
     # There is one coordinator at a time.
-    return "the coordinator" if role == "coordinator" else f"{role} {values['rank']}"
+    return "the coordinator" if told.role == Role.COORDINATOR else f"{told.role or Role.WORKER} {told.rank}"
 
 
-def fault(values: Mapping[str, Any]) -> str:
+def fault(told: FaultInjected) -> str:
     """`killed worker 1 at step 50`: one of the faults that the user asked for."""
-    what, how = f"{member(values)} at step {values['step']:,}", ""
-    if values["kind"] == "slow":
-        how = f" by a factor of {values['factor']:g}"
-    if values["seconds"] is not None:
-        how += f" for {values['seconds']:g} s"
-    return f"{_FAULTS[values['kind']]} {what}{how}"
+    what, how = f"{member(told)} at step {told.step:,}", ""
+    if told.kind == "slow":
+        how = f" by a factor of {told.factor:g}"
+    if told.seconds is not None:
+        how += f" for {told.seconds:g} s"
+    return f"{_FAULTS[told.kind]} {what}{how}"
 
 
-def audit(values: Mapping[str, Any]) -> str:
+def audit(told: Audited) -> str:
     """What became of the data, in one line: of each sample, or of parts of it where shards were counted."""
-    if "shards" not in values:
-        once, twice, never = values["once"], values["more_than_once"], values["never"]
-        expected = f"{values['samples']:,} samples expected"
-        return f"{expected}: {once:,} committed once, {twice:,} more than once, {never:,} never"
-    return f"{values['samples']:,} samples expected, in {_audit_of_cells(values)}"
+    expected = f"{told.samples or 0:,} samples expected"
+    if told.shards is not None:
+        return f"{expected}, in {_audit_of_cells(told, told.shards)}"
+    once, twice, never = told.once or 0, told.more_than_once or 0, told.never or 0
+    return f"{expected}: {once:,} committed once, {twice:,} more than once, {never:,} never"
 
 
-def _audit_of_cells(values: Mapping[str, Any]) -> str:
-    cells, shards = values["cells"], values["shards"]
+def _audit_of_cells(told: Audited, shards: Sequence[Mapping[str, Any]]) -> str:
+    parts = f"{told.cells or 0:,} parts"
     never, twice = max(row["never"] for row in shards), max(row["more_than_once"] for row in shards)
-    if values["clean"] and never:
-        return f"{cells:,} parts: {never:,} left out by the quorum, the others committed once"
-    if values["clean"]:
-        return f"{cells:,} parts: all committed once, on each of {plural(len(shards), 'shard')}"
-    return f"{cells:,} parts: {twice:,} committed more than once, {never:,} never"
+    if told.clean and never:
+        return f"{parts}: {never:,} left out by the quorum, the others committed once"
+    if told.clean:
+        return f"{parts}: all committed once, on each of {plural(len(shards), 'shard')}"
+    return f"{parts}: {twice:,} committed more than once, {never:,} never"
 
 
 def precision(values: Mapping[str, Any]) -> str:
@@ -118,46 +137,48 @@ def plural(num: int, noun: str) -> str:
 
 def line(event: Event) -> str | None:
     """The line that announces this event; None for those that only move the progress on."""
-    values, who = event.values, "" if event.rank is None else f"worker {event.rank}"
-    match event.kind:
-        case "world":
-            return world(values)
-        case "evaluation":
-            return f"step {values['step']:,}: {results(values['results'])}"
-        case "line":
-            return f"{who}: {values['text']}" if who else str(values["text"])
-        case "warning":
-            return f"warning: {values['text']}"
-        case "fault":
-            return f"fault: {fault(values)}"
-        case "hung":
-            where = f", in {values['where']}" if values["where"] else ""
-            stacks = f"; all stacks are in {near(values['stacks'])}" if values["stacks"] else ""
-            return f"{member(values)} hangs at step {values['step']:,}: {values['reason']}{where}{stacks}"
-        case "lost":
-            return f"{member(values)} was lost: {values['reason']}"
-        case "replaced":
-            successor = " by a spare" if "spare" in values else ""
-            if "by" in values:
-                return f"worker {values['by']} took over the work of {member(values)} in {values['seconds']:.2f} s"
-            return f"{member(values)} was replaced{successor} in {values['seconds']:.2f} s"
-        case "restarted":
-            undone = f"{plural(values['undone'], 'step')} undone, {values['seconds']:.1f} s lost"
-            return f"{_beginning(values['step'])}, {undone}: {values['reason']}"
-        case "scaled":
-            return f"{plural(values['workers'], 'worker')} in place of {values['before']}: {values['reason']}"
-        case "checkpoint":
-            size, stall = memory(values["nbytes"]), values["stall"]
-            return (
-                f"checkpoint of step {values['step']:,}: {size} in {values['seconds']:.2f} s, stall {stall:.3f} s"
-            )
-        case "decision":
-            return None if values.get("routine") else f"coordinator: {values['text']}"
-        case "failed":
-            return f"{who or 'run'} failed: {values['message']}"
-        case "stopped":
-            return f"stopped: {values['reason']}"
+    told, who = event.what, "" if event.rank is None else f"worker {event.rank}"
+    match told:
+        case WorldFormed():
+            return world(told)
+        case Evaluated():
+            return f"step {told.step:,}: {results(told.results)}"
+        case LineSaid():
+            return f"{who}: {told.text}" if who else told.text
+        case Warned():
+            return f"warning: {told.text}"
+        case FaultInjected():
+            return f"fault: {fault(told)}"
+        case Hung():
+            where = f", in {told.where}" if told.where else ""
+            stacks = f"; all stacks are in {near(told.stacks)}" if told.stacks else ""
+            return f"{member(told)} hangs at step {told.step:,}: {told.reason}{where}{stacks}"
+        case Lost():
+            return f"{member(told)} was lost: {told.reason}"
+        case Replaced():
+            return _succession(told)
+        case Restarted():
+            undone = f"{plural(told.undone, 'step')} undone, {told.seconds:.1f} s lost"
+            return f"{_beginning(told.step)}, {undone}: {told.reason}"
+        case Scaled():
+            return f"{plural(told.workers, 'worker')} in place of {told.before}: {told.reason}"
+        case CheckpointWritten():
+            took = f"{memory(told.nbytes)} in {told.seconds:.2f} s, stall {told.stall:.3f} s"
+            return f"checkpoint of step {told.step:,}: {took}"
+        case Decided():
+            return None if told.routine else f"coordinator: {told.text}"
+        case Failed():
+            return f"{who or 'run'} failed: {told.message}"
+        case Stopped():
+            return f"stopped: {told.reason}"
     return None
+
+
+def _succession(told: Replaced) -> str:
+    if told.by is not None:
+        return f"worker {told.by} took over the work of {member(told)} in {told.seconds:.2f} s"
+    successor = "" if told.spare is None else " by a spare"
+    return f"{member(told)} was replaced{successor} in {told.seconds:.2f} s"
 
 
 def _beginning(step: int) -> str:
@@ -166,23 +187,24 @@ def _beginning(step: int) -> str:
 
 def is_raised(event: Event) -> bool:
     """Whether this tells of a failure. Whoever started the run gets it as an error; a screen shows it once."""
-    return event.kind == "failed" or (event.kind == "stopped" and event.values["reason"] == "failed")
+    return isinstance(event.what, Failed) or (isinstance(event.what, Stopped) and event.what.reason == FAILED)
 
 
 def final_rows(summary: RunSummary) -> list[tuple[str, str]]:
     """The table at the end of a run: what came out, how fast, where it is."""
-    ended = summary.outcome.values if summary.outcome else {}
-    seconds = ended.get("seconds")
+    ended = summary.outcome
+    seconds = None if ended is None else ended.seconds
+    speed = summary.speed.samples_per_s if ended is None or ended.samples_per_s is None else ended.samples_per_s
     rows = [(f"test {name}" if name == "loss" else name, number(value)) for name, value in summary.results.items()]
     if not rows and summary.loss is not None:
         rows.append(("training loss", number(summary.loss)))
     early = f" of {summary.total_steps:,}" if summary.step < summary.total_steps else ""
     rows.append(("steps", f"{summary.step:,}{early}"))
     rows.append(("samples", f"{summary.samples:,}"))
-    rows.append(("samples/s", rate(ended.get("samples_per_s", summary.speed.samples_per_s))))
+    rows.append(("samples/s", rate(speed)))
     if seconds is not None:
         rows.append(("seconds", f"{seconds:.1f}" if seconds < 100 else f"{seconds:,.0f}"))
-    if summary.world:
+    if summary.world is not None:
         rows.append(("world", world(summary.world)))
     if summary.faults:
         rows.append(("faults", ", ".join(f"{num} {kind}" for kind, num in sorted(summary.faults.items()))))
@@ -203,9 +225,9 @@ def final_rows(summary: RunSummary) -> list[tuple[str, str]]:
     if summary.stalls:
         mean = sum(summary.stalls) / len(summary.stalls)
         rows.append(("checkpoints", f"{len(summary.stalls):,}, training stood still {mean:.3f} s for each"))
-    if summary.audit:
+    if summary.audit is not None:
         rows.append(("audit", audit(summary.audit)))
-    if summary.saved:
-        rows.append(("model", near(summary.saved["path"])))
-        rows.append(("digest", str(summary.saved["digest"])))
+    if summary.saved is not None:
+        rows.append(("model", near(summary.saved.path)))
+        rows.append(("digest", summary.saved.digest))
     return rows

@@ -50,6 +50,7 @@ from shoal.ps.messages import (
 from shoal.ps.primary import Primary, Timing
 from shoal.ps.rules import ShardRules
 from shoal.ps.shard import Shard
+from shoal.spec.vocabulary import Role
 
 SHARDS_PER_REPORT = 64
 RUNS_PER_REPORT = 512
@@ -274,7 +275,7 @@ class ServerMachine:
     def _report(self, now: float) -> None:
         self._report_due = now + self._timing.report_every_s
         if self.view is None or self.node not in self.view.addresses:
-            join = Join(node=self.node, role="server", rank=self.number, address=self._address)
+            join = Join(node=self.node, role=Role.SERVER, rank=self.number, address=self._address)
             self._send(COORDINATOR, join)
             if self.view is None:
                 return
@@ -283,7 +284,7 @@ class ServerMachine:
             shards = {number: _facts(duty) for number, duty in primaries[first : first + SHARDS_PER_REPORT]}
             report = Report(
                 node=self.node,
-                role="server",
+                role=Role.SERVER,
                 rank=self.number,
                 view=self.view.number,
                 facts={**self.facts, "shards": shards},

@@ -188,6 +188,8 @@ class Shard:
 
     def scale_of(self, pushes: Sequence[Push]) -> float:
         """What the sum of these gradients is to be multiplied by to become a mean."""
+        # Multiplied by the reciprocal, as in the arena: a division would round otherwise. Loss scales are powers
+        # of two, so `push.scale` rounds nothing.
         weight = 1.0 if all(push.scaled for push in pushes) else sum(push.weight for push in pushes)
         return pushes[0].scale * (1.0 / weight) if weight else 0.0
 

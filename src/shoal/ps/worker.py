@@ -25,6 +25,7 @@ from shoal.ps.messages import (
 )
 from shoal.ps.offers import Offer, Offers
 from shoal.ps.primary import Timing
+from shoal.spec.vocabulary import Role
 
 
 class WorkerMachine:
@@ -279,9 +280,9 @@ class WorkerMachine:
     def _report(self, now: float) -> None:
         self._report_due = now + self._timing.report_every_s
         if self.view is None or self.node not in self.view.addresses:
-            join = Join(node=self.node, role="worker", rank=self.rank, address=self._address)
+            join = Join(node=self.node, role=Role.WORKER, rank=self.rank, address=self._address)
             self.outbox.append((COORDINATOR, join))
         if self.view is not None:
             seen, facts = self.view.number, dict(self.facts)
-            report = Report(node=self.node, role="worker", rank=self.rank, view=seen, facts=facts)
+            report = Report(node=self.node, role=Role.WORKER, rank=self.rank, view=seen, facts=facts)
             self.outbox.append((COORDINATOR, report))

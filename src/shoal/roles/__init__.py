@@ -9,10 +9,12 @@ from shoal.comm.channel import Channel
 from shoal.errors import PeerLost
 from shoal.roles.failure import describe_failure
 from shoal.spec import Job, World
+from shoal.spec.vocabulary import Purpose, Role
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
 
-Role = Callable[[Job, World, Channel], int]
+Main = Callable[[Job, World, Channel], int]
+"""What a process does from its first to its last line."""
 
 
 def run(job: Job, world: World, channel: Channel) -> int:
@@ -21,7 +23,7 @@ def run(job: Job, world: World, channel: Channel) -> int:
         import torch
 
         torch.set_num_threads(job.cluster.threads_per_worker)
-        return _role_of(job, world)(job, world, channel)
+        return _main_of(job, world)(job, world, channel)
     except SystemExit as request:
         return _exit_code(request)
     except KeyboardInterrupt:
@@ -34,24 +36,24 @@ def run(job: Job, world: World, channel: Channel) -> int:
 def tell_failure(error: Exception, world: World, channel: Channel) -> None:
     """Tell the supervisor, and this process's log, why this process cannot go on."""
     failure = describe_failure(error, world)
-    print(failure["traceback"] or failure["message"], file=sys.stderr, flush=True)
+    print(failure.traceback or failure.message, file=sys.stderr, flush=True)
     try:
-        channel.send(failure)
+        channel.send(failure.as_message())
     except PeerLost:
         pass  # There is nobody left to tell; the log has it.
 
 
-def _role_of(job: Job, world: World) -> Role:
+def _main_of(job: Job, world: World) -> Main:
     # Imported on demand: a script needs nothing of what training needs.
-    if world.role == "server":
+    if world.role == Role.SERVER:
         from shoal.roles.server import run_server
 
         return run_server
-    if world.role == "coordinator":
+    if world.role == Role.COORDINATOR:
         from shoal.roles.coordinator import run_coordinator
 
         return run_coordinator
-    if job.purpose == "script":
+    if job.purpose == Purpose.SCRIPT:
         from shoal.roles.script import run_script
 
         return run_script

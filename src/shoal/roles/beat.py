@@ -10,8 +10,10 @@ from typing import Any
 
 from shoal.comm.channel import Channel
 from shoal.errors import PeerLost
+from shoal.observe.happenings import Heartbeat
 from shoal.roles.pulse import Pulse
 from shoal.roles.stacks import offer_stacks
+from shoal.spec.vocabulary import State
 
 INTERVAL_S = 0.2
 
@@ -40,7 +42,7 @@ class Beat:
         self._over.set()
         if self._on_message is None:
             self._thread.join()
-        self._pulse.enter("ending")  # It may take its time over that, and says nothing more.
+        self._pulse.enter(State.ENDING)  # It may take its time over that, and says nothing more.
         try:
             self._send()
         except PeerLost:
@@ -56,7 +58,7 @@ class Beat:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _send(self) -> None:
-        self._channel.send({"kind": "beat", "rss": rss_bytes(), **self._pulse.read(INTERVAL_S)})
+        self._channel.send(Heartbeat(rss=rss_bytes(), **self._pulse.read(INTERVAL_S)).as_message())
 
     def _pause(self) -> None:
         if self._on_message is None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
+from shoal.comm.words import Misbehave
 from shoal.errors import InjectedFault
 from shoal.feed.parts import Part, Piece
 from shoal.spec import Job
@@ -51,14 +51,13 @@ class Sabotage:
         self._awaited = [awaited for awaited in self._awaited if awaited > step + 1]
         return len(self._awaited) < before
 
-    def hear(self, message: dict[str, Any]) -> None:
+    def hear(self, word: Misbehave) -> None:
         """The supervisor says what goes wrong from now on."""
-        if message["fault"] == "raise":
+        if word.fault == "raise":
             self._raises = True
         else:
-            self._factor = message["factor"]
-            seconds = message["seconds"]
-            self._slow_until = None if seconds is None else self._clock() + seconds
+            self._factor = word.factor
+            self._slow_until = None if word.seconds is None else self._clock() + word.seconds
 
     def spoil(self, part: Part, step: int) -> Part:
         """The same part of a step, with what goes wrong on the way."""

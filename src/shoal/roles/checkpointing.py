@@ -19,11 +19,11 @@ from shoal.checkpoint.streamed import StreamedState
 from shoal.errors import CheckpointError, SpecError
 from shoal.ledger import Schedule
 from shoal.ledger.book import Book
+from shoal.observe.happenings import CheckpointWritten
 from shoal.observe.run_folder import RunFolder
 from shoal.roles.incremental import History
-from shoal.roles.pulse import SAVING
 from shoal.roles.reporter import Reporter
-from shoal.spec import Job
+from shoal.spec import Job, vocabulary
 from shoal.spec.checkpointing import CheckpointRule
 from shoal.strategies.optimizer_state import check_savable, check_state
 from shoal.strategies.replica import Replica
@@ -142,7 +142,7 @@ class Checkpointing:
 
     def at_the_disk(self) -> AbstractContextManager[None]:
         """Whatever of saving a process does or waits for, it does in this block, lest it be taken for hung."""
-        return self._reporter.pulse.during(SAVING)
+        return self._reporter.pulse.during(vocabulary.State.SAVING)
 
     def _note_save(self, step: int) -> None:
         self._due.append(step)
@@ -169,10 +169,9 @@ class Checkpointing:
     def _folder(self) -> Path:
         return RunFolder(Path(self._job.run_dir)).checkpoints
 
-    def save_last(self, step: int, state: State) -> None:
-        """Training ends with this step: save it, unless that was done."""
-        if self.is_on and step > self._last_step:
-            self.save(step, self._replica.module.state_dict, state)
+    def has_saved(self, step: int) -> bool:
+        """Whether the state after this step, or a later one, was saved."""
+        return step <= self._last_step
 
     def close(self) -> None:
         """Wait until the last one is on disk."""
@@ -205,9 +204,15 @@ class Checkpointing:
         }
 
     def _on_saved(self, entry: Entry, stall_s: float) -> None:
-        told = {"step": entry.step, "path": str(entry.path), "digest": entry.digest, "nbytes": entry.nbytes}
         self._reporter.send(
-            {"kind": "checkpoint", **told, "seconds": entry.seconds, "stall": self._waited_s + stall_s}
+            CheckpointWritten(
+                step=entry.step,
+                path=str(entry.path),
+                digest=entry.digest,
+                nbytes=entry.nbytes,
+                seconds=entry.seconds,
+                stall=self._waited_s + stall_s,
+            )
         )
 
     def _on_failed(self, text: str) -> None:

@@ -10,23 +10,36 @@ from typing import Any
 
 from shoal.checkpoint.listing import read_manifest
 from shoal.comm.channel import Channel
+from shoal.comm.words import (
+    TO_PROCESSES,
+    MemberLeft,
+    MemberLost,
+    MembersLiving,
+    Ordered,
+    ScaleAnswered,
+    ScaleWanted,
+    Stop,
+    understood,
+)
 from shoal.coordinator.machine import Coordinator
-from shoal.coordinator.members import Seat
 from shoal.coordinator.plan import EarlierCells, JobPlan
 from shoal.coordinator.store import DurableStore, SqliteStore
 from shoal.errors import LaunchError, PeerLost
 from shoal.feed.shipping import open_dataset
 from shoal.ledger import Schedule
 from shoal.ledger.book import Book, audit
+from shoal.observe.happenings import Decided, Done
 from shoal.ps.node import Node, open_wire
 from shoal.roles.beat import Beat
 from shoal.roles.loading import load_task
-from shoal.roles.pulse import SAVING, Pulse
+from shoal.roles.pulse import Pulse
 from shoal.roles.reporter import Reporter
 from shoal.roles.server import make_replica
 from shoal.roles.training import make_schedule
 from shoal.spec import Job, ParameterServer, World
 from shoal.spec.checkpointing import CheckpointRule
+from shoal.spec.told import Told
+from shoal.spec.vocabulary import State
 from shoal.strategies.ps.hosts import one_copy_each
 from shoal.strategies.ps.served import outlives_servers, place_model
 
@@ -43,14 +56,14 @@ def run_coordinator(job: Job, world: World, channel: Channel) -> int:
     """What the `coordinator` process does from its first to its last line."""
     reporter = Reporter(world, channel)
     with Beat(channel, reporter.pulse):
-        reporter.on_state("starting", 0)
+        reporter.on_state(State.STARTING, 0)
         plan = make_plan(job, world)
         folder = Path(job.run_dir or job.options["scratch"])
         store = PatientStore(SqliteStore(folder / "coordinator.sqlite", world.attempt), reporter.pulse)
         with open_wire(world, world.coordinator_address) as wire:
             wire.watch(channel)
             machine = Coordinator(plan, store, time.monotonic())
-            reporter.on_state("ready", 0)
+            reporter.on_state(State.READY, 0)
             _coordinate(Liaison(machine), Node(world.node, machine, wire), channel, reporter.pulse)
     return 0
 
@@ -134,29 +147,29 @@ class PatientStore:
         self._pulse = pulse
 
     def load(self) -> tuple[int, dict[str, Any] | None]:
-        with self._pulse.during(SAVING):
+        with self._pulse.during(State.SAVING):
             return self._store.load()
 
     def claim(self, term: int) -> bool:
-        with self._pulse.during(SAVING):
+        with self._pulse.during(State.SAVING):
             return self._store.claim(term)
 
     def save(self, term: int, state: dict[str, Any]) -> None:
-        with self._pulse.during(SAVING):
+        with self._pulse.during(State.SAVING):
             self._store.save(term, state)
 
 
 def _coordinate(liaison: Liaison, node: Node, channel: Channel, pulse: Pulse) -> None:
     """Coordinate until told to stop."""
-    pulse.enter("serving")
+    pulse.enter(State.SERVING)
     try:
         while True:
             while (message := channel.poll()) is not None:
-                if not liaison.hear(message, time.monotonic()):
+                if not liaison.hear(understood(message, TO_PROCESSES), time.monotonic()):
                     return
             node.pump(_LOOK_EVERY_S)
             for word in liaison.words():
-                channel.send(word)
+                channel.send(word.as_message())
             pulse.lap(0)
     except PeerLost:
         pass  # Whoever supervised is gone, and the run with it.
@@ -167,55 +180,51 @@ class Liaison:
 
     def __init__(self, machine: Coordinator) -> None:
         self._machine = machine
-        self._answers: list[dict[str, Any]] = []
+        self._answers: list[ScaleAnswered] = []
         self._told_end = False
 
-    def hear(self, message: dict[str, Any], now: float) -> bool:
+    def hear(self, word: Told, now: float) -> bool:
         """The supervisor has said something; False where it was that this is the end."""
-        match message["kind"]:
-            case "stop":
+        match word:
+            case Stop():
                 return False
-            case "lost":
-                self._machine.on_lost(message["node"], now, _seat(message))
-            case "left":
-                self._machine.on_left(message["node"], message["rank"], now)
-            case "living":
-                living = {one["node"]: _seat(one) for one in message["members"]}
-                self._machine.on_living(living, now, {one["node"]: one["rank"] for one in message["left"]})
-            case "scale":
-                self._scale(message, now)
+            case MemberLost():
+                self._machine.on_lost(word.node, now, (word.role, word.rank))
+            case MemberLeft():
+                self._machine.on_left(word.node, word.rank, now)
+            case MembersLiving():
+                living = {one["node"]: (one["role"], one["rank"]) for one in word.members}
+                self._machine.on_living(living, now, {one["node"]: one["rank"] for one in word.left})
+            case ScaleWanted():
+                self._scale(word, now)
         return True
 
-    def _scale(self, wish: dict[str, Any], now: float) -> None:
+    def _scale(self, wish: ScaleWanted, now: float) -> None:
         events = len(self._machine.events)
-        self._machine.scale(workers=wish["workers"], servers=wish["servers"], now=now)
+        self._machine.scale(workers=wish.workers, servers=wish.servers, now=now)
         new = list(self._machine.events)[events:]
         refusals = [event["why"] for event in new if event.get("what") == "refused"]
         if refusals:
-            self._answers.append({"kind": "refused", "text": f"Not scaled: {'; '.join(refusals)}."})
+            self._answers.append(ScaleAnswered(text=f"Not scaled: {'; '.join(refusals)}.", is_refused=True))
         else:
-            self._answers.append({"kind": "scaled", "text": "Scaling has begun; the run goes on meanwhile."})
+            self._answers.append(ScaleAnswered(text="Scaling has begun; the run goes on meanwhile."))
 
-    def words(self) -> Iterator[dict[str, Any]]:
+    def words(self) -> Iterator[Told]:
         """What the supervisor is to hear; LaunchError where the job cannot go on."""
         machine = self._machine
         while self._answers:
             yield self._answers.pop(0)
         while machine.orders:
-            yield {"kind": "order", **asdict(machine.orders.popleft())}
+            yield Ordered(**asdict(machine.orders.popleft()))
         while machine.events:
             event = machine.events.popleft()
             text, is_routine = describe_decision(event), event["what"] in _ROUTINE
-            yield {**event, "kind": "decision", "text": text, "routine": is_routine}
+            yield Decided.from_plain({**event, "text": text, "routine": is_routine})
         if machine.failed is not None:
             raise LaunchError(machine.failed)
         if machine.finished is not None and not self._told_end:
             self._told_end = True
-            yield {"kind": "done", "results": machine.finished}
-
-
-def _seat(message: dict[str, Any]) -> Seat:
-    return message["role"], message["rank"]
+            yield Done(results=machine.finished)
 
 
 def describe_decision(event: dict[str, Any]) -> str:
@@ -238,6 +247,6 @@ def describe_decision(event: dict[str, Any]) -> str:
     numbers = ", ".join(
         f"{name.replace('_', ' ')} {value}"
         for name, value in event.items()
-        if name not in ("kind", "what", "why") and not isinstance(value, (dict, list))
+        if name not in ("what", "why") and not isinstance(value, (dict, list))
     )
     return f"{what} {numbers}".strip() + f": {why}"

@@ -6,22 +6,18 @@ import errno
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from shoal.errors import CommTimeout, PeerLost, ShoalError
+from shoal.observe.happenings import Failed
 from shoal.spec import World
 
 _SHOAL = f"{Path(__file__).resolve().parents[1]}/"
 _PYTHON_LOADERS = ("<frozen importlib", "<frozen runpy", "<frozen zipimport")
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+_NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "not enough memory", "out of memory")
 
 
-def describe_failure(error: Exception, world: World) -> dict[str, Any]:
-    """The `failed` message of this error.
-
-    `clear` errors need no traceback. `consequence` marks the loss of a peer: somebody else's failure is
-    the one to show.
-    """
+def describe_failure(error: Exception, world: World) -> Failed:
+    """What to tell of this error."""
     who = f"{world.role.capitalize()} {world.global_rank}"
     message, details = f"{who} failed: {_one_line(error)}", ""
     clear = True
@@ -34,13 +30,8 @@ def describe_failure(error: Exception, world: World) -> dict[str, Any]:
         )
     else:
         details, clear = format_user_traceback(error), False
-    return {
-        "kind": "failed",
-        "message": message,
-        "traceback": details,
-        "clear": clear,
-        "consequence": isinstance(error, (PeerLost, CommTimeout)),
-    }
+    consequence = isinstance(error, (PeerLost, CommTimeout))
+    return Failed(message=message, traceback=details, clear=clear, consequence=consequence)
 
 
 def format_user_traceback(error: Exception) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
+from shoal.comm.words import Adopt, Release
+from shoal.observe.happenings import Adopted, Released
 from shoal.spec import World
 
-ADOPT, RELEASE = "adopt", "release"
+ADOPT, RELEASE = Adopt.kind_name, Release.kind_name
 
 
 class PlacesMoved(Exception):
@@ -28,15 +29,15 @@ class MoveOrder:
     generation: int
 
     @classmethod
-    def from_message(cls, message: dict[str, Any]) -> MoveOrder:
+    def of(cls, word: Adopt | Release) -> MoveOrder:
         """The order that the supervisor sent."""
-        return cls(kind=message["kind"], places=tuple(message["places"]), generation=message["generation"])
+        return cls(kind=word.kind_name, places=tuple(word.places), generation=word.generation)
 
     @property
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> Adopted | Released:
         """What to tell the supervisor once it is done."""
-        done = "adopted" if self.kind == ADOPT else "released"
-        return {"kind": done, "places": list(self.places), "generation": self.generation}
+        done: type[Adopted | Released] = Adopted if self.kind == ADOPT else Released
+        return done(places=list(self.places), generation=self.generation)
 
     def applied_to(self, world: World) -> World | None:
         """Where this process stands afterwards; None where no place is left to it."""
@@ -49,19 +50,19 @@ class OrderBook:
     """Orders that have been heard and not yet carried out."""
 
     def __init__(self) -> None:
-        self._orders: list[MoveOrder] = []
+        self.open: list[MoveOrder] = []
 
     def add(self, order: MoveOrder) -> None:
         """Keep an order until its time comes."""
-        self._orders.append(order)
+        self.open.append(order)
 
     @property
     def is_urgent(self) -> bool:
         """Whether others may be waiting for work that is to become this process's."""
-        return any(order.kind == ADOPT for order in self._orders)
+        return any(order.kind == ADOPT for order in self.open)
 
     def take(self, *, at_border: bool) -> Iterable[MoveOrder]:
         """The orders whose time has come, in turn; inside a step those that add places."""
-        due = [order for order in self._orders if at_border or order.kind == ADOPT]
-        self._orders = [order for order in self._orders if order not in due]
+        due = [order for order in self.open if at_border or order.kind == ADOPT]
+        self.open = [order for order in self.open if order not in due]
         return due

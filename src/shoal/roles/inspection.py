@@ -13,6 +13,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.checkpoint import save_tensors
+from shoal.errors import SpecError
 from shoal.feed.feed import Feed
 from shoal.layout import Parcel
 from shoal.ledger import Cut, make_order
@@ -21,8 +22,10 @@ from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
 from shoal.roles.sizing import JobSizes, address_space_bytes, first_piece, size_up
 from shoal.roles.training import make_schedule
-from shoal.spec import Job, Task, World
+from shoal.spec import Cluster, Job, Task, World, parse_strategy
+from shoal.spec.features import check_task
 from shoal.spec.model_size import PassSize
+from shoal.spec.vocabulary import State
 from shoal.strategies.base import Extent, Work
 from shoal.strategies.clipping import cut_bytes
 from shoal.strategies.gradients import backward_part, check_weight
@@ -39,14 +42,14 @@ FILE_NAME = "inspection.json"
 def inspect(job: Job, world: World, reporter: Reporter) -> None:
     """Leave a page of facts in the run folder; with the option `probe`, which is on, also the initial model. The
     option `job` is one whose footprint is wanted, too."""
-    reporter.on_state("starting", 0)
+    reporter.on_state(State.STARTING, 0)
     process_bytes, before = private_bytes(), address_space_bytes()
     task = load_task(job)
     train = task.dataset("train")
     made_bytes = address_space_bytes() - before
     probe = LossProbe(task, train, "task")
     folder = Path(job.run_dir)
-    reporter.on_state("ready", 0)
+    reporter.on_state(State.READY, 0)
     width = explain_width(probe.replica, **job.options["width"]) if "width" in job.options else []
     facts = _facts_of_model(probe.replica) | _facts_of_data(task, train, job.options) | {"width": width}
     if "job" in job.options:
@@ -54,6 +57,7 @@ def inspect(job: Job, world: World, reporter: Reporter) -> None:
         sizes = _sizes(planned, task, train, probe.replica, made_bytes)
         facts["footprint"], facts["limited"] = sizes.footprint.plain(), sizes.limited.plain()
         facts["process_bytes"] = process_bytes
+    facts["refusals"] = _refusals(task, job.options)
     if job.options.get("probe", True):
         save_tensors(folder / "model.safetensors", probe.replica.module.state_dict())
         facts |= {
@@ -139,6 +143,18 @@ def _facts_of_data(task: Task, train: Any, world: Mapping[str, Any]) -> dict[str
         "global_batch": schedule.batch_size,
         "total_steps": schedule.total_steps,
     }
+
+
+def _refusals(task: Task, asked: Mapping[str, Any]) -> dict[str, str]:
+    """By strategy, of those that are asked about: why it cannot train this task."""
+    found = {}
+    for written in asked.get("strategies", ()):
+        conduct = parse_strategy(written).conduct(Cluster(workers=asked["workers"]))
+        try:
+            check_task(task, conduct, written)
+        except SpecError as refusal:
+            found[written] = str(refusal)
+    return found
 
 
 class LossProbe:

@@ -1,73 +1,160 @@
-"""How processes that somebody else started come to share a segment.
+"""How processes that somebody else started become fellows: with memory and a folder of sockets in common.
 
-The first makes it; the others open it by the first's process id and descriptor, which they learn from the segment
-that `shoal run` gave all of them, or else from a store such as torchrun's. A process may make one Trainer after
-another: every meeting has its number.
+The first makes them and tells the others, in the segment that `shoal run` gave all of them, or else through a
+store such as torchrun's. A process may make one Trainer after another: every meeting has its number.
 """
 
 from __future__ import annotations
 
 import os
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch
 
 from shoal.arena import Segment, counter_bytes
-from shoal.errors import LaunchError, SpecError
+from shoal.comm.socket_folder import SocketFolder
+from shoal.errors import LaunchError, PeerLost, SpecError
 from shoal.spec import World
 
-_HANDLE_BYTES = 64
+_MOST_BYTES = 1024
+"""Of what the first process says at a time."""
+_PATIENCE = timedelta(days=1)
+"""The first may have much to write before it speaks. One that died is noticed by whoever started all."""
 
 
-def share_segment(world: World) -> tuple[World, Any]:
-    """The world with a segment of its own, and what must live as long as others may ask for it."""
+class Fellows:
+    """The processes of a world, as one of them sees the others."""
+
+    def __init__(self, world: World, on_idle: Callable[[], None] | None = None) -> None:
+        """`on_idle` is called now and then while waiting for others, where that can be; it raises to give up."""
+        self._world = world
+        self._point = _meeting_point(world, on_idle)
+        self._folder: SocketFolder | None = None
+        self._descriptors: list[int] = []
+
+    def gather(self) -> World:
+        """The world with a fresh segment, and with a folder of sockets. Everybody calls this equally often."""
+        if self._point is None:
+            return replace(self._world, arena_fd=None, sockets=self._make_folder())
+        segment = Segment()
+        handle, _, sockets = self.hear_first(f"{segment.handle} {self._make_folder()}").partition(" ")
+        if self._world.global_rank:
+            segment.share_with(handle)
+        self._descriptors.append(segment.detach())
+        self.hear_first()  # until then the first keeps its descriptor, which the others look up
+        return replace(self._world, arena_fd=self._descriptors[-1], sockets=sockets)
+
+    def hear_first(self, text: str = "") -> str:
+        """What the first process says, which it does once it comes here; `text` is its own. All call this."""
+        return text if self._point is None else self._point.hear_first(text)
+
+    def _make_folder(self) -> str:
+        if self._world.sockets or self._world.global_rank:
+            return self._world.sockets
+        if self._folder is None:
+            self._folder = SocketFolder()
+            weakref.finalize(self, _close_in, os.getpid(), self._folder)  # also where nobody says that it is over
+        return self._folder.path
+
+    def close(self) -> None:
+        """Leave the others. What is mapped stays."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+        if self._folder is not None:
+            self._folder.close()
+
+
+def _close_in(pid: int, folder: SocketFolder) -> None:
+    """What this process has forked may end before it does."""
+    if os.getpid() == pid:
+        folder.close()
+
+
+def _meeting_point(world: World, on_idle: Callable[[], None] | None) -> MeetingPoint | None:
     if world.world_size == 1:
-        return replace(world, arena_fd=None), None
+        return None
+    if world.arena_fd is not None:
+        return SegmentPoint(world, world.arena_fd, on_idle)
     if world.local_size != world.world_size:
         raise LaunchError(
             f"This process is one of {world.local_size} on its host, but the world has {world.world_size}; a "
             "Trainer shares one host's memory, so start all of them on one host."
         )
-    if world.arena_fd is not None:
-        return replace(world, arena_fd=_meet_in_segment(world, world.arena_fd)), None
-    store = _connect_store(world)
-    return replace(world, arena_fd=_meet_at_store(world, store)), store
+    return StorePoint(world)
 
 
-def _meet_in_segment(world: World, given_fd: int) -> int:
-    place = Segment(given_fd)
-    place.reserve("counters", counter_bytes(1 + world.world_size))
-    place.reserve("handle", _HANDLE_BYTES)
-    place.map()
-    counters = place.counters("counters")
-    handle = place.tensor("handle", torch.uint8).numpy()
-    opened, joined = 0, range(1, 1 + world.world_size)
-    number = counters[joined[world.global_rank]] + 1
-    segment = Segment()
-    if world.global_rank == 0:
-        handle[:] = list(segment.handle.encode().ljust(_HANDLE_BYTES, b"\0"))
-        counters.publish(opened, number)
-        # The descriptor must outlive the others' look-up.
-        counters.wait_all(joined[1:], number)
-    else:
-        counters.wait(opened, number)
-        segment.share_with(handle.tobytes().rstrip(b"\0").decode())
-    counters.publish(joined[world.global_rank], number)
-    return segment.detach()
+class MeetingPoint(ABC):
+    """Where all of a world come together, as often as they like."""
+
+    @abstractmethod
+    def hear_first(self, text: str) -> str:
+        """What the first process says; `text` is this one's. The first goes on once all others have heard it."""
 
 
-def _meet_at_store(world: World, store: Any) -> int:
-    number = store.add(f"trainers/{world.global_rank}", 1)
-    segment = Segment()
-    if world.global_rank == 0:
-        store.set(f"{number}/segment", segment.handle)
-        for rank in range(1, world.world_size):
-            store.get(f"{number}/joined/{rank}")
-    else:
-        segment.share_with(store.get(f"{number}/segment").decode())
-        store.set(f"{number}/joined/{world.global_rank}", "")
-    return segment.detach()
+class SegmentPoint(MeetingPoint):
+    """In memory that all of them were given."""
+
+    def __init__(self, world: World, given_fd: int, on_idle: Callable[[], None] | None) -> None:
+        place = Segment(given_fd)
+        place.reserve("counters", counter_bytes(1 + world.world_size))
+        place.reserve("words", _MOST_BYTES)
+        place.map()
+        self._rank = world.global_rank
+        self._counters = place.counters("counters", on_idle)
+        self._words = place.tensor("words", torch.uint8).numpy()
+        self._said, self._heard = 0, range(1, 1 + world.world_size)
+
+    def hear_first(self, text: str) -> str:
+        counters, own = self._counters, self._heard[self._rank]
+        number = counters[own] + 1
+        if self._rank == 0:
+            self._words[:] = list(_cut(text).encode().ljust(_MOST_BYTES, b"\0"))
+            counters.publish(self._said, number)
+            counters.wait_all(self._heard[1:], number)
+        else:
+            counters.wait(self._said, number)
+            text = self._words.tobytes().rstrip(b"\0").decode()
+        counters.publish(own, number)
+        return text
+
+
+class StorePoint(MeetingPoint):
+    """At a store of torch's."""
+
+    def __init__(self, world: World) -> None:
+        self._rank, self._size = world.global_rank, world.world_size
+        self._store = _connect_store(world)
+
+    def hear_first(self, text: str) -> str:
+        number = self._store.add(f"meetings/{self._rank}", 1)
+        if self._rank == 0:
+            self._store.set(f"{number}/said", _cut(text))
+            for rank in range(1, self._size):
+                self._store.get(f"{number}/heard/{rank}")
+        else:
+            text = self._store.get(f"{number}/said").decode()
+            self._store.set(f"{number}/heard/{self._rank}", "")
+        return text
+
+
+def _cut(text: str) -> str:
+    return text.encode()[:_MOST_BYTES].decode(errors="ignore")
+
+
+def orphan_watch() -> Callable[[], None]:
+    """While waiting for others: notice that whoever started us is gone, and nobody will end us."""
+    parent = os.getppid()
+
+    def look() -> None:
+        if os.getppid() != parent:
+            raise PeerLost(f"The process that started this one ({parent}) has ended, and perhaps others with it.")
+
+    return look
 
 
 def _connect_store(world: World) -> Any:
@@ -82,4 +169,7 @@ def _connect_store(world: World) -> Any:
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_master = world.global_rank == 0 and not hosted
     # Several stores of a process share one server: torch.distributed may have its own at the same address.
-    return PrefixStore("shoal", TCPStore(address, int(port), is_master=is_master, multi_tenant=True))
+    store = TCPStore(address, int(port), is_master=is_master, multi_tenant=True)
+    store.set_timeout(_PATIENCE)
+    # What processes of an attempt before this one have said to each other is not ours.
+    return PrefixStore(f"shoal/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

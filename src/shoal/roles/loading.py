@@ -16,6 +16,7 @@ from shoal.errors import SpecError
 from shoal.roles.incremental import History, without_seen
 from shoal.spec import Fold, Job, Task
 from shoal.spec.features import check_task
+from shoal.spec.vocabulary import Purpose
 
 DEFAULT_FACTORY = "task"
 
@@ -40,7 +41,7 @@ def load_task(job: Job) -> Task:
     if history.skips_seen:
         task = without_seen(task, history.passes)
     task = replace(task, **overrides) if overrides else task
-    if job.purpose == "train":
+    if job.purpose == Purpose.TRAIN:
         check_task(task, job.conduct, job.strategy)
     return task
 

@@ -37,19 +37,20 @@ class MeanCheck:
         self._replica = replica
         self._parts = parts
         self._report = report
-        self._is_done = False
+        self.is_done = False
+        """Whether it has looked."""
 
     def watch(self, part: Part) -> Part:
         """The same part; before its first batch is trained on, it is looked at."""
 
         def load() -> Iterator[Piece]:
             for batch, weight, samples in part.load():
-                if not self._is_done:
-                    self._is_done = True
+                if not self.is_done:
+                    self.is_done = True
                     self.look(batch, samples)
                 yield batch, weight, samples
 
-        return part if self._is_done else replace(part, load=load)
+        return replace(part, load=load)
 
     def look(self, batch: Any, samples: int) -> None:
         """Compare the batch with its halves now."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from shoal.arena import Segment, counter_bytes
 from shoal.errors import unknown
 from shoal.observe.disk import writing
+from shoal.spec import World
 
 FORMATS = (".csv", ".jsonl", ".npy")
 
@@ -26,6 +30,24 @@ def open_output(path: Path, num_rows: int) -> Output:
     if path.suffix not in FORMATS:
         raise unknown("predict: the format", path.suffix or path.name, FORMATS)
     return NumpyOutput(path, num_rows) if path.suffix == ".npy" else TextOutput(path)
+
+
+class WritingTurns:
+    """Whose turn it is: one counter in memory that the writing processes share."""
+
+    def __init__(self, world: World) -> None:
+        segment = Segment(world.arena_fd)
+        segment.reserve("counters", counter_bytes(1))
+        segment.map()
+        self._written = segment.counters("counters")
+        segment.close()
+
+    @contextmanager
+    def of(self, number: int) -> Iterator[None]:
+        """Write this batch now that all before it are there."""
+        self._written.wait(0, number)
+        yield
+        self._written.publish(0, number + 1)
 
 
 class TextOutput:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-WORKING = ("training", "serving")
+from shoal.spec.vocabulary import State
+
+WORKING = (State.TRAINING, State.SERVING)
 """States in which a process is expected to move all the time."""
-SAVING, AUDITING = "saving", "auditing"
-"""States in which it waits for storage, or counts: however long that takes, it does not hang."""
 _LAPS = 100
 _FEWEST_LAPS = 5
 """So many steps must have been measured before anybody may judge by them."""
@@ -26,7 +26,7 @@ class Pulse:
     costs less than a microsecond. What is measured is what a hang is judged by: the time between two signs.
     """
 
-    def __init__(self, state: str = "starting", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, state: State = State.STARTING, clock: Callable[[], float] = time.monotonic) -> None:
         self.step = 0
         self._clock = clock
         self._state = state
@@ -43,14 +43,14 @@ class Pulse:
 
     # For whoever works.
 
-    def enter(self, state: str) -> None:
+    def enter(self, state: State) -> None:
         """Something else begins: an evaluation, say. What came before says nothing about it."""
         self._state = state
         self.sign()
         self._longest = 0.0
 
     @contextmanager
-    def during(self, state: str) -> Iterator[None]:
+    def during(self, state: State) -> Iterator[None]:
         """The block is something else: it waits for a disk, say, and nobody can tell how long that takes."""
         before = self._state
         self.enter(state)
@@ -105,12 +105,12 @@ class Pulse:
         return {**found, "p99": p99(self._laps), "gap": self._gap_s} if is_measured else found
 
     @property
-    def _phase(self) -> str:
-        if self._state != "training":
+    def _phase(self) -> State:
+        if self._state != State.TRAINING:
             return self._state
         # Who waited and does not look up any more has gone on, and got stuck.
         waits = self._blocks or (self._waits and self._still_s < _LOOKS_UP_S)
-        return "waiting" if waits else "computing"
+        return State.WAITING if waits else State.COMPUTING
 
 
 def p99(values: deque[float]) -> float:

@@ -8,12 +8,26 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from shoal.comm.channel import Channel
+from shoal.comm.words import TO_PROCESSES, Adopt, Misbehave, Release, Stop, Takeover, understood
+from shoal.observe.happenings import (
+    Adopted,
+    CutsChanged,
+    Done,
+    Evaluated,
+    LineSaid,
+    ProgressMade,
+    StateEntered,
+    StepsTaken,
+    Warned,
+)
 from shoal.roles.chaos import Sabotage
-from shoal.roles.hosting import ADOPT, RELEASE, MoveOrder, OrderBook, PlacesMoved
+from shoal.roles.hosting import MoveOrder, OrderBook, PlacesMoved
 from shoal.roles.peak import peak_memory
 from shoal.roles.pulse import Pulse
 from shoal.roles.timeline import Timeline
 from shoal.spec import World
+from shoal.spec.told import Told
+from shoal.spec.vocabulary import State
 from shoal.strategies.base import StepResult
 
 _REPORT_EVERY_S = 0.1
@@ -41,7 +55,7 @@ class Reporter:
         self._asked_at = 0.0
         self._stop = False
         self._orders = OrderBook()
-        self._steps: list[tuple[int, float | None]] = []
+        self._steps: list[list[Any]] = []
         self._skipped = [0, 0.0]
         """Parts of batches, and what they would have counted, in steps that were not told yet."""
         self._latest: dict[str, Any] = {}
@@ -54,18 +68,18 @@ class Reporter:
         self.sabotage = sabotage
         """The faults of this process, where the job asks for any."""
 
-    def send(self, message: dict[str, Any]) -> None:
-        self._channel.send(message)
+    def send(self, told: Told) -> None:
+        self._channel.send(told.as_message())
 
     def line(self, text: str) -> None:
-        self.send({"kind": "line", "text": text, "level": "info"})
+        self.send(LineSaid(text=text))
 
     def warn(self, text: str) -> None:
-        self.send({"kind": "warning", "text": text})
+        self.send(Warned(text=text))
 
-    def on_state(self, state: str, step: int) -> None:
+    def on_state(self, state: State, step: int) -> None:
         self.pulse.enter(state)
-        self.send({"kind": "state", "state": state, "step": step})
+        self.send(StateEntered(state=state, step=step))
 
     def on_step(
         self,
@@ -85,18 +99,22 @@ class Reporter:
             return
         self.pulse.lap(step)
         if self.sabotage is not None and self.sabotage.reaches_fault(step):
-            self.on_state("training", step)
+            self.on_state(State.TRAINING, step)
         if not self._world.is_first:
             return
         now = self._clock()
         is_known = result.weight > 0 or not math.isnan(result.loss)  # who joined late may know none
-        self._steps.append((step, result.loss if is_known else None))
+        self._steps.append([step, result.loss if is_known else None])
         self._skipped[0] += result.skipped_parts
         self._skipped[1] += result.skipped
         self._latest = {"samples": samples, "lr": learning_rate, "epoch": epoch + 1}
         if now - self._told_at > _REPORT_EVERY_S or step == 1:
             self._told_at = now
             self.flush()
+
+    def on_turn(self) -> None:
+        """This process has done something that brought the run no further."""
+        self.pulse.sign()
 
     def on_progress(self, step: int, samples: int) -> None:
         """A batch of work without a loss is done (prediction)."""
@@ -105,24 +123,24 @@ class Reporter:
         now = self._clock()
         if now - self._told_at > _REPORT_EVERY_S or step == self.total_steps:
             self._told_at = now
-            self.send({"kind": "progress", "step": step, "total_steps": self.total_steps, "samples": samples})
+            self.send(ProgressMade(step=step, total_steps=self.total_steps, samples=samples))
 
     def flush(self) -> None:
         """Send the steps that were not told yet."""
         if self._steps:
-            skipped = {"skipped": self._skipped} if self._skipped[0] else {}
-            told = {"steps": self._steps, "total_steps": self.total_steps, **self._latest, **skipped}
-            self.send({"kind": "steps", **told})
+            skipped = self._skipped if self._skipped[0] else None
+            told = StepsTaken(steps=self._steps, total_steps=self.total_steps, skipped=skipped, **self._latest)
+            self.send(told)
             self._steps, self._skipped = [], [0, 0.0]
 
     def on_cuts(self, from_step: int, sizes: Sequence[int] | None) -> None:
         """The slots of a batch have other sizes from this step on; None: even ones."""
-        self.send({"kind": "cuts", "from_step": from_step, "sizes": None if sizes is None else list(sizes)})
+        self.send(CutsChanged(from_step=from_step, sizes=None if sizes is None else list(sizes)))
 
     def on_evaluation(self, step: int, results: dict[str, float]) -> None:
         if self._world.is_first:
             self.flush()
-            self.send({"kind": "evaluation", "step": step, "results": results})
+            self.send(Evaluated(step=step, results=results))
 
     def wants_stop(self) -> bool:
         """Whether the supervisor has asked for the end. Does not look at every step."""
@@ -141,7 +159,7 @@ class Reporter:
 
     def take_orders(self, *, at_border: bool) -> Iterable[MoveOrder]:
         """Places that come or go now; inside a step they only come."""
-        return self._orders.take(at_border=at_border)
+        return self._orders.take(at_border=at_border) if self._orders.open else ()
 
     def on_moved(self, order: MoveOrder, world: World | None) -> None:
         """Tell that an order has been carried out."""
@@ -150,12 +168,14 @@ class Reporter:
 
     def _listen(self) -> None:
         while (message := self._channel.poll()) is not None:
-            if message["kind"] == "stop":
-                self._stop = True
-            elif message["kind"] in (ADOPT, RELEASE):
-                self._orders.add(MoveOrder.from_message(message))
-            elif message["kind"] == "chaos" and self.sabotage is not None:
-                self.sabotage.hear(message)
+            word = understood(message, TO_PROCESSES)
+            match word:
+                case Stop():
+                    self._stop = True
+                case Adopt() | Release():
+                    self._orders.add(MoveOrder.of(word))
+                case Misbehave() if self.sabotage is not None:
+                    self.sabotage.hear(word)
 
     def wait_for_places(
         self, world: World, prepare: Callable[[], None], follow: Callable[[], None] | None = None
@@ -164,21 +184,23 @@ class Reporter:
         message = self._channel.poll()
         if message is None:  # else others wait for it already
             prepare()
-        self.on_state("ready", 0)
-        while message is None or message["kind"] != "takeover":
-            if message is not None and message["kind"] == "stop":
-                raise SystemExit(0)
+        self.on_state(State.READY, 0)
+        while True:
+            match understood(message or {}, TO_PROCESSES):
+                case Takeover(places=places, generation=generation):
+                    self._world = world.hosting(places, generation)
+                    return self._world
+                case Stop():
+                    raise SystemExit(0)
             if follow is not None:
                 follow()
             message = self._channel.receive(3600.0 if follow is None else FOLLOW_EVERY_S)
-        self._world = world.hosting(message["places"], message["generation"])
-        return self._world
 
     def confirm_places(self) -> None:
         """Tell that this process goes on where others left off."""
         places, generation = list(self._world.places), self._world.generation
-        self.send({"kind": "adopted", "places": places, "generation": generation})
+        self.send(Adopted(places=places, generation=generation))
 
     def done(self, results: dict[str, Any]) -> None:
-        self.on_state("done", self.step)
-        self.send({"kind": "done", "results": results, "memory": peak_memory(self._world.device)})
+        self.on_state(State.DONE, self.step)
+        self.send(Done(results=results, memory=peak_memory(self._world.device)))

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from shoal.comm.channel import Channel
+from shoal.comm.words import TO_PROCESSES, Stop, understood
 from shoal.errors import LaunchError
+from shoal.observe.happenings import Done, StateEntered
 from shoal.roles.beat import Beat
 from shoal.roles.pulse import Pulse
 from shoal.spec import Job, World
-from shoal.spec.world import ARENA_VARIABLE
+from shoal.spec.vocabulary import State
+from shoal.spec.world import ARENA_VARIABLE, SOCKETS_VARIABLE
 
 
 def run_script(job: Job, world: World, channel: Channel) -> int:
@@ -26,10 +29,10 @@ def run_script(job: Job, world: World, channel: Channel) -> int:
     sys.argv = [job.target, *job.options.get("argv", [])]
     sys.path.insert(0, str(script.resolve().parent))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as in any script
-    with Beat(channel, Pulse("script"), on_message=_obey):
-        channel.send({"kind": "state", "state": "ready", "step": 0})
+    with Beat(channel, Pulse(State.SCRIPT), on_message=_obey):
+        channel.send(StateEntered(state=State.READY).as_message())
         runpy.run_path(job.target, run_name="__main__")
-        channel.send({"kind": "done", "results": {}})
+        channel.send(Done(results={}).as_message())
     return 0
 
 
@@ -40,6 +43,7 @@ def script_environment(job: Job, world: World) -> dict[str, str]:
     arena = {} if world.arena_fd is None else {ARENA_VARIABLE: str(world.arena_fd)}
     return {
         **arena,
+        SOCKETS_VARIABLE: world.sockets,
         "RANK": rank,
         "WORLD_SIZE": size,
         "LOCAL_RANK": str(world.local_rank),
@@ -61,5 +65,5 @@ def script_environment(job: Job, world: World) -> dict[str, str]:
 
 def _obey(message: dict[str, Any]) -> None:
     # A script knows nothing of our messages: it is stopped the way Ctrl-C would stop it.
-    if message.get("kind") == "stop":
+    if isinstance(understood(message, TO_PROCESSES), Stop):
         os.kill(os.getpid(), signal.SIGINT)

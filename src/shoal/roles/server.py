@@ -6,6 +6,7 @@ import time
 
 from shoal.arena import keep_freed_memory
 from shoal.comm.channel import Channel
+from shoal.comm.words import TO_PROCESSES, Stop, understood
 from shoal.errors import PeerLost
 from shoal.feed.feed import Feed
 from shoal.feed.shipping import open_dataset
@@ -17,6 +18,7 @@ from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
 from shoal.roles.starting import read_start
 from shoal.spec import Job, ParameterServer, Task, World
+from shoal.spec.vocabulary import State
 from shoal.strategies.ps.served import Served
 from shoal.strategies.replica import Replica
 from shoal.strategies.start import Start
@@ -29,7 +31,7 @@ def run_server(job: Job, world: World, channel: Channel) -> int:
     keep_freed_memory()
     reporter = Reporter(world, channel)
     with Beat(channel, reporter.pulse):
-        reporter.on_state("starting", 0)
+        reporter.on_state(State.STARTING, 0)
         served = open_served(job, world)
         with open_wire(world, served.listens_at(world)) as wire:
             machine = ServerMachine(
@@ -43,7 +45,7 @@ def run_server(job: Job, world: World, channel: Channel) -> int:
             node = Node(world.node, machine, wire, world.coordinator_address)
             served.before_update = node.flush  # Backups work on a push while this server does.
             wire.watch(channel)
-            reporter.on_state("ready", 0)
+            reporter.on_state(State.READY, 0)
             _serve(node, machine, channel, reporter)
     return 0
 
@@ -67,7 +69,7 @@ def make_replica(task: Task, numerics: str, world: World, start: Start | None = 
 
 def _serve(node: Node, machine: ServerMachine, channel: Channel, reporter: Reporter) -> None:
     """Serve until told to stop."""
-    reporter.pulse.enter("serving")
+    reporter.pulse.enter(State.SERVING)
     while not _is_told_to_stop(channel):
         node.pump(_LOOK_EVERY_S)
         machine.facts = {"rss": rss_bytes(), "refused": node.refused, "strangers": node.wire.strangers}
@@ -79,4 +81,4 @@ def _is_told_to_stop(channel: Channel) -> bool:
         message = channel.poll()
     except PeerLost:
         return True
-    return message is not None and message["kind"] == "stop"
+    return message is not None and isinstance(understood(message, TO_PROCESSES), Stop)

@@ -7,6 +7,7 @@ import os
 import signal
 
 from shoal.comm.channel import Channel
+from shoal.comm.words import StacksOffered
 
 STACKS_SIGNAL = signal.SIGRTMIN + 9
 """Nobody's convention: users' code may have its own plans for SIGUSR1 and SIGUSR2."""
@@ -20,4 +21,4 @@ def offer_stacks(channel: Channel) -> None:
     """
     fd = os.memfd_create("shoal-stacks")
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)
-    channel.send({"kind": "stacks", "signal": int(STACKS_SIGNAL), "pid": os.getpid(), "fd": fd})
+    channel.send(StacksOffered(signal=int(STACKS_SIGNAL), pid=os.getpid(), fd=fd).as_message())

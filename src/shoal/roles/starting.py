@@ -32,7 +32,7 @@ def read_start(job: Job) -> Start:
     resumed, model_of = job.options.get("resume"), job.options.get("from")
     stays = job.conduct.is_never_whole
     if resumed:
-        return _start_of(_parked_snapshot(Path(resumed)) if stays else read_folder(_checked(Path(resumed))))
+        return start_of(_parked_snapshot(Path(resumed)) if stays else read_folder(_checked(Path(resumed))))
     if model_of:
         return Start(model=_parked_weights(Path(model_of)) if stays else load_weights(Path(model_of)))
     return Start()
@@ -43,7 +43,8 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
     return dict(read_folder(_checked(path), ["model"]).model) if path.is_dir() else load_tensors(path)
 
 
-def _start_of(snapshot: Snapshot) -> Start:
+def start_of(snapshot: Snapshot) -> Start:
+    """Where a run begins that goes on from this state."""
     book = snapshot.facts.get("book")
     optimizer, aside = split_aside(snapshot.optimizer)
     return Start(

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from shoal.arena import keep_freed_memory
-from shoal.checkpoint import save_tensors
-from shoal.errors import PeerLost, SpecError
+from shoal.checkpoint.model_stream import TensorStream, save_stream
+from shoal.checkpoint.streamed import StreamedState
+from shoal.errors import SpecError
 from shoal.feed.parts import Part, Piece
+from shoal.roles.checkpointing import check_position
 from shoal.roles.devices import choose_device
-from shoal.roles.hosting import MoveOrder
-from shoal.roles.joining import share_segment
-from shoal.roles.training import Outcome, Training
-from shoal.spec import Cluster, Conduct, StrategySpec, Task, World, parse_strategy
-from shoal.spec.checks import require_choice
-from shoal.spec.cluster import DEVICES
+from shoal.roles.joining import Fellows, orphan_watch
+from shoal.roles.loop import Loop
+from shoal.roles.memory import limit_memory
+from shoal.roles.observer import Outcome
+from shoal.roles.starting import read_start, start_of
+from shoal.roles.trainer_state import StepNotes, snapshot_of, streamed, write_state
+from shoal.roles.training import Training
+from shoal.spec import Cluster, Job, StrategySpec, Task, World, parse_strategy
 from shoal.spec.features import check_task
-from shoal.spec.precision import PRECISIONS
 from shoal.strategies import make_strategy
-from shoal.strategies.base import Setting, StepResult, Work
+from shoal.strategies.base import Company, Setting, Work
+from shoal.strategies.optimizer_state import check_savable, check_state
+from shoal.strategies.start import Start
+
+_MODEL_SUFFIX = ".safetensors"
 
 
 class Trainer:
@@ -45,45 +51,65 @@ class Trainer:
         precision: str = "fp32",
         recompute: bool = False,
     ) -> None:
-        keep_freed_memory()
-        spec = parse_strategy(strategy)
-        if world is None or (world.arena_fd is None and world.world_size > 1):
-            world, self._kept = share_segment(World.from_environment() if world is None else world)
-        require_choice("Trainer", "device", device, DEVICES)
-        self.world = world = replace(world, device=choose_device(device, world.local_rank))
-        slots = world.world_size if slots is None else slots
-        conduct = spec.conduct(Cluster(workers=world.world_size, device=device), slots)
-        _check(spec, conduct)
-        check_task(task, conduct, str(spec))
-        if slots < world.world_size:
-            raise SpecError(
-                f"Trainer: slots={slots} is fewer than the {world.world_size} processes, so some would have "
-                "nothing to do; use at least as many slots as processes."
-            )
-        self._strategy = make_strategy(spec, self.world, slots)
-        require_choice("Trainer", "precision", precision, PRECISIONS)
-        self._training = Training(
-            task, self._strategy, self.world, conduct, precision=precision, recompute=recompute
+        world = World.from_environment() if world is None else world
+        # What a job may not ask for, a Trainer may not either.
+        self._job = job = Job(
+            target=type(self).__name__,
+            strategy=str(parse_strategy(strategy)),
+            cluster=Cluster(workers=world.world_size, device=device),
+            slots=slots,
+            precision=precision,
+            recompute=recompute,
         )
+        _check(job)
+        limit_memory(None, is_frugal=job.conduct.frees_parameters)
+        check_task(task, job.conduct, job.strategy)
+        # What follows each other through the model is cut as a task's own pieces are.
+        self._task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
+        self._why_no_step = _why_no_step(job)
+        self._on_idle = orphan_watch()
+        world = replace(world, device=choose_device(device, world.local_rank))
+        self._fellows = Fellows(world, self._on_idle)
+        self._open(Start())
+
+    def _open(self, start: Start) -> None:
+        """Join the others, and begin where all of them do."""
+        task, job, conduct = self._task, self._job, self._job.conduct
+        self.world = world = self._fellows.gather()
+        self._strategy = make_strategy(job.spec, world, conduct.slots)
+        self._training = training = Training(
+            task,
+            self._strategy,
+            world,
+            conduct,
+            start=start,
+            precision=job.precision,
+            recompute=job.recompute,
+            preprocess=conduct.preprocess,
+        )
+        # Who owns the loop may have taken more steps than the task has.
+        total_steps = max(training.extent.total_steps, start.step)
         self._setting = Setting(
-            world=self.world,
+            world=world,
             conduct=conduct,
-            extent=self._training.extent,
+            extent=replace(training.extent, total_steps=total_steps),
+            company=Company(on_idle=self._on_idle),
+            supply=training,
             clip_norm=task.clip_norm,
-            on_idle=_orphan_watch(),
         )
-        self._strategy.open(self._training.replica, self._setting)
-        self._training.replica.train_mode()
-        self._own_slot = self._setting.slots_of(self.world.global_rank)[0]
-        self._seed = task.seed
-        self._weight = task.weight
-        self._total_is_known = self.world.world_size == 1 and task.skip_loss_below is None
-        self.steps = 0
+        self._strategy.open(training.replica, self._setting)
+        self._is_open = True
+        self._notes = StepNotes(start)
+        self._loop = Loop(training, self._setting, self._notes)
+        self._loop.catch_up()
+        training.replica.train_mode()
+        self._total_is_known = self.lanes == 1 and task.skip_loss_below is None
+        self.steps = start.step
         """Steps taken so far."""
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model; its parameters may lie in memory that other processes share."""
+        """The model, or what this process has of it; its parameters may lie in memory that processes share."""
         return self._training.replica.module
 
     @property
@@ -101,33 +127,43 @@ class Trainer:
         """The learning rate of the next step."""
         return self._training.replica.learning_rate
 
+    @property
+    def lanes(self) -> int:
+        """Batches that one `step` takes: of each process its own, or one of those that compute it together."""
+        return self._setting.slots
+
+    @property
+    def lane(self) -> int:
+        """Which of them this process passes; all processes of a lane pass the same."""
+        return self._setting.slots_of(self.world.global_rank)[0]
+
     def step(self, batch: Any) -> float:
         """Forward, backward, agree, update. Returns the loss over all processes' batches."""
-        if self._setting.slots != self.world.world_size:
-            raise SpecError(
-                f"Trainer: step(batch) is one part per process, but slots={self._setting.slots} for "
-                f"{self.world.world_size}; leave slots at its default, or use fit()."
-            )
-        weight = float(_num_samples(batch)) if self._weight is None else float(self._weight(batch))
+        if self._why_no_step:
+            raise SpecError(self._why_no_step)
+        weight = float(_num_samples(batch)) if self._task.weight is None else float(self._task.weight(batch))
 
         def load() -> Iterator[Piece]:
             yield batch, weight, 0  # no book is kept of batches that the user has cut
 
+        part = Part(self.lane, load, weight if self._total_is_known else None)
+        result = self._strategy.take(Work(self.steps + 1, (part,), self._task.seed)).result()
         self.steps += 1
-        part = Part(self._own_slot, load, weight if self._total_is_known else None)
-        result = self._strategy.step(Work(self.steps, (part,), self._seed))
         self._training.replica.advance(result.loss)
+        self._notes.losses.append(result.loss)
         return result.loss
 
     def fit(self) -> Outcome:
-        """Run the whole task, as `shoal train` would."""
-        if self.steps:
+        """Run the whole task, as `shoal train` would; after `load`, what is left of it."""
+        start = self._training.replica.start
+        if self.steps > start.step:
             raise SpecError(
                 f"Trainer: fit() begins at the first step, but {self.steps} were taken already; "
                 "make a new Trainer."
             )
+        check_position(start, self._training.schedule, self._task.seed)
         try:
-            outcome = self._training.run(self._setting, _Silent())
+            outcome = self._loop.run()
         finally:
             self._training.close()
         self.steps = outcome.step
@@ -139,14 +175,60 @@ class Trainer:
             raise SpecError("Trainer: there is nothing to evaluate on; give the task a test set with test=.")
         return self._training.evaluator.run(self._strategy, self.world)
 
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the training state after the last step: the model, what the optimizer keeps, and what the
+        scheduler has seen. All processes call this; where the model is cut, the first one has the tensors."""
+        model, optimizer = self._streams()
+        return {
+            "step": self.steps,
+            "model": {name: tensor.clone() for name, tensor in model.tensors},
+            "optimizer": {name: tensor.clone() for name, tensor in optimizer.tensors},
+            "losses": list(self._notes.losses),
+            "facts": self._notes.facts(self._training),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called, as with `load`; where the model is cut, with the first's state."""
+        if not self._job.conduct.gathers:
+            self._begin_again(start_of(snapshot_of(state)))
+            return
+        with tempfile.TemporaryDirectory(prefix="shoal-state-") as folder:
+            path = Path(folder) / "state"
+            self._by_first(lambda: write_state(path, streamed(snapshot_of(state))))
+            self.load(self._fellows.hear_first(str(path)))
+            self._fellows.hear_first()  # until then the first keeps it
+
     def save(self, path: str | Path) -> str:
-        """Write the model as safetensors (the first process does) and return its digest there."""
-        stream = self._strategy.model_stream(self._training.replica)
-        return save_tensors(Path(path), dict(stream.tensors)) if self.world.is_first else ""
+        """Save the training state as a folder, a checkpoint as `shoal train` makes it; or the model alone, as a
+        file, where the name ends in .safetensors. The first process writes, and returns the model's digest; all
+        call this, since each may have a part."""
+        target = Path(path)
+        if target.suffix == _MODEL_SUFFIX:
+            model = self._strategy.model_stream(self._training.replica)
+            return self._by_first(lambda: save_stream(target, model), model)
+        model, optimizer = self._streams()
+        state = StreamedState(
+            step=self.steps,
+            model=model,
+            optimizer=optimizer,
+            losses=torch.tensor(self._notes.losses, dtype=torch.float64),
+            facts=self._notes.facts(self._training),
+        )
+        return self._by_first(lambda: write_state(target, state), model, optimizer)
+
+    def load(self, path: str | Path) -> None:
+        """Go on where a state was saved, bit by bit; of a model's file, take the weights, and begin anew.
+
+        Model, optimizer and scheduler are made again: ask the Trainer for them after this. All processes call it.
+        """
+        self._fellows.hear_first()  # who may still be writing it
+        source = "resume" if Path(path).is_dir() else "from"
+        self._begin_again(read_start(replace(self._job, options={source: str(path)})))
 
     def close(self) -> None:
         """Leave the others."""
-        self._strategy.close()
+        self._leave()
+        self._fellows.close()
 
     def __enter__(self) -> Trainer:
         return self
@@ -154,48 +236,58 @@ class Trainer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _streams(self) -> tuple[TensorStream, TensorStream]:
+        """Model and optimizer state as the first process gets them; all consume them, one after the other."""
+        replica = self._training.replica
+        check_savable(self._job, replica)
+        check_state(replica)
+        return self._strategy.model_stream(replica), self._strategy.state_stream()
 
-def _orphan_watch() -> Callable[[], None]:
-    """While waiting for others: notice that whoever started us is gone, and nobody will end us."""
-    parent = os.getppid()
+    def _by_first(self, write: Callable[[], str], *streams: TensorStream) -> str:
+        """Let the first process write what all give; what it could not write it takes all the same, since others
+        wait until it has come."""
+        try:
+            return write() if self.world.is_first else ""
+        finally:
+            for stream in streams:
+                stream.drain()
 
-    def look() -> None:
-        if os.getppid() != parent:
-            raise PeerLost(f"The process that started this one ({parent}) has ended, and perhaps others with it.")
+    def _begin_again(self, start: Start) -> None:
+        self._leave()
+        del self._training, self._strategy  # nobody needs two models
+        self._open(start)
 
-    return look
-
-
-class _Silent:
-    """Nobody watches."""
-
-    def on_state(self, state: str, step: int) -> None: ...
-
-    def on_step(self, step: int, result: StepResult, samples: int, learning_rate: float, epoch: int) -> None: ...
-
-    def on_evaluation(self, step: int, results: dict[str, float]) -> None: ...
-
-    def wants_stop(self) -> bool:
-        return False
-
-    def take_orders(self, *, at_border: bool) -> tuple[MoveOrder, ...]:
-        return ()
-
-    def on_moved(self, order: MoveOrder, world: World | None) -> None: ...
+    def _leave(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._training.close()
+            self._strategy.close()
 
 
-def _check(spec: StrategySpec, conduct: Conduct) -> None:
+def _check(job: Job) -> None:
     """Refuse strategies whose processes need more than the company of their like."""
-    only = "which only `shoal train` and shoal.train(...)"
-    if conduct.servers:
-        why = f"needs processes besides those that train, {only} start"
-    elif conduct.is_cut or conduct.is_never_whole:
-        why = f"leaves each process a part of the model, {only} put together again"
-    elif conduct.takes_turns or conduct.is_relay:
-        why = f"lets processes or layers take turns, {only} arrange"
-    else:
-        return
-    raise SpecError(f"Trainer: strategy={spec} {why}; use data here.")
+    if job.conduct.servers:
+        raise SpecError(
+            f"Trainer: strategy={job.strategy} needs processes besides those that train, which only `shoal train` "
+            "and shoal.train(...) start; use data here."
+        )
+
+
+def _why_no_step(job: Job) -> str:
+    """Why a batch of one's own cannot be one step's; empty where it can."""
+    conduct = job.conduct
+    if not conduct.takes_batches:
+        why = "lets processes take turns with batches" if conduct.is_relay else "cuts a batch's way through it"
+        return (
+            f"Trainer: step(batch) takes each batch through the model at once, but strategy={job.strategy} {why}; "
+            "use fit(), or data, sharded or tensor."
+        )
+    if any(count != 1 for count in conduct.slots_per_worker):
+        return (
+            f"Trainer: step(batch) is one part per process, but slots={conduct.slots} for "
+            f"{job.cluster.workers}; leave slots at its default, or use fit()."
+        )
+    return ""
 
 
 def _num_samples(batch: Any) -> int:

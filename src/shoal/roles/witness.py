@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from shoal.errors import InjectedFault, ShoalError
-from shoal.feed.parts import Part, Piece
+from shoal.feed.feed import Feed
+from shoal.observe.happenings import Raised
 from shoal.strategies.gradients import task_loss
 from shoal.strategies.replica import Replica
 
@@ -19,47 +17,26 @@ MOST_SAMPLES = 4096
 """Larger parts are not searched: others wait for this process's end."""
 
 
-@dataclass(frozen=True)
-class _Scene:
-    """The part that is being computed."""
-
-    slot: int
-    samples: np.ndarray
-
-
 class Witness:
-    """Remembers which part this process computes, so that its failure can be traced to a sample."""
+    """Traces a process's failure to the part of a step that it computed, and to a sample of it."""
 
-    def __init__(self, replica: Replica, read: Callable[[np.ndarray], Any]) -> None:
+    def __init__(self, replica: Replica, feed: Feed) -> None:
         self._replica = replica
-        self._read = read
-        self._scene: _Scene | None = None
+        self._feed = feed
         self.step = 0
         """The step that this process is at."""
 
-    def watch(self, part: Part, samples: np.ndarray) -> Part:
-        """The same part; while its batches are read and computed, it is known which it is."""
-
-        def load() -> Iterator[Piece]:
-            self._scene = _Scene(part.slot, samples)
-            # Whoever takes the batches computes on each before it asks for the next, and for the end.
-            yield from part.load()
-            self._scene = None
-
-        return replace(part, load=load)
-
-    def testify(self, error: Exception) -> dict[str, Any]:
+    def testify(self, error: Exception) -> Raised:
         """What to tell about an error; the sample is None where no single one is to blame."""
-        scene = self._scene
-        return {
-            "kind": "raised",
-            "step": self.step,
-            "slot": None if scene is None else scene.slot,
-            "sample": None if scene is None else self._find_sample(scene.samples, type(error)),
-            "error": traceback.format_exception_only(error)[-1].strip(),
+        part = self._feed.in_use
+        return Raised(
+            step=self.step,
+            slot=None if part is None else part.slot,
+            sample=None if part is None else self._find_sample(part.samples, type(error)),
+            error=traceback.format_exception_only(error)[-1].strip(),
             # What Shoal itself refuses, it refuses everywhere.
-            "final": isinstance(error, ShoalError) and not isinstance(error, InjectedFault),
-        }
+            final=isinstance(error, ShoalError) and not isinstance(error, InjectedFault),
+        )
 
     def _find_sample(self, samples: np.ndarray, kind: type[Exception]) -> int | None:
         """Halve what fails until one sample is left. This process computes nothing else any more."""
@@ -77,7 +54,7 @@ class Witness:
     @torch.no_grad()
     def _fails(self, samples: np.ndarray, kind: type[Exception]) -> bool:
         try:
-            task_loss(self._replica, self._read(samples))
+            task_loss(self._replica, self._feed.batch(samples))
         except kind:
             return True
         except Exception:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint import TensorStream, save_stream
+from shoal.checkpoint import save_stream
 from shoal.checkpoint.freeing import Shelf
 from shoal.comm.channel import Channel
-from shoal.ledger.book import audit
-from shoal.ledger.cut_log import CutLog
+from shoal.ledger.book import CutLog, audit
+from shoal.observe.happenings import Audited, Saved
 from shoal.observe.run_folder import RunFolder
 from shoal.roles.beat import Beat
 from shoal.roles.chaos import Sabotage
@@ -23,17 +23,18 @@ from shoal.roles.incremental import History
 from shoal.roles.inference import evaluate, predict
 from shoal.roles.inspection import inspect
 from shoal.roles.loading import load_task
+from shoal.roles.loop import Loop
 from shoal.roles.mean_check import Generators, MeanCheck
 from shoal.roles.memory import check_fits, limit_memory, make_parking, memory_explained
-from shoal.roles.pulse import AUDITING, SAVING
+from shoal.roles.observer import Outcome
 from shoal.roles.reporter import Reporter
-from shoal.roles.served import ServedTraining
 from shoal.roles.starting import read_start
 from shoal.roles.timeline import Timeline
-from shoal.roles.training import Outcome, Training
+from shoal.roles.training import Training
 from shoal.spec import Job, World
+from shoal.spec.vocabulary import Purpose, Role, State
 from shoal.strategies import make_strategy
-from shoal.strategies.base import Setting
+from shoal.strategies.base import Company, Setting, handover_of
 
 
 def run_worker(job: Job, world: World, channel: Channel) -> int:
@@ -56,10 +57,7 @@ def run_worker(job: Job, world: World, channel: Channel) -> int:
 
 
 def _train(job: Job, world: World, reporter: Reporter) -> None:
-    reporter.on_state("starting", 0)
-    if job.conduct.servers:
-        _train_served(job, world, reporter)
-        return
+    reporter.on_state(State.STARTING, 0)
     strategy = make_strategy(job.spec, world, job.num_slots, replaceable=job.cluster.spares > 0)
     task = load_task(job)
     if not job.options.get("evaluate", True):
@@ -84,37 +82,38 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     _open_ledger(job, training)
     _check_mean(job, training, reporter)
     setting = make_setting(job, training, reporter)
+    strategy.open(training.replica, setting)
+    loop = Loop(training, setting, reporter)
     committed = 0
-    if world.role == "spare":
-        strategy.open(training.replica, setting)
+    if world.role == Role.SPARE:
         training.world = reporter.wait_for_places(
-            world, prepare=lambda: training.warm_up(range(1)), follow=training.follow
+            world, prepare=lambda: training.warm_up(range(1)), follow=loop.follow
         )
-        assert strategy.handover is not None, "there are no spares where nobody can go on for another"
-        committed = strategy.handover.reform(training.world)
+        handover = handover_of(strategy)
+        assert handover is not None, "there are no spares where nobody can go on for another"
+        committed = handover.reform(training.world)
         reporter.confirm_places()
     else:
-        strategy.open(training.replica, setting)
-        reporter.on_state("ready", 0)
+        reporter.on_state(State.READY, 0)
         _tell_first_cut(training, reporter)
     reporter.total_steps = training.schedule.total_steps
-    reporter.on_state("training", committed)
+    reporter.on_state(State.TRAINING, committed)
     training.sabotage = reporter.sabotage
     try:
-        outcome = training.run(setting, reporter, committed)
+        outcome = loop.run(committed)
     except Exception as error:
         reporter.send(training.witness.testify(error))
         raise
     training.close()
     training.checkpoints.close()
     if outcome.reason != "released":
-        _finish(job, training, outcome, reporter, strategy.state_stream, _audited(training, outcome, reporter))
+        _finish(job, training, outcome, reporter, _audited(training, outcome, reporter))
     strategy.close()
 
 
 def _open_ledger(job: Job, training: Training) -> None:
     """Keep a book of what is committed, and cut batches as an earlier run did where this one repeats it."""
-    if job.options.get("quiet"):
+    if job.options.get("quiet") or job.conduct.leaves_out_the_late:
         training.book = None
     if training.checkpoints is not None:
         training.checkpoints.book = training.book
@@ -144,32 +143,14 @@ def _tell_first_cut(training: Training, reporter: Reporter) -> None:
 
 
 def _audited(training: Training, outcome: Outcome, reporter: Reporter) -> dict[str, Any]:
-    """What became of every sample, told by the first worker."""
-    if training.book is None:
+    """What became of every sample, told by the first worker; where there are servers, the coordinator counts."""
+    if training.book is None or training.conduct.servers:
         return {}
-    with reporter.pulse.during(AUDITING):
+    with reporter.pulse.during(State.AUDITING):
         found = audit(training.book, training.schedule, outcome.step)
     if training.world.is_first:
-        reporter.send({"kind": "audit", **found})
+        reporter.send(Audited(**found))
     return {"audit": found}
-
-
-def _train_served(job: Job, world: World, reporter: Reporter) -> None:
-    served = ServedTraining(job, world, reporter)
-    _check_mean(job, served.training, reporter)
-    reporter.on_state("ready", 0)
-    reporter.total_steps = served.training.schedule.total_steps
-    reporter.on_state("training", 0)
-    served.training.sabotage = reporter.sabotage
-    try:
-        outcome = served.run()
-    except Exception as error:
-        reporter.send(served.training.witness.testify(error))
-        raise
-    served.close_checkpoints()
-    puller = served.client.puller
-    _finish(job, served.training, outcome, reporter, lambda: TensorStream.of(puller.snapshot()), served.facts())
-    served.close()
 
 
 def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
@@ -177,70 +158,64 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
     return Setting(
         world=training.world,
         conduct=job.conduct,
-        sample=training.sample,
         extent=training.extent,
+        company=Company(
+            report=reporter.line,
+            warn=reporter.warn,
+            on_idle=reporter.on_idle,
+            on_block=reporter.pulse.block,
+            on_cuts=reporter.on_cuts,
+            wants_stop=reporter.wants_stop,
+        ),
+        supply=training,
         clip_norm=training.task.clip_norm,
-        report=reporter.line,
-        on_idle=reporter.on_idle,
-        on_block=reporter.pulse.block,
-        on_cuts=reporter.on_cuts,
         port=job.cluster.port,
         memory_bytes=job.cluster.memory_bytes,
     )
 
 
 def _finish(
-    job: Job,
-    training: Training,
-    outcome: Outcome,
-    reporter: Reporter,
-    state: Callable[[], TensorStream],
-    facts: Mapping[str, Any] | None = None,
+    job: Job, training: Training, outcome: Outcome, reporter: Reporter, audited: Mapping[str, Any]
 ) -> None:
     """Save the model (the first worker) and tell how it went: what it has said to be done, nobody does again."""
     reporter.flush()
-    reporter.pulse.enter(SAVING)
+    reporter.pulse.enter(State.SAVING)
     results: dict[str, Any] = {
         "steps": outcome.step,
         "samples": training.schedule.samples_after(outcome.step),
         "reason": outcome.reason,
         "results": outcome.results,
         **training.replica.precision.facts(),
-        **(facts or {}),
+        **outcome.facts,
+        **audited,
     }
     if not math.isnan(outcome.loss):
         results["loss"] = outcome.loss
     if num_skipped := History(job).num_skipped:
         results["skipped_seen"] = num_skipped
     if training.world.is_first or training.conduct.gathers:
-        results |= _save(job, training, outcome, reporter, state)
+        results |= _save(job, training, outcome, reporter)
     if training.checkpoints is not None and (due := training.checkpoints.due):
         results["due_checkpoints"] = due
     reporter.done(results)
 
 
-def _save(
-    job: Job,
-    training: Training,
-    outcome: Outcome,
-    reporter: Reporter,
-    state: Callable[[], TensorStream],
-) -> dict[str, Any]:
+def _save(job: Job, training: Training, outcome: Outcome, reporter: Reporter) -> dict[str, Any]:
     """The first worker writes the model, and the optimizer's state where it is asked for; the digests of both.
     Where the model is cut, all others give what they hold."""
     is_first, digests = training.world.is_first, {}
     if job.run_dir:
         stream = training.strategy.model_stream(training.replica)
         if is_first:
-            reporter.on_state(SAVING, outcome.step)
+            reporter.on_state(State.SAVING, outcome.step)
             folder = RunFolder(Path(job.run_dir))
             shelf = Shelf(folder.checkpoints, reporter.warn)
             digests["digest"] = save_stream(folder.model, stream, shelf=shelf, steps=str(outcome.step))
-            reporter.send({"kind": "saved", "path": str(folder.model), "digest": digests["digest"]})
+            reporter.send(Saved(path=str(folder.model), digest=digests["digest"]))
         else:
             stream.drain()
     if job.options.get("state"):
-        stream = state()
+        stream = training.strategy.state_stream()
         if is_first:
             digests["state_digest"] = save_stream(Path(job.options["state"]), stream)
         else:
@@ -248,4 +223,9 @@ def _save(
     return digests
 
 
-_PURPOSES = {"train": _train, "evaluate": evaluate, "predict": predict, "inspect": inspect}
+_PURPOSES = {
+    Purpose.TRAIN: _train,
+    Purpose.EVALUATE: evaluate,
+    Purpose.PREDICT: predict,
+    Purpose.INSPECT: inspect,
+}

@@ -12,9 +12,10 @@ from typing import Any
 
 from shoal.errors import SpecError, unknown
 from shoal.spec.checks import require_choice, require_count
+from shoal.spec.vocabulary import Role
 
 KINDS = ("kill", "hang", "slow", "raise")
-ROLES = ("worker", "server", "coordinator")
+ROLES = (Role.WORKER, Role.SERVER, Role.COORDINATOR)
 COOPERATIVE = ("slow", "raise")
 """Kinds that a process does to itself, between reading and computing a part of a batch: workers alone do that."""
 RANDOM_FACTOR, RANDOM_SLOW_S = 4.0, 3.0
@@ -30,7 +31,7 @@ class Fault:
 
     kind: str
     """`kill` (SIGKILL), `hang` (SIGSTOP), `slow`, or `raise` (an exception in the middle of a step)."""
-    role: str = "worker"
+    role: str = Role.WORKER
     rank: int = 0
     """A worker's rank or a server's number; there is one coordinator."""
     step: int = 1
@@ -47,7 +48,7 @@ class Fault:
         require_choice("chaos: the fault", "role", self.role, ROLES)
         require_count(f"chaos: {self.kind} {self.role}", "rank", self.rank, least=0)
         require_count(f"chaos: {self.kind} {self.target}", "step", self.step)
-        if self.kind in COOPERATIVE and self.role != "worker":
+        if self.kind in COOPERATIVE and self.role != Role.WORKER:
             raise SpecError(
                 f"chaos: {self.kind} is for workers, found {self.target}; a {self.role} can be killed, or hang."
             )
@@ -68,7 +69,7 @@ class Fault:
     @property
     def target(self) -> str:
         """`worker:1`, as it is written."""
-        return self.role if self.role == "coordinator" else f"{self.role}:{self.rank}"
+        return self.role if self.role == Role.COORDINATOR else f"{self.role}:{self.rank}"
 
     def __str__(self) -> str:
         words = [self.kind, self.target]
@@ -87,7 +88,7 @@ class RandomFaults:
     fixed: bool = False
     """Whether it is always that time; else it is drawn anew for each."""
     kinds: tuple[str, ...] = ("kill",)
-    targets: tuple[str, ...] = ("worker",)
+    targets: tuple[str, ...] = (Role.WORKER,)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -99,7 +100,7 @@ class RandomFaults:
             require_choice("chaos: random", "kinds", kind, KINDS)
         for role in self.targets:
             require_choice("chaos: random", "targets", role, ROLES)
-        if "worker" not in self.targets and not set(self.kinds) - set(COOPERATIVE):
+        if Role.WORKER not in self.targets and not set(self.kinds) - set(COOPERATIVE):
             raise SpecError(
                 f"chaos: random faults of kinds={'+'.join(self.kinds)} are for workers, but targets="
                 f"{'+'.join(self.targets)}; add kill or hang, or the target worker."
@@ -131,9 +132,9 @@ class Chaos:
 
     def check_against(self, *, workers: int, servers: int) -> None:
         """Every target must be a process of a job of this size; only with servers is there a coordinator."""
-        sizes = {"worker": workers, "server": servers, "coordinator": min(servers, 1)}
+        sizes: dict[str, int] = {Role.WORKER: workers, Role.SERVER: servers, Role.COORDINATOR: min(servers, 1)}
         present = ", ".join(
-            f"{role}:0" + (f" to {role}:{size - 1}" if size > 1 else "") if role != "coordinator" else role
+            f"{role}:0" + (f" to {role}:{size - 1}" if size > 1 else "") if role != Role.COORDINATOR else role
             for role, size in sizes.items()
             if size
         )
@@ -169,7 +170,7 @@ def _parse_fault(item: str) -> Fault:
     role, colon, rank = target.partition(":")
     if role not in ROLES:
         raise unknown(f"chaos: in {item!r}, the role", role, ROLES)
-    if role != "coordinator" and not colon:
+    if role != Role.COORDINATOR and not colon:
         raise SpecError(f"chaos: {item!r} names no rank; write {role}:0 for the first {role}.")
     values = dict(_options(iter(options), item))
     if "step" not in values and kind != "slow":
@@ -211,7 +212,7 @@ def _parse_random(item: str) -> RandomFaults:
         mean_s=_seconds(given.get("mtbf") or given.get("every") or "", item),
         fixed="every" in given,
         kinds=tuple(given.get("kinds", "kill").split("+")),
-        targets=tuple(given.get("targets", "worker").split("+")),
+        targets=tuple(given.get("targets", Role.WORKER).split("+")),
         seed=_whole(given.get("seed", "0"), item),
     )
 

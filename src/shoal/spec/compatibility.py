@@ -25,6 +25,7 @@ SHOWN = (
 )
 """What differs in what it can do. A mesh can what all of its axes can."""
 
+_COLUMNS = ("a worker holds", "servers", "slots of 2 workers", "pace", "claim", "`Trainer`")
 _PAGE = """\
 # What goes with what
 
@@ -49,7 +50,7 @@ def page() -> str:
     facts = {written: _facts(written, conduct) for written, conduct in conducts.items()}
     return _PAGE.format(
         features=_table([f"`{feature.name}`" for feature in features], able),
-        facts=_table(["a worker holds", "servers", "slots of 2 workers", "pace", "claim"], facts),
+        facts=_table(list(_COLUMNS), facts),
     )
 
 
@@ -57,7 +58,8 @@ def _facts(written: str, conduct: Conduct) -> list[str]:
     pace = "lockstep" if conduct.is_lockstep else "its own"
     claim = parse_strategy(written).claim(workers=2).value
     holds = "a part of the model" if conduct.is_cut else "the whole model"
-    return [holds, str(conduct.servers or "–"), str(conduct.slots), pace, claim]
+    doors = "–" if conduct.servers else "`fit`, `step`" if conduct.takes_batches else "`fit`"
+    return [holds, str(conduct.servers or "–"), str(conduct.slots), pace, claim, doors]
 
 
 def _table(columns: list[str], rows: dict[str, list[str]]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 
 class Claim(Enum):
@@ -64,6 +65,10 @@ class Conduct:
     """Workers hold parameters only while they need them."""
     is_lockstep: bool = True
     """The result does not depend on timing."""
+    leaves_out_the_late: bool = False
+    """A step may be taken without the part of somebody who is slow."""
+    open_commits: int = 1
+    """Steps that a worker may have taken before it is known what the first of them came to."""
     is_relay: bool = False
     """Workers take turns with whole batches."""
     takes_turns: bool = False
@@ -95,14 +100,26 @@ class Conduct:
     why: Mapping[str, str] = field(default_factory=dict)
     """By fact, or by feature: why this strategy lacks it, where it knows better words than those for all."""
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Parts of a global batch."""
         return max(filled.stop for filled in self.fills)
 
+    @cached_property
+    def first_evaluates(self) -> bool:
+        """The first worker evaluates for all; others are elsewhere by then, and go on."""
+        return self.servers > 0
+
     def lanes(self, workers: int) -> int:
         """Batches evaluated at a time: one for each worker, or for each line of workers that computes one."""
+        if self.first_evaluates:
+            return 1
         return self.slots if self.is_cut or self.is_never_whole else workers
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether a step can be given its batches from outside: each goes through the model at once."""
+        return self.calls_model and not self.is_relay
 
     @property
     def slots_per_worker(self) -> tuple[int, ...]:

@@ -12,8 +12,6 @@ from shoal.spec.whole_footprint import common_regions, of_worker
 if TYPE_CHECKING:
     from shoal.spec.model_parallel import Mesh
 
-MOST_UNDER_WAY = 256 << 20
-"""Bytes that a worker may have sent over sockets without knowing that they arrived."""
 _PROBED = 5
 """Where layers are cut by width, gradients are compared one by one in double precision: so many times one."""
 _TRIALS = 16 << 20
@@ -23,9 +21,13 @@ _TRIALS = 16 << 20
 def cut_footprint(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> Footprint:
     """Of the worker that needs most."""
     stages = cut_evenly(model.trained, mesh.pipeline)
+    # Within a limit what others hold must not count, so that workers keep their own.
+    shares_state = mesh.shard > 1 and cut.talk > 0 and not run.is_limited
     rows = [
         (
-            *stage_regions(mesh, sum(stage), _units(stage, mesh, cut), model.kept, cut.uncut),
+            *stage_regions(
+                mesh, sum(stage), _units(stage, mesh, cut), model.kept, uncut=cut.uncut, is_shared=shares_state
+            ),
             *_passes(mesh, run, number, largest=max(stage, default=0)),
         )
         for number, stage in enumerate(stages)
@@ -33,7 +35,7 @@ def cut_footprint(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> F
     besides = [of_worker("buffers and frozen parameters", model.fixed), *common_regions(run)]
     if not run.is_limited:
         besides.append(of_worker("the model as it is built", model.parameters, Stay.OPENING))
-    shared = talk_regions(cut)
+    shared = (*talk_regions(cut), *(_line_regions(mesh, model, cut) if shares_state else ()))
     found = [Footprint(shared=shared, worker=(*row, *besides), workers=run.workers) for row in rows]
     most = max(found, key=lambda each: each.own_bytes)
     return Footprint(shared=shared, worker=most.worker, workers=run.workers, flows=_flows(mesh, model, run, cut))
@@ -49,16 +51,38 @@ def stage_need(mesh: Mesh, trained: int, largest: int, kept: int) -> int:
     return Footprint(worker=tuple(stage_regions(mesh, trained, (largest, 0), kept))).own_bytes
 
 
+def _line_regions(mesh: Mesh, model: ModelSize, cut: CutSize) -> Iterator[MemoryRegion]:
+    """What workers in line share: parameters once, and each worker's gradients, of the whole or of a block."""
+    whole = _width(mesh, -(-model.parameters // mesh.pipeline), cut.uncut)
+    lines = mesh.num_workers // mesh.shard
+    found = whole if mesh.stage == 1 else _width(mesh, max(_units(model.trained, mesh, cut)), cut.uncut)
+    for line in range(lines):
+        yield MemoryRegion(name=f"line/{line}", what="parameters of workers in line", num_bytes=whole)
+    for worker in range(mesh.num_workers):
+        yield MemoryRegion(name=f"found/{worker}", what="gradients that a worker finds", num_bytes=found)
+
+
+def _width(mesh: Mesh, num_bytes: int, uncut: float) -> int:
+    """What the tensor axis leaves a worker of so many bytes; `uncut`: the share that stays as wide as it was."""
+    whole = int(num_bytes * uncut)
+    return whole - -(num_bytes - whole) // mesh.tensor
+
+
 def stage_regions(
-    mesh: Mesh, trained: int, units: Sequence[int], kept: int, uncut: float = 0.0
+    mesh: Mesh, trained: int, units: Sequence[int], kept: int, *, uncut: float = 0.0, is_shared: bool = False
 ) -> Iterator[MemoryRegion]:
     """Of one stage's values, as wide as the tensor axis leaves them; `units`: of blocks that are gathered
-    together, and of the rest; `uncut`: the share that stays as wide as it was."""
-    whole = int(trained * uncut) - int(-trained * (1 - uncut) // mesh.tensor)
+    together, and of the rest; `is_shared`: parameters and what is found for them lie in the host's memory."""
+    whole = _width(mesh, trained, uncut)
     if mesh.tensor > 1 and mesh.pipeline == 1:
         yield of_worker("a gradient as it is compared", _PROBED * max(units) + _TRIALS, Stay.OPENING)
     if mesh.shard > 1:
-        yield from _sharded_regions(mesh, whole, [-(-unit // mesh.tensor) for unit in units], kept)
+        if is_shared:
+            part = -(-whole // mesh.shard)
+            yield of_worker("optimizer state of a worker", kept * part, Stay.TRAINING)
+            yield of_worker("gradients of a worker", part, Stay.TRAINING)
+        else:
+            yield from _sharded_regions(mesh, whole, [_width(mesh, unit, uncut) for unit in units], kept)
         summed = whole if mesh.stage == 1 else -(-whole // mesh.shard)
     else:
         summed = whole
@@ -144,14 +168,11 @@ def layered_footprint(model: ModelSize, run: RunSize, cut: CutSize, *, returns: 
     own = max(parts)
     share = own / max(1, model.parameters)
     kept, travel = int(share * run.one.activations), 2 * run.one.widest
-    # Over sockets the first worker's values are on their way to all others at once.
-    told = 0 if cut.talk else min((run.workers - 1) * model.parameters, MOST_UNDER_WAY)
     return Footprint(
         shared=talk_regions(cut),
         worker=(
             of_worker("parameters of a worker's layers", own),
             of_worker("the model as it is built", model.parameters - own, Stay.OPENING),
-            of_worker("the first worker's values on their way", told, Stay.OPENING),
             of_worker("buffers and frozen parameters", model.fixed),
             of_worker("gradients of a worker's layers", own, Stay.TRAINING),
             of_worker("optimizer state of a worker's layers", int(share * model.state), Stay.TRAINING),

@@ -97,7 +97,6 @@ class Data(StrategySpec):
         why = {
             "has_journal": f"strategy={self} keeps none; leave journal on",
             "passes_alone": "batchnorm=sync needs a process of its own for every slot; use batchnorm=local",
-            "repeats_passes": "batchnorm=sync exchanges sums in each of them; use batchnorm=local",
         }
         if cluster.device != "cpu":
             why["has_places"] = f"device={cluster.device} does not use that"
@@ -110,7 +109,6 @@ class Data(StrategySpec):
             has_places=self.shares_memory and cluster.device == "cpu",
             has_journal=self.journal,
             passes_alone=self.batchnorm != "sync",
-            repeats_passes=self.batchnorm != "sync",
             can_skip=self.batchnorm != "sync",
             synchronises=True,
             why=why,
@@ -143,6 +141,11 @@ class Data(StrategySpec):
                 f"Job: shares=speed measures workers through shared memory, which device={cluster.device} does "
                 "not use; use device=cpu, or shares=even."
             )
+        if not self.journal and cluster.device != "cpu":
+            raise SpecError(
+                f"Job: journal=off saves a journal in shared memory, which device={cluster.device} does not use; "
+                "leave it out."
+            )
         if self.via == "arena" and cluster.device != "cpu":
             raise SpecError(
                 f"Job: via=arena shares the host's memory, but device={cluster.device}; use via=backend on GPUs."
@@ -162,6 +165,8 @@ class Data(StrategySpec):
         """What is reserved in the segment that all workers of a host map."""
         if self.batchnorm != "sync":
             run = replace(run, exchange=0)
+        if not self.journal:
+            run = replace(run, image=0)
         return arena_regions(model, run, cut, follows_speed=self.shares == "speed", journals=self.journal)
 
     def synchronised(self) -> Self:
@@ -169,3 +174,7 @@ class Data(StrategySpec):
 
     def for_trial(self, steps: int) -> Self:
         return replace(self, via="arena") if self.shares_memory else self
+
+    def for_inference(self) -> Data:
+        """Who fills which part of a batch, and when, is a matter of training."""
+        return Data(via="auto" if self.via == "arena" else self.via)

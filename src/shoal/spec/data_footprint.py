@@ -12,6 +12,9 @@ SUMS_PER_SLOT = 5
 """Numbers that a slot's batches come to: loss, weight, and what was skipped and used."""
 
 
+WHOLE_JOURNAL = "journal: model and state before an update"
+
+
 def arena_regions(
     model: ModelSize, run: RunSize, cut: CutSize, *, follows_speed: bool, journals: bool
 ) -> tuple[MemoryRegion, ...]:
@@ -35,11 +38,13 @@ def arena_regions(
         **{f"buffers/{slot}": model.moving for slot in slots},
         **{f"exchange/{slot}": run.exchange for slot in slots},
     }
+    images = {"old-params": model.laid_out if run.image else 0, "image/0": run.image, "image/1": run.image}
     journal = {f"undo/{place}": cut.largest_chunk * (1 + model.kept) for place in places}
     journal |= {f"undo-scalars/{place}": cut.pieces * undone for place in places}
     return (
         *(MemoryRegion(name=name, what=TABLES, num_bytes=size) for name, size in tables.items()),
         MemoryRegion(name="frozen", what="frozen parameters", num_bytes=sum(map(aligned, model.frozen))),
+        *(MemoryRegion(name=name, what=WHOLE_JOURNAL, num_bytes=size) for name, size in images.items()),
         *model.regions(cut.pieces),
         *(
             MemoryRegion(name=f"gradients/{slot}", what="gradients of a slot", num_bytes=model.laid_out)

@@ -18,9 +18,9 @@ from shoal.spec.features import check_job
 from shoal.spec.precision import check_precision
 from shoal.spec.sampling import Fold
 from shoal.spec.strategy import StrategySpec, parse_strategy
+from shoal.spec.vocabulary import Purpose
 
 ON_FAILURE = ("auto", "replace", "shrink", "restart", "stop")
-PURPOSES = ("train", "evaluate", "predict", "inspect", "script")
 OVERRIDES = (
     "batch_size",
     "epochs",
@@ -41,7 +41,7 @@ class Job:
     """`path.py:factory` or `package.module:factory`; the factory defaults to `task`."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the factory: text, numbers, booleans."""
-    purpose: str = "train"
+    purpose: Purpose = Purpose.TRAIN
     strategy: str = "data"
     """The written form of the strategy."""
     cluster: Cluster = field(default_factory=Cluster)
@@ -74,7 +74,8 @@ class Job:
     `timeline` (a file of when each step was done) and `quiet` (no beats, no events but the last ones, no book)."""
 
     def __post_init__(self) -> None:
-        require_choice("Job", "purpose", self.purpose, PURPOSES)
+        require_choice("Job", "purpose", self.purpose, tuple(Purpose))
+        object.__setattr__(self, "purpose", Purpose(self.purpose))
         require_choice("Job", "numerics", self.numerics, ("task", "float64"))
         require_choice("Job", "on_failure", self.on_failure, ON_FAILURE)
         require_count("Job", "max_failures", self.max_failures, least=0)
@@ -102,14 +103,14 @@ class Job:
                     f"Job: slots={self.slots} is fewer than workers={self.cluster.places}, so some would "
                     "have nothing to do; use at least as many slots as workers."
                 )
-        if self.cluster.spares and self.purpose != "train":
+        if self.cluster.spares and self.purpose != Purpose.TRAIN:
             raise SpecError(f"Job: spares={self.cluster.spares} was set, but only training can use spares; set 0.")
         if self.cluster.spares and self.on_failure == "restart":
             raise SpecError(
                 f"Job: spares={self.cluster.spares} take the places of workers that die, but on_failure=restart "
                 "begins again without them; use on_failure=replace, or no spares."
             )
-        if self.cluster.max_workers is not None and self.purpose != "train":
+        if self.cluster.max_workers is not None and self.purpose != Purpose.TRAIN:
             raise SpecError(
                 f"Job: workers={self.cluster.written_workers} is for training, but purpose={self.purpose}; give a "
                 "number of workers."
@@ -168,7 +169,7 @@ class Job:
 def _check_chaos(job: Job) -> None:
     """Faults are for training, and for processes that the job has."""
     chaos = parse_chaos(job.chaos)
-    if job.purpose != "train":
+    if job.purpose != Purpose.TRAIN:
         raise SpecError(f"Job: chaos={job.chaos!r} is for training, but purpose={job.purpose}; leave it out.")
     chaos.check_against(workers=job.cluster.places, servers=job.conduct.servers)
     object.__setattr__(job, "chaos", str(chaos))

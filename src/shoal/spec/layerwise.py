@@ -9,10 +9,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from shoal.errors import SpecError
-from shoal.spec.checks import require_count
+from shoal.spec.checks import require_choice, require_count
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct, even_fills
 from shoal.spec.cut_footprint import layered_footprint
+from shoal.spec.data import Data
 from shoal.spec.footprint import Footprint
 from shoal.spec.model_parallel import NOBODY_ELSE
 from shoal.spec.model_size import CutSize, ModelSize, RunSize
@@ -47,7 +48,9 @@ class Layer(StrategySpec):
     only: ClassVar[Mapping[str, Only]] = {
         "every": Only(lambda layer: layer.phases > 0, "where layers take turns (phases=N)"),
         "weights": Only(lambda layer: layer.decoupled, "with decoupled=on"),
+        "via": Only(lambda layer: layer.cuts_model, "where the model is cut (not with phases=N)"),
     }
+    VIA: ClassVar[tuple[str, ...]] = ("auto", "memory", "sockets")
 
     place: str = "auto"
     """Which worker runs which submodule: `left@0+right@1+head@0`; `auto`: branches go to different workers."""
@@ -59,8 +62,11 @@ class Layer(StrategySpec):
     """So many groups of layers take turns: one trains, the others are frozen; 0: all train always."""
     every: int = 50
     """With phases: steps of one turn."""
+    via: str = "auto"
+    """How values go from worker to worker: through shared memory (`memory`, the default) or our own `sockets`."""
 
     def __post_init__(self) -> None:
+        require_choice(self.name, "via", self.via, self.VIA)
         require_count(self.name, "phases", self.phases, least=0)
         require_count(self.name, "every", self.every)
         if self.place != "auto" and not re.fullmatch(rf"{_PLACE}(\+{_PLACE})*", self.place):
@@ -133,6 +139,10 @@ class Layer(StrategySpec):
     def for_trial(self, steps: int) -> Self:
         """With a turn for each group of layers where these take turns."""
         return replace(self, every=min(self.every, max(1, steps // self.phases))) if self.phases else self
+
+    def for_inference(self) -> StrategySpec:
+        """Layers take turns in training alone; all workers have the whole model."""
+        return self if self.cuts_model else Data()
 
     def loss_weights(self, workers: int) -> tuple[float, ...]:
         """What the loss of each worker's group counts."""

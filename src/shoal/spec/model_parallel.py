@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count
@@ -18,6 +18,9 @@ from shoal.spec.cut_footprint import cut_footprint
 from shoal.spec.footprint import Footprint
 from shoal.spec.model_size import CutSize, ModelSize, RunSize
 from shoal.spec.strategy import Only, StrategySpec
+
+if TYPE_CHECKING:
+    from shoal.spec.job import Job
 
 AXES = ("data", "shard", "pipeline", "tensor")
 """From the one that sends least to the one that sends most: neighbours by rank are neighbours in the last."""
@@ -33,6 +36,14 @@ class ModelParallel(StrategySpec):
 
     made_by: ClassVar[str] = "shoal.strategies.mesh:make"
     cut_by: ClassVar[str] = "shoal.strategies.mesh.sizes:cut_size"
+    VIA: ClassVar[tuple[str, ...]] = ("auto", "memory", "backend")
+
+    via: str = "auto"
+    """How workers talk: through shared memory (`memory`, the default on CPUs), or torch's own collectives
+    (`backend`, the default on GPUs)."""
+
+    def __post_init__(self) -> None:
+        require_choice(self.name, "via", self.via, self.VIA)
 
     def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
         mesh = as_mesh(self, cluster.places)
@@ -44,7 +55,7 @@ class ModelParallel(StrategySpec):
             has_copies=mesh.data > 1,
             is_never_whole=True,
             gathers=True,
-            frees_parameters=mesh.shard > 1 and mesh.stage == 3,
+            frees_parameters=mesh.shard > 1 and mesh.stage == 3 and not mesh.shares_memory(cluster),
             repeats_passes=mesh.schedule != "zero-bubble",
             synchronises=mesh.pipeline == 1,
             can_skip=False,
@@ -64,6 +75,17 @@ class ModelParallel(StrategySpec):
 
     def claim(self, workers: int, optimizer: str = "SGD") -> Claim:
         return Claim.SUMS
+
+    def check(self, job: Job) -> None:
+        if self.via == "memory" and job.cluster.device != "cpu":
+            raise SpecError(
+                f"Job: via=memory shares the host's memory, but device={job.cluster.device}; leave it out on GPUs."
+            )
+        if as_mesh(self, job.cluster.places).offload and job.cluster.device == "cpu":
+            raise SpecError(
+                f"Job: strategy={self} keeps in the host's memory what would lie on a GPU, but device=cpu; leave "
+                "offload out, or use device=cuda."
+            )
 
     def footprint(self, model: ModelSize, run: RunSize, cut: CutSize | None = None) -> Footprint:
         return cut_footprint(as_mesh(self, run.workers), model, run, cut or CutSize())
@@ -87,6 +109,7 @@ class Sharded(ModelParallel):
     """`local`: each worker normalises by its own part of the batch; `sync`: by the whole batch."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_sharding(self.name, self.stage, self.policy, self.capacities)
         require_choice(self.name, "batchnorm", self.batchnorm, ("local", "sync"))
 
@@ -106,6 +129,7 @@ class TensorParallel(ModelParallel):
     """Norms between cut layers: of a part of the `sequence` each worker, `replicated`, or as it pays: `auto`."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_plan(self.name, self.plan)
         require_choice(self.name, "norms", self.norms, NORMS)
 
@@ -128,6 +152,7 @@ class Pipeline(ModelParallel):
     """Processes of each worker that read and prepare samples beside it; 0: it does so itself."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_pipeline(self.name, self.schedule, self.microbatches, self.per_worker, self.split)
         require_count(self.name, "preprocess", self.preprocess, least=0)
 
@@ -171,6 +196,7 @@ class Mesh(ModelParallel):
     preprocess: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for axis in AXES:
             require_count(self.name, axis, getattr(self, axis))
         _check_sharding(self.name, self.stage, self.policy, self.capacities)
@@ -202,6 +228,10 @@ class Mesh(ModelParallel):
     def lanes(self) -> int:
         """Parts of the batch: workers of one lane all work on the same one."""
         return self.data * self.shard
+
+    def shares_memory(self, cluster: Cluster) -> bool:
+        """Whether workers share their state in the host's memory, where the machine can."""
+        return self.via != "backend" and cluster.device == "cpu" and cluster.memory_bytes is None
 
     def lane_of(self, rank: int) -> int:
         """The lane that a worker belongs to."""

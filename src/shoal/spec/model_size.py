@@ -134,6 +134,8 @@ class RunSize:
     """Bytes of the tables in which evaluations are written."""
     exchange: int = 0
     """Bytes that a slot exchanges inside a pass, where BatchNorm is synchronised."""
+    image: int = 0
+    """Bytes of an image of what an optimizer keeps that works on the whole model; 0 where it cannot be kept."""
     precision: tuple[int, int] = (0, 0)
     """Bytes for what the slots see of their gradients, and for what follows, where steps may be skipped."""
     one: PassSize = field(default_factory=PassSize)

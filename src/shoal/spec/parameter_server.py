@@ -11,6 +11,7 @@ from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count, require_number
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct, StateHolder, even_fills
+from shoal.spec.data import Data
 from shoal.spec.footprint import Footprint, MemoryRegion
 from shoal.spec.model_size import CutSize, ModelSize, RunSize
 from shoal.spec.served_footprint import ServedPlan, served_footprint, served_regions
@@ -25,7 +26,10 @@ MOST_CELLS_PER_PUSH = 1 << 14
 """Parts of the data that one push may be made of: it lists them, and so does who holds them."""
 _ADJUSTED: Mapping[str, Only] = {
     "bound": Only(lambda ps: ps.sync.startswith("ssp:") and not ps.is_lockstep, "with sync=ssp:N"),
-    "rate": Only(lambda ps: not ps.is_lockstep, "where workers do not go in lockstep"),
+    "rate": Only(
+        lambda ps: not ps.is_lockstep and ps.push == "gradients",
+        "where workers push gradients, and do not go in lockstep",
+    ),
     "eviction": Only(lambda ps: ps.is_leased, "with sync=asp or shares=speed"),
 }
 """By what the coordinator may adjust: when it can."""
@@ -38,15 +42,31 @@ class ParameterServer(StrategySpec):
     """Servers hold the model; workers pull parameters and push gradients, in lockstep or each at its own pace."""
 
     name: ClassVar[str] = "ps"
+    made_by: ClassVar[str] = "shoal.strategies.ps.strategy:make"
     cut_by: ClassVar[str] = "shoal.strategies.ps.sizes:cut_size"
     only: ClassVar[Mapping[str, Only]] = {
         "compress": Only(lambda ps: ps.wire == "tcp", "on what travels: with wire=tcp"),
         "journal": Only(lambda ps: ps.wire != "tcp", "in the host's memory, and not with wire=tcp"),
         "capacities": Only(lambda ps: ps.placement == "capacity", "with placement=capacity"),
         **dict.fromkeys(("hosts", "agree"), Only(lambda ps: ps.servers == "host", "with servers=host")),
+        "placement": Only(
+            lambda ps: ps.servers != "host" and (ps.placement != "capacity" or ps.capacities != "even"),
+            "where servers share the model (servers=N), and placement=capacity with capacities=",
+        ),
+        "overlap": Only(
+            lambda ps: (ps.push, ps.pool) == ("gradients", "none"), "where each gradient is pushed by itself"
+        ),
         **dict.fromkeys(
-            ("rate", "damping", "diverging"),
+            ("ahead", "diverging"),
             Only(lambda ps: not ps.is_lockstep, "where workers do not go in lockstep, as with sync=asp"),
+        ),
+        **dict.fromkeys(
+            ("rate", "damping"),
+            Only(
+                lambda ps: ps.has_lone_updates,
+                "where a gradient may be an update of its own: with sync=asp, ssp:N or alternate:K, and "
+                "push=gradients",
+            ),
         ),
         "adjust": Only(
             lambda ps: all(_ADJUSTED[each].holds(ps) for each in ps.adjustments),
@@ -166,6 +186,7 @@ class ParameterServer(StrategySpec):
             slots_are_free=self.is_lockstep,
             servers=self.num_servers,
             is_lockstep=self.is_lockstep,
+            leaves_out_the_late=self.sync.startswith("quorum:"),
             can_skip=False,
             state=StateHolder.SERVERS if self.push == "gradients" else StateHolder.EACH_WORKER,
             why={
@@ -244,6 +265,10 @@ class ParameterServer(StrategySpec):
         """How many slots, or ranks where workers may come and go, have buffers of their own."""
         return max(2 * workers, workers + 8) if self.is_leased else slots
 
+    def for_inference(self) -> Data:
+        """Workers have the whole model, and what is saved does not change: no server is needed."""
+        return Data()
+
     @property
     def num_servers(self) -> int:
         """How many server processes there are."""
@@ -280,6 +305,12 @@ class ParameterServer(StrategySpec):
     def is_lockstep(self) -> bool:
         """Whether the result does not depend on timing."""
         return self.sync in ("bsp", "ssp:0")
+
+    @property
+    def has_lone_updates(self) -> bool:
+        """Whether servers update by gradients of a part of the batch, as they come."""
+        gathers = self.is_lockstep or self.sync.startswith("quorum:")
+        return self.push == "gradients" and not gathers
 
     @property
     def is_leased(self) -> bool:

@@ -96,6 +96,10 @@ class StrategySpec(ABC):
         """The same as it is compared with one process for so many steps."""
         return self
 
+    def for_inference(self) -> StrategySpec:
+        """What evaluates a saved model, or predicts with it, for whoever names this."""
+        return self
+
     def __str__(self) -> str:
         changed = [
             f"{spec.name}={_written(getattr(self, spec.name))}"
@@ -130,13 +134,18 @@ def parse_strategy(text: str | StrategySpec) -> StrategySpec:
     return spec
 
 
+def known_strategies() -> list[str]:
+    """The names of all strategies: Shoal's own, and those that installed packages bring."""
+    return list(dict.fromkeys([*_REGISTRY, *entry_points(group=ENTRY_POINTS).names]))
+
+
 def _find(name: str) -> type[StrategySpec]:
     """The strategy of this name: Shoal's own, or one that an installed package brings."""
     if name not in _REGISTRY:
         for found in entry_points(group=ENTRY_POINTS, name=name):
             found.load()
     if name not in _REGISTRY:
-        raise unknown("strategy", name, [*_REGISTRY, *entry_points(group=ENTRY_POINTS).names])
+        raise unknown("strategy", name, known_strategies())
     return _REGISTRY[name]
 
 

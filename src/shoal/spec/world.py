@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count
+from shoal.spec.vocabulary import Role
 
-ROLES = ("worker", "spare", "server", "coordinator")
 LOOPBACK = "127.0.0.1"
 ARENA_VARIABLE = "SHOAL_ARENA_FD"
 """Where `shoal run` leaves the number of the segment's descriptor."""
+SOCKETS_VARIABLE = "SHOAL_SOCKETS"
+"""And here the folder of sockets."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
     """Where this process stands: which of how many, on which host, since when."""
 
-    role: str = "worker"
+    role: Role = Role.WORKER
     global_rank: int = 0
     """A worker's rank; of any other role the number among its kind."""
     world_size: int = 1
@@ -47,21 +50,22 @@ class World:
     """The ranks whose work this worker does: its own, and those of workers that are gone or not there yet."""
 
     def __post_init__(self) -> None:
-        require_choice("World", "role", self.role, ROLES)
+        require_choice("World", "role", self.role, tuple(Role))
+        object.__setattr__(self, "role", Role(self.role))
         require_count("World", "world_size", self.world_size)
         require_count("World", "local_size", self.local_size)
-        if self.role == "worker" and not 0 <= self.global_rank < self.world_size:
+        if self.role == Role.WORKER and not 0 <= self.global_rank < self.world_size:
             raise SpecError(
                 f"World: global_rank {self.global_rank} does not fit a world of {self.world_size} "
                 f"(0 to {self.world_size - 1})."
             )
-        hosted = (tuple(sorted(self.places)) or (self.global_rank,)) if self.role == "worker" else ()
+        hosted = (tuple(sorted(self.places)) or (self.global_rank,)) if self.role == Role.WORKER else ()
         object.__setattr__(self, "places", hosted)
 
-    @property
+    @cached_property
     def is_first(self) -> bool:
         """Whether this process speaks for all: it saves the model and reports the loss."""
-        return self.role == "worker" and 0 in self.places
+        return self.role == Role.WORKER and 0 in self.places
 
     @property
     def any_socket(self) -> str:
@@ -82,7 +86,7 @@ class World:
         """This process as a worker that does the work of these ranks; the lowest becomes its own."""
         kept = tuple(sorted(places))
         return replace(
-            self, role="worker", global_rank=kept[0], local_rank=kept[0], places=kept, generation=generation
+            self, role=Role.WORKER, global_rank=kept[0], local_rank=kept[0], places=kept, generation=generation
         )
 
     @classmethod
@@ -108,4 +112,5 @@ class World:
             local_size=local_size,
             host=env.get("MASTER_ADDR", LOOPBACK),
             arena_fd=arena_fd,
+            sockets=env.get(SOCKETS_VARIABLE, ""),
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from shoal.checkpoint.model_stream import TensorStream
 from shoal.feed.parts import Part
@@ -23,9 +23,23 @@ Report = Callable[[str], None]
 """Takes one line for the user: what a strategy decided and why."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What comes next for one process, as its strategy says."""
+
+    step: int
+    """The step that it has a part in; of several, the last."""
+    first: int | None = None
+    """Of several, the first."""
+    is_border: bool = False
+    """Nothing is trained: all stand still after this step, and the first worker saves what there is."""
+    coming: Iterable[tuple[int, int]] | None = None
+    """Steps and slots that it reads now and is likely to read next; None: its own slots, step by step."""
+
+
 @dataclass(frozen=True)
 class Work:
-    """What one process does in one step."""
+    """What one process does in one turn."""
 
     step: int
     parts: tuple[Part, ...]
@@ -34,14 +48,25 @@ class Work:
     stop: bool = False
     """This process asks that the step be the last."""
     save: bool = False
-    """This process asks that the state be saved after the step; for strategies that gather it."""
+    """This process asks that the state be saved after the step; where it cannot do so without the others."""
     all_parts: Callable[[], tuple[Part, ...]] | None = None
     """The parts of all slots, for optimizers that evaluate the loss again within a step."""
+    turn: Turn | None = None
+    """What the strategy has asked for."""
+    enough: str = ""
+    """Why this process, which alone evaluates, has found that training may end."""
+
+
+class Commit(Protocol):
+    """A turn that was taken. What it came to may be known later: turns resolve in their order."""
+
+    def result(self) -> StepResult:
+        """Wait until it is committed. It may be left by whoever waits, and is then called again."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The same on every process."""
+    """What a turn came to; in lockstep the same on every process. It is a commit that has resolved."""
 
     loss: float
     weight: float
@@ -55,6 +80,22 @@ class StepResult:
     """How many these were."""
     counts: Sequence[int] = ()
     """By slot: the samples that were used."""
+    done: int | None = None
+    """The last step that is done, as far as this process knows; None: that of the turn."""
+    cells: int | None = None
+    """How many slots of steps all workers have trained on, where they do not go in step with this one."""
+    reason: str = "stopped"
+    """Why this is the last, where it is."""
+    is_whole: bool = True
+    """Where all go in lockstep: whether the state is that of a step now, and of no other."""
+    waited_s: float = 0.0
+    """At a border: how long the others had to be waited for."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the run's results have to say besides, told with the last turn."""
+
+    def result(self) -> StepResult:
+        """It is known already."""
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +112,34 @@ class Extent:
     """Samples of a whole batch."""
     smallest_batch: int | None = None
     """Samples of the smallest batch of all steps, where that is known."""
+    is_saved: bool = False
+    """Whether the run leaves checkpoints."""
+
+
+class Supply(Protocol):
+    """Where a strategy gets data from, besides what its turns bring."""
+
+    def sample(self) -> Any:
+        """A batch as large as the pieces of a step, for whoever must see the model run before it trains."""
+
+    def work(self, step: int, slots: Iterable[int], *, apart: bool = False) -> Work:
+        """These slots' parts of a step; `apart`: each is a batch of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Company:
+    """Who listens to a strategy, and whom it asks, while it works."""
+
+    report: Report = print
+    warn: Report = print
+    on_idle: Callable[[], None] | None = None
+    """Called now and then while waiting for others; raises to give up."""
+    on_block: Callable[[], None] | None = None
+    """Called before waiting for others in a call from which `on_idle` cannot be called."""
+    on_cuts: Callable[[int, Sizes], None] | None = None
+    """Told from which step on the slots have which sizes, before anybody uses them."""
+    wants_stop: Callable[[], bool] = lambda: False
+    """Whether the run is to end, for those who must know it while they wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +149,12 @@ class Setting:
     world: World
     conduct: Conduct
     extent: Extent = field(default_factory=Extent)
+    company: Company = field(default_factory=Company)
+    supply: Supply | None = None
     clip_norm: float | None = None
-    report: Report = print
-    on_idle: Callable[[], None] | None = None
-    """Called now and then while waiting for others; raises to give up."""
-    on_block: Callable[[], None] | None = None
-    """Called before waiting for others in a call from which `on_idle` cannot be called."""
-    on_cuts: Callable[[int, Sizes], None] | None = None
-    """Told from which step on the slots have which sizes, before anybody uses them."""
     port: int | None = None
     memory_bytes: int | None = None
     """The most that each worker may use, where that is limited."""
-    sample: Callable[[], Any] | None = None
-    """Makes a batch as large as the pieces of a step, for whoever must see the model run before it trains."""
 
     @property
     def slots(self) -> int:
@@ -153,17 +215,33 @@ class Handover(Protocol):
         """Of steps that others took, which were all that are committed."""
 
 
-class Strategy(Protocol):
-    """One way for many processes to train one model."""
+@runtime_checkable
+class HandsOver(Protocol):
+    """A strategy in which a process can go on for another."""
 
-    handover: Handover | None
-    """How a process goes on for another; None where none can."""
+    handover: Handover
+
+
+def handover_of(strategy: Strategy) -> Handover | None:
+    """How a process goes on for another under this strategy; None where none can."""
+    return strategy.handover if isinstance(strategy, HandsOver) else None
+
+
+class Strategy(Protocol):
+    """One way for many processes to train one model. Some also hand over (`HandsOver`)."""
 
     def open(self, replica: Replica, setting: Setting) -> None:
         """Join the others. Afterwards the replica's parameters are the job's."""
 
-    def step(self, work: Work) -> StepResult:
-        """Forward, backward, agree, update. Returns once the step is committed."""
+    def turns(self, first: int, last: int) -> Iterator[Turn]:
+        """What this process does, one after the other, to bring the run from before step `first` to after `last`.
+
+        The next one is asked for when the one before has been taken, and may be waited for.
+        """
+
+    def take(self, work: Work) -> Commit:
+        """Forward, backward, agree, update. It may return before the step is committed, so that the next one can
+        begin: at most as many are open as the conduct says."""
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         """Every process fills the rows of its places in a float64 table; then all have all rows.
@@ -188,10 +266,16 @@ class Strategy(Protocol):
         """Leave; the replica keeps its last values."""
 
 
-class WholeModel(ABC):
-    """For strategies in which every process has the whole model."""
+class Lockstep:
+    """For strategies in which everybody has a part in every step."""
 
-    handover: Handover | None = None
+    def turns(self, first: int, last: int) -> Iterator[Turn]:
+        """One step after the other."""
+        return (Turn(step=step) for step in range(first, last + 1))
+
+
+class WholeModel(Lockstep, ABC):
+    """For strategies in which every process has the whole model."""
 
     def infer(self, replica: Replica, inputs: Any) -> Any:
         """What the replica makes of it."""
@@ -213,9 +297,3 @@ class WholeModel(ABC):
     def state_stream(self) -> TensorStream:
         """All of them are there."""
         return TensorStream.of(self.snapshot())
-
-
-class CutModel:
-    """For strategies in which each process has a part of the model, so that nobody can go on for another."""
-
-    handover: Handover | None = None

@@ -183,5 +183,5 @@ class ChunkOptimizer:
                 if own.get(key) is not None:
                     kept.copy_(own[key])
                     own[key] = kept
-            self._started[number] = 1
+            self._started[number] = 1  # last: until then a successor lets the optimizer make the state anew
         self._new = [number for number in self._new if number not in fresh]

@@ -25,7 +25,11 @@ def cut_bytes(clip_norm: float | None) -> int:
 
 
 def clip_factor(squares: np.ndarray, clip_norm: float) -> float:
-    """What a gradient is to be multiplied by, from the squared norms of all its units."""
+    """What a gradient is to be multiplied by, from the squared norms of all its units; as torch clips.
+
+    numpy adds up in pairs that follow from the array's length alone, so the sum depends on the units' order and on
+    nothing else: whoever measured them.
+    """
     norm = float(squares.sum()) ** 0.5
     return min(1.0, clip_norm / (norm + 1e-6))
 
@@ -98,7 +102,10 @@ class ChunkNorms:
                     start, place = stop, place + count
 
     def measure(self, gradient: torch.Tensor, has_gradient: Sequence[bool] | None = None) -> np.ndarray:
-        """The squared norms of this chunk's flat gradient; 0 where `has_gradient` denies the parameter one."""
+        """The squared norms of this chunk's flat gradient; 0 where `has_gradient` denies the parameter one.
+
+        Row by row of equal width: a unit's norm must not depend on what lies beside it in this chunk.
+        """
         norms = torch.zeros(len(self.numbers), dtype=gradient.dtype.to_real())
         for run in self._runs:
             if has_gradient is None or has_gradient[run.param]:

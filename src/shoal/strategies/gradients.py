@@ -18,7 +18,7 @@ from shoal.strategies.replica import Replica, call_model
 
 def seed_slot(work: Work, slot: int, device: str) -> None:
     """Key this process's random numbers to the slot, not to the process."""
-    key = mix(work.seed, work.step, slot) >> 1
+    key = mix(work.seed, work.step, slot) >> 1  # 63 bits: torch takes a signed number
     torch.default_generator.manual_seed(key)
     if device != "cpu":
         torch.cuda.manual_seed(key)

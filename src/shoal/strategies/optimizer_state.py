@@ -3,41 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from shoal.errors import CheckpointError, SpecError
 from shoal.spec import Job
-from shoal.spec.conduct import StateHolder
-from shoal.strategies.optimizers import ELEMENTWISE, StateSchema
+from shoal.strategies.optimizers import (
+    ELEMENTWISE,
+    StateSchema,
+    changed_settings,
+    settings_of,
+    tried_on_copies,
+)
 from shoal.strategies.replica import Replica
 
 
 def check_savable(job: Job, replica: Replica) -> None:
     """Whether the optimizer's state can be saved in this job, as far as that is known before it has any."""
-    name = type(replica.optimizer).__name__
-    if isinstance(replica.optimizer, torch.optim.LBFGS):
+    optimizer = replica.optimizer
+    if isinstance(optimizer, torch.optim.LBFGS):
         raise SpecError(
             "LBFGS keeps lists of earlier steps, and checkpoints hold tensors alone; leave --checkpoint out, or "
             "use another optimizer."
         )
-    is_served = job.conduct.state is StateHolder.SERVERS
-    if is_served and type(replica.optimizer) not in ELEMENTWISE:
-        raise SpecError(
-            f"{name} works on the whole model, and with strategy={job.strategy} its state stays in one server, "
-            "where checkpoints do not reach; leave --checkpoint out, or use strategy data."
-        )
+    # Where the model is cut nobody may be able to hold copies of it; there `check_state` has to do.
+    if type(optimizer) not in ELEMENTWISE and not job.conduct.is_cut:
+        twin = tried_on_copies(optimizer)
+        if twin is not None:
+            _check_kept(optimizer, twin.state)
+            _check_groups(optimizer, twin)
 
 
 def check_state(replica: Replica) -> None:
     """Once the optimizer has its state: what is no tensor cannot be saved."""
-    for param in replica.trained.values():
-        for key, value in replica.optimizer.state.get(param, {}).items():
+    _check_kept(replica.optimizer, replica.optimizer.state)
+
+
+def _check_kept(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any]) -> None:
+    for param, kept in state.items():
+        if not isinstance(param, torch.Tensor):
+            raise _unsavable(optimizer, str(param), "something that is no parameter's")
+        for key, value in kept.items():
             if value is not None and not isinstance(value, torch.Tensor):
-                raise SpecError(
-                    f"{type(replica.optimizer).__name__} keeps {key!r} as {type(value).__name__}, and checkpoints "
-                    "hold tensors alone; keep a tensor there, or leave --checkpoint out."
-                )
+                raise _unsavable(optimizer, key, type(value).__name__)
+
+
+def _check_groups(optimizer: torch.optim.Optimizer, twin: torch.optim.Optimizer) -> None:
+    for own, tried in zip(optimizer.param_groups, twin.param_groups, strict=True):
+        for key in changed_settings(settings_of(own), settings_of(tried)):
+            raise _unsavable(optimizer, key, "a setting that it changes itself")
+
+
+def _unsavable(optimizer: torch.optim.Optimizer, key: str, found: str) -> SpecError:
+    return SpecError(
+        f"{type(optimizer).__name__} keeps {key!r} as {found}, and checkpoints hold tensors alone; keep a tensor "
+        "of a parameter there, or leave --checkpoint out."
+    )
 
 
 def named_state(replica: Replica) -> dict[str, torch.Tensor]:
@@ -64,9 +86,12 @@ def load_named_state(replica: Replica) -> None:
 
 
 def copied_state(param: torch.Tensor, keys: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A parameter's state as torch's own load makes it: a copy of one's own, strided as the parameter."""
+    """A parameter's state as torch's own load makes it: a copy of one's own, strided as the parameter. Step counts
+    stay in the host's memory."""
     return {
-        key: torch.empty_like(param).copy_(value) if value.shape == param.shape else value.clone()
+        key: torch.empty_like(param).copy_(value)
+        if value.shape == param.shape
+        else value.to(value.device if value.numel() == 1 else param.device, copy=True)
         for key, value in keys.items()
     }
 

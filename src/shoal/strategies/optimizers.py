@@ -8,7 +8,8 @@ its groups and rebuilds it over slices.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,11 +77,60 @@ def settings_of(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in _NOT_SETTINGS}
 
 
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a group's settings that are others than before; a tensor is another when it is another object."""
+    return {
+        key: value
+        for key, value in now.items()
+        if key not in before
+        or (before[key] is not value and (_is_tensor(value, before[key]) or before[key] != value))
+    }
+
+
+def _is_tensor(*values: Any) -> bool:
+    return any(isinstance(value, torch.Tensor) for value in values)
+
+
 def rebuild(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> optim.Optimizer:
-    """An optimizer of the same class and defaults over other parameters."""
+    """An optimizer of the same class and defaults over other parameters, which keeps nothing yet."""
+    if type(optimizer) not in ELEMENTWISE:
+        return _likeness(optimizer, groups)
     accepted = inspect.signature(type(optimizer)).parameters
     defaults = {key: value for key, value in optimizer.defaults.items() if key in accepted}
     return type(optimizer)(list(groups), **defaults)
+
+
+def _likeness(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> optim.Optimizer:
+    """The same for any class, with all that its maker has put into the object.
+
+    Neither the class nor `copy` would do: who knows what a class of the user's own wants to be called with, and
+    `copy` keeps groups and state alone.
+    """
+    other = object.__new__(type(optimizer))
+    other.__dict__.update(optimizer.__dict__)
+    other.__dict__.pop("step", None)  # A scheduler has put one there that is bound to the original.
+    other.param_groups = list(groups)
+    other.state = defaultdict(dict)
+    return other
+
+
+def tried_on_copies(optimizer: optim.Optimizer) -> optim.Optimizer | None:
+    """The same optimizer after a step on copies of its parameters, which shows what it keeps; None if it fails."""
+    try:
+        copies = [
+            {**group, "params": list(map(_with_gradient, group["params"]))} for group in optimizer.param_groups
+        ]
+        twin = rebuild(optimizer, copies)
+        twin.step()
+    except Exception:  # Somebody else's code where it was not made to run; training is another matter.
+        return None
+    return twin
+
+
+def _with_gradient(param: torch.Tensor) -> nn.Parameter:
+    copied = nn.Parameter(param.detach().clone(), requires_grad=param.requires_grad)
+    copied.grad = torch.full_like(copied, 1e-3) if param.requires_grad else None
+    return copied
 
 
 def state_schema(optimizer: optim.Optimizer) -> StateSchema | None:

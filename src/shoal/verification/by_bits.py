@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shoal.ledger.cut_log import CutLog
+from shoal.ledger.book import CutLog
 from shoal.observe.wording import plural
 from shoal.spec import Claim, Job
 from shoal.spec.conduct import StateHolder

@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.errors import LaunchError
 from shoal.observe import Event
+from shoal.observe.happenings import Decided, StepsTaken
 from shoal.spec import Job
 from shoal.verification.jobs import with_overrides
 from shoal.verification.noise import contests
@@ -83,11 +84,11 @@ class _Watched:
     """By the coordinator, for no rollback helped."""
 
     def take(self, event: Event) -> None:
-        if event.kind == "steps":
-            self.losses += [loss for _, loss in event.values["steps"] if loss is not None]
-        elif event.kind == "decision":
-            self.rollbacks += event.values.get("what") == "rollback"
-            self.was_stopped |= event.values.get("what") == "stop"
+        if isinstance(event.what, StepsTaken):
+            self.losses += [loss for _, loss in event.what.steps if loss is not None]
+        elif isinstance(event.what, Decided):
+            self.rollbacks += event.what.what == "rollback"
+            self.was_stopped |= event.what.what == "stop"
 
     @property
     def parts(self) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shoal.ledger.cut_log import CutLog
+from shoal.ledger.book import CutLog
 from shoal.spec import Cluster, Job
 from shoal.verification.trials import Facts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shoal.ledger.cut_log import CutLog
+from shoal.ledger.book import CutLog
 from shoal.spec import Job
 from shoal.verification.jobs import alone, with_overrides
 from shoal.verification.trials import Facts

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import SpecError
-from shoal.ledger.cut_log import CutLog
+from shoal.ledger.book import CutLog
 from shoal.observe import RunFolder
+from shoal.observe.happenings import WorldFormed
 from shoal.observe.jsonl import read_events
 from shoal.observe.trust import trusted_job
 from shoal.spec import Claim, Job
+from shoal.spec.vocabulary import Purpose
 from shoal.verification.jobs import alone
 from shoal.verification.report import BITWISE, Row, Verdict, VerifyReport
 from shoal.verification.trials import Facts, Progress, Trial, open_laboratory, told_cuts
@@ -56,12 +58,12 @@ def replay_run(
 
 def _recorded_job(folder: RunFolder, result: dict[str, Any], *, trust: bool) -> Job:
     job = trusted_job(folder, trust=trust)
-    if job.purpose != "train" or not result.get("digest") or not result.get("steps"):
+    if job.purpose != Purpose.TRAIN or not result.get("digest") or not result.get("steps"):
         raise SpecError(
             f"Run {folder.name!r} left no trained model to compare with (it was made to {job.purpose}, and "
             f"took {result.get('steps', 0)} steps); name a run that trained and saved."
         )
-    threads = next((e.values["threads"] for e in read_events(folder.path) if e.kind == "world"), None)
+    threads = next((e.what.threads for e in read_events(folder.path) if isinstance(e.what, WorldFormed)), None)
     return replace(
         job,
         cluster=replace(job.cluster, threads=threads or job.cluster.threads_per_worker),

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
 from shoal.launch.supervisor import run_job
-from shoal.ledger.cut_log import CutLog
+from shoal.ledger.book import CutLog
 from shoal.observe import Event
+from shoal.observe.happenings import CutsChanged
 from shoal.observe.summary import UNDOING
 from shoal.spec import Cluster, Job
+from shoal.spec.vocabulary import Purpose
 
 if TYPE_CHECKING:
     from shoal.verification.difference import Tensors
@@ -113,7 +115,7 @@ class Laboratory:
             Job(
                 target=job.target,
                 args=job.args,
-                purpose="inspect",
+                purpose=Purpose.INSPECT,
                 cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
                 overrides=job.overrides,
                 run_dir=str(folder),
@@ -172,10 +174,10 @@ def told_cuts(events: Iterable[Event]) -> CutLog:
     """How a run cut its batches, as its events tell."""
     log = CutLog()
     for event in events:
-        if event.kind == "cuts":
-            log.note(event.values["from_step"], event.values["sizes"])
-        elif event.kind in UNDOING:
-            step = event.values["step"]
+        if isinstance(event.what, CutsChanged):
+            log.note(event.what.from_step, event.what.sizes)
+        elif isinstance(event.what, UNDOING):
+            step = event.what.step
             log.note(step + 1, log.at(step))
     return log
 

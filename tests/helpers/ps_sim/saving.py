@@ -21,7 +21,7 @@ class Saved:
 
 
 class Saving:
-    """As `roles/borders.py`; it waits for nothing: `go_on`, or `may_begin`, is called again and again."""
+    """As `strategies/ps/borders.py`; it waits for nothing: `go_on`, or `may_begin`, is called again and again."""
 
     def __init__(
         self, scenario: Scenario, machine: WorkerMachine, generation: int, memory: Memory, saved: list[Saved]

@@ -10,7 +10,9 @@ from typing import Any
 from helpers.run_sim.folder import SimFolder
 from helpers.run_sim.processes import SimProcess
 from helpers.run_sim.timeline import Action, Timeline
+from shoal.comm.words import Adopt, Release, Stop, Takeover
 from shoal.spec import World
+from shoal.spec.told import Told
 
 STEP_S = (0.002, 0.03)
 WAIT_S = 0.02
@@ -18,7 +20,7 @@ SAVE_S = (0.01, 0.5)
 RETRY_S = 0.3
 MOST_TRIES = 60
 
-Tell = Callable[[dict[str, Any]], None]
+Tell = Callable[[Told], None]
 
 
 class PlacedJob:
@@ -78,7 +80,7 @@ class PlacedProcess(SimProcess):
         self.job = job
         self.places: set[int] = set()
         self._wants_stop = False
-        self._orders: list[dict[str, Any]] = []
+        self._orders: list[Takeover | Adopt | Release] = []
         self._is_idle = False
         """It is a spare that waits for places."""
         self._tries = 0
@@ -94,22 +96,22 @@ class PlacedProcess(SimProcess):
         else:
             self._take_over(self._orders.pop(0))
 
-    def hear(self, message: dict[str, Any]) -> None:
-        match message["kind"]:
-            case "stop":
+    def hear(self, word: Told) -> None:
+        match word:
+            case Stop():
                 self._wants_stop = True
                 if self._is_idle:
                     self.end(0)
-            case "takeover" if self._is_idle:
+            case Takeover() if self._is_idle:
                 self._is_idle = False
-                self._take_over(message)
-            case "takeover" | "adopt" | "release":
-                self._orders.append(message)
+                self._take_over(word)
+            case Takeover() | Adopt() | Release():
+                self._orders.append(word)
 
-    def _take_over(self, order: dict[str, Any]) -> None:
-        self._host(order["places"])
+    def _take_over(self, order: Takeover | Adopt | Release) -> None:
+        self._host(order.places)
         self.role = "worker"
-        self.say("adopted", places=order["places"], generation=order["generation"])
+        self.say("adopted", places=order.places, generation=order.generation)
         self._train()
 
     def _host(self, places: Any) -> None:
@@ -129,9 +131,9 @@ class PlacedProcess(SimProcess):
     def _begin_step(self) -> None:
         """At the border between two steps places may go as well as come."""
         for order in self._take_orders(at_border=True):
-            if order["kind"] == "release":
-                self.places -= set(order["places"])
-                self.say("released", places=order["places"], generation=order["generation"])
+            if isinstance(order, Release):
+                self.places -= set(order.places)
+                self.say("released", places=order.places, generation=order.generation)
         if not self.places:
             self.end(0)
         elif self.step >= self.job.steps or self.step in self.job.stops:
@@ -173,13 +175,13 @@ class PlacedProcess(SimProcess):
                 return
         self._begin_step()
 
-    def _take_orders(self, *, at_border: bool) -> list[dict[str, Any]]:
-        due = [order for order in self._orders if at_border or order["kind"] == "adopt"]
+    def _take_orders(self, *, at_border: bool) -> list[Takeover | Adopt | Release]:
+        due = [order for order in self._orders if at_border or isinstance(order, Adopt)]
         self._orders = [order for order in self._orders if order not in due]
         for order in due:
-            if order["kind"] == "adopt":
-                self._host(order["places"])
-                self.say("adopted", places=order["places"], generation=order["generation"])
+            if isinstance(order, Adopt):
+                self._host(order.places)
+                self.say("adopted", places=order.places, generation=order.generation)
         return due
 
     def _finish(self) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from helpers.run_sim.timeline import Action, Timeline
+from shoal.comm.words import FROM_PROCESSES
 from shoal.launch.messages import Ended, News, Said, Started
 from shoal.spec import World
+from shoal.spec.told import Told, read_message
 
 WORD_S = 0.001
 """From a process to the supervisor, and back."""
@@ -21,7 +23,7 @@ FAILED = 1
 class SimProcess:
     """What is common to all processes. Nothing of it happens while it is stopped, or after its end."""
 
-    def __init__(self, timeline: Timeline, world: World, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, timeline: Timeline, world: World, tell: Callable[[Told], None]) -> None:
         self.timeline = timeline
         self.world = world
         self.role, self.rank = world.role, world.global_rank
@@ -47,7 +49,7 @@ class SimProcess:
         """What it does once it has loaded."""
         raise NotImplementedError
 
-    def hear(self, message: dict[str, Any]) -> None:
+    def hear(self, word: Told) -> None:
         """The supervisor has said something."""
         raise NotImplementedError
 
@@ -63,7 +65,7 @@ class SimProcess:
             action()
 
     def say(self, kind: str, **values: Any) -> None:
-        self._tell({"kind": kind, **values})
+        self._tell(read_message({"kind": kind, **values}, FROM_PROCESSES))
 
     def enter(self, state: str) -> None:
         """Say what it is at now."""
@@ -103,7 +105,7 @@ class SimProcess:
 class MakeProcess(Protocol):
     """Makes the process of a role; `tell` says something to the supervisor."""
 
-    def __call__(self, number: int, world: World, tell: Callable[[dict[str, Any]], None]) -> SimProcess: ...
+    def __call__(self, number: int, world: World, tell: Callable[[Told], None]) -> SimProcess: ...
 
 
 class SimHost:
@@ -114,35 +116,35 @@ class SimHost:
         self._timeline = timeline
         self._make = make
         self._tell = tell
-        self._unborn: dict[int, list[dict[str, Any]]] = {}
+        self._unborn: dict[int, list[Told]] = {}
         """What was said to processes that are not there yet."""
 
     def start(self, number: int, world: World) -> None:
         self._unborn[number] = []
         self._timeline.after(self._timeline.dice.uniform(*FORK_S), lambda: self._fork(number, world))
 
-    def say(self, number: int, message: dict[str, Any]) -> None:
+    def say(self, number: int, word: Told) -> None:
         if number in self._unborn:
-            self._unborn[number].append(message)
+            self._unborn[number].append(word)
         else:
             process = self.processes[number]
-            self._timeline.after(WORD_S, lambda: process.do(lambda: process.hear(message)))
+            self._timeline.after(WORD_S, lambda: process.do(lambda: process.hear(word)))
 
     def signal(self, number: int, signum: int) -> None:
         if number in self.processes:
             self.processes[number].signal(signum)
 
     def _fork(self, number: int, world: World) -> None:
-        process = self._make(number, world, lambda message: self._say_later(number, message))
+        process = self._make(number, world, lambda word: self._say_later(number, word))
         process.on_end = lambda: self._reap(number, process)
         self.processes[number] = process
         self._tell(Started(number))
         process.do(process.live)
-        for message in self._unborn.pop(number):
-            self.say(number, message)
+        for word in self._unborn.pop(number):
+            self.say(number, word)
 
-    def _say_later(self, number: int, message: dict[str, Any]) -> None:
-        self._timeline.after(WORD_S, lambda: self._tell(Said(number, message)))
+    def _say_later(self, number: int, word: Told) -> None:
+        self._timeline.after(WORD_S, lambda: self._tell(Said(number, word)))
 
     def _reap(self, number: int, process: SimProcess) -> None:
         def told() -> None:

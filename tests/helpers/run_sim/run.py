@@ -37,6 +37,7 @@ from shoal.launch.messages import (
     TakeStacks,
 )
 from shoal.launch.places import plan_places
+from shoal.observe.happenings import Heartbeat, Saved, StateEntered, StepsTaken
 from shoal.spec import Cluster, Job, World
 
 GIVES_UP_AFTER_S = 300.0
@@ -192,15 +193,15 @@ class SimRun:
                 self._note(f"start {process}: {world.role} {world.global_rank}")
                 self._host_of(process).start(process, world)
                 self._give_cue(f"start {world.role}")
-            case Say(process, message):
-                self._note(f"to {process}: {message}")
-                self._host_of(process).say(process, message)
+            case Say(process, word):
+                self._note(f"to {process}: {word}")
+                self._host_of(process).say(process, word)
             case Signal(process, signum):
                 self._note(f"signal {signum} to {process}")
                 self._host_of(process).signal(process, signum)
-            case Emit(kind, rank, values):
-                if kind not in ("beat", "steps", "state"):
-                    self._note(f"event {kind} of {rank}: {values}")
+            case Emit(what, rank):
+                if not isinstance(what, Heartbeat | StepsTaken | StateEntered):
+                    self._note(f"event of {rank}: {what}")
             case TakeStacks(names):
                 sights = {number: Sight() for number in names}
                 self.timeline.after(0.05, lambda: self._happen(StacksTaken(sights)))
@@ -222,13 +223,13 @@ class SimRun:
     # What happens to it.
 
     def _note_word(self, said: Said) -> None:
-        kind = said.message["kind"]
-        if kind == "saved":
-            self.promised.add(int(said.message["path"]))
-        if kind not in ("beat", "steps"):
-            self._note(f"from {said.process}: {str(said.message)[:200]}")
-        if kind != "beat":
-            self._give_cue(said.message.get("state", kind))
+        word = said.word
+        if isinstance(word, Saved):
+            self.promised.add(int(word.path))
+        if not isinstance(word, Heartbeat | StepsTaken):
+            self._note(f"from {said.process}: {str(word)[:200]}")
+        if not isinstance(word, Heartbeat):
+            self._give_cue(word.state if isinstance(word, StateEntered) else word.kind_name)
 
     def _give_cue(self, cue: str) -> None:
         for fault in [one for one in self._waiting if one.cue == cue]:

@@ -16,14 +16,16 @@ from helpers.ps_sim.values import Gradients, Memory
 from helpers.run_sim.folder import FlakyStore
 from helpers.run_sim.processes import SimProcess
 from helpers.run_sim.timeline import Alarm, Timeline
+from shoal.comm.words import Stop
 from shoal.coordinator.machine import Coordinator
 from shoal.coordinator.store import StoreError, Superseded
 from shoal.errors import LaunchError
 from shoal.ps.messages import COORDINATOR, PsMessage, View
 from shoal.roles.coordinator import PATIENCE_S, Liaison
 from shoal.spec import World
+from shoal.spec.told import Told
 
-Tell = Callable[[dict[str, Any]], None]
+Tell = Callable[[Told], None]
 
 
 class SimNetwork:
@@ -118,7 +120,7 @@ class CoordinatorProcess(NodeProcess):
 
     def __init__(self, job: ServedJob, world: World, tell: Tell) -> None:
         super().__init__(job, world, tell)
-        self._unheard: list[dict[str, Any]] = []
+        self._unheard: list[Told] = []
 
     @property
     def outbox(self) -> Any:
@@ -134,13 +136,13 @@ class CoordinatorProcess(NodeProcess):
         self._liaison = Liaison(self.machine)
         self.enter("ready")
         self.join_network()
-        for message in self._unheard:
-            self.do(lambda message=message: self.hear(message))
+        for word in self._unheard:
+            self.do(lambda word=word: self.hear(word))
 
-    def hear(self, message: dict[str, Any]) -> None:
+    def hear(self, word: Told) -> None:
         if self.machine is None:
-            self._unheard.append(message)
-        elif self._liaison.hear(message, self.timeline.now):
+            self._unheard.append(word)
+        elif self._liaison.hear(word, self.timeline.now):
             self.pump()
         else:
             self.end(0)
@@ -173,13 +175,13 @@ class ServingProcess(NodeProcess):
         self.enter("ready")
         self.join_network()
 
-    def hear(self, message: dict[str, Any]) -> None:
-        if message["kind"] == "stop":
+    def hear(self, word: Told) -> None:
+        if isinstance(word, Stop):
             self.end(0)
 
 
 class TrainingProcess(NodeProcess):
-    """As `roles/served.py`: trains, the first one evaluates and saves, says so, and really ends."""
+    """As `strategies/ps/strategy.py`: trains, the first one evaluates and saves, says so, and really ends."""
 
     machine: WorkerProcess | None = None
 
@@ -210,8 +212,8 @@ class TrainingProcess(NodeProcess):
         self.enter("training")
         self.join_network()
 
-    def hear(self, message: dict[str, Any]) -> None:
-        if message["kind"] == "stop" and not self._is_finishing:
+    def hear(self, word: Told) -> None:
+        if isinstance(word, Stop) and not self._is_finishing:
             self._is_finishing = True
             self.later(self.timeline.dice.uniform(0.01, 0.6), lambda: self._finish("stopped"))
 

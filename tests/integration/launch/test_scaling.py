@@ -64,7 +64,7 @@ def test_the_coordinator_is_asked_and_its_answer_printed(play: Stage, client: Cl
 asked = hear("scale")
 note("wish", asked)
 start("worker", 2)
-say("scaled", text="3 workers and 2 servers from now on.", workers=3)
+say("answer", text="3 workers and 2 servers from now on.", workers=3)
 {COORDINATOR}
 """
     client.words = ("--workers", "3", "--json")
@@ -72,7 +72,7 @@ say("scaled", text="3 workers and 2 servers from now on.", workers=3)
     status, out, err = client.answer()
     assert status == 0, err
     assert json.loads(out)["text"] == "3 workers and 2 servers from now on." and json.loads(out)["workers"] == 3
-    assert play.noted("wish") == {"kind": "scale", "workers": 3, "servers": None}
+    assert play.noted("wish") == {"kind": "scale", "workers": 3}
     added = play.host.worlds[-1]
     assert (added.node, added.role, added.global_rank, added.world_size) == (5, "worker", 2, 3)
     assert not play.told("replaced"), "it follows nobody"
@@ -83,7 +83,10 @@ say("scaled", text="3 workers and 2 servers from now on.", workers=3)
 @pytest.mark.parametrize(
     ("coordinator", "sentence"),
     [
-        ('hear("scale"); say("refused", text="Two servers are the least."); ', "Two servers are the least."),
+        (
+            'hear("scale"); say("answer", text="Two servers are the least.", is_refused=True); ',
+            "Two servers are the least.",
+        ),
         ('if once("died"): hear("scale"); die()\n', "The coordinator was lost before it answered; ask again."),
     ],
 )

@@ -117,7 +117,7 @@ def test_coordinators_that_all_die_are_not_followed_for_ever(play: Stage) -> Non
 
 
 def test_a_dismissed_server_is_no_loss(play: Stage) -> None:
-    coordinator = f'await_note("pid-2"); say("order", action="end", node=2); {COORDINATOR}'
+    coordinator = f'await_note("pid-2"); say("order", action="end", role="server", rank=1, node=2); {COORDINATOR}'
     server = 'note(f"pid-{node}", os.getpid()); hear("stop")'
     play(coordinator=coordinator, server=server, worker=f'await_end("pid-2"); {WORKER}')
     assert play.host.exit_codes("server") == [0, 0]
@@ -125,9 +125,11 @@ def test_a_dismissed_server_is_no_loss(play: Stage) -> None:
 
 
 def test_whoever_does_not_end_when_dismissed_is_killed(play: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.launch.service._DISMISS_S", 0.2)
+    monkeypatch.setattr("shoal.launch.dismissals._PATIENCE_S", 0.2)
     # Nobody else ends before: worker 0 waits until the run is otherwise over.
-    coordinator = 'say("order", action="end", node=3); say("done", results={}); hear("stop")'
+    coordinator = (
+        'say("order", action="end", role="worker", rank=0, node=3); say("done", results={}); hear("stop")'
+    )
     worker = 'time.sleep(60) if rank == 0 else say("done", results={})'
     play(coordinator=coordinator, worker=worker)
     assert play.host.exit_codes("worker") == [KILLED, 0]

@@ -18,8 +18,8 @@ from helpers.observed import ObservedEngine
 from helpers.striking import Striker
 from shoal.checkpoint import CheckpointStore
 from shoal.errors import DiskRefused, Interrupted
-from shoal.launch import ZygoteProcess, start_zygote
-from shoal.launch.runs import execute, new_job
+from shoal.launch import LiveRun, ZygoteProcess, start_zygote
+from shoal.launch.runs import new_job
 from shoal.observe import Event, RunFolder
 from shoal.spec import Cluster, Job
 
@@ -175,5 +175,5 @@ def test_a_run_without_all_its_checkpoints_does_not_end_well(tmp_path: Path, zyg
     job = new_job(str(SMALL_TASK), None, {}, said)
     job = replace(job, run_dir=str(folder.path))
     with pytest.raises(DiskRefused, match=r"came to its end, but .* lacks what was due after step 20, 30; "):
-        execute(job, folder, None, extra=[Spoiler(folder.checkpoints)], zygote=zygote)
+        LiveRun(job, folder, [Spoiler(folder.checkpoints)], zygote=zygote).run()
     assert folder.model.is_file() and folder.read_result()["ended"] == "finished"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers.forked import in_processes
-from shoal.arena import Segment, keep_freed_memory, return_freed_memory, use_small_stacks
+from shoal.arena import Segment, keep_freed_memory, return_freed_memory, segment_bytes, use_small_stacks
 from shoal.errors import LaunchError
 from shoal.spec import World
 
@@ -32,6 +32,23 @@ def test_regions_start_at_pages_and_keep_apart() -> None:
     first.fill_(255)
     assert not second.any()
     segment.close()
+
+
+def test_the_size_is_known_before_it_is_mapped() -> None:
+    assert segment_bytes([100, 5000]) == _mapped(5000).nbytes
+    assert segment_bytes([]) == 0
+
+
+def test_opened_by_its_handle() -> None:
+    segment = _mapped(64)
+    other = Segment.of(segment.handle)
+    other.reserve("first", 100)
+    other.reserve("second", 64)
+    other.map()
+    segment.tensor("second", torch.float32).fill_(2.5)
+    other.close()
+    segment.close()
+    assert other.tensor("second", torch.float32).tolist() == [2.5] * 16
 
 
 def test_parts_of_a_region() -> None:

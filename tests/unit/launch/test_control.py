@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.comm.channel import Channel
+from shoal.comm.words import ScaleAnswered
 from shoal.errors import CommTimeout, PeerLost, SpecError
 from shoal.launch.control import FILE_NAME, ControlSocket, request_scale
 from shoal.launch.messages import ScaleRequest
@@ -41,8 +42,9 @@ def test_a_question_and_its_answer(tmp_path: Path, control: ControlSocket) -> No
     client.send({"kind": "scale", "workers": 4, "servers": None})
     (request,) = collect(control)
     assert (request.workers, request.servers, request.is_question) == (4, None, False)
-    control.reply(request.number, {"kind": "scaled", "text": "Done.", "workers": 4})
-    assert client.receive(GUARD_S) == {"kind": "scaled", "text": "Done.", "workers": 4}
+    answer = ScaleAnswered(text="Done.", workers=4)
+    control.reply(request.number, answer)
+    assert client.receive(GUARD_S) == answer.as_message()
     with pytest.raises(PeerLost):
         client.receive(GUARD_S)
     client.close()
@@ -54,6 +56,7 @@ def test_a_question_and_its_answer(tmp_path: Path, control: ControlSocket) -> No
         {"kind": "exec"},
         {},
         {"kind": "scale", "workers": 0},
+        {"kind": "scale", "workers": 2, "servers": -1},
         {"kind": "scale", "servers": "2"},
         {"kind": "scale", "workers": True},
     ],
@@ -63,7 +66,7 @@ def test_nonsense_is_refused(tmp_path: Path, control: ControlSocket, message: di
     client.send(message)
     assert not collect(control)
     answer = client.receive(GUARD_S)
-    assert answer is not None and answer["kind"] == "refused"
+    assert answer is not None and answer["is_refused"]
     client.close()
 
 
@@ -79,7 +82,7 @@ def test_garbage_and_absence_disturb_nobody(tmp_path: Path, control: ControlSock
     (request,) = collect(control)
     assert request.is_question
     client.close()
-    control.reply(request.number, {"kind": "refused", "text": "too late"})  # nobody waits: no error
+    control.reply(request.number, ScaleAnswered(text="too late", is_refused=True))  # nobody waits: no error
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

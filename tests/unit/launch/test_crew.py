@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from shoal.launch.crew import Crew
+from shoal.observe.happenings import Heartbeat, StateEntered, StepsTaken
 from shoal.spec import World
+from shoal.spec.told import Told
+from shoal.spec.vocabulary import State
 
 
 @pytest.mark.parametrize(
-    "message",
+    "word",
     [
-        {"kind": "beat", "step": 8},
-        {"kind": "state", "state": "training", "step": 8},
-        {"kind": "steps", "steps": [[7, 0.3], [8, 0.2]], "samples": 80},
+        Heartbeat(step=8),
+        StateEntered(state=State.TRAINING, step=8),
+        StepsTaken(steps=[[7, 0.3], [8, 0.2]], samples=80),
     ],
 )
-def test_a_step_forward_forgives_losses_whichever_message_tells_of_it(message: dict[str, Any]) -> None:
+def test_a_step_forward_forgives_losses_whichever_word_tells_of_it(word: Told) -> None:
     crew = Crew(top_step=7, fruitless_losses=3)
     hand = crew.welcome(World(), 0.0)
-    crew.note_life(hand, {"kind": "beat", "step": 7}, 1.0)
+    crew.note_life(hand, Heartbeat(step=7), 1.0)
     assert crew.fruitless_losses == 3, "nothing has moved"
-    crew.note_life(hand, message, 2.0)
+    crew.note_life(hand, word, 2.0)
     assert (crew.top_step, crew.fruitless_losses) == (8, 0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shoal.launch.failure_log import Evidence, FailureLog
+from shoal.launch.failure_log import FailureLog, verdict
+from shoal.observe.happenings import Raised
 
-SEEN = Evidence(step=12, slot=1, sample=57, error="ValueError: bad", final=False)
+SEEN = Raised(step=12, slot=1, sample=57, error="ValueError: bad", final=False)
 
 
 def test_failures_count_within_a_minute() -> None:
@@ -27,8 +28,8 @@ def test_the_same_part_twice_is_poisoned() -> None:
 
 
 def test_the_verdict_names_what_is_known() -> None:
-    assert SEEN.verdict == (
+    assert verdict(SEEN) == (
         "Two processes failed at slot 1 of step 12, so a third would, too: ValueError: bad. The sample that "
         "raises it is number 57. Repair that sample, or leave it out of the data."
     )
-    assert "at step 12, so" in replace(SEEN, slot=None, sample=None).verdict
+    assert "at step 12, so" in verdict(replace(SEEN, slot=None, sample=None))

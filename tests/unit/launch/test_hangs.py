@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from shoal.launch.hangs import LOOK_EVERY_S, Finding, HangJudge, Life, Patience
+from shoal.observe.happenings import Heartbeat, StateEntered
+from shoal.spec.vocabulary import State
 
 BEAT_S = 0.2
 
@@ -40,10 +40,13 @@ class Ward:
         return [(names[id(finding.life)], finding) for finding in findings]
 
     def _beat(self, name: str) -> None:
-        beat: dict[str, Any] = {"kind": "beat", "step": 7, "phase": self.phases[name]}
-        beat["still"] = self.now - self.still_since.get(name, self.now)
-        if self.p99[name] is not None:
-            beat |= {"p99": self.p99[name], "gap": self.gaps.get(name, 0.0)}
+        beat = Heartbeat(
+            step=7,
+            phase=State(self.phases[name]),
+            still=self.now - self.still_since.get(name, self.now),
+            p99=self.p99[name],
+            gap=None if self.p99[name] is None else self.gaps.get(name, 0.0),
+        )
         self.lives[name].hear(beat, self.now)
 
 
@@ -90,7 +93,7 @@ def test_in_an_evaluation_silence_is_long():
 def test_after_a_change_of_state_what_is_usual_is_still_known():
     ward = Ward("one", "two")
     ward.pass_time(1.0)
-    ward.lives["one"].hear({"kind": "state", "state": "training", "step": 8}, ward.now)
+    ward.lives["one"].hear(StateEntered(state=State.TRAINING, step=8), ward.now)
     assert names_of(ward.pass_time(2.0, silent=("one",))) == ["one"]
 
 

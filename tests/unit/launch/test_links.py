@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 
+import msgpack
 import pytest
 
 from shoal.comm.channel import Channel
+from shoal.comm.words import Garbled, Stop
 from shoal.errors import LaunchError, PeerLost
 from shoal.launch import zygote_line
 from shoal.launch.links import MOST_UNSENT, Links
 from shoal.launch.messages import Deaf, Said
 from shoal.launch.zygote_line import PULSE_S, SILENT_S, ZygoteLine
+from shoal.observe.happenings import CheckpointWritten, StateEntered
+from shoal.spec.vocabulary import State
 
 GUARD_S = 30.0
 BULK = "x" * 10_000
 """Some of these fill a channel."""
+HERE = StateEntered(state=State.READY)
+
+
+def news(number: int) -> CheckpointWritten:
+    """A long word."""
+    return CheckpointWritten(step=number, path=BULK, digest="", nbytes=0, seconds=0.0, stall=0.0)
 
 
 @pytest.fixture
@@ -29,7 +41,7 @@ def receive_all(links: Links, end: Channel) -> list[int]:
     """What arrives, while the links send what they could not send before."""
     numbers = []
     while (message := end.receive(0.05)) is not None:
-        numbers.append(message["number"])
+        numbers.append(message["step"])
         assert not list(links.collect())
     return numbers
 
@@ -37,7 +49,7 @@ def receive_all(links: Links, end: Channel) -> list[int]:
 def test_who_does_not_read_keeps_nobody_waiting_and_misses_nothing(links: Links) -> None:
     theirs = links.open(0)
     for number in range(MOST_UNSENT):
-        links.say(0, {"kind": "news", "number": number, "text": BULK})
+        links.say(0, news(number))
     assert receive_all(links, theirs) == list(range(MOST_UNSENT))
     theirs.close()
 
@@ -45,12 +57,12 @@ def test_who_does_not_read_keeps_nobody_waiting_and_misses_nothing(links: Links)
 def test_who_reads_nothing_at_all_is_deaf(links: Links) -> None:
     theirs, others = links.open(3), links.open(4)
     for number in range(2 * MOST_UNSENT):
-        links.say(3, {"kind": "news", "number": number, "text": BULK})
-    links.say(4, {"kind": "news", "number": 0})
-    others.send({"kind": "here"})
+        links.say(3, news(number))
+    links.say(4, Stop())
+    others.send(HERE.as_message())
     told = list(links.collect())
-    assert Deaf(3) in told and Said(4, {"kind": "here"}) in told and Deaf(4) not in told
-    assert others.receive(GUARD_S) == {"kind": "news", "number": 0}
+    assert Deaf(3) in told and Said(4, HERE) in told and Deaf(4) not in told
+    assert others.receive(GUARD_S) == {"kind": "stop"}
     theirs.close()
     others.close()
 
@@ -58,10 +70,24 @@ def test_who_reads_nothing_at_all_is_deaf(links: Links) -> None:
 def test_what_waits_for_one_that_ends_is_forgotten(links: Links) -> None:
     theirs = links.open(0)
     for number in range(100):
-        links.say(0, {"kind": "news", "number": number, "text": BULK})
+        links.say(0, news(number))
     theirs.close()
-    links.say(0, {"kind": "late"})
+    links.say(0, Stop())
     assert not list(links.collect())
+
+
+def test_what_cannot_be_understood_is_told_as_such_and_the_rest_is_heard(links: Links) -> None:
+    theirs = links.open(0)
+    with socket.socket(fileno=os.dup(theirs.fileno())) as raw:
+        raw.send(b"\xc1 not msgpack")
+        raw.send(msgpack.packb([1, 2]))
+    for message in ({"kind": "rumour"}, {}, {"kind": "steps", "steps": "many"}, {"kind": ["state"]}):
+        theirs.send(message)
+    theirs.send(HERE.as_message())
+    *garbled, last = (one.word for one in links.collect() if isinstance(one, Said))
+    assert len(garbled) == 6 and all(isinstance(word, Garbled) and word.text for word in garbled)
+    assert last == HERE
+    theirs.close()
 
 
 class Zygote:

@@ -6,6 +6,7 @@ import signal
 from typing import Any
 
 from helpers.supervised import Table, events, of
+from shoal.comm.words import ScaleAnswered, Takeover
 from shoal.errors import Interrupted, LaunchError, WorkerFailed
 from shoal.launch.messages import (
     Answer,
@@ -56,7 +57,7 @@ def test_a_spare_is_given_the_place_of_a_killed_worker_at_once() -> None:
     (lost,) = events("lost", asked)
     assert "memory ran out" in lost["reason"]
     (order,) = of(Say, asked)
-    assert (order.process, order.message) == (SPARE, {"kind": "takeover", "places": [1], "generation": 1})
+    assert (order.process, order.word) == (SPARE, Takeover(places=[1], generation=1))
     (follower,) = of(StartProcess, asked)
     assert (follower.process, follower.world.role) == (3, "spare")
     table.now += 0.5
@@ -72,7 +73,7 @@ def test_places_given_to_one_that_is_dead_already_go_to_the_next() -> None:
     asked = table.tell(Started(3), Ended(process=SPARE, exit_code=-signal.SIGKILL))
     assert not of(Say, asked), "the next spare is not ready"
     (order,) = of(Say, table.say(3, "state", state="ready", step=0))
-    assert (order.process, order.message["places"]) == (3, [1])
+    assert (order.process, order.word.places) == (3, [1])
 
 
 def test_the_cause_is_told_once_the_others_had_their_time_to_end() -> None:
@@ -189,9 +190,9 @@ def test_requests_are_answered_under_their_numbers() -> None:
     table = two_and_a_spare()
     table.begin()
     (answer,) = of(Answer, table.tell(ScaleRequest(number=7)))
-    assert answer == Answer(7, {"kind": "scaled", "text": "2 workers.", "workers": 2, "servers": 0})
+    assert answer == Answer(7, ScaleAnswered(text="2 workers.", workers=2, servers=0))
     (answer,) = of(Answer, table.tell(ScaleRequest(number=8, workers=9)))
-    assert answer.request == 8 and answer.message["kind"] == "refused"
+    assert answer.request == 8 and answer.answer.is_refused
 
 
 def test_who_reads_nothing_of_what_it_is_told_is_ended() -> None:
@@ -209,3 +210,14 @@ def test_hosts_that_do_not_say_where_processes_are_keep_nobody_who_hangs_alive()
     table.tell(Deaf(WORKER_1))
     assert not of(Signal, table.wait(4.9))
     assert of(Signal, table.wait(0.2)) == [Signal(WORKER_1, signal.SIGKILL)]
+
+
+def test_what_nobody_understands_is_left_out_and_told_once_of_each() -> None:
+    table = two_and_a_spare()
+    table.begin()
+    warned = [events("warning", table.say(WORKER_1, kind)) for kind in ("rumour", "steps", "rumour")]
+    assert [len(one) for one in warned] == [1, 0, 0]
+    assert "worker 1 said something" in warned[0][0]["text"] and "'rumour'" in warned[0][0]["text"]
+    assert len(events("warning", table.say(WORKER_0, "state", state="dancing"))) == 1
+    table.say(WORKER_0, "order", action="start", role="worker", rank=7)
+    assert table.machine.over is None and table.machine.crew.hands[WORKER_1].is_alive, "the run goes on"

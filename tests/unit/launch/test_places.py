@@ -47,11 +47,11 @@ def test_a_place_for_one_more_worker() -> None:
 
 def test_the_world_in_words() -> None:
     served = describe_world(job(2, "ps:servers=2"))
-    assert served["text"] == "2 workers, 2 servers and a coordinator on 1 host, 1 thread each, loopback only"
-    assert served["servers"] == 2
+    assert served.text == "2 workers, 2 servers and a coordinator on 1 host, 1 thread each, loopback only"
+    assert served.servers == 2
     spared = describe_world(job(1, spares=1))
-    assert spared["text"] == "1 worker and 1 spare on 1 host, 1 thread each, loopback only"
-    assert "servers" not in spared
+    assert spared.text == "1 worker and 1 spare on 1 host, 1 thread each, loopback only"
+    assert "servers" not in spared.plain()
 
 
 def test_fewer_workers_than_places(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_fewer_workers_than_places(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [place.places for place in places] == [(0,), (1,), (2, 3)]
     assert [place.global_rank for place in places] == [0, 1, 2] and {place.world_size for place in places} == {4}
     told = describe_world(elastic_job, 3)
-    assert told["text"].startswith("3 workers (1 to 4) on 1 host") and (told["workers"], told["places"]) == (3, 4)
+    assert told.text.startswith("3 workers (1 to 4) on 1 host") and (told.workers, told.places) == (3, 4)
 
 
 @pytest.mark.parametrize(

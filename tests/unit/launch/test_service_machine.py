@@ -136,3 +136,13 @@ def test_nobody_is_started_for_a_place_that_somebody_is_on_the_way_to(table: Tab
     assert started(order(table, "start", role="worker", rank=0)) == [(5, "worker", 0)]
     assert not started(order(table, "start", role="worker", rank=0))
     assert not started(finish(table, 5)), "and nobody follows when it has done its work"
+
+
+def test_a_coordinator_whose_words_make_no_sense_ends_nothing(table: Table) -> None:
+    table.begin()
+    assert not started(order(table, "dance", role="worker", rank=0))
+    assert not started(order(table, "start", role="king", rank=0))
+    (warned,) = events("warning", table.asked)
+    assert warned["text"].startswith("coordinator 0 said something that cannot be understood")
+    table.say(COORDINATOR, "done", results={"clean": 3})
+    assert not events("audit", table.asked) and not table.machine.crew.hands[COORDINATOR].is_done

@@ -11,6 +11,7 @@ import pytest
 
 from helpers.run_sim import RunFailed, Undone, simulate
 from helpers.run_sim.faults import Kind
+from shoal.comm.words import MemberLost, MembersLiving
 from shoal.coordinator.machine import Coordinator
 from shoal.launch.crew import Hand
 from shoal.launch.moves import PlaceMoves
@@ -73,12 +74,12 @@ def test_it_is_found_when_ends_are_not_told(monkeypatch: pytest.MonkeyPatch) -> 
 
     def tell_losses_only(self: Service, hand: Hand) -> None:
         if not (hand.is_worker and hand.is_done):
-            self._bridge.say(self._coordinator, {"kind": "lost", **_identity(hand)})
+            self._bridge.say(self._coordinator, MemberLost(**_identity(hand)))
 
     def succeed_with_a_list(self: Service, failure: Failure) -> None:
         succeed(self, failure)
         members = [_identity(one) for one in self._members()]
-        self._bridge.say(self._coordinator, {"kind": "living", "members": members, "left": []})
+        self._bridge.say(self._coordinator, MembersLiving(members=members, left=[]))
 
     monkeypatch.setattr(Service, "_tell_end", tell_losses_only)
     monkeypatch.setattr(Service, "_brief", lambda self, coordinator: None)

@@ -115,7 +115,7 @@ def test_when_all_begin_again_only_what_has_not_struck_is_left():
     table.note(0, 4, 10.0)
     assert [fault.target for fault in table.ready(10.0)] == ["worker:0", "server:0"]
     told = []
-    table.tell_open(lambda kind, rank, values: told.append(values["text"]))
+    table.tell_open(lambda warned: told.append(warned.text))
     assert told[0].startswith("3 of 4 faults never fired: ")
 
 

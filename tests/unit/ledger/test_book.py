@@ -10,8 +10,7 @@ import pytest
 
 from shoal.errors import ProtocolError
 from shoal.ledger import Order, Schedule
-from shoal.ledger.book import Book, BookRow, audit
-from shoal.ledger.cut_log import CutLog
+from shoal.ledger.book import Book, BookRow, CutLog, audit
 
 SCHEDULE = Schedule(length=26, batch_size=8, slots=3, epochs=3, max_steps=None, order=Order(26, 0))
 LAST = SCHEDULE.total_steps

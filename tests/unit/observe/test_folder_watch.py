@@ -23,7 +23,7 @@ def watched(tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
     watch = FolderWatch(folder, Clock())
-    watch.handle(Event("beat"))
+    watch.handle(Event.of("beat"))
     return folder, watch
 
 
@@ -31,8 +31,8 @@ def test_a_removed_folder_ends_the_run_once(watched):
     folder, watch = watched
     folder.rmdir()
     with pytest.raises(DiskRefused, match=f"Run folder {folder} was removed or replaced"):
-        watch.handle(Event("beat"))
-    watch.handle(Event("failed"))
+        watch.handle(Event.of("beat"))
+    watch.handle(Event.of("failed", values={"message": "it failed", "traceback": ""}))
     watch.close()
 
 
@@ -41,14 +41,14 @@ def test_another_folder_of_that_name_is_not_the_same(watched):
     folder.rename(folder.with_name("moved"))
     folder.mkdir()
     with pytest.raises(DiskRefused, match="removed or replaced"):
-        watch.handle(Event("steps"))
+        watch.handle(Event.of("steps", values={"steps": []}))
 
 
 def test_a_parent_that_is_gone_counts(watched):
     folder, watch = watched
     shutil.rmtree(folder.parent)
     with pytest.raises(DiskRefused, match="removed or replaced"):
-        watch.handle(Event("steps"))
+        watch.handle(Event.of("steps", values={"steps": []}))
 
 
 def test_a_disk_that_cannot_answer_ends_nothing(watched, monkeypatch):
@@ -58,4 +58,4 @@ def test_a_disk_that_cannot_answer_ends_nothing(watched, monkeypatch):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr("os.stat", fail)
-    watch.handle(Event("beat"))
+    watch.handle(Event.of("beat"))

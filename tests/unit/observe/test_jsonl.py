@@ -9,9 +9,20 @@ import pytest
 from shoal.errors import DiskRefused, SpecError
 from shoal.observe import Bus, Event, JsonlSink, read_events
 
+VALUES = {
+    "world": {"workers": 2},
+    "steps": {"steps": [[1, 2.5]]},
+    "evaluation": {"step": 1, "results": {"loss": 0.5}},
+    "finished": {},
+}
+
+
+def told(kind):
+    return Event.of(kind, values=VALUES[kind])
+
 
 def test_events_are_read_back_as_written(tmp_path):
-    events = [Event("world", values={"workers": 2}), Event("steps", 0, {"steps": [[1, 2.5]], "samples": 8})]
+    events = [Event.of("world", values={"workers": 2}), Event.of("steps", 0, {"steps": [[1, 2.5]], "samples": 8})]
     sink = JsonlSink(tmp_path)
     for event in events:
         sink.handle(event)
@@ -23,7 +34,7 @@ def test_events_are_read_back_as_written(tmp_path):
 def test_of_beats_only_the_peaks_are_kept(tmp_path):
     sink = JsonlSink(tmp_path)
     for rank, rss in ((0, 10), (1, 40), (0, 30), (0, 20)):
-        sink.handle(Event("beat", rank, {"step": 1, "rss": rss}))
+        sink.handle(Event.of("beat", rank, {"step": 1, "rss": rss}))
     assert read_events(tmp_path) == []
     sink.close()
     (event,) = read_events(tmp_path)
@@ -33,13 +44,13 @@ def test_of_beats_only_the_peaks_are_kept(tmp_path):
 def test_a_torn_last_line_is_left_out_and_the_next_run_goes_on_behind_it(tmp_path):
     path = tmp_path / "events.jsonl"
     sink = JsonlSink(tmp_path)
-    sink.handle(Event("world"))
-    sink.handle(Event("finished"))
+    sink.handle(told("world"))
+    sink.handle(told("finished"))
     sink.close()
     path.write_bytes(path.read_bytes()[:-9])
     assert [event.kind for event in read_events(tmp_path)] == ["world"]
     sink = JsonlSink(tmp_path)
-    sink.handle(Event("steps"))
+    sink.handle(told("steps"))
     sink.close()
     assert [event.kind for event in read_events(tmp_path)] == ["world", "steps"]
     assert all(json.loads(line) for line in path.read_text().splitlines()), "others read it line by line, too"
@@ -47,12 +58,12 @@ def test_a_torn_last_line_is_left_out_and_the_next_run_goes_on_behind_it(tmp_pat
 
 def test_a_file_that_is_one_torn_line_is_begun_anew(tmp_path):
     (tmp_path / "events.jsonl").write_bytes(b"x" * 200_000)
-    JsonlSink(tmp_path).handle(Event("world"))
+    JsonlSink(tmp_path).handle(told("world"))
     assert [event.kind for event in read_events(tmp_path)] == ["world"]
 
 
 def test_damage_before_the_end_is_left_out(tmp_path):
-    good = Event("world").to_json()
+    good = told("world").to_json()
     (tmp_path / "events.jsonl").write_text(f"{good}\n{good[:10]}\n\0\0\n{good}\n")
     assert [event.kind for event in read_events(tmp_path)] == ["world", "world"]
 
@@ -79,7 +90,8 @@ class Disk:
 
 
 def test_a_full_disk_ends_nothing_and_events_wait_until_there_is_room(tmp_path, monkeypatch):
-    disk, warnings, events = Disk(monkeypatch), [], [Event("world"), Event("steps"), Event("evaluation")]
+    disk, warnings = Disk(monkeypatch), []
+    events = [told("world"), told("steps"), told("evaluation")]
     sink = JsonlSink(tmp_path, warnings.append)
     disk.room = 30
     sink.handle(events[0])
@@ -98,8 +110,8 @@ def test_events_that_never_fit_are_told_at_the_end(tmp_path):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
     warnings = []
     bus = Bus([JsonlSink(tmp_path, warnings.append)])
-    bus.emit(Event("world"))
-    bus.emit(Event("steps"))
+    bus.emit(told("world"))
+    bus.emit(told("steps"))
     assert len(warnings) == 1
     with pytest.raises(DiskRefused, match=r"events\.jsonl lacks the last events: the disk is full"):
         bus.close()
@@ -111,7 +123,7 @@ def test_what_waits_has_a_limit(tmp_path, monkeypatch):
     sink = JsonlSink(tmp_path)
     disk.room = 0
     for _ in range(100):
-        sink.handle(Event("steps"))
+        sink.handle(told("steps"))
     disk.room = 1 << 30
     with pytest.raises(DiskRefused, match="lacks the last events"):
         sink.close()
@@ -121,6 +133,6 @@ def test_what_waits_has_a_limit(tmp_path, monkeypatch):
 def test_a_file_that_was_removed_is_told_at_the_end(tmp_path):
     sink = JsonlSink(tmp_path)
     (tmp_path / "events.jsonl").unlink()
-    sink.handle(Event("world"))
+    sink.handle(told("world"))
     with pytest.raises(DiskRefused, match=r"events\.jsonl was removed"):
         sink.close()

@@ -35,7 +35,7 @@ def test_lines_come_at_intervals():
     for step in range(1, 101):
         now[0] = step / 10
         values = {"steps": [[step, 0.5]], "samples": step, "lr": 0.1, "total_steps": 100, "epoch": 1}
-        sink.handle(Event("steps", 0, values, time=now[0]))
+        sink.handle(Event.of("steps", 0, values, time=now[0]))
     assert len(stream.getvalue().splitlines()) == 5
     assert stream.getvalue().splitlines()[-1] == "step 81/100  epoch 1  loss 0.5000  10 samples/s  0:02 left"
 
@@ -45,6 +45,6 @@ def test_stopped_run_says_how_far_it_came(run_events):
     sink = PlainSink(stream)
     for event in run_events[:80]:
         sink.handle(event)
-    sink.handle(Event("stopped", values={"reason": "Ctrl-C"}))
+    sink.handle(Event.of("stopped", values={"reason": "Ctrl-C"}))
     assert "stopped: Ctrl-C" in stream.getvalue()
     assert " of 200\n" in stream.getvalue()

@@ -79,9 +79,9 @@ def test_draws_at_most_ten_times_a_second(console, run_events):
     ],
 )
 def test_workers_fit_in_one_line(console, workers, text):
-    events = [Event("world", values={"workers": workers, "spares": 2, "strategy": "data"})]
-    events += [Event("state", rank, {"state": "training", "step": 0}) for rank in range(workers)]
-    events += [Event("lost", values={"rank": 3, "reason": "killed"})]
+    events = [Event.of("world", values={"workers": workers, "spares": 2, "strategy": "data"})]
+    events += [Event.of("state", rank, {"state": "training", "step": 0}) for rank in range(workers)]
+    events += [Event.of("lost", values={"rank": 3, "reason": "killed"})]
     lines = show(console, events)
     assert max(len(line) for line in lines) <= 80
     workers_line = next(line for line in reversed(lines) if "spares" in line)
@@ -90,5 +90,5 @@ def test_workers_fit_in_one_line(console, workers, text):
 
 
 def test_what_users_print_is_not_read_as_markup(console):
-    lines = show(console, [Event("line", 1, {"text": "x[bold] [/red] done", "level": "info"})])
+    lines = show(console, [Event.of("line", 1, {"text": "x[bold] [/red] done", "level": "info"})])
     assert any("worker 1: x[bold] [/red] done" in line for line in lines)

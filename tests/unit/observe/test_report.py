@@ -60,7 +60,7 @@ def test_report_tells_the_whole_run(tmp_path, run_events):
 
 
 def test_report_tells_what_the_coordinator_decided(tmp_path, run_events):
-    decision = Event("decision", values={"text": "worker 1 gets less data", "share": 3})
+    decision = Event.of("decision", values={"text": "worker 1 gets less data", "share": 3})
     text = write_report(leave_run(tmp_path, [*run_events, decision]).path).read_text()
     section = text.partition("## What the coordinator decided")[2]
     assert "coordinator: worker 1 gets less data" in section
@@ -84,7 +84,7 @@ def test_report_without_matplotlib_says_how_to_get_it(tmp_path, run_events, monk
 
 def test_killed_run_without_numbers_still_reports(tmp_path):
     steps = {"steps": [[1, math.nan], [2, math.inf]], "samples": 2, "lr": 0.1, "total_steps": 9, "epoch": 1}
-    folder = leave_run(tmp_path, [Event("steps", 0, steps)])
+    folder = leave_run(tmp_path, [Event.of("steps", 0, steps)])
     text = write_report(folder.path).read_text()
     assert "no end: it was killed, or is still running" in text
     assert "| training loss | inf |" in text
@@ -92,7 +92,7 @@ def test_killed_run_without_numbers_still_reports(tmp_path):
 
 
 def test_many_evaluations_stay_on_one_page(tmp_path):
-    events = [Event("evaluation", values={"step": at, "results": {"loss": 1 / at}}) for at in range(1, 101)]
+    events = [Event.of("evaluation", values={"step": at, "results": {"loss": 1 / at}}) for at in range(1, 101)]
     text = write_report(leave_run(tmp_path, events).path).read_text()
     assert "12 of 100 evaluations" in text
     assert "| 1 | 1.0000 |" in text
@@ -115,9 +115,9 @@ def test_smoothing_keeps_lines_straight_and_tames_noise():
 
 def test_losses_of_steps_that_were_undone_are_not_drawn():
     def told(*steps):
-        return Event("steps", 0, {"steps": [[step, loss] for step, loss in steps], "samples": 1})
+        return Event.of("steps", 0, {"steps": [[step, loss] for step, loss in steps], "samples": 1})
 
     events = [told((1, 9.0), (2, 8.0)), told((3, 7.0), (4, 6.0))]
-    back = Event("restarted", None, {"step": 2, "samples": 1, "undone": 2, "seconds": 0.1, "reason": "died"})
+    back = Event.of("restarted", None, {"step": 2, "samples": 1, "undone": 2, "seconds": 0.1, "reason": "died"})
     assert counted_losses([*events, back]) == [(1, 9.0), (2, 8.0)]
     assert counted_losses([*events, back, told((3, 5.0))]) == [(1, 9.0), (2, 8.0), (3, 5.0)]

@@ -30,9 +30,11 @@ def test_steps_that_were_undone_are_left_out(tmp_path):
 
     sink = TensorBoardSink(tmp_path)
     for number in (1, 2, 3, 4):
-        sink.handle(Event("steps", 0, {"steps": [[number, 9.0]], "samples": number, "lr": 0.1}))
-    sink.handle(Event("restarted", None, {"step": 2, "samples": 2, "undone": 2, "seconds": 0.1, "reason": "died"}))
-    sink.handle(Event("steps", 0, {"steps": [[3, 5.0]], "samples": 3, "lr": 0.1}))
+        sink.handle(Event.of("steps", 0, {"steps": [[number, 9.0]], "samples": number, "lr": 0.1}))
+    sink.handle(
+        Event.of("restarted", None, {"step": 2, "samples": 2, "undone": 2, "seconds": 0.1, "reason": "died"})
+    )
+    sink.handle(Event.of("steps", 0, {"steps": [[3, 5.0]], "samples": 3, "lr": 0.1}))
     sink.close()
     found = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
     assert [(one.step, one.value) for one in found.Scalars("train/loss")] == [(1, 9.0), (2, 9.0), (3, 5.0)]

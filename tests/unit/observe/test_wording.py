@@ -5,6 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from shoal.observe import Event, wording
+from shoal.observe.happenings import Audited
 from shoal.spec.chaos import Fault
 
 
@@ -57,7 +58,7 @@ def test_rate(per_second, text):
     ],
 )
 def test_who_came_and_went(kind, values, text):
-    assert wording.line(Event(kind, values=values)) == text
+    assert wording.line(Event.of(kind, values=values)) == text
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_who_came_and_went(kind, values, text):
     ],
 )
 def test_what_happens_among_servers(kind, values, text):
-    assert wording.line(Event(kind, values=values)) == text
+    assert wording.line(Event.of(kind, values=values)) == text
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_what_happens_among_servers(kind, values, text):
 )
 def test_who_hangs_and_where(where, stacks, text):
     values = {"role": "worker", "rank": 1, "step": 7, "seconds": 1.2, "where": where, "stacks": stacks}
-    line = wording.line(Event("hung", 1, {**values, "reason": "it gave no sign of life for 1.2 s"}))
+    line = wording.line(Event.of("hung", 1, {**values, "reason": "it gave no sign of life for 1.2 s"}))
     assert line == f"worker 1 hangs at step 7: it gave no sign of life for 1.2 s{text}"
 
 
@@ -105,7 +106,7 @@ def test_who_hangs_and_where(where, stacks, text):
     ],
 )
 def test_faults_that_were_asked_for(fault, text):
-    assert wording.line(Event("fault", values=asdict(fault))) == text
+    assert wording.line(Event.of("fault", values=asdict(fault))) == text
 
 
 SHARD = {"once": 40, "more_than_once": 0, "never": 0}
@@ -133,4 +134,4 @@ CELLS = {"samples": 4000, "cells": 40, "clean": True, "shards": [SHARD, SHARD]}
     ],
 )
 def test_what_became_of_the_data(values, text):
-    assert wording.audit(values) == text
+    assert wording.audit(Audited.from_plain(values)) == text

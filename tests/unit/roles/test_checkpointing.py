@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from helpers.checkpoint_states import state
 from shoal.checkpoint import CheckpointStore
@@ -21,7 +22,8 @@ def successor(run: Path, rule: str) -> Checkpointing:
     """What a worker of a run has that is there already, before its first step."""
     _, ours = Channel.pair()
     start = SimpleNamespace(step=0, losses=[], evaluations={})
-    replica = cast(Any, SimpleNamespace(start=start, optimizer=object()))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    replica = cast(Any, SimpleNamespace(start=start, optimizer=optimizer))
     job = Job(target="toy.py", checkpoint=rule, run_dir=str(run))
     return Checkpointing(job, replica, cast(Any, None), Reporter(World(), ours))
 

@@ -55,9 +55,9 @@ def test_who_waits_for_its_store_serves_nobody_meanwhile():
 
 
 def test_decisions_read_as_sentences():
-    scaled = {"kind": "decision", "what": "scale", "why": "asked for", "workers": 4, "before": 2}
+    scaled = {"what": "scale", "why": "asked for", "workers": 4, "before": 2}
     assert describe_decision(scaled) == "from 2 to 4 workers, as asked for"
-    shares = {"kind": "decision", "what": "shares", "why": "speeds differ", "shares": {0: 1.5, 1: 0.5}}
+    shares = {"what": "shares", "why": "speeds differ", "shares": {0: 1.5, 1: 0.5}}
     assert describe_decision(shares) == "shares of the data: worker 0 1.50, worker 1 0.50, because speeds differ"
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from shoal.roles.trainer import _Silent
+from shoal.roles.loop import Loop
+from shoal.roles.trainer_state import Unwatched
 from shoal.roles.training import Training
 from shoal.spec import Conduct, Task, World
 from shoal.strategies.base import Past, Setting
@@ -60,17 +61,18 @@ def make(task: Task = TASK) -> tuple[Training, Others]:
 
 def test_the_learning_rate_follows_and_no_step_is_seen_twice() -> None:
     training, others = make()
+    setting = Setting(world=World(), conduct=Conduct(fills=(range(1),)), extent=training.extent)
+    loop = Loop(training, setting, Unwatched())
     for others.steps in (0, 1, 4, 4, 6):
-        training.follow()
+        loop.follow()
         seen = max(0, others.steps - 1)  # the last one may have ended the run
         assert training.replica.learning_rate == GAMMA**seen and others.asked == list(range(1, seen + 1))
-    setting = Setting(world=World(), conduct=Conduct(fills=(range(1),)), extent=training.extent)
     training.strategy.open(training.replica, setting)
-    outcome = training.run(setting, _Silent(), committed=6)
+    outcome = loop.run(committed=6)
     assert outcome.step == STEPS and training.replica.learning_rate == GAMMA**STEPS
 
 
-class StopsAtOnce(_Silent):
+class StopsAtOnce(Unwatched):
     def wants_stop(self) -> bool:
         return True
 
@@ -80,12 +82,12 @@ def test_who_ends_before_the_next_evaluation_knows_the_last_one() -> None:
     others.steps = 4
     setting = Setting(world=World(), conduct=Conduct(fills=(range(1),)), extent=training.extent)
     training.strategy.open(training.replica, setting)
-    outcome = training.run(setting, StopsAtOnce(), committed=4)
+    outcome = Loop(training, setting, StopsAtOnce()).run(committed=4)
     assert (outcome.step, outcome.reason) == (5, "stopped") and "loss" in outcome.results
 
 
 def test_without_a_scheduler_nobody_need_be_followed() -> None:
     training, others = make(replace(TASK, scheduler=None))
     others.steps = 5
-    training.follow()
+    Loop(training, Setting(world=World(), conduct=training.conduct), Unwatched()).follow()
     assert others.asked == []

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.arena import Segment, counter_bytes
 from shoal.errors import PeerLost
-from shoal.roles.trainer import _orphan_watch
+from shoal.roles.joining import orphan_watch
 
 GUARD_S = 30
 
@@ -37,7 +37,7 @@ def _wait_for_nobody(tell: int, look: int) -> None:
         segment = Segment()
         segment.reserve("counters", counter_bytes(1))
         segment.map()
-        watch = _orphan_watch()
+        watch = orphan_watch()
         os.write(look, b"!")
         with pytest.raises(PeerLost, match="has ended"):
             segment.counters("counters", watch).wait(0, 1)

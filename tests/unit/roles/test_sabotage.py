@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.comm.words import Misbehave
 from shoal.errors import InjectedFault
 from shoal.feed.parts import Part
 from shoal.roles.chaos import Sabotage
@@ -41,21 +42,21 @@ def test_a_slow_worker_takes_so_many_times_as_long_for_so_long():
     time = Time()
     sabotage = make(time)
     assert compute(sabotage, time) == 2.0
-    sabotage.hear({"fault": "slow", "factor": 4.0, "seconds": 11.0})
+    sabotage.hear(Misbehave(fault="slow", factor=4.0, seconds=11.0))
     assert [compute(sabotage, time) for _ in range(3)] == [8.0, 3.0, 2.0]
 
 
 def test_slowness_may_last_for_ever():
     time = Time()
     sabotage = make(time)
-    sabotage.hear({"fault": "slow", "factor": 2.5, "seconds": None})
+    sabotage.hear(Misbehave(fault="slow", factor=2.5, seconds=None))
     assert [compute(sabotage, time) for _ in range(20)] == [5.0] * 20
 
 
 def test_a_worker_raises_once_when_told():
     time = Time()
     sabotage = make(time)
-    sabotage.hear({"fault": "raise", "factor": 1.0, "seconds": None})
+    sabotage.hear(Misbehave(fault="raise", factor=1.0, seconds=None))
     with pytest.raises(InjectedFault, match="slot 3 of step 7"):
         compute(sabotage, time, step=7, slot=3)
     assert compute(sabotage, time, step=7, slot=3) == 2.0

@@ -104,11 +104,18 @@ def test_without_a_limit_a_model_that_is_cut_is_built_whole() -> None:
 
 
 def test_workers_that_talk_through_memory_share_buffers() -> None:
-    spec, run = parse_strategy("sharded"), RunSize(workers=2, slots=2)
+    spec, run = parse_strategy("sharded"), RunSize(workers=2, slots=2, is_limited=True)
     silent, found = (spec.footprint(MODEL, run, CutSize(talk=talk)) for talk in (0, 5 * MIB))
     assert found.worker_bytes == silent.worker_bytes + 5 * MIB
     assert {flow.medium for flow in silent.flows} == {Medium.NETWORK}
     assert {flow.medium for flow in found.flows} == {Medium.MEMORY}
+
+
+def test_without_a_limit_workers_share_parameters_and_what_they_find_for_them() -> None:
+    run, cut = RunSize(workers=2, slots=2), CutSize(talk=5 * MIB, units=(40 * MIB, 30 * MIB, 10 * MIB))
+    for stage, found in {1: 80 * MIB, 2: 40 * MIB, 3: 40 * MIB}.items():
+        footprint = parse_strategy(f"sharded:stage={stage}").footprint(MODEL, run, cut)
+        assert footprint.shared_bytes == (5 + 80) * MIB + 2 * found
 
 
 def test_how_a_strategy_cuts_the_model_decides() -> None:

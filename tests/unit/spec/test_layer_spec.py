@@ -40,6 +40,8 @@ def test_what_is_written_is_read():
         ("layer:weights=1+1", "weights=1.1 acts only with decoupled=on"),
         ("layer:decoupled=on,weights=x", "weights must be 'even' or a number"),
         ("layer:phases=2,every=0", "every must be a whole number of at least 1"),
+        ("layer:via=backend", "via 'backend' is not known"),
+        ("layer:phases=2,via=sockets", "via=sockets acts only where the model is cut"),
     ],
 )
 def test_what_contradicts_itself(written, sentence):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import SpecError
-from shoal.spec import Claim, Cluster, Conduct, Data, StrategySpec, parse_strategy
+from shoal.spec import Claim, Cluster, Conduct, Data, Job, StrategySpec, parse_strategy
 from shoal.spec import strategy as module
 from shoal.spec.conduct import even_fills
 
@@ -57,6 +57,7 @@ def test_switches_take_the_usual_words(word: str) -> None:
         ("data:shares=speed,partition=relay", ["which partition=relay does not use"]),
         ("data:shares=speed,batchnorm=sync", ["all wait for one another", "batchnorm=local"]),
         ("data:batchnorm=frozen", ["local, sync"]),
+        ("sharded:via=ring", ["via 'ring'", "auto, backend, memory"]),
     ],
 )
 def test_a_wrong_word_is_told_the_right_ones(text: str, found: list[str]) -> None:
@@ -115,3 +116,11 @@ def test_named_shares_must_fit_the_job() -> None:
     for slots, workers in ((5, 2), (4, 3)):
         with pytest.raises(SpecError, match=f"but the job has {workers} workers and {slots} slots"):
             counts_of(Data(shares="1+3"), slots, workers)
+
+
+@pytest.mark.parametrize("written", ["sharded", "tensor", "pipeline", "mesh:data=2"])
+def test_the_hosts_memory_is_not_a_gpus(written: str) -> None:
+    mark = "," if ":" in written else ":"
+    with pytest.raises(SpecError, match="via=memory shares the host's memory, but device=cuda; leave it out"):
+        Job(target="a.py", strategy=f"{written}{mark}via=memory", cluster=Cluster(workers=2, device="cuda"))
+    assert Job(target="a.py", strategy=f"{written}{mark}via=backend", cluster=Cluster(workers=2, device="cuda"))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shoal.strategies.data.batchnorm import batchnorm_layers, exchange_elements, synchronise
+from shoal.strategies.recompute import recompute_blocks
 
 SHAPES = {1: (nn.BatchNorm1d, (12, 5)), 2: (nn.BatchNorm2d, (12, 5, 3, 4)), 3: (nn.BatchNorm3d, (12, 5, 2, 3, 2))}
 SIZES = [5, 1, 6]
@@ -87,6 +88,42 @@ def test_as_torch_on_the_whole_batch(dims: int, options: dict) -> None:
     for replica in replicas:
         torch.testing.assert_close(dict(replica.named_buffers()), dict(whole.named_buffers()))
     assert adder.sent == STEPS * exchange_elements(whole)
+
+
+def _blocks() -> nn.Module:
+    """Three blocks: two that are alike, and the sequence beside them."""
+
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5)), nn.Tanh())
+
+    return nn.Sequential(
+        nn.Sequential(block(), block()),
+        nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 5), nn.BatchNorm1d(5)),
+    ).double()
+
+
+def test_a_pass_that_is_repeated_exchanges_nothing_again() -> None:
+    """Blocks are computed twice, statistics are exchanged and moved once: as torch does with the whole batch."""
+    torch.manual_seed(0)
+    whole, calls = _blocks(), list[int]()
+    replicas = [copy.deepcopy(whole) for _ in SIZES]
+    adder = Adder(len(SIZES))
+    for rank, replica in enumerate(replicas):
+        assert recompute_blocks(replica) == 3
+        synchronise(replica, adder.of(rank))
+    replicas[0][0][0][0][0].register_forward_hook(lambda *_: calls.append(1))
+    for _ in range(STEPS):
+        x = torch.randn(12, 5, dtype=torch.float64, requires_grad=True)
+        slope = torch.randn(12, 5, dtype=torch.float64)
+        expected = whole(x)
+        expected.backward(slope)
+        results = _run_parts(replicas, list(x.detach().split(SIZES)), list(slope.split(SIZES)))
+        torch.testing.assert_close(torch.cat([output for output, _ in results]), expected.detach())
+        torch.testing.assert_close(torch.cat([gradient for _, gradient in results]), x.grad)
+    assert len(calls) == 2 * STEPS
+    assert adder.sent == STEPS * exchange_elements(whole)
+    for replica in replicas:
+        torch.testing.assert_close(dict(replica.named_buffers()), dict(whole.named_buffers()))
 
 
 def test_a_shifted_mean_does_not_drown_the_variance() -> None:

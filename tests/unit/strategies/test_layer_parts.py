@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from shoal.comm import MemoryNetwork
+from shoal.comm.group import SocketGroup
 from shoal.errors import SpecError
 from shoal.spec import Layer
 from shoal.strategies.layer.heads import AuxiliaryHead
@@ -33,7 +34,7 @@ def test_what_cannot_be_sent_is_refused():
 
 def post_pair():
     network = MemoryNetwork(2)
-    return [Post(network.transport(rank), rank, 2) for rank in range(2)]
+    return [Post(SocketGroup(network.transport(rank), range(2))) for rank in range(2)]
 
 
 def test_workers_take_values_by_name_and_agree_on_sums():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shoal.bench.bandwidth import open_model
+from benchmarks.bandwidth import open_model
 from shoal.comm.compression import make_compression
 from shoal.errors import ProtocolError
 from shoal.strategies.ps.parcelling import blocks, parcels, unwrap, wrap

@@ -10,10 +10,11 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from helpers.forked import in_processes
+from helpers.supplying import OneBatch
 from shoal.feed.parts import Part, Piece
 from shoal.spec import Cluster, Task, World, parse_strategy
 from shoal.strategies import make_strategy
-from shoal.strategies.base import Extent, Setting, Work
+from shoal.strategies.base import Company, Extent, Setting, Work
 from shoal.strategies.replica import Replica
 
 MICROBATCHES, ROWS = 3, 4
@@ -51,8 +52,8 @@ def count_calls(*, recompute: bool) -> Callable[[World], dict[str, int]]:
             conduct=spec.conduct(Cluster(workers=world.world_size)),
             extent=Extent(total_steps=1, accumulate=MICROBATCHES),
             clip_norm=None,
-            sample=lambda: (INPUTS, TARGETS),
-            report=lambda line: None,
+            company=Company(report=lambda line: None),
+            supply=OneBatch((INPUTS, TARGETS)),
         )
         strategy.open(replica, setting)
         replica.train_mode()
@@ -61,7 +62,7 @@ def count_calls(*, recompute: bool) -> Callable[[World], dict[str, int]]:
             if isinstance(layer, nn.Linear):
                 calls[name] = 0
                 layer.register_forward_hook(lambda *_, name=name: calls.update({name: calls[name] + 1}))
-        strategy.step(Work(1, (Part(0, load, None),), 0))
+        strategy.take(Work(1, (Part(0, load, None),), 0))
         strategy.close()
         return calls
 

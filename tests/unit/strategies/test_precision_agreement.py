@@ -15,7 +15,7 @@ from helpers.forked import in_processes
 from shoal.feed.parts import Part, Piece
 from shoal.spec import Cluster, Task, World, parse_strategy
 from shoal.strategies import make_strategy
-from shoal.strategies.base import Extent, Setting, Work
+from shoal.strategies.base import Company, Extent, Setting, Work
 from shoal.strategies.half_range import FIRST_SCALE
 from shoal.strategies.replica import Replica
 
@@ -66,7 +66,7 @@ def train(written: str, precision: str, bad: range, slots: int) -> Callable[[Wor
             conduct=spec.conduct(Cluster(workers=size), slots),
             extent=Extent(total_steps=STEPS),
             clip_norm=TASK.clip_norm,
-            report=lambda line: None,
+            company=Company(report=lambda line: None),
         )
         replica = Replica(TASK, precision=precision)
         strategy = make_strategy(spec, world, slots)
@@ -75,7 +75,7 @@ def train(written: str, precision: str, bad: range, slots: int) -> Callable[[Wor
         models, skipped = [], []
         for step in range(1, STEPS + 1):
             parts = tuple(part(step, slot, slots, bad) for slot in setting.slots_of(world.global_rank))
-            strategy.step(Work(step, parts, 0))
+            strategy.take(Work(step, parts, 0))
             state = dict(strategy.model_stream(replica).tensors)
             models.append({name: value.tolist() for name, value in state.items()})
             skipped.append(replica.precision.state.skipped)

@@ -135,5 +135,5 @@ def test_what_does_not_go_together_is_refused() -> None:
         Job(target="a.py", numerics="float64", precision="bf16")
     with pytest.raises(SpecError, match="precision"):
         Job(target="a.py", precision="fp8")
-    with pytest.raises(SpecError, match="batchnorm=local"):
-        Job(target="a.py", strategy="data:batchnorm=sync", recompute=True)
+    with pytest.raises(SpecError, match="schedule=1f1b"):
+        Job(target="a.py", strategy="pipeline:schedule=zero-bubble", recompute=True)

@@ -15,7 +15,7 @@ from shoal.roles.sizing import size_up
 from shoal.spec import Cluster, Job, ParameterServer, Task, World
 from shoal.spec.footprint import Footprint, MemoryRegion
 from shoal.strategies import make_strategy
-from shoal.strategies.base import Extent, Setting
+from shoal.strategies.base import Company, Extent, Setting
 from shoal.strategies.data.arena import ArenaData
 from shoal.strategies.model_size import Blueprint
 from shoal.strategies.ps.served import Served
@@ -95,7 +95,11 @@ def test_workers_that_share_memory(
     opened = make_strategy(job.spec, world, slots)
     assert isinstance(opened, ArenaData)
     setting = Setting(
-        world=world, conduct=job.conduct, extent=EXTENT, clip_norm=task.clip_norm, report=lambda line: None
+        world=world,
+        conduct=job.conduct,
+        extent=EXTENT,
+        clip_norm=task.clip_norm,
+        company=Company(report=lambda line: None),
     )
     opened.open(Replica(task, precision=precision), setting)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shoal.comm.group import ThreadGroup, together
 from shoal.layout.tensor_plan import LayerCut, Way
 from shoal.strategies.mesh.tensor.building import Parts, build
-from shoal.strategies.mesh.tensor.threads import ThreadWorker, together
 
 BATCH, LENGTH, SOURCE, WIDTH, HEADS = 3, 5, 6, 16, 4
 CAUSAL = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
@@ -64,7 +64,7 @@ def test_as_the_whole_computes_it(case: str, count: int) -> None:
             param.add_(double(*param.shape), alpha=0.1)  # biases begin as zeros
     outputs, grads_around, grads = run(whole, inputs, options)
 
-    def act(worker: ThreadWorker) -> tuple[Parts, list[str], tuple[list[Tensor], ...]]:
+    def act(worker: ThreadGroup) -> tuple[Parts, list[str], tuple[list[Tensor], ...]]:
         parts = Parts(worker)
         part = build(whole, LayerCut(layer="it", way=Way.HEADS, alone=True), parts)
         return parts, [name for name, _ in part.named_parameters()], run(part, inputs, options)
@@ -83,7 +83,7 @@ def test_as_the_whole_computes_it(case: str, count: int) -> None:
 def test_dropout_is_for_training_alone() -> None:
     whole = nn.MultiheadAttention(WIDTH, HEADS, dropout=0.5, batch_first=True).double()
 
-    def act(worker: ThreadWorker) -> list[Tensor]:
+    def act(worker: ThreadGroup) -> list[Tensor]:
         part = build(whole, LayerCut(layer="it", way=Way.HEADS, alone=True), Parts(worker))
         return [
             part.train(mode)(Q, Q, Q, need_weights=weights)[0]

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shoal.comm.group import ThreadGroup, together
 from shoal.layout.tensor_plan import LayerCut, Way
 from shoal.strategies.mesh.splits import Split
 from shoal.strategies.mesh.tensor.building import Parts, build
 from shoal.strategies.mesh.tensor.collectives import copy_in, gather, scatter, sum_out
 from shoal.strategies.mesh.tensor.narrowed import NarrowedInput
-from shoal.strategies.mesh.tensor.threads import ThreadWorker, together
 
 
 class Conv1D(nn.Module):
@@ -70,7 +70,7 @@ def test_a_layer_that_is_cut_alone(layer: nn.Module, inputs: Tensor, way: Way, c
     cut = LayerCut(layer="it", way=way, alone=True)
     output, grad, grads = run(layer, inputs)
 
-    def act(worker: ThreadWorker) -> tuple[Parts, tuple[Tensor, Tensor | None, dict[str, Tensor]]]:
+    def act(worker: ThreadGroup) -> tuple[Parts, tuple[Tensor, Tensor | None, dict[str, Tensor]]]:
         parts = Parts(worker)
         return parts, run(build(layer, cut, parts), inputs)
 
@@ -93,7 +93,7 @@ def test_a_pair_with_a_norm_between_needs_no_whole_tensor() -> None:
     statistics = net[1].running_mean.clone()
     net.load_state_dict(before)
 
-    def act(worker: ThreadWorker) -> tuple[Tensor, Tensor | None, Tensor, int]:
+    def act(worker: ThreadGroup) -> tuple[Tensor, Tensor | None, Tensor, int]:
         parts = Parts(worker)
         ways = (Way.COLUMN, Way.CHANNELS, None, Way.ROW)
         layers = [
@@ -113,7 +113,7 @@ def test_a_pair_with_a_norm_between_needs_no_whole_tensor() -> None:
 def test_a_shared_parameter_is_cut_once_and_one_way_only() -> None:
     weight = nn.Parameter(torch.randn(4, 6))
 
-    def act(worker: ThreadWorker) -> None:
+    def act(worker: ThreadGroup) -> None:
         parts = Parts(worker)
         assert parts.parameter(weight, Split(0)) is parts.parameter(weight, Split(0))
         with pytest.raises(ValueError, match="cannot be cut both"):
@@ -125,7 +125,7 @@ def test_a_shared_parameter_is_cut_once_and_one_way_only() -> None:
 def test_what_goes_in_and_out_comes_back() -> None:
     whole = torch.arange(12.0).view(2, 6)
 
-    def act(worker: ThreadWorker) -> tuple[Tensor, Tensor, Tensor]:
+    def act(worker: ThreadGroup) -> tuple[Tensor, Tensor, Tensor]:
         split = Split(-1, (4, 2))
         x = whole.clone().requires_grad_()
         out = gather(scatter(x, split, worker), split, worker)
@@ -153,7 +153,7 @@ def test_a_narrowed_input_is_whole_but_for_its_shape() -> None:
 
 
 def test_a_worker_that_raises_leaves_nobody_waiting() -> None:
-    def act(worker: ThreadWorker) -> None:
+    def act(worker: ThreadGroup) -> None:
         if worker.index == 1:
             raise RuntimeError("not me")
         worker.all_reduce_(torch.ones(2))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shoal.comm.group import ThreadGroup, together
 from shoal.strategies.mesh.tensor.loss import VocabularyScores
-from shoal.strategies.mesh.tensor.threads import ThreadWorker, together
 
 SCORES = 4 * torch.randn(3, 5, 12, dtype=torch.float64)
 TARGET = torch.tensor([[0, 11, 3, -100, 6], [7, 2, 2, 5, 9], [-100, 1, 4, 10, 8]])
@@ -19,7 +19,7 @@ TARGET = torch.tensor([[0, 11, 3, -100, 6], [7, 2, 2, 5, 9], [-100, 1, 4, 10, 8]
 class Counting:
     """A worker that counts how many numbers pass between it and the others."""
 
-    def __init__(self, worker: ThreadWorker) -> None:
+    def __init__(self, worker: ThreadGroup) -> None:
         self._worker = worker
         self.index, self.size = worker.index, worker.size
         self.gathered = 0
@@ -38,7 +38,7 @@ class Counting:
 def on_parts(use: Callable[[Tensor], Tensor], count: int) -> list[tuple[Tensor, Tensor, int]]:
     """What is made of cut scores, the gradient of each worker's part, and how many numbers were gathered."""
 
-    def act(worker: ThreadWorker) -> tuple[Tensor, Tensor, int]:
+    def act(worker: ThreadGroup) -> tuple[Tensor, Tensor, int]:
         local = SCORES.chunk(count, -1)[worker.index].clone().requires_grad_()
         counting = Counting(worker)
         found = use(VocabularyScores.wrap(local, counting))
@@ -96,7 +96,7 @@ def test_other_uses_see_the_whole(name: str) -> None:
 
 
 def test_it_looks_whole() -> None:
-    def act(worker: ThreadWorker) -> None:
+    def act(worker: ThreadGroup) -> None:
         scores = VocabularyScores.wrap(SCORES.chunk(2, -1)[worker.index], worker)
         assert scores.shape == SCORES.shape and scores.dtype == SCORES.dtype and len(scores) == 3
         assert isinstance(scores, Tensor) and "part" in repr(scores)

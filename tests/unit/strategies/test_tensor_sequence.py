@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from shoal.comm.group import ThreadGroup, together
 from shoal.strategies.mesh.tensor.sequence import SequencePart, entered, whole_of
 from shoal.strategies.mesh.tensor.sequence_collectives import leave_rows
-from shoal.strategies.mesh.tensor.threads import ThreadWorker, together
 
 WIDTH = 6
 LENGTHS = [8, 7, 5]
@@ -101,7 +101,7 @@ def test_sums_arrive_in_rows_and_enter_whole() -> None:
     weight, bias = torch.randn(4, WIDTH, dtype=torch.float64), torch.randn(WIDTH, dtype=torch.float64)
     data = torch.randn(2, 5, 4, dtype=torch.float64)
 
-    def run(worker: ThreadWorker) -> list[Tensor]:
+    def run(worker: ThreadGroup) -> list[Tensor]:
         x, own, added = (
             data.clone().requires_grad_(),
             weight.clone().requires_grad_(),
@@ -139,7 +139,7 @@ def test_dropout_is_that_of_the_whole(dtype: torch.dtype) -> None:
 
 
 def test_several_layers_gather_what_they_share_once() -> None:
-    def sent(worker: ThreadWorker) -> float:
+    def sent(worker: ThreadGroup) -> float:
         part = SequencePart.cut(torch.randn(2, 4, WIDTH), worker)
         before = worker.sent_bytes
         entered(part, worker), entered(part, worker)
@@ -151,7 +151,7 @@ def test_several_layers_gather_what_they_share_once() -> None:
 def test_a_checkpoint_keeps_rows_alone() -> None:
     """What a recomputed block is given is kept as it is: a part."""
 
-    def kept(worker: ThreadWorker) -> int:
+    def kept(worker: ThreadGroup) -> int:
         sizes: list[int] = []
 
         def pack(tensor: Tensor) -> Tensor:

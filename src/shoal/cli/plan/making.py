@@ -30,7 +30,7 @@ def make_plan(job: Job, facts: Mapping[str, Any]) -> Plan:
     steps, slots = facts["total_steps"], job.num_slots
     return Plan(
         target=job.target,
-        world=describe_world(job)["text"],
+        world=describe_world(job).text,
         strategy=job.strategy,
         manner=replace(_manner(job, parcels, facts), width=tuple(facts.get("width", ()))),
         data=(

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from shoal.errors import LaunchError, PeerLost, SpecError
+from shoal.errors import LaunchError, SpecError
 from shoal.feed.parts import Part
 from shoal.spec import Data, World
+from shoal.spec.vocabulary import Role
 from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, Work
 from shoal.strategies.clipping import clip_factor
 from shoal.strategies.data.batchnorm import (
@@ -70,15 +71,17 @@ class ArenaData(WholeModel):
         self._shared = SharedState(replica, schema or StateSchema((), ()), setting, regions)
         self._shared.map()
         self._shares = SpeedShares(self._shared) if self._spec.shares == "speed" else None
-        self._precision = SharedPrecision(self._shared, replica.precision)
+        # What a job does not have (half precision, moving buffers) is not asked about in every step.
+        self._precision = SharedPrecision(self._shared, replica.precision) if replica.precision.scales else None
+        self._has_buffers = any(True for _ in replica.module.buffers())
         self._buffers.bind(self._shared)
-        if setting.world.role == "worker":
+        if setting.world.role == Role.WORKER:
             self._join(setting.world)
             self._host(setting.world)
             if setting.world.is_first and not self._sliced:
-                setting.report(
-                    f"{type(replica.optimizer).__name__} does not work element by element: "
-                    "worker 0 updates the whole model."
+                setting.company.report(
+                    f"{type(replica.optimizer).__name__} does not work element by element: worker 0 updates the "
+                    f"whole model{'' if run.image and self._spec.journal else ', and its state goes with it'}."
                 )
 
     def _check_synchronised(self) -> None:
@@ -98,11 +101,12 @@ class ArenaData(WholeModel):
         shared.setting = self._setting = replace(self._setting, world=world)
         if world.is_first and shared.counters[shared.marks.opened] == 0:
             self._buffers.publish()
-            self._precision.publish(replica.start.step)
+            if self._precision is not None:
+                self._precision.publish(replica.start.step)
         shared.bind()
         self._tap = GradientTap(shared.params)
         self._direct = write_directly(replica.module, shared.params, self._tap)
-        replica.precision.bind(replica.module, report=self._setting.report if world.is_first else None)
+        replica.precision.bind(replica.module, report=self._setting.company.report if world.is_first else None)
         if self._spec.batchnorm == "sync":
             calls = exchange_calls(replica.module) * self._setting.extent.accumulate
             self._exchange = SlotSums(shared, calls)
@@ -133,19 +137,15 @@ class ArenaData(WholeModel):
             self._join(world)
         marks, counters = self._shared.marks, self._shared.counters
         done = min(counters[marks.updated[place]] for place in world.places)
-        if done and not self._sliced and world.is_first and 0 not in self._updates:
-            raise PeerLost(
-                f"Worker 0 died, and with it the state of {type(self._replica.optimizer).__name__}, which only "
-                "it held; start again, or use an optimizer that works element by element, such as AdamW."
-            )
         self._host(world)
         if is_new:
             counters.wait_all(marks.updated, done)
         return done
 
-    def step(self, work: Work) -> StepResult:
+    def take(self, work: Work) -> StepResult:
         marks, counters, step = self._shared.marks, self._shared.counters, work.step
-        self._precision.begin(step)
+        if self._precision is not None:
+            self._precision.begin(step)
         missing = [part for part in work.parts if counters[marks.gradients[part.slot]] < step]
         if work.stop and missing:
             self._ask_to_stop(step)
@@ -161,7 +161,8 @@ class ArenaData(WholeModel):
             if counters[marks.updated[place]] < step:
                 self._update_place(work, place, update, scale)
         counters.wait_all(marks.updated, step)  # committed
-        self._replica.precision.adopt(decision.half)
+        if self._precision is not None:
+            self._replica.precision.adopt(decision.half)
         result = step_result(decision.sums, stop=self._is_stopped_by(step), counts=decision.counts)
         if step < len(self._shared.losses):
             # Results may have been written again, by LBFGS in worker 0.
@@ -188,9 +189,9 @@ class ArenaData(WholeModel):
             self._shared.counts[work.step, part.slot] = samples
         if self._shares is not None:
             self._shares.note(work.step, part.slot, time.perf_counter() - begun, samples)
-        for place in self._updates:
+        for place, update in self._updates.items():
             if part.slot in self._setting.slots_of(place):
-                counters[marks.progress[place]] = 0
+                update.begin_step()
         counters.publish(marks.gradients[part.slot], work.step)
 
     def _compute(self, work: Work, part: Part) -> Sums:
@@ -198,15 +199,18 @@ class ArenaData(WholeModel):
         if part.slot not in self._gradients:
             self._gradients[part.slot] = shared.gradient_views(part.slot)
         self._tap.aim(self._gradients[part.slot], shared.touched[part.slot])
-        self._buffers.load()
+        if self._has_buffers:
+            self._buffers.load()
         if self._spec.batchnorm == "sync":
             self._exchange.begin(work.step, part.slot)
         sums = backward_part(self._replica, work, part, self._tap.backward)
         if self._spec.batchnorm == "sync":
             check_took_part(sums.weight, work.step)
         shared.results[part.slot] = sums.values
-        self._precision.note(work.step, part.slot, self._taken_gradients(part.slot))
-        self._buffers.store(part.slot)
+        if self._precision is not None:
+            self._precision.note(work.step, part.slot, self._taken_gradients(part.slot))
+        if self._has_buffers:
+            self._buffers.store(part.slot)
         return sums
 
     def _taken_gradients(self, slot: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -223,7 +227,7 @@ class ArenaData(WholeModel):
         if self._decision is None or self._decision.step != work.step:
             counts = tuple(int(samples) for samples in self._shared.results[:, -1].tolist())
             sums, scale, touched = self._totals(work)
-            half = self._precision.outcome(work.step)
+            half = self._replica.precision.state if self._precision is None else self._precision.outcome(work.step)
             self._decision = StepDecision(
                 step=work.step,
                 sums=sums,
@@ -239,14 +243,16 @@ class ArenaData(WholeModel):
         """Update a place's chunks; the first place commits the loss and the moving buffers, too."""
         shared, step, decision = self._shared, work.step, self._decide(work)
         if place == 0:
-            self._buffers.commit(shared.results[:, 1])
-            self._precision.commit(step, decision.half)
+            if self._has_buffers:
+                self._buffers.commit(shared.results[:, 1])
+            if self._precision is not None:
+                self._precision.commit(step, decision.half)
         if not decision.sums.weight or not decision.is_taken:
             pass  # all of the batch was learnt already, or a gradient is no number
         elif isinstance(update, SlicedUpdate):
             update.run(scale, decision.touched)
         else:
-            update.run(scale, decision.touched, decision.sums.mean_loss, lambda: self._evaluate_again(work))
+            update.run(step, scale, decision.touched, decision.sums.mean_loss, lambda: self._evaluate_again(work))
         if place == 0 and step < len(shared.losses):
             shared.losses[step] = decision.sums.mean_loss
         shared.counters.publish(shared.marks.updated[place], step)
@@ -259,6 +265,7 @@ class ArenaData(WholeModel):
         check_weight(work, sums)
         is_mean = work.parts[0].total_weight is not None or not sums.weight
         touched = self._shared.touched
+        # The reciprocal, then the loss scale, a power of two: servers make the same number (`Shard.scale_of`).
         scale = (1.0 if is_mean else 1 / sums.weight) / self._replica.precision.scale
         return sums, scale, None if touched.all() else touched
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,9 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.errors import SpecError, TaskError
 from shoal.strategies.base import Setting
-
-Sum = Callable[[torch.Tensor], torch.Tensor]
-"""Sums a small float64 vector over all slots; everybody calls it in the same order."""
+from shoal.strategies.recompute import Ask, Asking
 
 
 def batchnorm_layers(module: nn.Module) -> list[_BatchNorm]:
@@ -60,13 +57,18 @@ def check_took_part(weight: float, step: int) -> None:
         )
 
 
-def synchronise(module: nn.Module, sum_over_slots: Sum) -> None:
-    """Let every BatchNorm layer of a model normalise by the whole batch while training."""
+def synchronise(module: nn.Module, sum_over_slots: Ask) -> None:
+    """Let every BatchNorm layer of a model normalise by the whole batch while training.
+
+    `sum_over_slots` sums a small float64 vector over all slots.
+    """
+    asking = Asking(sum_over_slots)
     for layer in batchnorm_layers(module):
-        layer.forward = partial(_forward, layer, sum_over_slots)  # type: ignore[method-assign]
+        layer.__dict__["asking"] = asking  # where `recompute` finds it
+        layer.forward = partial(_forward, layer, asking)  # type: ignore[method-assign]
 
 
-def _forward(layer: _BatchNorm, sum_over_slots: Sum, x: torch.Tensor) -> torch.Tensor:
+def _forward(layer: _BatchNorm, sum_over_slots: Asking, x: torch.Tensor) -> torch.Tensor:
     if not layer.training:
         return type(layer).forward(layer, x)
     channels = x.shape[1]
@@ -91,7 +93,7 @@ class _Normalise(torch.autograd.Function):
     """(x - mean) / deviation with the statistics of all slots."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, eps: float, sum_over_slots: Sum) -> Any:
+    def forward(ctx: Any, x: torch.Tensor, eps: float, sum_over_slots: Asking) -> Any:
         axes = [axis for axis in range(x.dim()) if axis != 1]
         shape = [1, x.shape[1]] + [1] * (x.dim() - 2)
         local = torch.cat([x.sum(axes).double(), torch.tensor([x.numel() / x.shape[1]], dtype=torch.float64)])
@@ -113,6 +115,6 @@ class _Normalise(torch.autograd.Function):
         gradient = gradients[0]
         normalised, inverse = ctx.saved_tensors
         local = torch.cat([gradient.sum(ctx.axes), (gradient * normalised).sum(ctx.axes)]).double()
-        means = (ctx.sum_over_slots(local) / ctx.count).to(gradient.dtype)
+        means = (ctx.sum_over_slots.ask(local) / ctx.count).to(gradient.dtype)
         mean_gradient, mean_product = (half.reshape(ctx.shape) for half in means.chunk(2))
         return (gradient - mean_gradient - normalised * mean_product) * inverse, None, None

@@ -99,7 +99,11 @@ class MovingBuffers:
         self.merge(self._committed, [(self._slots[slot], float(weights[slot])) for slot in used])
 
     def merge(self, committed: torch.Tensor, left: Sequence[tuple[torch.Tensor, float]]) -> None:
-        """The weighted mean of blocks, in their order; whole numbers are the first block's."""
+        """The weighted mean of blocks, in their order; whole numbers are the first block's.
+
+        Blocks come in slot order, and each is weighted before it is added, here as at the servers: another order,
+        or one division at the end, would round otherwise.
+        """
         if not left:
             return
         total = sum(weight for _, weight in left)

@@ -19,6 +19,7 @@ from shoal.strategies.data.tap import GradientTap
 from shoal.strategies.gradients import Sums, backward_part, check_weight, step_result
 from shoal.strategies.optimizer_state import load_named_state, named_state
 from shoal.strategies.replica import Replica
+from shoal.strategies.updating import Update
 
 
 class CollectiveData(WholeModel):
@@ -39,13 +40,14 @@ class CollectiveData(WholeModel):
             check_setting(setting)
         self._summing = make_summing(self._spec.via, setting)
         self._params = list(replica.trained.values())
+        self._update = Update(replica, setting.clip_norm)
         self._flats, self._views = _flat_gradients(self._params)
         self._touched = torch.zeros(len(self._params), dtype=torch.uint8).numpy()
         self._tap = GradientTap(self._params)
         self._direct = write_directly(replica.module, self._params, self._tap)
         self._buffers = MovingBuffers(replica.module)
         load_named_state(replica)
-        replica.precision.bind(replica.module, report=setting.report if setting.world.is_first else None)
+        replica.precision.bind(replica.module, report=setting.company.report if setting.world.is_first else None)
         if self._spec.batchnorm == "sync":
             synchronise(replica.module, self._sum_over_slots)
         for tensor in (*replica.trained.values(), *replica.untrained.values()):
@@ -59,10 +61,10 @@ class CollectiveData(WholeModel):
         self._summing.allreduce_(total)
         return total
 
-    def step(self, work: Work) -> StepResult:
+    def take(self, work: Work) -> StepResult:
         moved, own, used = self._gradients(work)
-        if self._setting.on_block is not None:
-            self._setting.on_block()
+        if self._setting.company.on_block is not None:
+            self._setting.company.on_block()
         weights = torch.zeros(self._setting.world.world_size, dtype=torch.float64)
         weights[self._setting.world.global_rank] = own.weight
         flags = [float(work.stop), float(moved.counted)]
@@ -81,7 +83,7 @@ class CollectiveData(WholeModel):
             speaks = int(weights.nonzero()[0]) == self._setting.world.global_rank
             moved.finish(self._summing.allreduce_, sums.weight, counted=bool(counted), speaks=speaks)
             if is_taken:
-                self._update(touched > 0)
+                self._step(touched > 0)
         else:  # all of the batch was learnt already
             moved.start()
         return step_result(sums, stop=bool(stop), counts=[int(count) for count in counts.tolist()])
@@ -90,16 +92,9 @@ class CollectiveData(WholeModel):
         """Make every worker's gradients the mean of all; whether they are fit for a step."""
         for flat in self._flats:
             self._summing.allreduce_(flat)
-        factor, precision = 1.0 if work.parts[0].total_weight is not None else 1 / weight, self._replica.precision
-        if precision.scales:
-            factor /= precision.scale
-            # The sums are the same bits everywhere, and so is what follows from them.
-            gradients = zip(self._replica.trained, self._views, strict=True)
-            if not precision.conclude(work.step, precision.measure(work.step, gradients)):
-                return False
-        if factor != 1.0:
-            torch._foreach_mul_(self._flats, factor)
-        return True
+        # The sums are the same bits everywhere, and so is what follows from them.
+        named = zip(self._replica.trained, self._views, strict=True)
+        return self._update.scale_and_check(work, weight, self._flats, named)
 
     def _gradients(self, work: Work) -> tuple[BufferMean, Sums, dict[int, float]]:
         """This worker's slots: gradients in the views; returns moved buffers, sums, and samples by slot."""
@@ -119,11 +114,10 @@ class CollectiveData(WholeModel):
                 view.zero_()  # a slot elsewhere may have a gradient for it
         return moved, sums, used
 
-    def _update(self, touched: torch.Tensor) -> None:
+    def _step(self, touched: torch.Tensor) -> None:
         for param, view, used in zip(self._params, self._views, touched.tolist(), strict=True):
             param.grad = view if used else None
-        if self._setting.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._params, self._setting.clip_norm)
+        self._update.clip(self._params)
         self._replica.optimizer.step()
         for param in self._params:
             param.grad = None

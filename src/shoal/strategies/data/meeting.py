@@ -36,7 +36,7 @@ class Meeting:
         segment.reserve("key", _ROW_BYTES)
         segment.reserve("addresses", _ROW_BYTES * self._size)
         segment.map()
-        self._counters = segment.counters("counters", setting.on_idle)
+        self._counters = segment.counters("counters", setting.company.on_idle)
         self._key = segment.tensor("key", torch.uint8)
         self._addresses = segment.tensor("addresses", torch.uint8).view(self._size, _ROW_BYTES)
         segment.close()

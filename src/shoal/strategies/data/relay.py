@@ -31,10 +31,6 @@ class RelayData(WholeModel):
     """One worker has the last step's state: to save it all must give it to the first together."""
 
     def open(self, replica: Replica, setting: Setting) -> None:
-        if not setting.conduct.is_relay:
-            raise SpecError(
-                "data: partition=relay is for `shoal train` and shoal.train(...); use another one here."
-            )
         self._replica = replica
         self._setting = setting
         self._rank, self._size = setting.world.global_rank, setting.world.world_size
@@ -48,11 +44,11 @@ class RelayData(WholeModel):
         self._transport = ZmqTransport(self._rank, key=meeting.agree_on_key(), address=listening_address(setting))
         self._transport.connect(meeting.exchange_addresses(self._transport.address))
 
-    def step(self, work: Work) -> StepResult:
+    def take(self, work: Work) -> StepResult:
         owner = self._setting.relay_owner(work.step)
         self._step = work.step
         if owner == self._rank:
-            result = replace(self._alone.step(work), save=work.save)
+            result = replace(self._alone.take(work), save=work.save)
             self._state_of = work.step
             self._hand_on(result)
         else:
@@ -118,8 +114,8 @@ class RelayData(WholeModel):
 
     def _receive(self, kind: str, sender: int) -> Message:
         """The next message of this worker; what others sent meanwhile waits for its turn."""
-        if self._setting.on_block is not None:
-            self._setting.on_block()
+        if self._setting.company.on_block is not None:
+            self._setting.company.on_block()
         while not self._inbox[sender]:
             peer, message = self._transport.receive(_PATIENCE_S, awaited=sender)
             self._inbox[peer].append(message)

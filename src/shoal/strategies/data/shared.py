@@ -34,7 +34,8 @@ class Marks:
         self.updated = self._after(self.norms, places)
         """By place: its chunks are updated."""
         self.progress = self._after(self.updated, places)
-        """By place: chunks done, times two, plus one inside a chunk; of the step after `updated`."""
+        """By place: chunks done, times two, plus one inside a chunk; of the step after `updated`. Where the first
+        place updates the whole model: updates of all steps, instead of chunks."""
         self.shared_rows = self._after(self.progress, places)
         """By place: its rows of the table are filled, for the evaluation after this step."""
         self.stop_at = self._after(self.shared_rows, places)
@@ -75,7 +76,7 @@ class SharedState:
         """Map the segment; small tables become numpy arrays, which are quicker to poke than tensors."""
         setting, segment = self.setting, self.segment
         segment.map()
-        self.counters = segment.counters("counters", setting.on_idle)
+        self.counters = segment.counters("counters", setting.company.on_idle)
         self.results = segment.tensor("results", torch.float64).numpy().reshape(setting.slots, -1)
         self.touched = segment.tensor("touched", torch.uint8).numpy().reshape(setting.slots, -1)
         self.norms = segment.tensor("norms", torch.float64).numpy()

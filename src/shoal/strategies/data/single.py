@@ -9,6 +9,7 @@ from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
 from shoal.strategies.gradients import Sums, backward_part, check_weight, step_result
 from shoal.strategies.optimizer_state import load_named_state, named_state
 from shoal.strategies.replica import Replica
+from shoal.strategies.updating import Update
 
 
 class SingleProcess(WholeModel):
@@ -16,11 +17,11 @@ class SingleProcess(WholeModel):
 
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
-        self._clip_norm = setting.clip_norm
+        self._update = Update(replica, setting.clip_norm)
         load_named_state(replica)
         self._wants_closure = isinstance(replica.optimizer, torch.optim.LBFGS)
         self._params = list(replica.trained.values())
-        replica.precision.bind(replica.module, report=setting.report if setting.world.is_first else None)
+        replica.precision.bind(replica.module, report=setting.company.report if setting.world.is_first else None)
         may_skip = replica.task.skip_loss_below is not None
         self._buffers = list(replica.module.buffers()) if may_skip else []
         self._sparse = [
@@ -29,7 +30,7 @@ class SingleProcess(WholeModel):
             if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse
         ]
 
-    def step(self, work: Work) -> StepResult:
+    def take(self, work: Work) -> StepResult:
         first: Sums | None = None
         counts: list[int] = []
         is_taken = True
@@ -37,7 +38,7 @@ class SingleProcess(WholeModel):
         def evaluate() -> float:
             nonlocal first, counts, is_taken
             by_part = self._gradients(work)
-            is_taken = self._scale_down(work, sum(part.weight for part in by_part))
+            is_taken = self._make_fit(work, sum(part.weight for part in by_part))
             sums = sum(by_part, start=Sums())
             if first is None:  # the step's loss is the one it began with
                 first, counts = sums, [int(part.samples) for part in by_part]
@@ -69,20 +70,14 @@ class SingleProcess(WholeModel):
                 weights.grad = weights.grad.to_dense()
         return by_part
 
-    def _scale_down(self, work: Work, weight: float) -> bool:
+    def _make_fit(self, work: Work, weight: float) -> bool:
         """Make gradients those of the mean, and clip them; whether they are fit for a step."""
-        precision = self._replica.precision
-        factor = 1.0 if work.parts[0].total_weight is not None or not weight else 1 / weight
-        if precision.scales:
-            factor /= precision.scale
-            gradients = ((name, param.grad) for name, param in self._replica.trained.items())
-            if not precision.conclude(work.step, precision.measure(work.step, gradients)):
-                return False
-        if factor != 1.0:
-            torch._foreach_mul_([p.grad for p in self._params if p.grad is not None], factor)
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._params, self._clip_norm)
-        return True
+        named = ((name, param.grad) for name, param in self._replica.trained.items())
+        gradients = [param.grad for param in self._params if param.grad is not None]
+        is_fit = self._update.scale_and_check(work, weight, gradients, named)
+        if is_fit:
+            self._update.clip(self._params)
+        return is_fit
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         table = torch.zeros(shape, dtype=torch.float64)

@@ -8,6 +8,7 @@ from shoal.strategies.base import Extent
 from shoal.strategies.data.batchnorm import exchange_elements
 from shoal.strategies.data.shared import arena_grid, cut_of_grid
 from shoal.strategies.data.shared_precision import bytes_of
+from shoal.strategies.data.whole_journal import image_bytes
 from shoal.strategies.model_size import Blueprint
 from shoal.strategies.precision import Precision
 
@@ -25,5 +26,6 @@ def size_of_run(blueprint: Blueprint, precision: Precision, extent: Extent, slot
         steps=extent.total_steps,
         table=8 * extent.tables * extent.table_rows * extent.table_columns,
         exchange=8 * exchange_elements(blueprint.module) * extent.accumulate,
+        image=image_bytes(blueprint.optimizer),
         precision=bytes_of(precision, slots),
     )

@@ -37,6 +37,7 @@ class SlotSums:
         if counters[marks.exchanged[self._slot]] < serial:  # a successor repeats what its predecessor published
             counters.publish(marks.exchanged[self._slot], serial)
         counters.wait_all(marks.exchanged, serial)
+        # In slot order by everybody: all slots must normalise by the same bits, or their copies would part.
         total = self._rooms[0][start : self._used].clone()
         for room in self._rooms[1:]:
             total.add_(room[start : self._used])

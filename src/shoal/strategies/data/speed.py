@@ -52,6 +52,6 @@ class SpeedShares:
         sizes = sizes_by_speed(batch, self._shared.pace.tolist(), before)
         self._shared.sizes[step + 1] = sizes
         # A process tells its first decision in any case: its predecessor may have told another one.
-        if sizes != self._told and setting.on_cuts is not None:
-            setting.on_cuts(step + 1, sizes)
+        if sizes != self._told and setting.company.on_cuts is not None:
+            setting.company.on_cuts(step + 1, sizes)
         self._told = sizes

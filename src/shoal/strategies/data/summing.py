@@ -6,7 +6,8 @@ from typing import Protocol
 
 import torch
 
-from shoal.strategies.backend import PATIENCE, Backend
+from shoal.comm.group import Group
+from shoal.strategies.backend import PATIENCE, open_backend
 from shoal.strategies.base import Setting
 from shoal.strategies.data.meeting import Meeting, listening_address
 
@@ -23,7 +24,23 @@ class Summing(Protocol):
 
 def make_summing(via: str, setting: Setting) -> Summing:
     """Connect to the other workers."""
-    return Backend(setting) if via == "backend" else SocketSumming(via, setting)
+    return GroupSumming(open_backend(setting)) if via == "backend" else SocketSumming(via, setting)
+
+
+class GroupSumming:
+    """Through a group of all workers."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def allreduce_(self, tensor: torch.Tensor) -> None:
+        self._group.all_reduce_(tensor)
+
+    def broadcast_(self, tensor: torch.Tensor) -> None:
+        self._group.broadcast_(tensor)
+
+    def close(self) -> None:
+        self._group.close()
 
 
 class SocketSumming:

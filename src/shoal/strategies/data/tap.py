@@ -43,6 +43,8 @@ class GradientTap:
     def _store(self, number: int, gradient: torch.Tensor) -> None:
         if gradient.layout is not torch.strided:
             gradient = gradient.to_dense()
+        # Pieces of a slot add up in their order, as autograd adds them up in one process; the first is copied,
+        # since adding it to zeros would make 0.0 of -0.0.
         if self._touched[number]:
             self._views[number].add_(gradient)
         else:

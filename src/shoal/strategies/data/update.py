@@ -63,7 +63,12 @@ class ChunkUpdate:
         self._optimizer.adopt_settings(settings)
 
     def reduce(self, scale: float, touched: Any) -> torch.Tensor:
-        """Sum the slots' gradients in slot order. `touched` is None where every slot has every gradient."""
+        """Sum the slots' gradients in slot order. `touched` is None where every slot has every gradient.
+
+        The order is part of the result, for sums of floats depend on it: so one process with these slots, servers
+        (`ShardStore`) and whoever redoes a torn chunk get the same bits. So is where a sum begins: with the first
+        gradient or, where some are missing, at zero, which makes 0.0 of -0.0.
+        """
         total = self._sum
         if touched is None:
             if len(self._slots) == 1:
@@ -94,7 +99,7 @@ class ChunkUpdate:
         self._all_have_gradients = self._optimizer.step() and touched is None
 
     def save(self) -> None:
-        """Copy all that `apply` changes into the journal."""
+        """Copy all that `apply` changes into the journal. Bits, not differences: what is put back is what was."""
         torch._foreach_copy_(self._saved, self._live)
 
     def restore(self) -> None:
@@ -130,6 +135,10 @@ class SlicedUpdate:
         self._progress = shared.marks.progress[place]
         self._settings = [settings_of(group) for group in replica.optimizer.param_groups]
 
+    def begin_step(self) -> None:
+        """Gradients of another step come: none of the chunks has them."""
+        self._shared.counters[self._progress] = 0
+
     def measure(self, scale: float, touched: Any) -> None:
         """Write the squared norms of each chunk's gradient where all can read them."""
         for chunk, norms in zip(self._chunks, self._norms, strict=True):
@@ -144,7 +153,7 @@ class SlicedUpdate:
             assert self._journal, "nobody may take over a step without a journal"
             self._chunks[done].restore()
             counters[progress] = 2 * done
-            self._shared.setting.report(
+            self._shared.setting.company.report(
                 "A chunk that its worker left half updated was put back and is done again."
             )
         for number in range(done, len(self._chunks)):

@@ -10,7 +10,7 @@ import torch
 from shoal.arena import Chunk, Piece
 from shoal.strategies.clipping import ChunkNorms
 from shoal.strategies.data.shared import SharedState, flat_of
-from shoal.strategies.optimizer_state import load_named_state
+from shoal.strategies.data.whole_journal import WholeJournal
 from shoal.strategies.replica import Replica
 
 Evaluate = Callable[[], tuple[float, float, Any]]
@@ -18,14 +18,13 @@ Evaluate = Callable[[], tuple[float, float, Any]]
 
 
 class WholeUpdate:
-    """The user's own optimizer on whole parameters; its state stays in the first worker's memory."""
+    """The user's own optimizer on whole parameters, run by the first place's host; a journal keeps its state."""
 
     def __init__(self, shared: SharedState, replica: Replica, place: int) -> None:
         self._shared = shared
         self._replica = replica
         self._mine = place == 0
-        if self._mine:
-            load_named_state(replica)
+        self._journal = WholeJournal(shared, replica) if self._mine else None
         self._wants_closure = isinstance(replica.optimizer, torch.optim.LBFGS)
         slots = range(shared.setting.slots)
         self._slots = [shared.gradient_views(slot) for slot in slots] if self._mine else []
@@ -34,6 +33,9 @@ class WholeUpdate:
             ChunkNorms(shared.units, Chunk(f.dtype, 0, f.numel * f.itemsize, (Piece(number, 0, f.numel, 0),)))
             for number, f in enumerate(flats)
         ]
+
+    def begin_step(self) -> None:
+        """The journal counts updates, not what is done of one."""
 
     def measure(self, scale: float, touched: Any) -> None:
         """Write the squared norms of the whole gradient."""
@@ -44,15 +46,17 @@ class WholeUpdate:
                     flat = torch.as_strided(gradient, (gradient.numel(),), (1,))
                     self._shared.norms[norms.numbers] = norms.measure(flat)
 
-    def run(self, scale: float, touched: Any, loss: float, evaluate: Evaluate | None) -> None:
+    def run(self, step: int, scale: float, touched: Any, loss: float, evaluate: Evaluate | None) -> None:
         """Take the optimizer's step, evaluating the loss again as often as it asks."""
-        if not self._mine:
+        journal = self._journal
+        if journal is None or journal.step == step:  # this far a predecessor came, but not to saying so
             return
-        self._assign(scale, touched)
-        if not self._wants_closure:
-            self._replica.optimizer.step()
-        else:
-            self._step_with_closure(loss, evaluate)
+        with journal.updating(step):
+            self._assign(scale, touched)
+            if not self._wants_closure:
+                self._replica.optimizer.step()
+            else:
+                self._step_with_closure(loss, evaluate)
         for param in self._shared.params:
             param.grad = None
 
@@ -79,7 +83,7 @@ class WholeUpdate:
             param.grad = gradient
 
     def _reduce(self, scale: float, touched: Any) -> list[torch.Tensor | None]:
-        """Each parameter's gradient, summed in slot order; None where no slot has one."""
+        """Each parameter's gradient, summed in slot order, which decides the bits; None where no slot has one."""
         gradients: list[torch.Tensor | None] = []
         for number in range(len(self._shared.params)):
             total: torch.Tensor | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from shoal.errors import SpecError
 from shoal.ledger.order import mix
+from shoal.strategies.base import Supply
 from shoal.strategies.gradients import split_batch
 from shoal.strategies.layer.graph import groups_by_depth
 from shoal.strategies.layer.heads import AuxiliaryHead
@@ -26,14 +27,12 @@ class DecoupledLine(LayerLine):
 
     returns = False
 
-    def __init__(
-        self, replica: Replica, post: Post, weights: Sequence[float], sample: Callable[[], Any] | None
-    ) -> None:
+    def __init__(self, replica: Replica, post: Post, weights: Sequence[float], supply: Supply | None) -> None:
         super().__init__(replica, post, placed=looked_into(replica.module))
         self._weight = weights[post.rank]
         if not self.program.has_output:
-            assert sample is not None, "only training has groups with heads"
-            self.head = TrainedHead(self._make_head(sample()), replica, reads=self.features)
+            assert supply is not None, "only training has groups with heads"
+            self.head = TrainedHead(self._make_head(supply.sample()), replica, reads=self.features)
 
     def _place(self, traced: Traced) -> Mapping[str, int]:
         groups = groups_by_depth(traced.nodes, self._post.size)

@@ -32,14 +32,16 @@ class PhasedData(CollectiveData):
         self._groups = layer_groups(replica.module, replica.trained, self._phases.phases)
         if setting.world.is_first:
             for number, group in enumerate(self._groups):
-                setting.report(f"layer: turn {number + 1} of {len(self._groups)} trains {_described(group)}")
+                setting.company.report(
+                    f"layer: turn {number + 1} of {len(self._groups)} trains {_described(group)}"
+                )
 
-    def step(self, work: Work) -> StepResult:
+    def take(self, work: Work) -> StepResult:
         turn = turn_of(work.step, self._phases)
         for number, group in enumerate(self._groups):
             for param in group.values():
                 param.requires_grad_(number == turn)
-        return super().step(work)
+        return super().take(work)
 
     def close(self) -> None:
         for param in self._replica.trained.values():

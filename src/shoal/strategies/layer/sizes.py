@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shoal.comm.group.regions import group_bytes
 from shoal.spec import Layer
 from shoal.spec.model_size import CutSize
 from shoal.strategies.layer.decoupled import looked_into
@@ -30,7 +31,7 @@ def cut_size(spec: Layer, blueprint: Blueprint, workers: int) -> CutSize:
     for key, num_bytes in trained.items():
         for worker in users[key] or {0}:
             parts[worker] += num_bytes
-    return CutSize(parts=tuple(parts))
+    return CutSize(parts=tuple(parts), talk=group_bytes(workers) if spec.via in ("auto", "memory") else 0)
 
 
 def _homes(spec: Layer, traced: Traced, workers: int) -> Mapping[str, int]:

@@ -16,19 +16,20 @@ from shoal.checkpoint.aside import put_aside
 from shoal.checkpoint.model_stream import TensorLooks, TensorStream
 from shoal.errors import SpecError
 from shoal.spec import Layer, LayerForm
-from shoal.strategies.base import CutModel, Fill, Setting, StepResult, Work
+from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, Work
 from shoal.strategies.clipping import clip_together
 from shoal.strategies.gradients import Sums, check_finite, check_weight, seed_slot, step_result
+from shoal.strategies.grouping import open_group
 from shoal.strategies.half_range import Seen
 from shoal.strategies.layer.decoupled import DecoupledLine
 from shoal.strategies.layer.lines import LayerLine, PlacedLine
-from shoal.strategies.layer.post import open_post
+from shoal.strategies.layer.post import Post
 from shoal.strategies.mesh.names import WholeNames
 from shoal.strategies.optimizer_state import load_named_state, state_by_name
 from shoal.strategies.replica import Replica
 
 
-class LayerStrategy(CutModel):
+class LayerStrategy(Lockstep):
     """Implements `layer:place=…` and `layer:decoupled=on`."""
 
     def __init__(self, spec: Layer) -> None:
@@ -40,7 +41,7 @@ class LayerStrategy(CutModel):
         _check(self._spec, replica)
         self._step = replica.start.step
         self._names = WholeNames(replica)
-        self._post = post = open_post(setting)
+        self._post = post = Post(open_group(_form(self._spec, setting), setting), device=setting.world.device)
         for param in replica.module.parameters():
             post.broadcast_(param.data)
         self._line = self._make_line()
@@ -53,13 +54,13 @@ class LayerStrategy(CutModel):
         """Parameters that move here: those of the model, and those of a head."""
         if self._line.head is not None:
             self._updated |= put_aside(self._line.head.params)
-        replica.precision.bind(replica.module, report=setting.report if setting.world.is_first else None)
+        replica.precision.bind(replica.module, report=setting.company.report if setting.world.is_first else None)
         self._report()
 
     def _make_line(self) -> LayerLine:
         if self._spec.form is LayerForm.DECOUPLED:
             weights = self._spec.loss_weights(self._post.size)
-            return DecoupledLine(self._replica, self._post, weights, self._setting.sample)
+            return DecoupledLine(self._replica, self._post, weights, self._setting.supply)
         return PlacedLine(self._replica, self._post, self._spec.homes)
 
     def _forget_others(self) -> None:
@@ -72,14 +73,16 @@ class LayerStrategy(CutModel):
     def _report(self) -> None:
         head, start = self._line.head, self._replica.start
         if head is not None and start.step and not head.was_saved:
-            self._setting.report(f"layer: the checkpoint has no head that reads {head.reads}, so it begins anew")
+            self._setting.company.report(
+                f"layer: the checkpoint has no head that reads {head.reads}, so it begins anew"
+            )
         if self._setting.world.is_first and self._post.size > 1:
             homes = self._line.homes
             for worker in range(self._post.size):
                 own = ", ".join(module for module, home in homes.items() if home == worker)
-                self._setting.report(f"layer: worker {worker} has {own or 'functions alone'}")
+                self._setting.company.report(f"layer: worker {worker} has {own or 'functions alone'}")
 
-    def step(self, work: Work) -> StepResult:
+    def take(self, work: Work) -> StepResult:
         own = self._backward(work)
         agreed = self._post.sum_(torch.tensor([own.loss, float(work.stop), float(work.save)], dtype=torch.float64))
         loss, stop, save = agreed.tolist()
@@ -199,6 +202,13 @@ class LayerStrategy(CutModel):
 
     def close(self) -> None:
         self._post.close()
+
+
+def _form(spec: Layer, setting: Setting) -> str:
+    """Through memory, for values pass through the host's anyway; over sockets where a port was fixed for them."""
+    if spec.via != "auto":
+        return spec.via
+    return "memory" if setting.port is None else "sockets"
 
 
 def _check(spec: Layer, replica: Replica) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from shoal.checkpoint.model_stream import TensorLooks
-from shoal.strategies.mesh.axes import Axes, Axis
+from shoal.comm.group import Group
+from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.splits import Split
 from shoal.strategies.mesh.wires import receive_values, send_values
 
@@ -82,7 +83,7 @@ def gather(wanted: Iterable[Wanted], axes: Axes) -> Iterator[tuple[str, torch.Te
             yield one.name, found.detach()
 
 
-def _over_spans(one: Wanted, held: Held, axis: Axis) -> torch.Tensor | None:
+def _over_spans(one: Wanted, held: Held, axis: Group) -> torch.Tensor | None:
     """This worker's width of it, at the first of the shard axis."""
     if not held.spans:
         return one.value if axis.is_first else None
@@ -106,7 +107,7 @@ def _over_spans(one: Wanted, held: Held, axis: Axis) -> torch.Tensor | None:
     return found
 
 
-def _over_width(one: Wanted, held: Held, value: torch.Tensor | None, axis: Axis) -> torch.Tensor | None:
+def _over_width(one: Wanted, held: Held, value: torch.Tensor | None, axis: Group) -> torch.Tensor | None:
     """All of its width, at the first of the tensor axis; `value` is this worker's."""
     if held.split is None or not one.is_cut or value is None:
         return value if axis.is_first else None

@@ -10,7 +10,7 @@ from torch import nn
 
 from shoal.spec import Mesh
 from shoal.strategies.base import Setting, Work
-from shoal.strategies.gradients import Sums, backward_part
+from shoal.strategies.gradients import Backward, Sums, backward_part
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.splits import Split
 from shoal.strategies.recompute import compute_once, recompute_blocks
@@ -42,8 +42,8 @@ class Line(Protocol):
     splits: Mapping[str, Split]
     """By name in the task's model: how the tensor axis cuts what it cuts."""
 
-    def backward(self, work: Work) -> LaneSums:
-        """Leave the gradients of this lane's parts in `p.grad`."""
+    def backward(self, work: Work, run: Backward) -> LaneSums:
+        """Leave the gradients of this lane's parts in `p.grad`; `run` is how a pass of the whole model runs."""
 
     def infer(self, inputs: Any) -> Any:
         """The model's output, without gradients; None where another process of the lane has it."""
@@ -80,8 +80,8 @@ class WholeLine:
                 recompute_blocks(module)
         self.module = module
 
-    def backward(self, work: Work) -> LaneSums:
-        by_slot = {part.slot: backward_part(self._replica, work, part) for part in work.parts}
+    def backward(self, work: Work, run: Backward) -> LaneSums:
+        by_slot = {part.slot: backward_part(self._replica, work, part, run) for part in work.parts}
         return LaneSums(
             sums=sum(by_slot.values(), start=Sums()),
             samples={slot: int(own.samples) for slot, own in by_slot.items()},

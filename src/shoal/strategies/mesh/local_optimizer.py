@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -12,8 +13,15 @@ from shoal.strategies.clipping import clip_together
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.held import Held, HeldSpan
 from shoal.strategies.mesh.wires import share_plain
-from shoal.strategies.optimizer_state import by_parameter
-from shoal.strategies.optimizers import ELEMENTWISE, prefer_fused, rebuild, settings_of, state_schema
+from shoal.strategies.optimizer_state import by_parameter, copied_state
+from shoal.strategies.optimizers import (
+    ELEMENTWISE,
+    changed_settings,
+    prefer_fused,
+    rebuild,
+    settings_of,
+    state_schema,
+)
 from shoal.strategies.replica import Replica
 
 
@@ -25,16 +33,26 @@ class LocalOptimizer:
         self._axes = axes
         self._template = replica.optimizer
         self._schema = state_schema(replica.optimizer)
-        _check(replica, self.held)
+        self._by_element = type(replica.optimizer) in ELEMENTWISE
+        _check(replica, held)
+        self._params = {one.name: one.tensor if self._by_element else _whole(one) for one in self.held}
+        """By name: what the optimizer updates."""
         groups = [
-            {**settings_of(group), "params": [one.tensor for one in self.held if numbers[one.name] == number]}
+            {**settings_of(group), "params": [p for name, p in self._params.items() if numbers[name] == number]}
             for number, group in enumerate(self._template.param_groups)
         ]
         self._used = [number for number, group in enumerate(groups) if group["params"]]
-        self._own = rebuild(self._template, [groups[number] for number in self._used]) if self._used else None
-        if self._own is not None:
-            prefer_fused(self._own)
+        self._own = self._make([groups[number] for number in self._used]) if self._used else None
+        self._told: dict[int, dict[str, Any]] = {}
+        """By number of a group: the settings that the task's own had at the last step."""
         self._load(replica.start.optimizer)
+
+    def _make(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        own = rebuild(self._template, groups)
+        prefer_fused(own)
+        if not self._by_element:
+            own.state = self._template.state  # so that who asks the task's own what it keeps is told
+        return own
 
     def step(self, clip_norm: float | None) -> None:
         """Clip by the norm of the whole model's gradient, and update what is here."""
@@ -45,8 +63,23 @@ class LocalOptimizer:
         if self._own is None:
             return
         for number, group in zip(self._used, self._own.param_groups, strict=True):
-            group.update(settings_of(self._template.param_groups[number]))
-        _step_newcomers_apart(self._own)
+            wanted = settings_of(self._template.param_groups[number])
+            # What an optimizer changes in its groups itself is its own: only what others changed is told.
+            group.update(changed_settings(self._told.get(number, group), wanted))
+            self._told[number] = wanted
+        if self._by_element:
+            _step_newcomers_apart(self._own)
+        else:
+            self._step_whole(self._own)
+
+    def _step_whole(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients come as flat as the parts are; here they are as the parameters."""
+        for one in self.held:
+            gradient, param = one.tensor.grad, self._params[one.name]
+            param.grad = None if gradient is None else gradient.view(param.shape)
+        optimizer.step()
+        for param in self._params.values():
+            param.grad = None
 
     def looks(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorLooks]:
         """All that is kept for any parameter, by `parameter/key`, as it looks whole; everybody calls this.
@@ -73,17 +106,22 @@ class LocalOptimizer:
         return self._kept(one).get(key)
 
     def _kept(self, one: Held) -> dict[str, torch.Tensor]:
-        kept = {} if self._own is None else self._own.state.get(one.tensor, {})
+        param = self._params.get(one.name)
+        kept = {} if self._own is None or param is None else self._own.state.get(param, {})
         return {key: value for key, value in kept.items() if isinstance(value, torch.Tensor)}
 
     def _load(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Begin with what an earlier run left: of each whole tensor, the part that is here."""
         states = by_parameter(saved)
         for one in self.held:
-            if one.name in states and self._own is not None:
-                self._own.state[one.tensor] = {
-                    key: self._part(one, value) for key, value in states[one.name].items()
-                }
+            if one.name not in states or self._own is None:
+                continue
+            param, kept = self._params[one.name], states[one.name]
+            self._own.state[param] = (
+                {key: self._part(one, value) for key, value in kept.items()}
+                if self._by_element
+                else copied_state(param, kept)
+            )
 
     def _part(self, one: Held, value: torch.Tensor) -> torch.Tensor:
         wide = value
@@ -110,16 +148,31 @@ def _step_newcomers_apart(optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
+def _whole(one: Held) -> torch.Tensor:
+    """A parameter that is here as a whole, in its own shape; parts of a vector are flat."""
+    return one.tensor if one.tensor.shape == one.shape else one.tensor.detach().view(one.shape)
+
+
 def _check(replica: Replica, held: Iterable[Held]) -> None:
     """What an optimizer does with a part of a parameter must be what it does with the whole."""
-    name = type(replica.optimizer).__name__
-    if isinstance(replica.optimizer, torch.optim.LBFGS):
-        raise SpecError(f"{name} works on the whole model at once, which is cut here; use data.")
-    if type(replica.optimizer) not in ELEMENTWISE and any(one.split or one.spans for one in held):
-        raise SpecError(
-            f"{name} works on whole parameters, which are cut here; use pipeline or data, or an optimizer that "
-            "works element by element, such as AdamW."
-        )
+    kind = type(replica.optimizer)
+    if issubclass(kind, torch.optim.LBFGS):
+        raise SpecError(f"{kind.__name__} works on the whole model at once, which is cut here; use data.")
+    if kind in ELEMENTWISE:
+        return
+    for one in held:
+        if one.split is not None:
+            raise SpecError(
+                f"{kind.__name__} works on whole parameters, but {one.name!r} is cut by its width, so that nobody "
+                "has all of it; use sharded:policy=layer, pipeline or data, or an optimizer that works element by "
+                "element, such as AdamW."
+            )
+        if sum(span.stop > span.start for span in one.spans) > 1:
+            raise SpecError(
+                f"{kind.__name__} works on whole parameters, but several workers keep parts of {one.name!r}; use "
+                "policy=layer or policy=count, which leave them whole, or an optimizer that works element by "
+                "element, such as AdamW."
+            )
 
 
 def group_numbers(replica: Replica) -> dict[str, int]:

@@ -9,14 +9,18 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from shoal.comm.group import Group
 from shoal.spec import Mesh
-from shoal.strategies.mesh.axes import Axis
+from shoal.strategies.gradients import Backward
 from shoal.strategies.mesh.held import HeldSpan
 from shoal.strategies.parked import Values
 
 
 class Sharding(Protocol):
     """Trained parameters by name in the task's model. Everybody in line makes the same calls in the same order."""
+
+    backward: Backward
+    """How a pass runs whose gradients are the step's, where it is one from the loss to all parameters."""
 
     def part(self, name: str) -> torch.Tensor:
         """What the optimizer of this process updates: a leaf tensor, empty where nothing of it is kept here."""
@@ -48,25 +52,32 @@ class Sharding(Protocol):
 def make_sharding(
     module: nn.Module,
     trained: Mapping[str, nn.Parameter],
-    axis: Axis,
+    axis: Group,
     mesh: Mesh,
     *,
     whole: Collection[str],
     values: Values,
+    is_limited: bool,
 ) -> Sharding:
     """Cut the parameters over an axis; those named in `whole` are kept by all. `values` gives those of a parameter
-    that has none in memory yet."""
+    that has none in memory yet. `is_limited`: a worker may not have all parameters in its address space."""
     if axis.size == 1:
         return Unsharded(trained)
-    from shoal.strategies.mesh.sharded.sharding import StateSharding
+    if not axis.shares_memory or is_limited or any(param.device.type != "cpu" for param in trained.values()):
+        from shoal.strategies.mesh.sharded.sharding import StateSharding
 
-    return StateSharding(module, trained, axis, mesh, whole=whole, values=values)
+        return StateSharding(module, trained, axis, mesh, whole=whole, values=values)
+    from shoal.strategies.mesh.sharded.shared import SharedFirstStage, SharedSharding
+
+    made = SharedFirstStage if mesh.stage == 1 else SharedSharding
+    return made(module, trained, axis, mesh, whole=whole, values=values)
 
 
 class Unsharded:
     """The shard axis is one long: this process keeps all that it has."""
 
     def __init__(self, trained: Mapping[str, nn.Parameter]) -> None:
+        self.backward: Backward = torch.Tensor.backward
         self._trained = trained
 
     def part(self, name: str) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch import nn
 
 from shoal.checkpoint.model_stream import TensorStream
 from shoal.spec import Mesh
-from shoal.strategies.base import CutModel, Fill, Setting, StepResult, Work
+from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, Work
 from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
 from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.gradients import Sums, check_weight, step_result
@@ -47,7 +47,7 @@ class Agreement:
     """Parameters that have a gradient, wherever they are."""
 
 
-class MeshStrategy(CutModel):
+class MeshStrategy(Lockstep):
     """Implements every strategy that cuts the model."""
 
     def __init__(self, mesh: Mesh) -> None:
@@ -71,7 +71,15 @@ class MeshStrategy(CutModel):
             line.names[name]: p for name, p in line.module.named_parameters() if line.names[name] in numbers
         }
         shared = {name for name in trained if len(line.stages[name]) > 1}
-        self._sharding = make_sharding(line.module, trained, axes.shard, self.mesh, whole=shared, values=values)
+        self._sharding = make_sharding(
+            line.module,
+            trained,
+            axes.shard,
+            self.mesh,
+            whole=shared,
+            values=values,
+            is_limited=setting.memory_bytes is not None,
+        )
         self._held = {name: self._hold_trained(name, p) for name, p in trained.items()}
         self._fixed = {
             line.names[name]: self._hold(line.names[name], tensor)
@@ -79,7 +87,7 @@ class MeshStrategy(CutModel):
             if line.names[name] not in trained
         }
         replica.forget_whole(line.module)
-        replica.precision.bind(line.module, line.names, setting.report if setting.world.is_first else None)
+        replica.precision.bind(line.module, line.names, setting.company.report if setting.world.is_first else None)
         self._optimizer = LocalOptimizer(replica, numbers, list(self._held.values()), axes)
 
     def _bring_in(self, line: Line, trained: Collection[str]) -> Values:
@@ -101,14 +109,14 @@ class MeshStrategy(CutModel):
         for tensor in module.parameters():
             if tensor.is_floating_point():
                 values = unpark(tensor).detach().contiguous().view(-1)
-                self.axes.backend.broadcast_(values)
+                self.axes.world.broadcast_(values)
                 tensor.data.copy_(values.view(tensor.shape))
 
-    def step(self, work: Work) -> StepResult:
+    def take(self, work: Work) -> StepResult:
         moved = self._buffers.begin_mean()
         moved.start()
         with self._sharding.in_use():
-            own = self._line.backward(work)
+            own = self._line.backward(work, self._sharding.backward)
         if self.mesh.batchnorm == "sync":
             check_took_part(own.sums.weight, work.step)
         moved.add(own.sums.weight)

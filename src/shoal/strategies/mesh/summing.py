@@ -6,32 +6,29 @@ from collections.abc import Sequence
 
 import torch
 
-from shoal.strategies.mesh.axes import Axis
-from shoal.strategies.mesh.wires import receive, send
+from shoal.comm.group import Group
+from shoal.strategies.mesh.wires import receive_values, send_values
 
 
-def sum_flat(tensors: Sequence[torch.Tensor], axis: Axis) -> None:
-    """Sum tensors over an axis, in place: all of one dtype in one go."""
-    if axis.size == 1:
+def sum_flat(tensors: Sequence[torch.Tensor], group: Group) -> None:
+    """Sum tensors over a group, in place: all of one dtype in one go."""
+    if group.size == 1:
         return
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         own = [tensor for tensor in tensors if tensor.dtype == dtype]
-        flat = axis.all_reduce_(torch.cat([tensor.reshape(-1) for tensor in own]))
+        flat = group.all_reduce_(torch.cat([tensor.reshape(-1) for tensor in own]))
         for tensor, part in zip(own, flat.split([tensor.numel() for tensor in own]), strict=True):
             tensor.copy_(part.view(tensor.shape))
 
 
-def add_over_stages(gradient: torch.Tensor, stages: Sequence[int], line: Axis) -> None:
+def add_over_stages(gradient: torch.Tensor, stages: Sequence[int], line: Group) -> None:
     """A parameter that several stages use gets the sum of what each found, with the same bits at all of them."""
+    room = torch.empty(gradient.shape, dtype=gradient.dtype)
     if line.index == stages[0]:
         for other in stages[1:]:
-            found = receive(other, line)
-            assert found is not None
-            gradient.add_(found.to(gradient.device))
+            gradient.add_(receive_values(room, other, line).to(gradient.device))
         for other in stages[1:]:
-            send(gradient, other, line)
+            send_values(gradient, other, line)
     else:
-        send(gradient, stages[0], line)
-        total = receive(stages[0], line)
-        assert total is not None
-        gradient.copy_(total)
+        send_values(gradient, stages[0], line)
+        gradient.copy_(receive_values(room, stages[0], line))

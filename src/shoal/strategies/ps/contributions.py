@@ -14,6 +14,7 @@ from shoal.strategies.gradients import backward_part, check_weight
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.served import Served
+from shoal.strategies.updating import Update
 
 
 class MakeWork(Protocol):
@@ -137,7 +138,7 @@ class ParameterMaker:
         self._make_work = make_work
         client.tap.close()
         self._params = list(served.replica.trained.values())
-        self._clip_norm = served.replica.task.clip_norm
+        self._update = Update(served.replica, served.replica.task.clip_norm)
 
     def __call__(self, clock: int, cells: Sequence[int], slot: int) -> Computed:
         loss = weight = 0.0
@@ -161,23 +162,12 @@ class ParameterMaker:
             param.grad = None
         sums = backward_part(replica, work, work.parts[0])
         check_weight(work, sums)
-        if self._scale_down(work, sums.weight):
-            if self._clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(self._params, self._clip_norm)
+        gradients = [param.grad for param in self._params if param.grad is not None]
+        named = ((name, param.grad) for name, param in replica.trained.items())
+        if self._update.scale_and_check(work, sums.weight, gradients, named):
+            self._update.clip(self._params)
             replica.optimizer.step()
         replica.advance(sums.loss / sums.weight)
         for param in self._params:
             param.grad = None
         return sums.loss, sums.weight
-
-    def _scale_down(self, work: Work, weight: float) -> bool:
-        """Make gradients those of the mean loss; whether they are fit for a step."""
-        replica, factor = self._served.replica, 1.0 if work.parts[0].total_weight is not None else 1 / weight
-        if (precision := replica.precision).scales:
-            factor /= precision.scale
-            gradients = ((name, param.grad) for name, param in replica.trained.items())
-            if not precision.conclude(work.step, precision.measure(work.step, gradients)):
-                return False
-        if factor != 1.0:
-            torch._foreach_mul_([p.grad for p in self._params if p.grad is not None], factor)
-        return True

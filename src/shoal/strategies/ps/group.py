@@ -25,7 +25,7 @@ _AFTERTHOUGHT_S = 1.0
 """Whoever left may have been told to stop; then this worker is about to hear it, too."""
 
 
-class Group:
+class PushGroup:
     """One worker's seat in its group. Members find each other by what they post with the coordinator."""
 
     def __init__(self, spec: ParameterServer, world: World, client: PsClient) -> None:

@@ -13,7 +13,7 @@ from shoal.strategies.half_range import Seen
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.contributions import Computed, MakeWork
-from shoal.strategies.ps.group import Group
+from shoal.strategies.ps.group import PushGroup
 from shoal.strategies.ps.memory import ServedMemory
 from shoal.strategies.ps.served import Served
 
@@ -32,7 +32,7 @@ class _Own:
 class GroupMaker:
     """Backward passes over this worker's cells; then the sum over its group, which the leader pushes."""
 
-    def __init__(self, served: Served, client: PsClient, make_work: MakeWork, group: Group) -> None:
+    def __init__(self, served: Served, client: PsClient, make_work: MakeWork, group: PushGroup) -> None:
         self._served = served
         self._client = client
         self._make_work = make_work

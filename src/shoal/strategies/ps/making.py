@@ -6,7 +6,7 @@ from shoal.spec import World
 from shoal.spec.update_path import pooling_of
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.contributions import Contribute, GradientMaker, MakeWork, ParameterMaker
-from shoal.strategies.ps.group import Group
+from shoal.strategies.ps.group import PushGroup
 from shoal.strategies.ps.grouped import GroupMaker
 from shoal.strategies.ps.pool import PoolMaker
 from shoal.strategies.ps.served import Served
@@ -18,7 +18,7 @@ def make_contribute(served: Served, client: PsClient, make_work: MakeWork, world
     if spec.push == "parameters":
         return ParameterMaker(served, client, make_work)
     if spec.via != "direct":
-        return GroupMaker(served, client, make_work, Group(spec, world, client))
+        return GroupMaker(served, client, make_work, PushGroup(spec, world, client))
     if (pooling := pooling_of(spec)) is not None:
         return PoolMaker(served, client, make_work, pooling)
     return GradientMaker(served, client, make_work)

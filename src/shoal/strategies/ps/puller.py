@@ -11,9 +11,10 @@ import torch
 from shoal.ps.worker import WorkerMachine
 from shoal.strategies.ps.fetch import FramedFetch, OwnValues, SharedFetch, Whereabouts
 from shoal.strategies.ps.moving import KEEPER
-from shoal.strategies.ps.served import Served, pull_compression
+from shoal.strategies.ps.served import Served, pull_compression, works_on_the_whole
 from shoal.strategies.ps.snapshot import whole_state
 from shoal.strategies.ps.units import FetchOnUse, FetchUnit
+from shoal.strategies.ps.whole_store import pulled_state
 
 Wait = Callable[[Callable[[], bool]], None]
 """Hears the news until something has come true."""
@@ -72,6 +73,8 @@ class Puller:
     def snapshot(self) -> dict[str, torch.Tensor]:
         """The optimizer's state by whole-parameter names, as the servers have it."""
         names = list(self._served.replica.trained)
+        if works_on_the_whole(self._served.spec, self._served.replica):
+            return self._state_of_the_whole()
         if self._served.shares_memory:
             return self._shared.read(self._shards, partial(whole_state, self._served.memory, names))
         for shard in self._shards:
@@ -80,6 +83,14 @@ class Puller:
             self._wait(partial(self._has_come, shard))
             self._framed.unpack_whole(shard, self._machine.pulled(shard) or [])
         return whole_state(self._served.memory, names, [0 for _ in self._shards])
+
+    def _state_of_the_whole(self) -> dict[str, torch.Tensor]:
+        """The same where one server runs the task's own optimizer, and has its state to itself."""
+        (shard,) = self._shards
+        self._machine.pull(shard, time.monotonic(), whole=True)
+        self._wait(partial(self._has_come, shard))
+        frames = [frame for part in self._machine.pulled(shard) or [] for frame in part.frames]
+        return pulled_state(frames, self._served.replica)
 
     def close(self) -> None:
         """Fetch nothing more."""

@@ -16,6 +16,7 @@ from shoal.ps.consistency import Consistency, parse_sync
 from shoal.ps.rules import ShardRules, Together
 from shoal.spec import ParameterServer, World
 from shoal.spec.model_size import RunSize
+from shoal.spec.vocabulary import Role
 from shoal.strategies.clipping import cut_bytes
 from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.model_size import Blueprint, model_size
@@ -78,7 +79,8 @@ class Served:
         )
         host = None
         if by_host:
-            host = world.global_rank if world.role == "server" else host_of(world.global_rank, spec.hosts, workers)
+            number, is_server = world.global_rank, world.role == Role.SERVER
+            host = number if is_server else host_of(number, spec.hosts, workers)
             rules = rules_of_host(rules, host, spec)
         return cls(
             spec=spec,

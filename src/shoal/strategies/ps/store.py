@@ -322,6 +322,7 @@ class ShardStore:
                 yield self._sum(parts, scale), None
 
     def _sum(self, parts: Sequence[torch.Tensor], scale: float) -> torch.Tensor:
+        """In slot order from the first, then times `scale`: as `data` sums its chunks, so with the same bits."""
         total = self._workspace.view(parts[0].dtype)[: parts[0].numel()]
         if len(parts) == 1:
             total.copy_(parts[0])
@@ -334,7 +335,8 @@ class ShardStore:
     def _sum_of_present(
         self, optimizer: ChunkOptimizer, parts: Sequence[torch.Tensor], touched: Any, scale: float
     ) -> torch.Tensor:
-        """By piece: the sum over those pushes that have a gradient for it; zero where none has."""
+        """By piece: the sum over those pushes that have a gradient for it; zero where none has. From zero, which
+        makes 0.0 of -0.0, as `data` does where gradients are missing."""
         total = self._workspace.view(parts[0].dtype)[: parts[0].numel()].zero_()
         for span, param in zip(optimizer.spans, optimizer.params, strict=True):
             for part, has in zip(parts, touched[:, param], strict=True):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgpack
 import torch
 import xxhash
 
@@ -12,9 +13,12 @@ from shoal.comm.codec import Frame
 from shoal.errors import ProtocolError
 from shoal.ps.messages import Push
 from shoal.strategies.optimizer_state import load_named_state
+from shoal.strategies.optimizers import changed_settings, settings_of
 from shoal.strategies.ps.memory import shaped
 from shoal.strategies.ps.parcelling import from_frames, in_frames
 from shoal.strategies.ps.store import ShardStore
+from shoal.strategies.replica import Replica
+from shoal.strategies.whole_state import MovedSettings, by_name, put_together, take_apart
 
 
 class WholeStore(ShardStore):
@@ -28,6 +32,9 @@ class WholeStore(ShardStore):
             param.data = view
         self._whole_sum = torch.zeros(self._memory.grid.nbytes, dtype=torch.uint8)
         self._gradients = shaped(self._whole_sum, self._memory.grid.offsets, params)
+        self._moved = MovedSettings(self._replica.optimizer)
+        self._told = [settings_of(group) for group in self._replica.optimizer.param_groups]
+        """The settings that the schedule asked for last."""
 
     def step(self, gradients: Sequence[Push], *, scale: float, lr_scale: float, loss: float, last: bool) -> None:
         """One update with the sum of these gradients."""
@@ -39,64 +46,74 @@ class WholeStore(ShardStore):
             self._whole_sum[chunk.offset : chunk.offset + chunk.nbytes].view(total.dtype).copy_(total)
         for number, (param, gradient) in enumerate(zip(self._memory.params, self._gradients, strict=True)):
             param.grad = gradient if present is None or present[number] else None
-        optimizer = self._replica.optimizer
-        for group, settings in zip(optimizer.param_groups, self._schedule.settings(lr_scale), strict=True):
-            group.update(settings)
-        with self._versions.all_changing():
+        optimizer, wanted = self._replica.optimizer, self._schedule.settings(lr_scale)
+        for group, told, settings in zip(optimizer.param_groups, self._told, wanted, strict=True):
+            group.update(changed_settings(told, settings))  # what the optimizer changes itself is its own
+        self._told = wanted
+        with self._versions.all_changing(), self._moved.watching():
             optimizer.step()
         self._commit(gradients, loss, last=last)
 
     def _load_saved_state(self) -> None:
         load_named_state(self._replica)
 
+    def parts(self, *, whole: bool) -> list[Sequence[Frame]]:
+        """The parameters; or what is not in any memory but this process's: the optimizer's state."""
+        if not whole:
+            return super().parts(whole=False)
+        plain, tensors = take_apart(self._replica.optimizer)
+        # Copies: the next update may come before all of them are on their way.
+        frames = [frame for tensor in tensors for frame in in_frames(tensor.clone())]
+        return [[msgpack.packb({"state": plain, **_shapes(tensors)}), *frames]]
+
     def facts(self) -> dict[str, Any]:
         """What goes with the values: also the optimizer's state, but for its tensors."""
-        tensors: list[torch.Tensor] = []
-        plain = _plain(self._replica.optimizer.state_dict()["state"], tensors)
-        return {**super().facts(), "state": plain, **_shapes(tensors)}
+        plain, tensors = take_apart(self._replica.optimizer)
+        return {**super().facts(), "state": plain, "moved": self._moved.plain(), **_shapes(tensors)}
 
     def frames(self) -> tuple[Frame, ...]:
         """Everything for another copy, the tensors of the optimizer's state included."""
-        tensors: list[torch.Tensor] = []
-        _plain(self._replica.optimizer.state_dict()["state"], tensors)
+        _, tensors = take_apart(self._replica.optimizer)
         return (*super().frames(), *(frame for tensor in tensors for frame in in_frames(tensor)))
 
     def load(self, frames: Sequence[Frame], facts: dict[str, Any]) -> None:
         """Become what another copy is."""
         at = len(frames) - sum(facts["state_frames"])
         super().load(frames[:at], facts)
-        tensors = []
-        for count, shape in zip(facts["state_frames"], facts["state_shapes"], strict=True):
-            tensors.append(from_frames(frames[at : at + count]).reshape(shape))
-            at += count
-        whole = self._replica.optimizer.state_dict()
-        whole["state"] = _unplain(facts["state"], tensors)
-        self._replica.optimizer.load_state_dict(whole)
+        put_together(self._replica.optimizer, facts["state"], _tensors(frames[at:], facts))
+        self._moved.adopt(facts["moved"])
 
     def mark(self) -> None:
         """Remember values and state as they are."""
         super().mark()
-        tensors: list[torch.Tensor] = []
-        plain = _plain(self._replica.optimizer.state_dict()["state"], tensors)
+        plain, tensors = take_apart(self._replica.optimizer)
         self._marked_state = plain, [tensor.clone() for tensor in tensors]
+        self._marked_settings = self._moved.plain()
 
     def rollback(self) -> bool:
         """Go back to what was marked."""
         if not super().rollback():
             return False
-        whole = self._replica.optimizer.state_dict()
-        whole["state"] = _unplain(*self._marked_state)
-        self._replica.optimizer.load_state_dict(whole)
+        put_together(self._replica.optimizer, *self._marked_state)
+        self._moved.adopt(self._marked_settings)
         return True
 
     def digest(self) -> str:
         """One name for values and state."""
-        tensors: list[torch.Tensor] = []
-        plain = _plain(self._replica.optimizer.state_dict()["state"], tensors)
-        digest = xxhash.xxh3_128((super().digest() + repr(plain)).encode())
+        plain, tensors = take_apart(self._replica.optimizer)
+        digest = xxhash.xxh3_128((super().digest() + repr([plain, self._moved.plain()])).encode())
         for tensor in tensors:
             digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def pulled_state(frames: Sequence[Frame], replica: Replica) -> dict[str, torch.Tensor]:
+    """`parameter/key -> tensor`, from all that a server has sent of its `WholeStore`."""
+    try:
+        facts = msgpack.unpackb(frames[0])
+        return by_name(facts["state"], _tensors(frames[1:], facts), replica)
+    except (IndexError, KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"What a server sent of an optimizer's state cannot be read ({error}).") from None
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
@@ -107,29 +124,10 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """A state as plain data: tensors are put aside and named by their number."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return ["tensor", len(tensors) - 1]
-    if isinstance(value, dict):
-        return ["dict", [[key, _plain(item, tensors)] for key, item in value.items()]]
-    if isinstance(value, (list, tuple)):
-        return ["list", [_plain(item, tensors) for item in value]]
-    return ["value", value]
-
-
-def _unplain(plain: Any, tensors: Sequence[Frame]) -> Any:
-    """The state that `_plain` took apart."""
-    match plain:
-        case ["tensor", int(number)] if 0 <= number < len(tensors):
-            tensor = tensors[number]
-            assert isinstance(tensor, torch.Tensor)
-            return tensor.clone()
-        case ["dict", list(items)]:
-            return {key: _unplain(item, tensors) for key, item in items}
-        case ["list", list(items)]:
-            return [_unplain(item, tensors) for item in items]
-        case ["value", value]:
-            return value
-    raise ProtocolError("What should be an optimizer's state is none.")
+def _tensors(frames: Sequence[Frame], facts: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors that `_shapes` tells of."""
+    found, at = [], 0
+    for count, shape in zip(facts["state_frames"], facts["state_shapes"], strict=True):
+        found.append(from_frames(frames[at : at + count]).reshape(shape))
+        at += count
+    return found

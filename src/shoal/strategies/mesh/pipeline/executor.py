@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from shoal.comm.group import Group
 from shoal.layout.schedules import Action, Actions, Kind
-from shoal.strategies.mesh.axes import Axis
 from shoal.strategies.mesh.pipeline.stage_run import StageRun
 from shoal.strategies.mesh.pipeline.traffic import Crossing, Traffic
 
@@ -41,7 +41,7 @@ class Microbatch:
 class Executor:
     """This worker's stages, and the traffic between them and those of its neighbours."""
 
-    def __init__(self, stages: Mapping[int, nn.Module], num_stages: int, axis: Axis, device: str = "cpu") -> None:
+    def __init__(self, stages: Mapping[int, nn.Module], num_stages: int, axis: Group, device: str = "cpu") -> None:
         self._runs = {stage: StageRun(module) for stage, module in stages.items()}
         self._last = num_stages - 1
         self._device = device

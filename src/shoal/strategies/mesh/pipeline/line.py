@@ -17,7 +17,7 @@ from shoal.layout.stage_memory import StageDemand
 from shoal.ledger.order import mix
 from shoal.spec import Mesh
 from shoal.strategies.base import Setting, Work
-from shoal.strategies.gradients import Sums, check_finite, check_loss, seed_slot, split_batch
+from shoal.strategies.gradients import Backward, Sums, check_finite, check_loss, seed_slot, split_batch
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.lines import LaneSums
 from shoal.strategies.mesh.pipeline.costs import balanced_split
@@ -57,12 +57,12 @@ class PipelineLine:
 
     def _cut(self, mesh: Mesh, axes: Axes, setting: Setting) -> list[Stage]:
         """As the first worker finds best: what one measures, others may not."""
-        if setting.sample is None:
+        if setting.supply is None:
             raise SpecError(
                 f"strategy={mesh} must see the model run before it cuts it, but finds no sample of the data here; "
                 "use shoal.train, or data."
             )
-        inputs, _ = split_batch(setting.sample())
+        inputs, _ = split_batch(setting.supply.sample())
         # Layers that are cut by width together must stay together.
         chain = Chain(self._replica.module, inputs, opens_layers=mesh.tensor == 1)
         self._signature = chain.signature
@@ -74,7 +74,7 @@ class PipelineLine:
             counts = torch.tensor(balanced_split(chain, given, demand, trained=self._replica.trained))
         axes.world.broadcast_(counts)
         if axes.world.is_first:
-            setting.report(_describe(chain, counts.tolist()))
+            setting.company.report(_describe(chain, counts.tolist()))
         return chain.stages(counts.tolist())
 
     def _demand(self, mesh: Mesh, setting: Setting) -> StageDemand:
@@ -101,7 +101,7 @@ class PipelineLine:
         self.names: Mapping[str, str] = names
         self.stages: Mapping[str, tuple[int, ...]] = {name: tuple(sorted(at)) for name, at in holders.items()}
 
-    def backward(self, work: Work) -> LaneSums:
+    def backward(self, work: Work, run: Backward) -> LaneSums:
         by_slot = {part.slot: self._backward_part(work, part) for part in work.parts}
         return LaneSums(
             sums=sum(by_slot.values(), start=Sums()),

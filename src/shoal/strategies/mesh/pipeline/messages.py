@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from shoal.comm.group import as_bytes
 from shoal.errors import TaskError
-from shoal.strategies.mesh.wires import as_bytes
 
 _ALIGN_BYTES = 16
 _NUMBERS: dict[str, type] = {"bool": bool, "int": int, "float": float}

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from shoal.comm.group import Group, Transfer
 from shoal.errors import TaskError
-from shoal.strategies.mesh.axes import Axis
 from shoal.strategies.mesh.pipeline.messages import Form, MessageRoom, pack
 
 _LENGTH, _HEADER, _VALUES, _GRADIENTS = range(4)
@@ -32,16 +31,16 @@ class Crossing:
 
 
 class Traffic:
-    """What this worker sends to and receives from its neighbours; stage `s` is on worker `s % axis.size`."""
+    """What this worker sends to and receives from its neighbours; stage `s` is on worker `s % line.size`."""
 
-    def __init__(self, axis: Axis, num_stages: int) -> None:
-        self.axis = axis
+    def __init__(self, line: Group, num_stages: int) -> None:
         self.waited_s = 0.0
         """How long this worker has waited for messages."""
+        self._line = line
         self._num_stages = num_stages
         self._forms: dict[tuple[int, Hashable], Form] = {}
-        self._expected: dict[Crossing, tuple[MessageRoom, dist.Work | None]] = {}
-        self._sent: dict[Crossing, list[tuple[dist.Work, torch.Tensor]]] = {}
+        self._expected: dict[Crossing, tuple[MessageRoom, Transfer]] = {}
+        self._sent: dict[Crossing, list[Transfer]] = {}
 
     def send(self, crossing: Crossing, values: Sequence[Any]) -> None:
         """Send values to the next stage, or gradients to the one before."""
@@ -51,8 +50,7 @@ class Traffic:
         else:
             form = self._tell_form(crossing, Form.of(values))
             to, kind = crossing.stage, _VALUES
-        if (packed := pack(form, values)).numel():
-            self._isend(packed, to, crossing, kind)
+        self._send(pack(form, values), to, crossing, kind)
 
     def expect(self, crossing: Crossing) -> None:
         """Make room for a message that will be needed, if its form is known."""
@@ -61,17 +59,15 @@ class Traffic:
             return
         parcel = MessageRoom(self._form(crossing))
         sender, kind = (crossing.stage, _GRADIENTS) if crossing.back else (crossing.stage - 1, _VALUES)
-        work = self._irecv(parcel.room, sender, crossing, kind) if parcel.room.numel() else None
-        self._expected[crossing] = parcel, work
+        self._expected[crossing] = parcel, self._receive(parcel.room, sender, crossing, kind)
 
     def receive(self, crossing: Crossing, device: str) -> list[Any]:
         """Wait for a message."""
         if (crossing.stage, crossing.shape) not in self._forms:
             self._learn_form(crossing)
         self.expect(crossing)
-        parcel, work = self._expected.pop(crossing)
-        if work is not None:
-            self._wait(work)
+        parcel, transfer = self._expected.pop(crossing)
+        self._wait(transfer)
         if crossing.back:
             self._let_go(replace(crossing, back=False))  # whose gradients these are has been taken
         return parcel.values(device)
@@ -82,8 +78,8 @@ class Traffic:
             self._let_go(crossing)
 
     def _let_go(self, crossing: Crossing) -> None:
-        for work, _ in self._sent.pop(crossing, ()):
-            work.wait()
+        for transfer in self._sent.pop(crossing, ()):
+            transfer.wait()
 
     def _form(self, crossing: Crossing) -> Form:
         form = self._forms[crossing.stage, crossing.shape]
@@ -93,8 +89,8 @@ class Traffic:
         known = self._forms.setdefault((crossing.stage, crossing.shape), form)
         if known is form:
             told = form.to_bytes()
-            self._isend(torch.tensor([len(told)]), crossing.stage, crossing, _LENGTH)
-            self._isend(told, crossing.stage, crossing, _HEADER)
+            self._send(torch.tensor([len(told)]), crossing.stage, crossing, _LENGTH)
+            self._send(told, crossing.stage, crossing, _HEADER)
         elif known != form:
             raise TaskError(
                 f"Task: stage {crossing.stage - 1} of the pipeline has sent {known.items} and now, for inputs of "
@@ -104,29 +100,22 @@ class Traffic:
 
     def _learn_form(self, crossing: Crossing) -> None:
         length = torch.zeros(1, dtype=torch.int64)
-        self._wait(self._irecv(length, crossing.stage - 1, crossing, _LENGTH))
+        self._wait(self._receive(length, crossing.stage - 1, crossing, _LENGTH))
         told = torch.empty(int(length), dtype=torch.uint8)
-        self._wait(self._irecv(told, crossing.stage - 1, crossing, _HEADER))
+        self._wait(self._receive(told, crossing.stage - 1, crossing, _HEADER))
         self._forms[crossing.stage, crossing.shape] = Form.from_bytes(told)
 
     def _tag(self, crossing: Crossing, kind: int) -> int:
         return (crossing.number * self._num_stages + crossing.stage) * 4 + kind
 
-    def _isend(self, buffer: torch.Tensor, stage: int, crossing: Crossing, kind: int) -> None:
-        rank = self.axis.ranks[stage % self.axis.size]
-        work = dist.isend(buffer, rank, group=self.axis.group, tag=self._tag(crossing, kind))
-        assert work is not None
-        self._sent.setdefault(crossing, []).append((work, buffer))
+    def _send(self, content: torch.Tensor, stage: int, crossing: Crossing, kind: int) -> None:
+        transfer = self._line.send(content, stage % self._line.size, self._tag(crossing, kind))
+        self._sent.setdefault(crossing, []).append(transfer)
 
-    def _irecv(self, room: torch.Tensor, stage: int, crossing: Crossing, kind: int) -> dist.Work:
-        rank = self.axis.ranks[stage % self.axis.size]
-        work = dist.irecv(room, rank, group=self.axis.group, tag=self._tag(crossing, kind))
-        assert work is not None
-        return work
+    def _receive(self, room: torch.Tensor, stage: int, crossing: Crossing, kind: int) -> Transfer:
+        return self._line.receive(room, stage % self._line.size, self._tag(crossing, kind))
 
-    def _wait(self, work: dist.Work) -> None:
-        if self.axis.on_block is not None:
-            self.axis.on_block()
+    def _wait(self, transfer: Transfer) -> None:
         began = time.perf_counter()
-        work.wait()
+        transfer.wait()
         self.waited_s += time.perf_counter() - began

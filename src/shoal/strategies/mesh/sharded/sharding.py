@@ -7,15 +7,17 @@ parameters, too: a unit is whole only while its layers run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from shoal.layout.state_cuts import CutMember, cut_state
+from shoal.comm.group import Group
+from shoal.layout.state_cuts import CutMember, StateCut, cut_state
 from shoal.spec import Mesh
-from shoal.strategies.mesh.axes import Axis
+from shoal.strategies.gradients import Backward
 from shoal.strategies.mesh.held import HeldSpan
 from shoal.strategies.mesh.sharded.blocks import ShardedBlock, find_blocks
 from shoal.strategies.mesh.sharded.hooks import GradientHooks, ParameterHooks, RootHooks
@@ -28,6 +30,18 @@ from shoal.strategies.parked import Values
 _Params = dict[str, nn.Parameter]
 
 
+@dataclass(frozen=True)
+class PlannedUnit:
+    """A block of layers, and its parameters by dtype, each with its cut."""
+
+    block: ShardedBlock
+    groups: Sequence[tuple[_Params, StateCut]]
+
+    @property
+    def params(self) -> _Params:
+        return {name: param for params, _ in self.groups for name, param in params.items()}
+
+
 class StateSharding:
     """Implements `Sharding`. Lanes may use the units of stages 2 and 3 in any order, and as often as they like,
     while they are within `in_use`; what all use in the same order costs the least."""
@@ -36,21 +50,33 @@ class StateSharding:
         self,
         module: nn.Module,
         trained: Mapping[str, nn.Parameter],
-        axis: Axis,
+        axis: Group,
         mesh: Mesh,
         *,
         whole: Collection[str],
         values: Values,
     ) -> None:
+        self.backward: Backward = torch.Tensor.backward
         self._axis = axis
         self._stage = mesh.stage
         self._whole = {name: param for name, param in trained.items() if name in whole}
         cut = {name: param for name, param in trained.items() if name not in whole}
-        self._units = _make_units(find_blocks(module, cut), cut, axis, mesh, values)
+        self._units = self._make_units(plan_units(find_blocks(module, cut), cut, axis.size, mesh), mesh, values)
         self._vectors = {name: vector for unit in self._units for vector in unit.vectors for name in vector.parts}
         self._unit_of = {name: unit for unit in self._units for name in unit.params}
         self._turns = UseTurns(self._units, axis)
         self._hooks = self._place_hooks()
+
+    def _make_units(self, planned: Iterable[PlannedUnit], mesh: Mesh, values: Values) -> list[ShardedUnit]:
+        units = []
+        for plan in planned:
+            vectors = [
+                Vector(params, cut, self._axis, values, apart=_apart(params, mesh)) for params, cut in plan.groups
+            ]
+            units.append(ShardedUnit(plan.block.modules, plan.params, vectors))
+            if mesh.stage == 3:
+                units[-1].let_go()  # at once: this process may not hold all of them
+        return units
 
     def _place_hooks(self) -> list[GradientHooks]:
         if self._stage == 1:
@@ -92,11 +118,14 @@ class StateSharding:
 
     def reduce(self, names: Iterable[str]) -> None:
         wanted = set(names)
-        sum_flat([self.gradient(name) for name in self._whole if name in wanted], self._axis)
+        self._sum_whole(wanted)
         for unit in self._units:
             if self._stage == 1 and wanted & unit.params.keys():
                 unit.reduce()
             unit.hand_out(wanted)
+
+    def _sum_whole(self, wanted: Collection[str]) -> None:
+        sum_flat([self.gradient(name) for name in self._whole if name in wanted], self._axis)
 
     def refresh(self) -> None:
         for unit in self._units:
@@ -109,10 +138,10 @@ class StateSharding:
             hooks.remove()
 
 
-def _make_units(
-    blocks: Iterable[ShardedBlock], params: Mapping[str, nn.Parameter], axis: Axis, mesh: Mesh, values: Values
-) -> list[ShardedUnit]:
-    """Each block's parameters, by dtype, in vectors that are cut over the axis."""
+def plan_units(
+    blocks: Iterable[ShardedBlock], params: Mapping[str, nn.Parameter], workers: int, mesh: Mesh
+) -> list[PlannedUnit]:
+    """Each block's parameters, by dtype, and how they are cut over the axis."""
     kept = [block for block in blocks if block.names]
     groups = [_by_dtype({name: params[name] for name in block.names}) for block in kept]
     members = [
@@ -120,14 +149,11 @@ def _make_units(
         for by_dtype in groups
         for group in by_dtype
     ]
-    cuts = iter(cut_state(members, workers=axis.size, policy=mesh.policy, capacities=mesh.capacities))
-    units = []
-    for block, by_dtype in zip(kept, groups, strict=True):
-        vectors = [Vector(group, next(cuts), axis, values, apart=_apart(group, mesh)) for group in by_dtype]
-        units.append(ShardedUnit(block.modules, {name: params[name] for name in block.names}, vectors))
-        if mesh.stage == 3:
-            units[-1].let_go()  # at once: this process may not hold all of them
-    return units
+    cuts = iter(cut_state(members, workers=workers, policy=mesh.policy, capacities=mesh.capacities))
+    return [
+        PlannedUnit(block, [(group, next(cuts)) for group in by_dtype])
+        for block, by_dtype in zip(kept, groups, strict=True)
+    ]
 
 
 def _by_dtype(params: _Params) -> list[_Params]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shoal.strategies.mesh.axes import Axis
+from shoal.comm.group import Group
 from shoal.strategies.mesh.sharded.unit import ShardedUnit
 
 _NOTHING = -1
@@ -21,7 +21,7 @@ _NOTHING = -1
 class UseTurns:
     """What is asked for is a number: 2u to gather unit u, 2u + 1 to reduce it; the largest comes first."""
 
-    def __init__(self, units: Sequence[ShardedUnit], axis: Axis) -> None:
+    def __init__(self, units: Sequence[ShardedUnit], axis: Group) -> None:
         self._units = units
         self._axis = axis
         self._asked = torch.zeros(1, dtype=torch.int64)

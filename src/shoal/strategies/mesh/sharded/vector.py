@@ -8,8 +8,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from shoal.comm.group import Group
 from shoal.layout.state_cuts import StateCut
-from shoal.strategies.mesh.axes import Axis
 from shoal.strategies.mesh.held import HeldSpan
 from shoal.strategies.parked import Values
 
@@ -18,14 +18,22 @@ class Vector:
     """Parameters of one dtype. While they are let go, the memory is given back and they read as NaN."""
 
     def __init__(
-        self, params: Mapping[str, nn.Parameter], cut: StateCut, axis: Axis, values: Values, *, apart: str | None
+        self,
+        params: Mapping[str, nn.Parameter],
+        cut: StateCut,
+        axis: Group,
+        values: Values,
+        *,
+        apart: str | None = None,
+        room: torch.Tensor | None = None,
     ) -> None:
         """`values` gives those of a parameter; `apart`: the device of this worker's part where it is kept apart
-        from the vector."""
+        from the vector; `room`: where the vector lies, if not in memory of its own."""
         self._params = params
         self._axis = axis
         first = next(iter(params.values()))
-        self._vector = torch.empty(sum(cut.numels), dtype=first.dtype, device=first.device)
+        made = torch.empty(sum(cut.numels), dtype=first.dtype, device=first.device) if room is None else room
+        self._vector = made
         self._num_bytes = self._vector.untyped_storage().nbytes()
         self._nothing = torch.full((), torch.nan, dtype=first.dtype, device=first.device)
         self._slices = [self._vector[start:stop] for start, stop in pairwise(cut.bounds)]
@@ -34,9 +42,7 @@ class Vector:
             for name, start, numel in zip(params, cut.starts, cut.numels, strict=True)
         }
         self.is_gathered = True
-        for name, param in params.items():
-            view = self._vector[self._places[name]].view(param.shape)
-            param.data = view.copy_(values(param))
+        self._enter(values)
         mine = self._slices[axis.index]
         self._is_apart = apart is not None
         self._own = mine if apart is None else mine.to(apart, copy=True)
@@ -48,6 +54,12 @@ class Vector:
         self._own_places = {name: self._place_in_own(name, cut.bounds[axis.index]) for name in params}
         self.parts = {name: self._own[place].detach() for name, place in self._own_places.items()}
         """What this worker keeps of each parameter: leaf tensors, some of them empty."""
+
+    def _enter(self, values: Values) -> None:
+        """Let the parameters lie in the vector, with their values."""
+        for name, param in self._params.items():
+            view = self._vector[self._places[name]].view(param.shape)
+            param.data = view.copy_(values(param))
 
     def _place_in_own(self, name: str, begin: int) -> slice:
         span = self.spans[name][self._axis.index]
@@ -65,7 +77,7 @@ class Vector:
             self.is_gathered = True
         if self._is_apart:
             self._slices[self._axis.index].copy_(self._own)
-        self._axis.fill_from_owners(self._slices)
+        self._axis.all_gather_(self._slices)
 
     def let_go(self) -> None:
         """Give the memory back; views that autograd has kept see the values again after `gather`."""
@@ -80,19 +92,23 @@ class Vector:
         """Add what all workers have found to the owners' sums, and let the gradients go; everybody in line calls
         this. Returns the parameters that had one here."""
         found = torch.empty_like(self._vector)
+        names = self._take_gradients(found)
+        slices = found.split([one.numel() for one in self._slices])
+        mine = self._axis.reduce_scatter(slices).to(self._own.device)
+        self._own_sum = mine if self._own_sum is None else self._own_sum.add_(mine)
+        return names
+
+    def _take_gradients(self, room: torch.Tensor) -> set[str]:
+        """Bring them to where all lie end to end, zeros for those that have none; whose they were."""
         names = set()
         for name, param in self._params.items():
-            place = found[self._places[name]].view(param.shape)
+            place = room[self._places[name]].view(param.shape)
             if param.grad is None:
                 place.zero_()
             else:
                 place.copy_(param.grad.to_dense())
                 param.grad = None
                 names.add(name)
-        slices = list(found.split([one.numel() for one in self._slices]))
-        self._axis.reduce_to_owners(slices)
-        mine = slices[self._axis.index].to(self._own.device)
-        self._own_sum = mine.clone() if self._own_sum is None else self._own_sum.add_(mine)
         return names
 
     def hand_out(self, names: Collection[str]) -> None:

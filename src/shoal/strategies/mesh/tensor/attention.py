@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from shoal.comm.group import Group
 from shoal.strategies.mesh.splits import Split
-from shoal.strategies.mesh.tensor.collectives import Workers, copy_in, gather, scatter, sum_out
+from shoal.strategies.mesh.tensor.collectives import copy_in, gather, scatter, sum_out
 from shoal.strategies.mesh.tensor.layers import RowLayer
 from shoal.strategies.mesh.tensor.sequence import entered
 
@@ -30,7 +31,7 @@ class HeadsAttention(nn.Module):
         whole: nn.MultiheadAttention,
         parameters: dict[str, nn.Parameter | None],
         out_proj: RowLayer,
-        workers: Workers,
+        workers: Group,
     ) -> None:
         """`parameters`: this worker's parts of those that `whole` itself has, by name."""
         super().__init__()

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from shoal.comm.group import Group
 from shoal.layout.tensor_plan import LayerCut, Way
 from shoal.strategies.mesh.splits import Split
 from shoal.strategies.mesh.tensor.attention import PROJECTIONS, HeadsAttention
-from shoal.strategies.mesh.tensor.collectives import Workers
 from shoal.strategies.mesh.tensor.layers import (
     ColumnLayer,
     GroupsLayer,
@@ -27,7 +27,7 @@ from shoal.strategies.mesh.tensor.shapes import LayerShape, convolving, grouped_
 class Parts:
     """This worker's parts of whole tensors. What is shared by several layers is cut once, and stays shared."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: Group) -> None:
         self.workers = workers
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor, Split]] = {}
 

@@ -14,53 +14,36 @@ of `sum_out` is no sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.autograd import Function
 
+from shoal.comm.group import Group
 from shoal.strategies.mesh.splits import Split
 
 
-class Workers(Protocol):
-    """Those who share the layers: an `Axis` of the grid, or threads that try a cut."""
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor: ...
-
-    def max_(self, tensor: torch.Tensor) -> torch.Tensor: ...
-
-    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]: ...
-
-    def sum_scattered(self, parts: Sequence[torch.Tensor]) -> torch.Tensor: ...
-
-
-def copy_in(tensor: torch.Tensor, workers: Workers) -> torch.Tensor:
+def copy_in(tensor: torch.Tensor, workers: Group) -> torch.Tensor:
     """A whole tensor enters a layer of which each worker has a part."""
     return _CopyIn.apply(tensor, workers)
 
 
-def sum_out(tensor: torch.Tensor, workers: Workers) -> torch.Tensor:
+def sum_out(tensor: torch.Tensor, workers: Group) -> torch.Tensor:
     """The sum of what the workers' parts of a layer have computed leaves it whole."""
     return _SumOut.apply(tensor, workers)
 
 
-def gather(tensor: torch.Tensor, split: Split, workers: Workers) -> torch.Tensor:
+def gather(tensor: torch.Tensor, split: Split, workers: Group) -> torch.Tensor:
     """The whole of what each worker has a part of."""
     return _Gather.apply(tensor, split, workers)
 
 
-def scatter(tensor: torch.Tensor, split: Split, workers: Workers) -> torch.Tensor:
+def scatter(tensor: torch.Tensor, split: Split, workers: Group) -> torch.Tensor:
     """This worker's part of a whole tensor."""
     return _Scatter.apply(tensor, split, workers)
 
 
-def _sum(tensor: torch.Tensor, workers: Workers) -> torch.Tensor:
+def _sum(tensor: torch.Tensor, workers: Group) -> torch.Tensor:
     return workers.all_reduce_(tensor.clone(memory_format=torch.contiguous_format))
 
 
@@ -73,7 +56,7 @@ def _joined(parts: Sequence[torch.Tensor], split: Split) -> torch.Tensor:
 
 class _CopyIn(Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, workers: Workers) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, workers: Group) -> torch.Tensor:
         ctx.workers = workers
         return tensor.view_as(tensor)
 
@@ -84,7 +67,7 @@ class _CopyIn(Function):
 
 class _SumOut(Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, workers: Workers) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, workers: Group) -> torch.Tensor:
         return _sum(tensor, workers)
 
     @staticmethod
@@ -94,7 +77,7 @@ class _SumOut(Function):
 
 class _Gather(Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, split: Split, workers: Workers) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, split: Split, workers: Group) -> torch.Tensor:
         ctx.split, ctx.workers = split, workers
         return _joined(workers.all_gather(tensor.contiguous()), split)
 
@@ -105,7 +88,7 @@ class _Gather(Function):
 
 class _Scatter(Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, split: Split, workers: Workers) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, split: Split, workers: Group) -> torch.Tensor:
         ctx.split, ctx.workers = split, workers
         return split.cut(tensor, workers.index, workers.size)
 

@@ -6,13 +6,13 @@ import gc
 
 from torch import nn
 
+from shoal.comm.group import Group
 from shoal.errors import SpecError
 from shoal.layout.tensor_plan import LayerCut, TensorPlan, Wishes
 from shoal.spec import Mesh
 from shoal.strategies.base import Setting
 from shoal.strategies.mesh.splits import Split
 from shoal.strategies.mesh.tensor.building import Parts
-from shoal.strategies.mesh.tensor.collectives import Workers
 from shoal.strategies.mesh.tensor.planning import make_plan
 from shoal.strategies.mesh.tensor.probing import CutProbe
 from shoal.strategies.mesh.tensor.recording import record
@@ -21,9 +21,7 @@ from shoal.strategies.mesh.tensor.surgery import Surgery
 from shoal.strategies.replica import Replica
 
 
-def cut_width(
-    module: nn.Module, mesh: Mesh, axis: Workers, replica: Replica, setting: Setting
-) -> dict[str, Split]:
+def cut_width(module: nn.Module, mesh: Mesh, axis: Group, replica: Replica, setting: Setting) -> dict[str, Split]:
     """Replace layers of `module`, which is the replica's model or a part of it, by this worker's parts of them.
 
     Returns, by name in the task's model, how parameters and buffers are cut. Everybody in line calls this.
@@ -45,7 +43,7 @@ def cut_width(
     assert splits is not None, "a whole model agrees with itself"
     if setting.world.is_first:
         for line in attempt.lines():
-            setting.report(f"tensor={axis.size}: {line}")
+            setting.company.report(f"tensor={axis.size}: {line}")
     gc.collect()  # trials that failed leave cycles, by which whole tensors would be kept
     return splits
 
@@ -62,7 +60,7 @@ def _planned(replica: Replica, plan: str, norms: str, count: int, *, saves_memor
 
 
 def _cut(
-    module: nn.Module, plan: TensorPlan, axis: Workers, replica: Replica, before: CutProbe | None
+    module: nn.Module, plan: TensorPlan, axis: Group, replica: Replica, before: CutProbe | None
 ) -> dict[str, Split] | None:
     """Carry a plan out; None, and the model whole again, where it does not compute what it did before."""
     names = _names_of(replica.module)

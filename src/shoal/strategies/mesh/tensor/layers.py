@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from shoal.comm.group import Group
 from shoal.strategies.mesh.splits import Split
-from shoal.strategies.mesh.tensor.collectives import Workers, gather, scatter, sum_out
+from shoal.strategies.mesh.tensor.collectives import gather, scatter, sum_out
 from shoal.strategies.mesh.tensor.loss import VocabularyScores
 from shoal.strategies.mesh.tensor.narrowed import unwrapped
 from shoal.strategies.mesh.tensor.sequence import SequencePart, can_be_cut, entered, whole_of
@@ -41,7 +42,7 @@ class ColumnLayer(nn.Module):
         compute: Compute,
         weight: nn.Parameter,
         bias: nn.Parameter | None,
-        workers: Workers,
+        workers: Group,
         *,
         gathered: Split | None = None,
     ) -> None:
@@ -64,7 +65,7 @@ class RowLayer(nn.Module):
         compute: Compute,
         weight: nn.Parameter,
         bias: nn.Parameter | None,
-        workers: Workers,
+        workers: Group,
         *,
         features: Split = LAST,
         scattered: bool = False,
@@ -101,7 +102,7 @@ class GroupsLayer(nn.Module):
         compute: Compute,
         weight: nn.Parameter,
         bias: nn.Parameter | None,
-        workers: Workers,
+        workers: Group,
         *,
         channels: Split | None = None,
     ) -> None:
@@ -129,7 +130,7 @@ class VocabularyEmbedding(nn.Module):
     """Each worker has the entries of a range of numbers; whoever has the one that is asked for tells it."""
 
     def __init__(
-        self, weight: nn.Parameter, workers: Workers, padding: int | None, *, in_rows: bool = False
+        self, weight: nn.Parameter, workers: Group, padding: int | None, *, in_rows: bool = False
     ) -> None:
         """`in_rows`: each worker gets a part of the sequence of what is found."""
         super().__init__()
@@ -152,7 +153,7 @@ class VocabularyEmbedding(nn.Module):
 class NarrowEmbedding(nn.Module):
     """Each worker has some of the features of every entry: for a vocabulary that cannot be shared out evenly."""
 
-    def __init__(self, weight: nn.Parameter, workers: Workers, padding: int | None) -> None:
+    def __init__(self, weight: nn.Parameter, workers: Group, padding: int | None) -> None:
         super().__init__()
         self.weight = weight
         self._workers, self._padding = workers, padding

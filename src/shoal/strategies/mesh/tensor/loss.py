@@ -10,8 +10,9 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
+from shoal.comm.group import Group
 from shoal.strategies.mesh.splits import Split
-from shoal.strategies.mesh.tensor.collectives import Workers, gather
+from shoal.strategies.mesh.tensor.collectives import gather
 
 _LAST = Split(-1)
 
@@ -24,10 +25,10 @@ class VocabularyScores(torch.Tensor):
     """
 
     local: torch.Tensor
-    workers: Workers
+    workers: Group
 
     @staticmethod
-    def wrap(local: torch.Tensor, workers: Workers) -> VocabularyScores:
+    def wrap(local: torch.Tensor, workers: Group) -> VocabularyScores:
         """The scores of which this worker has `local`."""
         shape = (*local.shape[:-1], local.shape[-1] * workers.size)
         scores = torch.Tensor._make_wrapper_subclass(
@@ -150,9 +151,7 @@ class ParallelCrossEntropy(Function):
     workers, whatever the size of the vocabulary."""
 
     @staticmethod
-    def forward(
-        ctx: Any, local: torch.Tensor, target: torch.Tensor, ignored: int, workers: Workers
-    ) -> torch.Tensor:
+    def forward(ctx: Any, local: torch.Tensor, target: torch.Tensor, ignored: int, workers: Group) -> torch.Tensor:
         columns = local.shape[-1]
         highest = workers.max_(local.amax(-1))
         powers = (local - highest.unsqueeze(-1)).exp()

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from shoal.comm.group import ThreadGroup
 from shoal.strategies.mesh.tensor.sequence import SequencePart, stream_of
 from shoal.strategies.mesh.tensor.sequence_collectives import cut_rows, join_rows
-from shoal.strategies.mesh.tensor.threads import ThreadWorker
 
 OWN_TOLERANCE, COMMON_TOLERANCE = 1e-3, 1e-5
 """Relative to the largest value of a tensor itself, and of all that are compared with it: rounding in float32. A
@@ -47,8 +47,8 @@ class InRows:
     """A block that is given its part of the sequence, and gives one: as between two others of its kind."""
 
     width: int
-    worker: ThreadWorker
-    outside: ThreadWorker
+    worker: ThreadGroup
+    outside: ThreadGroup
     """For what passes at the ends, which is not the block's own."""
 
     def given(self, inputs: Inputs) -> Inputs:
@@ -69,7 +69,7 @@ class InRows:
 
 
 def observe(
-    block: nn.Module, inputs: Inputs, worker: ThreadWorker | None = None, width: int | None = None
+    block: nn.Module, inputs: Inputs, worker: ThreadGroup | None = None, width: int | None = None
 ) -> Observed:
     """Run a block forward and back, as this worker if it is cut. `width`: see `InRows`."""
     stream = None

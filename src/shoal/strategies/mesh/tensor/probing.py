@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.comm.group import Group
 from shoal.strategies.gradients import plain_loss
 from shoal.strategies.mesh.splits import Split
-from shoal.strategies.mesh.tensor.collectives import Workers
 from shoal.strategies.mesh.tensor.recording import sample_of, undisturbed
 from shoal.strategies.replica import Replica
 
@@ -43,7 +43,7 @@ class CutProbe:
             return None
         return cls(loss=loss, marks=marks, shapes=shapes)
 
-    def agrees(self, replica: Replica, splits: Mapping[str, Split], workers: Workers) -> bool:
+    def agrees(self, replica: Replica, splits: Mapping[str, Split], workers: Group) -> bool:
         """Whether the same model, cut over workers who all ask this, still gives this; all get the same answer."""
         try:
             loss, marks = _measure(replica, self.shapes, splits, workers)
@@ -67,7 +67,7 @@ class CutProbe:
 
 
 def _measure(
-    replica: Replica, shapes: Mapping[str, torch.Size], splits: Mapping[str, Split], workers: Workers | None
+    replica: Replica, shapes: Mapping[str, torch.Size], splits: Mapping[str, Split], workers: Group | None
 ) -> tuple[float, dict[str, tuple[float, float]]]:
     marks: dict[str, tuple[float, float]] = {}
     handles = []
@@ -94,7 +94,7 @@ def _measure(
     return float(loss.detach()), marks
 
 
-def _direction(name: str, shape: torch.Size, split: Split | None, workers: Workers | None) -> torch.Tensor:
+def _direction(name: str, shape: torch.Size, split: Split | None, workers: Group | None) -> torch.Tensor:
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     whole = torch.randn(shape, generator=generator)
     if split is None or workers is None:
@@ -103,7 +103,7 @@ def _direction(name: str, shape: torch.Size, split: Split | None, workers: Worke
 
 
 def _joined(
-    marks: Mapping[str, tuple[float, float]], splits: Mapping[str, Split], workers: Workers
+    marks: Mapping[str, tuple[float, float]], splits: Mapping[str, Split], workers: Group
 ) -> dict[str, tuple[float, float]]:
     """What is cut is measured by part, and added up; the rest each worker has measured whole."""
     names = [name for name in marks if name in splits]

@@ -10,7 +10,8 @@ from torch import nn
 from torch.autograd import Function
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from shoal.strategies.mesh.tensor.collectives import Workers, copy_in
+from shoal.comm.group import Group
+from shoal.strategies.mesh.tensor.collectives import copy_in
 from shoal.strategies.mesh.tensor.narrowed import unwrapped
 from shoal.strategies.mesh.tensor.sequence_collectives import cut_rows, enter_rows, join_rows, rows_of
 from shoal.strategies.mesh.tensor.token_wise import RowsTensor, on_parts
@@ -29,14 +30,14 @@ class SequencePart(RowsTensor):
     _is_replaced: bool
 
     @staticmethod
-    def wrap(local: torch.Tensor, length: int, workers: Workers) -> SequencePart:
+    def wrap(local: torch.Tensor, length: int, workers: Group) -> SequencePart:
         """The tensor of so many rows of which this worker has `local`."""
         part: SequencePart = _Wrap.apply(local, length, workers)
         part.local = local
         return part
 
     @staticmethod
-    def cut(whole: torch.Tensor, workers: Workers) -> SequencePart:
+    def cut(whole: torch.Tensor, workers: Group) -> SequencePart:
         """The part of a tensor that all workers have."""
         return SequencePart.wrap(cut_rows(whole, workers), whole.shape[-2], workers)
 
@@ -120,7 +121,7 @@ class _Wrap(Function):
     """Ties the whole's gradient to the part, for code that does not ask `__torch_function__`."""
 
     @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, length: int, workers: Workers) -> torch.Tensor:
+    def forward(ctx: Any, local: torch.Tensor, length: int, workers: Group) -> torch.Tensor:
         ctx.workers = workers
         return _bare(local, length, workers)
 
@@ -141,7 +142,7 @@ class _Unwrap(Function):
         return grads[0]
 
 
-def _bare(local: torch.Tensor, length: int, workers: Workers) -> SequencePart:
+def _bare(local: torch.Tensor, length: int, workers: Group) -> SequencePart:
     shape = (*local.shape[:-2], length, local.shape[-1])
     part = torch.Tensor._make_wrapper_subclass(SequencePart, shape, dtype=local.dtype, device=local.device)
     part.local, part.workers, part._whole, part._entered = local, workers, None, None
@@ -160,18 +161,18 @@ def _checked_whole(value: Any) -> Any:
     return whole_of(value)
 
 
-def entered(inputs: torch.Tensor, workers: Workers) -> torch.Tensor:
+def entered(inputs: torch.Tensor, workers: Group) -> torch.Tensor:
     """What a layer of which each worker has a part computes from: the whole, from wherever it comes."""
     inputs = unwrapped(inputs)
     return inputs.entered() if isinstance(inputs, SequencePart) else copy_in(inputs, workers)
 
 
-def can_be_cut(tensor: Any, workers: Workers) -> bool:
+def can_be_cut(tensor: Any, workers: Group) -> bool:
     """Whether every worker would have some of its rows."""
     return isinstance(tensor, torch.Tensor) and tensor.dim() >= 2 and tensor.shape[-2] >= workers.size
 
 
-def cut_stream(block: nn.Module, width: int, workers: Workers) -> Any:
+def cut_stream(block: nn.Module, width: int, workers: Group) -> Any:
     """Let a block get its part of the sequence where it is given the whole; what is returned can be removed."""
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -21,35 +21,35 @@ import torch
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from shoal.strategies.mesh.tensor.collectives import Workers
+from shoal.comm.group import Group
 
 
-def enter_rows(rows: torch.Tensor, length: int, workers: Workers) -> torch.Tensor:
+def enter_rows(rows: torch.Tensor, length: int, workers: Group) -> torch.Tensor:
     """The whole, for layers of which each worker has a part."""
     return _EnterRows.apply(rows, length, workers)
 
 
-def leave_rows(total: torch.Tensor, bias: torch.Tensor | None, workers: Workers) -> torch.Tensor:
+def leave_rows(total: torch.Tensor, bias: torch.Tensor | None, workers: Group) -> torch.Tensor:
     """This worker's rows of the sum of what all have computed, and the bias added to them."""
     return _LeaveRows.apply(total, bias, workers)
 
 
-def join_rows(rows: torch.Tensor, length: int, workers: Workers) -> torch.Tensor:
+def join_rows(rows: torch.Tensor, length: int, workers: Group) -> torch.Tensor:
     """The whole, for what all workers compute alike."""
     return _JoinRows.apply(rows, length, workers)
 
 
-def cut_rows(whole: torch.Tensor, workers: Workers) -> torch.Tensor:
+def cut_rows(whole: torch.Tensor, workers: Group) -> torch.Tensor:
     """This worker's rows of what all have whole."""
     return _CutRows.apply(whole, workers)
 
 
-def use_in_rows(workers: Workers, *wholes: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def use_in_rows(workers: Group, *wholes: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What all workers have whole and each uses for its rows (weight and bias of a norm); one sum for all."""
     return _UseInRows.apply(workers, *wholes)
 
 
-def rows_of(whole: torch.Tensor, workers: Workers) -> torch.Tensor:
+def rows_of(whole: torch.Tensor, workers: Group) -> torch.Tensor:
     """This worker's rows, without a way back; memory of their own."""
     length = whole.shape[-2]
     each = -(-length // workers.size)
@@ -57,24 +57,24 @@ def rows_of(whole: torch.Tensor, workers: Workers) -> torch.Tensor:
     return whole.narrow(-2, first, min(each, length - first)).clone(memory_format=torch.contiguous_format)
 
 
-def _joined(rows: torch.Tensor, length: int, workers: Workers) -> torch.Tensor:
+def _joined(rows: torch.Tensor, length: int, workers: Group) -> torch.Tensor:
     each = -(-length // workers.size)
     padded = F.pad(rows, (0, 0, 0, each - rows.shape[-2]))
     whole = torch.cat(workers.all_gather(padded.contiguous()), -2)
     return whole if whole.shape[-2] == length else whole.narrow(-2, 0, length).contiguous()
 
 
-def _summed(total: torch.Tensor, workers: Workers) -> torch.Tensor:
+def _summed(total: torch.Tensor, workers: Group) -> torch.Tensor:
     length = total.shape[-2]
     each = -(-length // workers.size)
     padded = F.pad(total, (0, 0, 0, each * workers.size - length))
-    rows = workers.sum_scattered(padded.chunk(workers.size, -2))
+    rows = workers.reduce_scatter(padded.chunk(workers.size, -2))
     return rows.narrow(-2, 0, max(0, min(each, length - workers.index * each))).contiguous()
 
 
 class _EnterRows(Function):
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, length: int, workers: Workers) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, length: int, workers: Group) -> torch.Tensor:
         ctx.workers = workers
         return _joined(rows, length, workers)
 
@@ -85,7 +85,7 @@ class _EnterRows(Function):
 
 class _LeaveRows(Function):
     @staticmethod
-    def forward(ctx: Any, total: torch.Tensor, bias: torch.Tensor | None, workers: Workers) -> torch.Tensor:
+    def forward(ctx: Any, total: torch.Tensor, bias: torch.Tensor | None, workers: Group) -> torch.Tensor:
         ctx.length, ctx.workers, ctx.has_bias = total.shape[-2], workers, bias is not None
         rows = _summed(total, workers)
         return rows if bias is None else rows + bias
@@ -99,7 +99,7 @@ class _LeaveRows(Function):
 
 class _JoinRows(Function):
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, length: int, workers: Workers) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, length: int, workers: Group) -> torch.Tensor:
         ctx.workers = workers
         return _joined(rows, length, workers)
 
@@ -110,7 +110,7 @@ class _JoinRows(Function):
 
 class _CutRows(Function):
     @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, workers: Workers) -> torch.Tensor:
+    def forward(ctx: Any, whole: torch.Tensor, workers: Group) -> torch.Tensor:
         ctx.length, ctx.workers = whole.shape[-2], workers
         return rows_of(whole, workers)
 
@@ -121,7 +121,7 @@ class _CutRows(Function):
 
 class _UseInRows(Function):
     @staticmethod
-    def forward(ctx: Any, workers: Workers, *wholes: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, workers: Group, *wholes: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.workers = workers
         return tuple(whole.view_as(whole) for whole in wholes)
 
@@ -130,7 +130,7 @@ class _UseInRows(Function):
         return None, *_summed_together(grads, ctx.workers)
 
 
-def _summed_together(grads: Sequence[torch.Tensor], workers: Workers) -> list[torch.Tensor]:
+def _summed_together(grads: Sequence[torch.Tensor], workers: Group) -> list[torch.Tensor]:
     if len({grad.dtype for grad in grads}) > 1:
         return [workers.all_reduce_(grad.clone(memory_format=torch.contiguous_format)) for grad in grads]
     flat = workers.all_reduce_(torch.cat([grad.reshape(-1) for grad in grads]))

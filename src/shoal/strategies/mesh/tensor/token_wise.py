@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
-from shoal.strategies.mesh.tensor.collectives import Workers
+from shoal.comm.group import Group
 from shoal.strategies.mesh.tensor.sequence_collectives import cut_rows, rows_of, use_in_rows
 
 
@@ -18,7 +18,7 @@ class RowsTensor(torch.Tensor):
     """Looks like a whole tensor, of which it holds some rows; what the functions here must know of it."""
 
     local: torch.Tensor
-    workers: Workers
+    workers: Group
 
     @property
     def length(self) -> int:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from shoal.comm.group import ThreadGroup, together
 from shoal.layout.tensor_plan import Region
 from shoal.strategies.mesh.splits import Split
 from shoal.strategies.mesh.tensor.building import Parts
 from shoal.strategies.mesh.tensor.observing import SEED, Inputs, Observed, close, observe
 from shoal.strategies.mesh.tensor.shapes import channels_of
 from shoal.strategies.mesh.tensor.surgery import Surgery
-from shoal.strategies.mesh.tensor.threads import ThreadWorker, together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class CutTrial:
         )
 
     def _cut_and_observe(
-        self, regions: Sequence[Region], worker: ThreadWorker, width: int | None
+        self, regions: Sequence[Region], worker: ThreadGroup, width: int | None
     ) -> tuple[Observed, dict[str, Split]]:
         # Whole tensors are shared by the threads, which only read them.
         tensors = (*self._block.parameters(), *self._block.buffers())

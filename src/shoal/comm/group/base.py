@@ -1,0 +1,131 @@
+"""The contract of a group: processes (or threads) of one job that compute together.
+
+| form            | file               | for                                                     |
+|-----------------|--------------------|---------------------------------------------------------|
+| `LoneGroup`     | `lone.py`          | one worker: nothing has to be said                      |
+| `MemoryGroup`   | `memory.py`        | one host: memory that all of them map                   |
+| `TorchGroup`    | `torch_group.py`   | torch's own collectives: gloo on CPUs, NCCL on GPUs     |
+| `SocketGroup`   | `sockets.py`       | our own transport, authenticated                        |
+| `ThreadGroup`   | `threads.py`       | threads of one process, for trials of a cut             |
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from shoal.arena import Segment
+
+Rows = Sequence[Sequence[int]]
+"""Ranks of the groups that a group is split into: each rank is in one of them."""
+Fold = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
+"""Makes one tensor of those of all, by index, in the room that is given."""
+
+
+class Transfer(Protocol):
+    """A message on its way."""
+
+    def wait(self) -> None:
+        """Of one that was sent: until the other has taken it, and the tensor may change. Of one that is awaited:
+        until it is there."""
+
+
+class Group(ABC):
+    """Everybody in it makes the same calls in the same order, but for `send` and `receive`.
+
+    Sums run in the order of ranks or are computed once, so all end with the same bits. A wait ends with what the
+    caller's `on_idle` raises, where the form can look up while it waits.
+    """
+
+    index: int
+    """Of this process in the group."""
+    ranks: tuple[int, ...]
+    """Of all in the group, by index: their numbers in the job."""
+
+    shares_memory: ClassVar[bool] = False
+    """Whether `share` gives anything."""
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @abstractmethod
+    def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum in place."""
+
+    @abstractmethod
+    def max_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The elementwise maximum, in place."""
+
+    @abstractmethod
+    def reduce_scatter(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The sum of everybody's part of this index; parts may differ in size, and are left as they are."""
+
+    @abstractmethod
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Everybody's tensor, by index; all have one shape. This process's own may be the tensor itself."""
+
+    @abstractmethod
+    def all_gather_(self, slices: Sequence[torch.Tensor]) -> None:
+        """Slice i is taken from the one with index i, wherever it has another value; slices may differ in size."""
+
+    @abstractmethod
+    def broadcast_(self, tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
+        """Take the values of the one with this index."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return once all have come here."""
+
+    @abstractmethod
+    def send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> Transfer:
+        """Put a tensor of the host's memory on its way and go on. Leave it alone until the transfer is over."""
+
+    @abstractmethod
+    def receive(self, room: torch.Tensor, sender: int, tag: int = 0) -> Transfer:
+        """Fill a tensor of the host, whose elements lie side by side, with the next one under this tag, which has
+        as many bytes; it is there once the transfer is over."""
+
+    @abstractmethod
+    def split(self, rows: Rows) -> Group:
+        """This process's row as a group of its own; everybody in this group names all rows, in one order."""
+
+    def share(self, regions: Mapping[str, int]) -> Segment | None:
+        """Memory of these regions, by name and bytes, that all in the group map; None where this form has none."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the others; what was split off goes with it."""
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes, for whoever does not know every dtype."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def sum_in_order(parts: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    """The sum of parts, the first with the second and so on, so that it comes to the same bits wherever it is
+    computed. `out` may be the memory of one of the first two parts, of no other."""
+    if len(parts) == 1:
+        return out.copy_(parts[0])
+    torch.add(parts[0], parts[1], out=out)
+    for part in parts[2:]:
+        out.add_(part)
+    return out
+
+
+def largest(parts: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    """The elementwise maximum of parts."""
+    out.copy_(parts[0])
+    for part in parts[1:]:
+        torch.maximum(out, part, out=out)
+    return out

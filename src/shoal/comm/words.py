@@ -1,0 +1,154 @@
+"""What a supervisor and its processes say to each other over channels, besides what happens (`happenings.py`).
+
+Each side reads what it hears once, at its border; what cannot be understood becomes a word of its own, `Garbled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from shoal.errors import ProtocolError
+from shoal.observe.happenings import KINDS
+from shoal.spec.told import Told, by_kind, read_message
+from shoal.spec.vocabulary import Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class Garbled(Told, kind="garbled"):
+    """Something was said that means nothing here."""
+
+    text: str
+
+
+# What processes say.
+
+
+@dataclass(frozen=True, kw_only=True)
+class StacksOffered(Told, kind="stacks"):
+    """How to ask a process where it is."""
+
+    signal: int
+    pid: int
+    fd: int
+
+
+class OrderedAction(StrEnum):
+    """What a coordinator wants done about a process."""
+
+    START = "start"
+    END = "end"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ordered(Told, kind="order"):
+    """A coordinator wants a process started, or one ended."""
+
+    action: OrderedAction
+    role: Role
+    rank: int
+    node: int | None = None
+    """Which process is to end; one that is to start gets its number from the supervisor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleAnswered(Told, kind="answer"):
+    """What becomes of a request for other numbers of processes."""
+
+    text: str
+    is_refused: bool = False
+    workers: int | None = None
+    servers: int | None = None
+
+
+# What they are told.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop(Told, kind="stop"):
+    """The process is to end: a worker after its step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Takeover(Told, kind="takeover"):
+    """A spare is to go on with these places."""
+
+    places: list[int]
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adopt(Told, kind="adopt"):
+    """A worker is to do the work of these places, too: at once, also in the middle of a step."""
+
+    places: list[int]
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release(Told, kind="release"):
+    """A worker is to let go of these places at the next border between steps."""
+
+    places: list[int]
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misbehave(Told, kind="chaos"):
+    """A worker is to do to itself what the user asked for: `slow` or `raise`."""
+
+    fault: str
+    factor: float
+    seconds: float | None
+    """How long it is slow; None: for ever."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberLost(Told, kind="lost"):
+    """To a coordinator: this process has ended before its time."""
+
+    node: int
+    role: Role
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberLeft(Told, kind="left"):
+    """To a coordinator: this process has done its work, and ended."""
+
+    node: int
+    role: Role
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembersLiving(Told, kind="living"):
+    """To a coordinator that can hear from now on: who lives, and which workers have done their work."""
+
+    members: list[dict[str, Any]]
+    """`node`, `role` and `rank` of each."""
+    left: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleWanted(Told, kind="scale"):
+    """The user wants so many workers and servers; where both are None, to know how many there are."""
+
+    workers: int | None = None
+    servers: int | None = None
+
+
+FROM_PROCESSES: dict[str, type[Told]] = {**KINDS, **by_kind(StacksOffered, Ordered, ScaleAnswered)}
+TO_PROCESSES: dict[str, type[Told]] = by_kind(
+    *(Stop, Takeover, Adopt, Release, Misbehave, MemberLost, MemberLeft, MembersLiving, ScaleWanted)
+)
+
+
+def understood(message: Mapping[str, Any], kinds: Mapping[str, type[Told]]) -> Told:
+    """What a message says, to somebody who knows these kinds."""
+    try:
+        return read_message(message, kinds)
+    except ProtocolError as error:
+        return Garbled(text=str(error))

@@ -1,0 +1,131 @@
+"""Vectors in memory that all workers of a line share: values exist once on the host, and nobody sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from shoal.arena import Segment, segment_bytes
+from shoal.comm.group import Group, sum_in_order
+from shoal.layout.state_cuts import StateCut
+from shoal.strategies.mesh.sharded.vector import Vector
+from shoal.strategies.parked import Values
+
+_ALIGN_BYTES = 64
+_PIECE_BYTES = 1 << 20
+"""Sums are made in pieces that stay in a core's own cache."""
+
+
+def line_regions(vector_bytes: Sequence[int], workers: int, stage: int) -> dict[str, int]:
+    """What the workers of a line share, by name: the parameters of all vectors once; and for each worker the
+    gradients of all of them (stage 1), or of one at a time."""
+    total = sum(map(_aligned, vector_bytes))
+    gradients = total if stage == 1 else max(map(_aligned, vector_bytes), default=0)
+    return {
+        "parameters": max(total, _ALIGN_BYTES),
+        **{_gradients_of(worker): max(gradients, _ALIGN_BYTES) for worker in range(workers)},
+    }
+
+
+def line_bytes(vector_bytes: Sequence[int], workers: int, stage: int) -> int:
+    """The bytes of all that on their host."""
+    return segment_bytes(line_regions(vector_bytes, workers, stage).values())
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
+
+
+def _gradients_of(worker: int) -> str:
+    return f"gradients/{worker}"
+
+
+class VectorRoom:
+    """Where one vector lies, and the gradients that each worker finds for it."""
+
+    def __init__(self, segment: Segment, dtype: torch.dtype, numel: int, *, at: int, gradients_at: int) -> None:
+        self.parameters = segment.tensor("parameters", dtype, offset=at, count=numel)
+        self._segment = segment
+        self._dtype, self._numel, self._gradients_at = dtype, numel, gradients_at
+
+    def gradients(self, worker: int) -> torch.Tensor:
+        return self._segment.tensor(
+            _gradients_of(worker), self._dtype, offset=self._gradients_at, count=self._numel
+        )
+
+
+def share_rooms(looks: Sequence[tuple[torch.dtype, int]], axis: Group, stage: int) -> Iterator[VectorRoom]:
+    """Room for vectors of these dtypes and lengths."""
+    sizes = [dtype.itemsize * numel for dtype, numel in looks]
+    segment = axis.share(line_regions(sizes, axis.size, stage))
+    assert segment is not None, "asked of groups that share memory alone"
+    start = 0
+    for (dtype, numel), nbytes in zip(looks, sizes, strict=True):
+        yield VectorRoom(segment, dtype, numel, at=start, gradients_at=start if stage == 1 else 0)
+        start += _aligned(nbytes)
+
+
+class SharedVector(Vector):
+    """Everybody in line sees what an owner writes, at once: owners write when all have told their gradients, and
+    the next pass begins when all have written. So gathering and letting go are nothing."""
+
+    def __init__(
+        self, params: Mapping[str, nn.Parameter], cut: StateCut, axis: Group, values: Values, room: VectorRoom
+    ) -> None:
+        super().__init__(params, cut, axis, values, room=room.parameters)
+        self._mine = slice(cut.bounds[axis.index], cut.bounds[axis.index + 1])
+        self._found = [room.gradients(worker) for worker in range(axis.size)]
+        self._kept_sum: torch.Tensor | None = None
+
+    def _enter(self, values: Values) -> None:
+        for name, param in self._params.items():
+            view = self._vector[self._places[name]].view(param.shape)
+            if self._axis.is_first:  # all have the same
+                view.copy_(values(param))
+            param.data = view
+
+    def gather(self) -> None:
+        return
+
+    def let_go(self) -> None:
+        return
+
+    def gradient_views(self) -> dict[str, torch.Tensor]:
+        """Where this worker's gradients belong, by parameter."""
+        own = self._found[self._axis.index]
+        return {name: own[self._places[name]].view(param.shape) for name, param in self._params.items()}
+
+    def reduce(self) -> set[str]:
+        names = self._take_gradients(self._found[self._axis.index])
+        self._axis.barrier()
+        if self._own_sum is None:
+            self._own_sum = self._sum(self._room_for_sum())
+        else:
+            self._own_sum.add_(self._sum(torch.empty_like(self._own)))
+        self._axis.barrier()  # the others have read it: the next vector's may come to the same place
+        return names
+
+    def _room_for_sum(self) -> torch.Tensor:
+        """Kept from step to step: new memory would have to be made ready by the system each time."""
+        if self._kept_sum is None:
+            self._kept_sum = torch.empty_like(self._own)
+        return self._kept_sum
+
+    def add_up(self) -> None:
+        """Sum the gradients that all have left in their places; each worker's own part is its alone."""
+        self._own_sum = self._sum(self._found[self._axis.index][self._mine])
+
+    def _sum(self, out: torch.Tensor) -> torch.Tensor:
+        """This worker's part of the sum, in the order of workers, as everywhere else."""
+        if self._axis.size == 2:  # the sum may take the place of one of two parts
+            return sum_in_order([found[self._mine] for found in self._found], out)
+        length = max(1, _PIECE_BYTES // out.element_size())
+        total = torch.empty(min(length, out.numel()), dtype=out.dtype)
+        for start in range(0, out.numel(), length):
+            piece = slice(start, min(start + length, out.numel()))
+            parts = [found[self._mine][piece] for found in self._found]
+            # Through memory of its own: `out` may be one of the parts.
+            out[piece] = sum_in_order(parts, total[: piece.stop - piece.start])
+        return out

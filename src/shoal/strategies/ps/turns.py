@@ -1,0 +1,127 @@
+"""Which cells a worker of a served job trains on, clock by clock, and where it stands still in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shoal.ps.consistency import Mode
+from shoal.spec import ParameterServer, World
+from shoal.strategies.base import Turn
+from shoal.strategies.ps.borders import Border, Borders
+from shoal.strategies.ps.client import PsClient
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedTurn(Turn):
+    """A clock's cells. Without any: a border, or the end of what this worker has to do."""
+
+    clock: int = 0
+    cells: tuple[int, ...] = ()
+    waited_s: float = 0.0
+    """At a border: how long the others had to be waited for."""
+
+
+class Turns:
+    """A worker's way through the run: its own slots of `steps` steps, or whatever it is leased.
+
+    Servers and coordinator count steps from where this run began, the loop from where training did: `begun_at`.
+    """
+
+    def __init__(
+        self,
+        client: PsClient,
+        spec: ParameterServer,
+        world: World,
+        borders: Borders,
+        *,
+        slots: int,
+        own: range,
+        steps: int,
+        begun_at: int,
+    ) -> None:
+        self._client = client
+        self._spec = spec
+        self._rank = world.global_rank
+        self._borders = borders
+        self._slots = slots
+        self._own = own
+        self._steps = steps
+        self._begun_at = begun_at
+        self.is_void = False
+        """Set where the turn came to nothing: it is to be taken again."""
+
+    def __iter__(self) -> Iterator[ServedTurn]:
+        """Join, and then turn by turn; each begins when consistency lets it, with the newest parameters."""
+        clock = self._client.join()
+        self._borders.clear()
+        for found in self._leased(clock) if self._spec.is_leased else self._ranked(clock):
+            yield from self._begun(found) if isinstance(found, ServedTurn) else (self._border(found),)
+        self._borders.end(self.num_clocks + 1)
+
+    @property
+    def num_clocks(self) -> int:
+        """Pushes of a rank that has cells of its own."""
+        return -(-self._steps // self._spec.every)
+
+    @property
+    def leaves_out_the_late(self) -> bool:
+        """Whether rounds may be closed without this worker."""
+        return self._client.served.consistency.mode is Mode.QUORUM
+
+    def step_of(self, cell: int) -> int:
+        """The step that a cell belongs to."""
+        return self._begun_at + cell // self._slots + 1
+
+    def _begun(self, turn: ServedTurn) -> Iterator[ServedTurn]:
+        while True:
+            yield from map(self._border, self._borders.begin(turn.clock))
+            yield turn
+            if not self.is_void:
+                return
+            self.is_void = False
+
+    def _border(self, border: Border) -> ServedTurn:
+        return ServedTurn(step=self._begun_at + border.steps, is_border=True, waited_s=border.waited_s)
+
+    def _turn(self, clock: int, cells: list[int]) -> ServedTurn:
+        coming = ((self.step_of(cell), cell % self._slots) for cell in self._after(cells))
+        first, last = self.step_of(min(cells)), self.step_of(max(cells))
+        return ServedTurn(step=last, first=first, clock=clock, cells=tuple(cells), coming=coming)
+
+    def _after(self, cells: list[int]) -> Iterator[int]:
+        """These cells, and those that are likely to follow."""
+        if (leases := self._client.machine.leases) is not None:
+            yield from (*cells, *leases.at_hand)
+            return
+        for step in range(min(cells) // self._slots, self._steps):
+            yield from (step * self._slots + slot for slot in self._own)
+
+    def _ranked(self, clock: int) -> Iterator[ServedTurn | Border]:
+        """Every rank has its own slots of every step."""
+        every = self._spec.every
+        while clock <= self.num_clocks:
+            yield from self._borders.heed(clock)
+            steps = range((clock - 1) * every, min(clock * every, self._steps))
+            yield self._turn(clock, [step * self._slots + slot for slot in self._own for step in steps])
+            # A quorum may have closed several rounds meanwhile: what is over is left out.
+            clock = max(clock + 1, self._client.next_open_round if self.leaves_out_the_late else 0)
+
+    def _leased(self, clock: int) -> Iterator[ServedTurn | Border]:
+        """Whoever is free takes the next cells: as many as its share asks for."""
+        total = self._steps * self._slots
+        while True:
+            cells = yield from self._borders.take_cells(max(self._spec.every, self._share), total)
+            if cells is None:
+                return
+            if cells:
+                yield self._turn(clock, cells)
+            else:
+                self._client.tick(clock)
+            clock += 1
+
+    @property
+    def _share(self) -> int:
+        """Cells of each of this worker's steps, by its share of the data."""
+        shares = self._client.settings.get("shares", {})
+        return max(1, round(self._spec.cells_per_worker * shares.get(self._rank, 1.0)))

@@ -1,0 +1,40 @@
+"""Packages of others, installed beside Shoal for the time of a test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from helpers.commands import GUARD_S, command
+
+
+def shoal_beside(folder: Path, module: Path, strategy: str) -> Callable[..., str]:
+    """`shoal("train", …)`, run in `folder`; a package brings `module` with a strategy `name = module:Class`."""
+    site, name = folder / "site", module.stem
+    site.mkdir()
+    shutil.copy(module, site)
+    information = site / f"{name}-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(f"[shoal.strategies]\n{strategy}\n")
+
+    def run(*words: str) -> str:
+        # A zygote of its own: those that run already have not got the package.
+        known = {name: value for name, value in os.environ.items() if name != "SHOAL_ZYGOTE"}
+        paths = os.pathsep.join(filter(None, (str(site), known.get("PYTHONPATH"))))
+        answer = subprocess.run(
+            command(*words),
+            cwd=folder,
+            env={**known, "PYTHONPATH": paths, "COLUMNS": "80"},
+            capture_output=True,
+            text=True,
+            timeout=GUARD_S,
+            check=False,
+        )
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        return answer.stdout
+
+    return run

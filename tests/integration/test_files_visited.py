@@ -1,0 +1,27 @@
+"""How far a batch travels through the source: a newcomer who follows one must open few files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+TASK = Path(__file__).with_name("visiting_task.py")
+
+
+@pytest.mark.parametrize(("strategy", "most"), [("data", 18), ("ps:sync=asp", 38), ("ps:sync=bsp", 38)])
+def test_a_batch_visits_few_files(
+    strategy: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A zygote of its own, which knows where to write.
+    monkeypatch.delenv("SHOAL_ZYGOTE", raising=False)
+    monkeypatch.setenv("VISITED", str(tmp_path))
+    shoal.train(f"{TASK}:task", workers=2, strategy=strategy, runs=tmp_path / "runs")
+    workers = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert len(workers) == 2, "each worker has come past these steps"
+    for steps in workers:
+        fewest = min(steps, key=len)
+        assert len(fewest) <= most, "\n".join(fewest)

@@ -1,0 +1,64 @@
+"""Steps that are known only after later ones were taken: nothing that follows from them can tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.installed import shoal_beside
+
+MODULE = Path(__file__).with_name("deferred_strategy.py")
+TASK = """
+import torch, shoal
+from torch import nn
+
+def task():
+    train, test = shoal.datasets.digits()
+    return shoal.Task(
+        model=lambda: nn.Sequential(nn.Linear(64, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 10)),
+        loss=nn.functional.cross_entropy,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=0.01),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.9),
+        train=train, test=test, batch_size=64, epochs=2, max_steps=38, evaluate_every=10,
+        metrics={"accuracy": shoal.metrics.accuracy},
+    )
+"""
+Shoal = Callable[..., str]
+
+
+@pytest.fixture
+def shoal(tmp_path: Path) -> Shoal:
+    (tmp_path / "late.py").write_text(TASK)
+    return shoal_beside(tmp_path, MODULE, "deferred = deferred_strategy:Deferred")
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    return [event["values"] for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+@pytest.mark.parametrize(
+    "faults", [(), ("--spares", "1", "--chaos", "kill worker:1 at step 17")], ids=["calm", "kill"]
+)
+def test_what_is_known_late_changes_nothing(shoal: Shoal, tmp_path: Path, faults: tuple[str, ...]) -> None:
+    words = ("train", "late.py", "--workers", "2", "--checkpoint", "every=15", "--json")
+    plain: dict[str, Any] = json.loads(shoal(*words, "--name", "plain"))
+    late: dict[str, Any] = json.loads(shoal(*words, "--name", "late", "--strategy", "deferred", *faults))
+    assert (late["digest"], late["steps"], late["results"]) == (plain["digest"], 38, plain["results"])
+    assert late["audit"]["clean"]
+    runs = tmp_path / "runs"
+    for kind in ("evaluation", "steps"):
+        told = [event.get("steps", event.get("step")) for event in events(runs / "late", kind)]
+        expected = [event.get("steps", event.get("step")) for event in events(runs / "plain", kind)]
+        if kind == "steps":
+            told, expected = [one for each in told for one in each], [one for each in expected for one in each]
+        assert told == expected, kind
+    saved = [event["step"] for event in events(runs / "late", "checkpoint")]
+    assert saved == [event["step"] for event in events(runs / "plain", "checkpoint")] == [15, 30, 38]
+    assert len(events(runs / "late", "replaced")) == bool(faults)
+    logs = [path.read_text() for path in (runs / "late" / "logs").iterdir()]
+    assert any("4 turns were open at once" in text for text in logs)

@@ -1,0 +1,160 @@
+"""`shoal.Trainer` under every strategy: what its processes train together is what one trains alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import every_way
+import pytest
+import torch
+from every_way import INPUTS, TARGETS
+
+import shoal
+from helpers.forked import in_processes
+from helpers.training import largest_difference
+from shoal.checkpoint import load_tensors
+from shoal.errors import SpecError
+from shoal.launch import ZygoteProcess
+from shoal.launch.scripts import run_script
+from shoal.roles.trainer import Trainer
+from shoal.spec import Cluster, World
+
+GUARD_S = 120
+SAME = (
+    *(f"data:via={via}" for via in ("arena", "backend", "ring", "tree", "central", "allgather")),
+    "data:partition=relay",
+    "sharded",
+    "sharded:stage=1",
+    "tensor",
+    "pipeline",
+    "mesh:data=2",
+    "layer:place=0@0+2@1+5@0",
+)
+"""Those that compute what one process computes."""
+OTHERS = ("layer:decoupled=on", "layer:phases=2")
+"""Other ways to train."""
+SCRIPT = """
+import json, sys
+import every_way, shoal
+
+folder, *strategies = sys.argv[1:]
+found = []
+for number, strategy in enumerate(strategies):
+    with shoal.Trainer(every_way.task(), strategy=strategy) as trainer:
+        outcome = trainer.fit()
+        trainer.save(f"{folder}/model-{number}.safetensors")
+        found.append({"loss": outcome.loss, "results": outcome.results, "again": trainer.evaluate()})
+json.dump(found, open(f"{folder}/rank-{trainer.world.global_rank}.json", "w"))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_two_processes_of_shoal_run_fit_under_every_strategy(script: Path, zygote: ZygoteProcess) -> None:
+    output = io.BytesIO()
+    words = [str(script.parent), *SAME, *OTHERS]
+    try:
+        run_script(script, words, cluster=Cluster(workers=2, threads=1), stream=output, zygote=zygote)
+    except shoal.ShoalError as error:
+        pytest.fail(f"{error}\n{output.getvalue().decode()}")
+    check_answers(script.parent)
+
+
+def test_two_processes_of_torchrun_fit_under_every_strategy(script: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, str(script), str(script.parent), *SAME, *OTHERS],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=GUARD_S,
+    )
+    assert done.returncode == 0, done.stderr
+    check_answers(script.parent)
+
+
+def check_answers(folder: Path) -> None:
+    """Both processes tell the same, and where nothing else is claimed, it is what one process tells."""
+    first, second = (json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    with Trainer(every_way.task()) as alone:
+        outcome = alone.fit()
+        model = {name: tensor.clone() for name, tensor in alone.model.state_dict().items()}
+    for number, strategy in enumerate((*SAME, *OTHERS)):
+        told, saved = first[number], load_tensors(folder / f"model-{number}.safetensors")
+        assert told["again"] == pytest.approx(told["results"]), strategy
+        if strategy in SAME:
+            assert told["loss"] == pytest.approx(outcome.loss, rel=1e-4), strategy
+            assert told["results"] == pytest.approx(outcome.results, rel=1e-4), strategy
+            assert largest_difference(saved, model) < 1e-4, strategy
+        else:
+            assert saved.keys() == model.keys(), strategy
+            assert largest_difference(saved, model) > 1e-3, strategy
+
+
+@pytest.mark.parametrize("strategy", ["sharded", "tensor"])
+def test_a_step_takes_the_batches_of_all_lanes(strategy: str) -> None:
+    """Where processes compute a batch together, all of them pass it."""
+
+    def train(world: World) -> dict[str, Any]:
+        with Trainer(every_way.task(), strategy=strategy, world=world) as trainer:
+            rows = slice(trainer.lane, 16, trainer.lanes)
+            losses = [trainer.step((INPUTS[rows], TARGETS[rows])) for _ in range(4)]
+            state = trainer.state_dict()["model"]
+            return {"lanes": trainer.lanes, "losses": losses, "model": {n: t.tolist() for n, t in state.items()}}
+
+    first, second = in_processes(2, train)
+    assert first["lanes"] == second["lanes"] == {"sharded": 2, "tensor": 1}[strategy]
+    with Trainer(every_way.task()) as alone:
+        losses = [alone.step((INPUTS[:16], TARGETS[:16])) for _ in range(4)]
+        assert first["losses"] == second["losses"] == pytest.approx(losses, rel=1e-5)
+        for name, tensor in alone.model.state_dict().items():
+            torch.testing.assert_close(torch.tensor(first["model"][name]), tensor, rtol=0, atol=1e-5)
+    assert not second["model"], "the first process alone has all of it"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "why"),
+    [
+        ("pipeline", "cuts a batch's way through it; use fit"),
+        ("layer:place=0@0+2@1+5@0", "cuts a batch's way through it; use fit"),
+        ("data:partition=relay", "lets processes take turns with batches; use fit"),
+    ],
+)
+def test_a_step_that_cannot_be_is_refused(strategy: str, why: str) -> None:
+    def train(world: World) -> str:
+        with Trainer(every_way.task(), strategy=strategy, world=world) as trainer:
+            with pytest.raises(SpecError) as refused:
+                trainer.step((INPUTS, TARGETS))
+            return str(refused.value)
+
+    for told in in_processes(2, train):
+        assert f"strategy={strategy} {why}" in told
+
+
+def test_servers_are_not_started_here() -> None:
+    with pytest.raises(SpecError, match="strategy=ps needs processes besides those that train"):
+        Trainer(every_way.task(), strategy="ps")
+
+
+@pytest.mark.parametrize("strategy", ["sharded", "tensor", "pipeline", "data:via=ring", "data:partition=relay"])
+def test_one_process_alone_can_train_under_it(strategy: str) -> None:
+    def train(world: World) -> list[float]:
+        with Trainer(every_way.task()) as plain, Trainer(every_way.task(), strategy=strategy) as trainer:
+            return [plain.fit().loss, trainer.fit().loss]
+
+    ((expected, found),) = in_processes(1, train)
+    assert found == pytest.approx(expected, rel=1e-5)
