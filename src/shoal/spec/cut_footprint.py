@@ -12,8 +12,10 @@ from shoal.spec.whole_footprint import common_regions, of_worker
 if TYPE_CHECKING:
     from shoal.spec.model_parallel import Mesh
 
-_PROBED = 6
+_PROBED = 5
 """Where layers are cut by width, gradients are compared one by one in double precision: so many times one."""
+_TRIALS = 16 << 20
+"""Before that, cuts are tried on single blocks, by threads."""
 
 
 def cut_footprint(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> Footprint:
@@ -23,8 +25,10 @@ def cut_footprint(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> F
     shares_state = mesh.shard > 1 and cut.talk > 0 and not run.is_limited
     rows = [
         (
-            *stage_regions(mesh, sum(stage), _units(stage, mesh, cut), model.kept, is_shared=shares_state),
-            *_passes(mesh, run, number),
+            *stage_regions(
+                mesh, sum(stage), _units(stage, mesh, cut), model.kept, uncut=cut.uncut, is_shared=shares_state
+            ),
+            *_passes(mesh, run, number, largest=max(stage, default=0)),
         )
         for number, stage in enumerate(stages)
     ]
@@ -49,30 +53,36 @@ def stage_need(mesh: Mesh, trained: int, largest: int, kept: int) -> int:
 
 def _line_regions(mesh: Mesh, model: ModelSize, cut: CutSize) -> Iterator[MemoryRegion]:
     """What workers in line share: parameters once, and each worker's gradients, of the whole or of a block."""
-    whole = -(-model.parameters // (mesh.tensor * mesh.pipeline))
+    whole = _width(mesh, -(-model.parameters // mesh.pipeline), cut.uncut)
     lines = mesh.num_workers // mesh.shard
-    found = whole if mesh.stage == 1 else -(-max(_units(model.trained, mesh, cut)) // mesh.tensor)
+    found = whole if mesh.stage == 1 else _width(mesh, max(_units(model.trained, mesh, cut)), cut.uncut)
     for line in range(lines):
         yield MemoryRegion(name=f"line/{line}", what="parameters of workers in line", num_bytes=whole)
     for worker in range(mesh.num_workers):
         yield MemoryRegion(name=f"found/{worker}", what="gradients that a worker finds", num_bytes=found)
 
 
+def _width(mesh: Mesh, num_bytes: int, uncut: float) -> int:
+    """What the tensor axis leaves a worker of so many bytes; `uncut`: the share that stays as wide as it was."""
+    whole = int(num_bytes * uncut)
+    return whole - -(num_bytes - whole) // mesh.tensor
+
+
 def stage_regions(
-    mesh: Mesh, trained: int, units: Sequence[int], kept: int, *, is_shared: bool = False
+    mesh: Mesh, trained: int, units: Sequence[int], kept: int, *, uncut: float = 0.0, is_shared: bool = False
 ) -> Iterator[MemoryRegion]:
-    """Of one stage's values, as wide as the tensor axis leaves them at best; `units`: of blocks that are gathered
+    """Of one stage's values, as wide as the tensor axis leaves them; `units`: of blocks that are gathered
     together, and of the rest; `is_shared`: parameters and what is found for them lie in the host's memory."""
-    whole = -(-trained // mesh.tensor)
-    if mesh.tensor > 1:
-        yield of_worker("a layer as it is compared", _PROBED * max(units), Stay.OPENING)
+    whole = _width(mesh, trained, uncut)
+    if mesh.tensor > 1 and mesh.pipeline == 1:
+        yield of_worker("a gradient as it is compared", _PROBED * max(units) + _TRIALS, Stay.OPENING)
     if mesh.shard > 1:
         if is_shared:
             part = -(-whole // mesh.shard)
             yield of_worker("optimizer state of a worker", kept * part, Stay.TRAINING)
             yield of_worker("gradients of a worker", part, Stay.TRAINING)
         else:
-            yield from _sharded_regions(mesh, whole, [-(-unit // mesh.tensor) for unit in units], kept)
+            yield from _sharded_regions(mesh, whole, [_width(mesh, unit, uncut) for unit in units], kept)
         summed = whole if mesh.stage == 1 else -(-whole // mesh.shard)
     else:
         summed = whole
@@ -105,10 +115,12 @@ def _units(stage: Sequence[int], mesh: Mesh, cut: CutSize) -> Sequence[int]:
     return cut.units if cut.units and mesh.pipeline == 1 else (max(stage, default=0), 0)
 
 
-def _passes(mesh: Mesh, run: RunSize, stage: int) -> list[MemoryRegion]:
-    """Of the pieces that are on their way through a worker's stages at a time, in the part that is its own."""
+def _passes(mesh: Mesh, run: RunSize, stage: int, *, largest: int) -> list[MemoryRegion]:
+    """Of the pieces that are on their way through a worker's stages at a time, in the part that is its own;
+    `largest`: of one parameter, whose gradient is among them."""
     one, parts = run.one, mesh.num_stages * mesh.tensor
-    kept = -(-one.activations // parts) * micro_batches_held(mesh, stage)
+    made = max(0, one.activations - largest) if mesh.shard > 1 and mesh.stage > 1 else one.activations
+    kept = -(-made // parts) * micro_batches_held(mesh, stage)
     travel = 2 * one.widest * (mesh.pipeline > 1 or mesh.tensor > 1)
     return [of_worker("activations and temporaries", kept + one.batch + travel, Stay.TRAINING)]
 

@@ -93,6 +93,8 @@ class CutSize:
     """Bytes of the blocks that are gathered together; the last is the rest of the model."""
     parts: tuple[int, ...] = ()
     """By worker, where each has some layers: bytes of their trained parameters."""
+    uncut: float = 0.0
+    """Where layers are cut by width: the share of the parameters that all of them have whole."""
     talk: int = 0
     """Bytes of the host's memory through which workers talk; none where they use sockets."""
 

@@ -61,7 +61,7 @@ def test_regions_of_one_purpose_are_told_together() -> None:
         ("data", 2, 80 * (1 + 2 + 2), 80 + 3),
         ("data", 1, 0, 80 * 4 + 3),
         ("data:via=ring", 2, 0, 80 * 4 + 3 + 16),
-        ("data:partition=relay", 2, 0, 80 * 4 + 3 + 80 * 3 + 3),
+        ("data:partition=relay", 2, 0, 80 * 4 + 3 + 80 * 3 + 3 + 16),
         ("ps", 2, 80 * (3 + 4), 80 * 2 + 3),
         ("ps:servers=2,wire=tcp", 2, 0, 80 * 2 + 3 + 160),
         ("sharded:stage=1", 4, 0, 80 + (80 + 10) + 40 + 3),
@@ -69,7 +69,7 @@ def test_regions_of_one_purpose_are_told_together() -> None:
         ("sharded", 4, 0, 20 + (20 + 2 * 10) + 40 + 3),
         ("pipeline", 4, 0, 80 + 3),
         ("pipeline", 3, 0, 120 + 3),
-        ("tensor", 4, 0, 80 + 3),
+        ("tensor", 4, 0, 20 + (5 * 10 + 16) + 3),
         ("mesh:data=2,pipeline=2", 4, 0, 160 + 40 + 3),
         ("mesh:shard=2,pipeline=2", 4, 0, 20 + (20 + 2 * 10) + 40 + 3),
         ("layer", 2, 0, 160 + 3),
@@ -124,6 +124,12 @@ def test_how_a_strategy_cuts_the_model_decides() -> None:
     assert uneven.own_bytes == 4 * 70 * MIB + 3 * MIB
     blocks = parse_strategy("sharded").footprint(MODEL, run, CutSize(units=(40 * MIB, 30 * MIB, 10 * MIB)))
     assert blocks.own_bytes == 4 * 40 * MIB + 2 * (40 + 10) * MIB + 3 * MIB
+
+
+def test_what_has_no_width_is_whole_at_all_workers() -> None:
+    run = RunSize(workers=4, slots=1, is_limited=True)
+    found = parse_strategy("tensor").footprint(MODEL, run, CutSize(uncut=0.5))
+    assert found.own_bytes / MIB == pytest.approx(4 * (40 + 10) + 3, abs=0.1)
 
 
 def test_it_says_what_is_sent_over_what() -> None:

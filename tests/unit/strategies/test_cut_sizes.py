@@ -73,6 +73,14 @@ def test_blocks_that_are_gathered_together() -> None:
     assert cut_of(parse_strategy("pipeline"), blueprint, 2).units == ()
 
 
+def test_what_has_no_width_to_cut() -> None:
+    odd = nn.Linear(WIDTH + 1, WIDTH + 1, bias=False)
+    blueprint = drawn(replace(TASK, model=lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH + 1, bias=False), odd)))
+    cut, whole = WIDTH * (WIDTH + 1), (WIDTH + 1) ** 2
+    assert cut_of(parse_strategy("tensor"), blueprint, 2).uncut == pytest.approx(whole / (cut + whole))
+    assert cut_of(parse_strategy("tensor"), drawn(TASK), 4).uncut == 0.0
+
+
 def test_what_an_optimizer_of_the_users_own_keeps() -> None:
     class Own(torch.optim.AdamW):
         """Might do anything."""

@@ -1,6 +1,8 @@
-"""How strategies that cut the state of a model cut it: the blocks that are gathered together."""
+"""How a grid of workers cuts a model: the blocks that are gathered together, and what has no width to cut."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -13,15 +15,25 @@ from shoal.strategies.model_size import Blueprint
 
 
 def cut_size(spec: ModelParallel, blueprint: Blueprint, workers: int) -> CutSize:
-    """Of the whole model; where stages of a pipeline share it out first, nothing is said."""
+    """Of the whole model; where stages of a pipeline share it out first, nothing is said of blocks."""
     mesh = as_mesh(spec, workers)
-    talk = 0 if mesh.via == "backend" else talk_bytes(mesh)
-    if mesh.shard == 1 or mesh.pipeline > 1:
-        return CutSize(talk=talk)
     trained = {name: p for name, p in blueprint.trained.items() if isinstance(p, nn.Parameter)}
-    blocks = find_blocks(blueprint.module, trained)
-    units = tuple(sum(trained[name].nbytes for name in block.names) for block in blocks)
-    return CutSize(units=units, talk=talk)
+    units: tuple[int, ...] = ()
+    if mesh.shard > 1 and mesh.pipeline == 1:
+        blocks = find_blocks(blueprint.module, trained)
+        units = tuple(sum(trained[name].nbytes for name in block.names) for block in blocks)
+    return CutSize(
+        units=units,
+        uncut=_uncut(trained.values(), mesh.tensor),
+        talk=0 if mesh.via == "backend" else talk_bytes(mesh),
+    )
+
+
+def _uncut(params: Iterable[nn.Parameter], width: int) -> float:
+    """The share of parameters that cannot be cut by width: none of their first two sides is a multiple of it.
+    Which of the others are, the plan decides when it has seen the model run."""
+    sizes = [(p.nbytes, any(side % width == 0 for side in p.shape[:2])) for p in params]
+    return sum(size for size, can in sizes if not can) / max(1, sum(size for size, _ in sizes))
 
 
 def talk_bytes(mesh: Mesh) -> int:
