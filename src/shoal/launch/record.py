@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import DiskRefused, ShoalError
-from shoal.observe import Bus, Event, RunFolder, RunSummary, write_report
+from shoal.observe import Bus, Event, RunFolder, write_report
 from shoal.observe.checkpoint_names import folder_name, is_checkpoint, step_folders, step_of
-from shoal.observe.happenings import ADVANCES, Audited, Finished, StepsTaken, Stopped
+from shoal.observe.happenings import ADVANCES, Audited, Done, Finished, Restarted, StepsTaken, Stopped
+from shoal.observe.results import RunResults
 from shoal.observe.run_folder import DEFAULT_ROOT
 from shoal.observe.wording import FAILED, near
 from shoal.spec import Job
@@ -21,7 +22,8 @@ class Record:
     """A sink that remembers what the end of a run has to say."""
 
     def __init__(self) -> None:
-        self._summary = RunSummary()
+        self.total_steps: int | None = None
+        self._ends = RunResults()
         self._started = time.monotonic()
         self._marks: list[tuple[float, int]] = []
         """When the first and the latest steps were told of, and how many samples they had trained on."""
@@ -29,20 +31,19 @@ class Record:
     @property
     def results(self) -> dict[str, Any]:
         """What the run came to."""
-        return self._summary.ends.values
-
-    @property
-    def total_steps(self) -> int:
-        """How many steps there are to take; 0 where none was taken."""
-        return self._summary.total_steps
+        return self._ends.values
 
     def handle(self, event: Event) -> None:
-        self._summary.add(event)
         match event.what:
-            case StepsTaken(samples=samples):
-                self._marks[1:] = [(event.time, samples)]
+            case Done():
+                self._ends.note(event.rank or 0, event.what)
             case Audited():
                 self.results["audit"] = event.values
+            case StepsTaken(samples=samples, total_steps=total):
+                self.total_steps = total
+                self._marks[1:] = [(event.time, samples)]
+            case Restarted():
+                self._ends.begin_again()
 
     def close(self) -> None: ...
 
