@@ -118,9 +118,10 @@ def test_what_goes_wrong_is_said_in_one_sentence(own: Train, task: str, message:
 
 
 def test_each_worker_holds_its_stage_alone(own: Train, tmp_path: Path) -> None:
-    """Parameters, gradients and optimizer state, counted in each process when all are there."""
+    """Parameters, gradients and optimizer state, counted in each process when all are there. (The buffers of a
+    group in shared memory are the host's, not a worker's.)"""
     held: dict[int, int] = {}
-    for workers, strategy in ((1, "data"), (4, "pipeline:split=4+4+4+4,microbatches=4")):
+    for workers, strategy in ((1, "data"), (4, "pipeline:split=4+4+4+4,microbatches=4,via=backend")):
         folder = tmp_path / str(workers)
         folder.mkdir()
         own("weighed", workers=workers, strategy=strategy, folder=str(folder))

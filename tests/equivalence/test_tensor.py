@@ -158,7 +158,7 @@ def test_memory_of_four_workers(wide: Train, tmp_path: Path) -> None:
         wide("measured", workers=workers, strategy=strategy, folder=str(folder))
         return [json.loads(file.read_text()) for file in folder.iterdir()]
 
-    (alone,), parts = held(1, "data"), held(4, "tensor")
+    (alone,), parts = held(1, "data"), held(4, "tensor:via=backend")
     assert len(parts) == 4
     print(f"of {alone / 1e6:.1f} MB one worker holds {max(parts) / alone:.1%}")
     assert max(parts) < 0.45 * alone
