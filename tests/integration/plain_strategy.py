@@ -1,22 +1,22 @@
 """A strategy of somebody else's: gradients are added up over a ring, one parameter after the other."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from shoal.spec import Claim, Conduct, StrategySpec
 from shoal.spec.conduct import even_fills
 from shoal.strategies.base import WholeModel
+from shoal.strategies.compute import backward_part
 from shoal.strategies.data.summing import make_summing
-from shoal.strategies.gradients import Sums, backward_part, step_result
+from shoal.strategies.gradients import Sums, step_result
 from shoal.strategies.optimizer_state import load_named_state, named_state
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plain(StrategySpec):
-    name: ClassVar[str] = "plain"
-    made_by: ClassVar[str] = "plain_strategy:PlainSums"
+    name = "plain"
+    made_by = "plain_strategy:PlainSums"
 
     def conduct(self, cluster, slots=None):
         return Conduct(fills=even_fills(slots or cluster.places, cluster.places), can_skip=False)

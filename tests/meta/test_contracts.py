@@ -10,6 +10,7 @@ SUITES = {
     "StrategySpec": "test_strategy_specs.py",
     "Strategy": "test_strategies.py",
     "Handover": "test_handover.py",
+    "Compute": "test_compute.py",
     "Line": "test_mesh_parts.py",
     "Sharding": "test_mesh_parts.py",
     "Engine": "test_process_hosts.py",

@@ -254,7 +254,7 @@ class Trainer:
 
     def _begin_again(self, start: Start) -> None:
         self._leave()
-        del self._training, self._strategy  # nobody needs two models
+        del self._training, self._strategy, self._loop  # nobody needs two models
         self._open(start)
 
     def _leave(self) -> None:

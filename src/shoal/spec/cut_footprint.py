@@ -58,7 +58,8 @@ def _line_regions(mesh: Mesh, model: ModelSize, cut: CutSize) -> Iterator[Memory
     """What workers in line share: parameters once, and each worker's gradients, of the whole or of a block."""
     whole = _width(mesh, -(-model.parameters // mesh.pipeline), cut.uncut)
     lines = mesh.num_workers // mesh.shard
-    found = whole if mesh.stage == 1 else _width(mesh, max(_units(model.trained, mesh, cut)), cut.uncut)
+    # Those of one block are summed while the next one's come.
+    found = whole if mesh.stage == 1 else 2 * _width(mesh, max(_units(model.trained, mesh, cut)), cut.uncut)
     for line in range(lines):
         yield MemoryRegion(name=f"line/{line}", what="parameters of workers in line", num_bytes=whole)
     for worker in range(mesh.num_workers):

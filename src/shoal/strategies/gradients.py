@@ -105,31 +105,6 @@ class Sums:
         return self.loss / (self.weight + self.skipped)
 
 
-def backward_part(replica: Replica, work: Work, part: Part, backward: Backward = torch.Tensor.backward) -> Sums:
-    """Backward over a slot's batches; gradients go to `p.grad`.
-
-    Each loss is weighted by its share of the whole batch where that is known beforehand, else by its bare
-    weight; whoever sums the slots then divides by the total, and by the scale of the replica's precision.
-    """
-    seed_slot(work, part.slot, replica.device)
-    sums, learnt = Sums(), replica.task.skip_loss_below
-    for batch, weight, samples in part.load():
-        sums += Sums(samples=samples)
-        if not weight:  # padding alone: it counts nothing, and its mean is not a number
-            continue
-        loss = task_loss(replica, batch, work.step)
-        value = loss.item()
-        check_finite(value, work, part)
-        if learnt is not None and value < learnt:
-            sums += Sums(value * weight, 0.0, weight, 1.0)
-            continue
-        share = weight if part.total_weight is None else weight / part.total_weight
-        share *= replica.precision.scale
-        backward(loss, None if share == 1.0 else torch.full_like(loss, share))
-        sums += Sums(value * weight, weight)
-    return sums
-
-
 def step_result(sums: Sums, *, stop: bool, counts: Sequence[int], save: bool = False) -> StepResult:
     """What a step's sums are told as; `counts`: the samples of each slot."""
     return StepResult(

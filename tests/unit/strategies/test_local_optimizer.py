@@ -82,7 +82,7 @@ def test_whole_parameters_are_updated_as_in_one_process() -> None:
         for one in held:
             if one.name in mine:
                 one.tensor.grad = gradient(one.name, alone.trained[one.name], step).view(-1)
-        own.step(None)
+        own.step()
         cut.advance(0.0)
     for one in held:
         assert one.tensor.numel() == 0 or torch.equal(one.tensor.view(one.shape), alone.trained[one.name])

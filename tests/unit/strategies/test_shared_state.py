@@ -103,4 +103,4 @@ def test_what_a_line_shares_is_known_beforehand() -> None:
 
     expected = [line_bytes(sizes, 2, 1), line_bytes(sizes, 2, 3)]
     assert in_processes(2, share) == [expected] * 2
-    assert expected == [3 * 12288, 12288 + 2 * 8192]  # in pages: all of each, or the largest
+    assert expected == [3 * 12288, 12288 + 2 * 12288]  # in pages: all of each, or two of the largest

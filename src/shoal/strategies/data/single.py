@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
-from shoal.strategies.gradients import Sums, backward_part, check_weight, step_result
+from shoal.strategies.compute import EagerCompute
+from shoal.strategies.gradients import Sums, check_weight, step_result
 from shoal.strategies.optimizer_state import load_named_state, named_state
 from shoal.strategies.replica import Replica
 from shoal.strategies.updating import Update
@@ -17,6 +18,7 @@ class SingleProcess(WholeModel):
 
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
+        self._compute = EagerCompute(replica)
         self._update = Update(replica, setting.clip_norm)
         load_named_state(replica)
         self._wants_closure = isinstance(replica.optimizer, torch.optim.LBFGS)
@@ -56,13 +58,13 @@ class SingleProcess(WholeModel):
     def _gradients(self, work: Work) -> list[Sums]:
         for param in self._params:
             param.grad = None
-        by_part = []
+        found = []
         for part in work.parts:
             buffers = [buffer.clone() for buffer in self._buffers]
-            part_sums = backward_part(self._replica, work, part)
-            if not part_sums.weight and self._buffers:  # a part that is skipped leaves no trace
+            found.append(self._compute.run(work, part))
+            if self._buffers and not found[-1].resolve().weight:  # a part that is skipped leaves no trace
                 torch._foreach_copy_(self._buffers, buffers)
-            by_part.append(part_sums)
+        by_part = [own.resolve() for own in found]
         sums = sum(by_part, start=Sums())
         check_weight(work, sums)
         for weights in self._sparse:  # fused kernels and clipping want dense ones

@@ -17,16 +17,15 @@ from shoal.checkpoint.model_stream import TensorLooks, TensorStream
 from shoal.errors import SpecError
 from shoal.spec import Layer, LayerForm
 from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, Work
-from shoal.strategies.clipping import clip_together
 from shoal.strategies.gradients import Sums, check_finite, check_weight, seed_slot, step_result
 from shoal.strategies.grouping import open_group
-from shoal.strategies.half_range import Seen
 from shoal.strategies.layer.decoupled import DecoupledLine
 from shoal.strategies.layer.lines import LayerLine, PlacedLine
 from shoal.strategies.layer.post import Post
 from shoal.strategies.mesh.names import WholeNames
 from shoal.strategies.optimizer_state import load_named_state, state_by_name
 from shoal.strategies.replica import Replica
+from shoal.strategies.updating import Update
 
 
 class LayerStrategy(Lockstep):
@@ -42,6 +41,7 @@ class LayerStrategy(Lockstep):
         self._step = replica.start.step
         self._names = WholeNames(replica)
         self._post = post = Post(open_group(_form(self._spec, setting), setting), device=setting.world.device)
+        self._update = Update(replica, setting.clip_norm, post.sum_)
         for param in replica.module.parameters():
             post.broadcast_(param.data)
         self._line = self._make_line()
@@ -89,8 +89,8 @@ class LayerStrategy(Lockstep):
         sums = Sums(loss, own.weight, samples=own.samples)  # all have read the same batches
         check_weight(work, sums)
         self._sum_shared()
-        if self._scale_down(work, sums.weight):
-            self._clip()
+        if self._update.scale_and_check(work, sums.weight, self._gradients(), self._counted().items()):
+            self._update.clip(list(self._updated.values()), self._counted().values())
             self._replica.optimizer.step()
             if self._line.head is not None:
                 self._line.head.step()
@@ -132,24 +132,6 @@ class LayerStrategy(Lockstep):
                 param.grad = found if param.grad is None else param.grad if found is None else param.grad + found
             for other in others:
                 self._post.send(other, tag, param.grad)
-
-    def _scale_down(self, work: Work, weight: float) -> bool:
-        """Make gradients those of the mean; whether those of all are fit for a step."""
-        precision = self._replica.precision
-        factor = (1.0 if work.parts[0].total_weight is not None else 1 / weight) / precision.scale
-        if precision.scales:
-            seen = precision.measure(work.step, self._counted().items())
-            values = self._post.sum_(torch.tensor(seen.values, dtype=torch.float64))
-            if not precision.conclude(work.step, Seen.of(values.tolist())):
-                return False
-        if factor != 1.0:
-            torch._foreach_mul_(self._gradients(), factor)
-        return True
-
-    def _clip(self) -> None:
-        """By the norm of the gradient at all workers."""
-        if self._setting.clip_norm is not None:
-            clip_together(self._gradients(), self._counted().values(), self._setting.clip_norm, self._post.sum_)
 
     def _gradients(self) -> list[torch.Tensor]:
         return [param.grad for param in self._updated.values() if param.grad is not None]

@@ -9,7 +9,6 @@ import torch
 
 from shoal.checkpoint.model_stream import TensorLooks
 from shoal.errors import SpecError
-from shoal.strategies.clipping import clip_together
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.held import Held, HeldSpan
 from shoal.strategies.mesh.wires import share_plain
@@ -54,12 +53,8 @@ class LocalOptimizer:
             own.state = self._template.state  # so that who asks the task's own what it keeps is told
         return own
 
-    def step(self, clip_norm: float | None) -> None:
-        """Clip by the norm of the whole model's gradient, and update what is here."""
-        if clip_norm is not None:
-            updated = [(one, one.tensor.grad) for one in self.held if one.tensor.grad is not None]
-            counted = [grad for one, grad in updated if one.counts(self._axes)]
-            clip_together([grad for _, grad in updated], counted, clip_norm, self._axes.world.all_reduce_)
+    def step(self) -> None:
+        """Update what is here."""
         if self._own is None:
             return
         for number, group in zip(self._used, self._own.param_groups, strict=True):

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from shoal.comm.group.regions import group_bytes
-from shoal.spec import Mesh, ModelParallel, as_mesh
-from shoal.spec.model_parallel import AXES
+from shoal.spec import ModelParallel, as_mesh
 from shoal.spec.model_size import CutSize
+from shoal.strategies.mesh.axes import mesh_group_bytes
 from shoal.strategies.mesh.sharded.blocks import find_blocks
 from shoal.strategies.model_size import Blueprint
 
@@ -25,7 +24,7 @@ def cut_size(spec: ModelParallel, blueprint: Blueprint, workers: int) -> CutSize
     return CutSize(
         units=units,
         uncut=_uncut(trained.values(), mesh.tensor),
-        talk=0 if mesh.via == "backend" else talk_bytes(mesh),
+        talk=0 if mesh.via == "backend" else mesh_group_bytes(mesh.sizes),
     )
 
 
@@ -34,11 +33,3 @@ def _uncut(params: Iterable[nn.Parameter], width: int) -> float:
     Which of the others are, the plan decides when it has seen the model run."""
     sizes = [(p.nbytes, any(side % width == 0 for side in p.shape[:2])) for p in params]
     return sum(size for size, can in sizes if not can) / max(1, sum(size for size, _ in sizes))
-
-
-def talk_bytes(mesh: Mesh) -> int:
-    """What the groups of a mesh take on their host: all workers, and those in line along each axis."""
-    everybody = mesh.num_workers
-    widths = [mesh.sizes[AXES.index(name)] for name in AXES] + [mesh.data * mesh.shard]
-    lines = sum(everybody // width * group_bytes(width) for width in set(widths) if 1 < width < everybody)
-    return group_bytes(everybody) + lines

@@ -20,7 +20,6 @@ from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, Work
 from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
 from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.gradients import Sums, check_weight, step_result
-from shoal.strategies.half_range import Seen
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.held import Held, Wanted, gather
 from shoal.strategies.mesh.lines import LaneSums, Line, make_line
@@ -30,6 +29,7 @@ from shoal.strategies.mesh.sharding import make_sharding
 from shoal.strategies.mesh.summing import add_over_stages, sum_flat
 from shoal.strategies.parked import Values, hollow_out, unpark, unpark_module
 from shoal.strategies.replica import Replica
+from shoal.strategies.updating import Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,7 @@ class MeshStrategy(Lockstep):
         replica.forget_whole(line.module)
         replica.precision.bind(line.module, line.names, setting.company.report if setting.world.is_first else None)
         self._optimizer = LocalOptimizer(replica, numbers, list(self._held.values()), axes)
+        self._update = Update(replica, setting.clip_norm, axes.world.all_reduce_)
 
     def _bring_in(self, line: Line, trained: Collection[str]) -> Values:
         """Have in memory what is parked and stays here; of what will be cut, a function gives the values."""
@@ -126,7 +127,8 @@ class MeshStrategy(Lockstep):
         lanes = self.axes.lanes
         moved.finish(lanes.all_reduce_, agreed.sums.weight, counted=agreed.counted, speaks=lanes.is_first)
         if is_taken:
-            self._optimizer.step(self._setting.clip_norm)
+            self._clip()
+            self._optimizer.step()
         for held in self._held.values():
             held.tensor.grad = None
         self._sharding.refresh()
@@ -172,23 +174,16 @@ class MeshStrategy(Lockstep):
             if name in agreed.touched and len(stages) > 1 and name in self._held:
                 add_over_stages(self._sharding.gradient(name), stages, self.axes.pipeline)
         self._sharding.reduce(touched)
-        grads = [self._held[name].tensor.grad for name in touched]
-        sum_flat([grad for grad in grads if grad is not None], self.axes.data)
-        factor = 1.0 if work.parts[0].total_weight is not None else 1 / agreed.sums.weight
-        factor /= self._replica.precision.scale
-        if self._replica.precision.scales and not self._agree_on_range(work):
-            return False
-        if factor != 1.0:
-            torch._foreach_mul_([grad for grad in grads if grad is not None], factor)
-        return True
+        grads = [grad for name in touched if (grad := self._held[name].tensor.grad) is not None]
+        sum_flat(grads, self.axes.data)
+        named = ((held.name, held.tensor.grad) for held in self._held.values() if held.counts(self.axes))
+        return self._update.scale_and_check(work, agreed.sums.weight, grads, named)
 
-    def _agree_on_range(self, work: Work) -> bool:
-        """Whether the gradients of all are numbers, so that all take the step or none does."""
-        precision = self._replica.precision
-        counted = [held for held in self._held.values() if held.counts(self.axes)]
-        seen = precision.measure(work.step, ((held.name, held.tensor.grad) for held in counted))
-        values = self.axes.world.all_reduce_(torch.tensor(seen.values, dtype=torch.float64))
-        return precision.conclude(work.step, Seen.of(values.tolist()))
+    def _clip(self) -> None:
+        """By the norm of the whole model's gradient."""
+        updated = [held for held in self._optimizer.held if held.tensor.grad is not None]
+        counted = (held.tensor.grad for held in updated if held.counts(self.axes))
+        self._update.clip([held.tensor for held in updated], (grad for grad in counted if grad is not None))
 
     def infer(self, replica: Replica, inputs: Any) -> Any:
         return self._line.infer(inputs)

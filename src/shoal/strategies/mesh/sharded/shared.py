@@ -21,8 +21,8 @@ from shoal.strategies.parked import Values
 
 
 class SharedSharding(StateSharding):
-    """Stages 2 and 3: parameters lie once in the host's memory, and a unit's gradients pass through room for the
-    largest. Since nothing is saved by letting parameters go, they stay."""
+    """Stages 2 and 3: parameters lie once in the host's memory, and gradients pass through room for two of the
+    largest vectors. Since nothing is saved by letting parameters go, they stay."""
 
     def _make_units(self, planned: Iterable[PlannedUnit], mesh: Mesh, values: Values) -> list[ShardedUnit]:
         planned = list(planned)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 
 import torch
 from torch import nn
@@ -20,9 +21,9 @@ _PIECE_BYTES = 1 << 20
 
 def line_regions(vector_bytes: Sequence[int], workers: int, stage: int) -> dict[str, int]:
     """What the workers of a line share, by name: the parameters of all vectors once; and for each worker the
-    gradients of all of them (stage 1), or of one at a time."""
+    gradients of all of them (stage 1), or of two of the largest."""
     total = sum(map(_aligned, vector_bytes))
-    gradients = total if stage == 1 else max(map(_aligned, vector_bytes), default=0)
+    gradients = total if stage == 1 else 2 * _largest(vector_bytes)
     return {
         "parameters": max(total, _ALIGN_BYTES),
         **{_gradients_of(worker): max(gradients, _ALIGN_BYTES) for worker in range(workers)},
@@ -34,6 +35,10 @@ def line_bytes(vector_bytes: Sequence[int], workers: int, stage: int) -> int:
     return segment_bytes(line_regions(vector_bytes, workers, stage).values())
 
 
+def _largest(vector_bytes: Sequence[int]) -> int:
+    return max(map(_aligned, vector_bytes), default=0)
+
+
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
 
@@ -43,17 +48,27 @@ def _gradients_of(worker: int) -> str:
 
 
 class VectorRoom:
-    """Where one vector lies, and the gradients that each worker finds for it."""
+    """Where one vector lies, and the gradients that each worker finds for it: in one place, or in two that all
+    vectors use in turns."""
 
-    def __init__(self, segment: Segment, dtype: torch.dtype, numel: int, *, at: int, gradients_at: int) -> None:
-        self.parameters = segment.tensor("parameters", dtype, offset=at, count=numel)
-        self._segment = segment
-        self._dtype, self._numel, self._gradients_at = dtype, numel, gradients_at
+    def __init__(
+        self, segment: Segment, look: tuple[torch.dtype, int], at: int, places: Sequence[int], turns: Iterator[int]
+    ) -> None:
+        """`at`, `places`: where in their regions; `turns`: gives the number of the next place."""
+        self._segment, self._places = segment, places
+        self._dtype, self._numel = look
+        self.turns = turns
+        self.parameters = segment.tensor("parameters", self._dtype, offset=at, count=self._numel)
 
-    def gradients(self, worker: int) -> torch.Tensor:
-        return self._segment.tensor(
-            _gradients_of(worker), self._dtype, offset=self._gradients_at, count=self._numel
-        )
+    def gradients(self, workers: int) -> list[list[torch.Tensor]]:
+        """By place and worker."""
+        return [
+            [
+                self._segment.tensor(_gradients_of(worker), self._dtype, offset=at, count=self._numel)
+                for worker in range(workers)
+            ]
+            for at in self._places
+        ]
 
 
 def share_rooms(looks: Sequence[tuple[torch.dtype, int]], axis: Group, stage: int) -> Iterator[VectorRoom]:
@@ -61,9 +76,9 @@ def share_rooms(looks: Sequence[tuple[torch.dtype, int]], axis: Group, stage: in
     sizes = [dtype.itemsize * numel for dtype, numel in looks]
     segment = axis.share(line_regions(sizes, axis.size, stage))
     assert segment is not None, "asked of groups that share memory alone"
-    start = 0
-    for (dtype, numel), nbytes in zip(looks, sizes, strict=True):
-        yield VectorRoom(segment, dtype, numel, at=start, gradients_at=start if stage == 1 else 0)
+    start, turns = 0, cycle((0, 1))
+    for look, nbytes in zip(looks, sizes, strict=True):
+        yield VectorRoom(segment, look, start, (start,) if stage == 1 else (0, _largest(sizes)), turns)
         start += _aligned(nbytes)
 
 
@@ -76,7 +91,8 @@ class SharedVector(Vector):
     ) -> None:
         super().__init__(params, cut, axis, values, room=room.parameters)
         self._mine = slice(cut.bounds[axis.index], cut.bounds[axis.index + 1])
-        self._found = [room.gradients(worker) for worker in range(axis.size)]
+        self._found = room.gradients(axis.size)
+        self._turns = room.turns
         self._kept_sum: torch.Tensor | None = None
 
     def _enter(self, values: Values) -> None:
@@ -94,17 +110,18 @@ class SharedVector(Vector):
 
     def gradient_views(self) -> dict[str, torch.Tensor]:
         """Where this worker's gradients belong, by parameter."""
-        own = self._found[self._axis.index]
+        own = self._found[0][self._axis.index]
         return {name: own[self._places[name]].view(param.shape) for name, param in self._params.items()}
 
     def reduce(self) -> set[str]:
-        names = self._take_gradients(self._found[self._axis.index])
+        # All reduce vectors in one order. Who is past the barrier has read what was here the time before the last.
+        found = self._found[next(self._turns)]
+        names = self._take_gradients(found[self._axis.index])
         self._axis.barrier()
         if self._own_sum is None:
-            self._own_sum = self._sum(self._room_for_sum())
+            self._own_sum = self._sum(found, self._room_for_sum())
         else:
-            self._own_sum.add_(self._sum(torch.empty_like(self._own)))
-        self._axis.barrier()  # the others have read it: the next vector's may come to the same place
+            self._own_sum.add_(self._sum(found, torch.empty_like(self._own)))
         return names
 
     def _room_for_sum(self) -> torch.Tensor:
@@ -115,17 +132,18 @@ class SharedVector(Vector):
 
     def add_up(self) -> None:
         """Sum the gradients that all have left in their places; each worker's own part is its alone."""
-        self._own_sum = self._sum(self._found[self._axis.index][self._mine])
+        (found,) = self._found
+        self._own_sum = self._sum(found, found[self._axis.index][self._mine])
 
-    def _sum(self, out: torch.Tensor) -> torch.Tensor:
+    def _sum(self, found: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
         """This worker's part of the sum, in the order of workers, as everywhere else."""
         if self._axis.size == 2:  # the sum may take the place of one of two parts
-            return sum_in_order([found[self._mine] for found in self._found], out)
+            return sum_in_order([one[self._mine] for one in found], out)
         length = max(1, _PIECE_BYTES // out.element_size())
         total = torch.empty(min(length, out.numel()), dtype=out.dtype)
         for start in range(0, out.numel(), length):
             piece = slice(start, min(start + length, out.numel()))
-            parts = [found[self._mine][piece] for found in self._found]
+            parts = [one[self._mine][piece] for one in found]
             # Through memory of its own: `out` may be one of the parts.
             out[piece] = sum_in_order(parts, total[: piece.stop - piece.start])
         return out

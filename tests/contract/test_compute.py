@@ -1,0 +1,103 @@
+"""One suite for whoever runs a slot's passes: the same sums, gradients and refusals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from shoal.errors import Diverged
+from shoal.feed.parts import Part, Piece
+from shoal.spec import Task
+from shoal.strategies.base import Work
+from shoal.strategies.compute import Compute, DeferredSums, EagerCompute
+from shoal.strategies.gradients import Sums
+from shoal.strategies.replica import Replica
+
+COMPUTES: dict[str, Callable[[Replica], Compute]] = {"eager": EagerCompute}
+GENERATOR = torch.Generator().manual_seed(1)
+INPUTS, TARGETS = torch.randn(8, 3, generator=GENERATOR), torch.randn(8, 2, generator=GENERATOR)
+
+
+def task(**changes: Any) -> Task:
+    usual: dict[str, Any] = {
+        "model": lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)),
+        "loss": F.mse_loss,
+        "optimizer": lambda params: torch.optim.SGD(params, lr=0.1),
+        "train": TensorDataset(INPUTS, TARGETS),
+    }
+    return Task(**(usual | changes))
+
+
+def part(*weights: float, total: float | None = None, slot: int = 0) -> Part:
+    """Two samples for each weight."""
+
+    def load() -> Iterator[Piece]:
+        for number, weight in enumerate(weights):
+            rows = slice(2 * number, 2 * number + 2)
+            yield (INPUTS[rows], TARGETS[rows]), weight, 2
+
+    return Part(slot, load, total)
+
+
+@pytest.fixture(params=COMPUTES)
+def make(request: pytest.FixtureRequest) -> Callable[[Replica], Compute]:
+    return COMPUTES[request.param]
+
+
+def gradients(replica: Replica) -> list[torch.Tensor]:
+    return [param.grad.clone() for param in replica.trained.values() if param.grad is not None]
+
+
+def test_sums_and_gradients_are_those_of_the_weighted_losses(make: Callable[[Replica], Compute]) -> None:
+    replica = Replica(task(model=lambda: nn.Linear(3, 2)))
+    found = make(replica).run(Work(1, (), 0), part(1.0, 0.0, 3.0)).resolve()
+    losses = [float(F.mse_loss(replica.module(INPUTS[i : i + 2]), TARGETS[i : i + 2])) for i in (0, 4)]
+    assert found == Sums(losses[0] + 3 * losses[1], 4.0, samples=6)
+    own = gradients(replica)
+    replica.module.zero_grad()
+    weighted = [F.mse_loss(replica.module(INPUTS[i : i + 2]), TARGETS[i : i + 2]) for i in (0, 4)]
+    (weighted[0] + 3 * weighted[1]).backward()
+    for gradient, expected in zip(own, gradients(replica), strict=True):
+        torch.testing.assert_close(gradient, expected)
+
+
+def test_random_numbers_follow_from_seed_step_and_slot(make: Callable[[Replica], Compute]) -> None:
+    def loss(step: int, slot: int) -> float:
+        replica = Replica(task())
+        replica.train_mode()
+        torch.manual_seed(step * 100 + slot)  # whatever else was drawn before
+        return make(replica).run(Work(step, (), 5), part(1.0, slot=slot)).resolve().loss
+
+    assert loss(1, 0) == loss(1, 0) and loss(1, 0) != loss(2, 0) and loss(1, 0) != loss(1, 1)
+
+
+def test_a_loss_that_is_no_number_is_refused_at_last_when_it_is_asked_for(
+    make: Callable[[Replica], Compute],
+) -> None:
+    replica = Replica(task(loss=lambda output, target: output.sum() * math.nan))
+    with pytest.raises(Diverged, match="the loss is nan at step 3"):
+        make(replica).run(Work(3, (), 0), part(1.0)).resolve()
+
+
+def test_what_is_learnt_gives_no_gradient(make: Callable[[Replica], Compute]) -> None:
+    replica = Replica(task(skip_loss_below=1e9))
+    found = make(replica).run(Work(1, (), 0), part(2.0)).resolve()
+    assert (found.weight, found.skipped, found.skipped_parts) == (0.0, 2.0, 1.0) and not gradients(replica)
+
+
+def test_sums_may_be_known_later() -> None:
+    found = DeferredSums(Work(1, (), 0), part(1.0))
+    found.add(Sums(samples=4))
+    found.defer(torch.tensor(0.5), 2.0)
+    found.defer(torch.tensor([0.25]), 4.0)
+    assert found.resolve() == found.resolve() == Sums(2.0, 6.0, samples=4)
+    found.defer(torch.tensor(math.inf), 1.0)
+    with pytest.raises(Diverged):
+        found.resolve()
