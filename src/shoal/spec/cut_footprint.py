@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _PROBED = 5
 """Where layers are cut by width, gradients are compared one by one in double precision: so many times one."""
 _TRIALS = 16 << 20
-"""Before that, cuts are tried on single blocks, by threads."""
+"""Before a model is cut, its layers are tried: how they can be cut by width, or what they cost."""
 
 
 def cut_footprint(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> Footprint:
@@ -35,6 +35,9 @@ def cut_footprint(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> F
     besides = [of_worker("buffers and frozen parameters", model.fixed), *common_regions(run)]
     if not run.is_limited:
         besides.append(of_worker("the model as it is built", model.parameters, Stay.OPENING))
+    if mesh.pipeline > 1:
+        tried = _TRIALS + max(model.trained, default=0)
+        besides.append(of_worker("layers as their costs are measured", tried, Stay.OPENING))
     shared = (*talk_regions(cut), *(_line_regions(mesh, model, cut) if shares_state else ()))
     found = [Footprint(shared=shared, worker=(*row, *besides), workers=run.workers) for row in rows]
     most = max(found, key=lambda each: each.own_bytes)
