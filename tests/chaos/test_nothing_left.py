@@ -21,8 +21,6 @@ from remains import children_of, left_by, processes_in
 from shoal.launch import LocalEngine, Supervisor, ZygoteProcess, start_zygote
 from shoal.spec import Cluster, Job
 
-pytestmark = pytest.mark.alone
-
 WORK = """
 import os, pathlib, socket, time, torch
 server = socket.create_server(("127.0.0.1", 0))

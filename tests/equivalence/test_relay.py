@@ -15,7 +15,7 @@ from shoal.strategies.base import Extent, Setting
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize(("model", "optimizer"), [("mlp", "adamw"), ("conv", "momentum"), ("gpt", "adamw")])
 def test_taking_turns_changes_no_bit(train: Train, model: str, optimizer: str, workers: int) -> None:
-    alone = train(model, strategy="data", optimizer=optimizer)
+    alone = train.once(model, strategy="data", optimizer=optimizer)
     relay = train(model, workers=workers, strategy="data:partition=relay", optimizer=optimizer)
     assert relay.digests() == alone.digests()
     assert relay.results["loss"] == alone.results["loss"]

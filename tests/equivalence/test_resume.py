@@ -30,7 +30,8 @@ EXACT = {
     "bsp": (2, "ps:servers=2"),
     "bsp over tcp": (2, "ps:wire=tcp"),
 }
-BY_TIMING = ["asp", "ssp:3", "alternate:4", "quorum:1/2", "asp,shares=speed", "asp,wire=tcp"]
+BY_TIMING = ["asp", "ssp:3", "asp,wire=tcp"]
+MORE_BY_TIMING = ["alternate:4", "quorum:1/2", "asp,shares=speed"]
 
 
 @pytest.fixture
@@ -102,7 +103,9 @@ def test_workers_that_die_after_the_resume_are_replaced(train: Train) -> None:
         assert resumed.results["results"] == saved.results["results"]
 
 
-@pytest.mark.parametrize("sync", BY_TIMING)
+@pytest.mark.parametrize(
+    "sync", [*BY_TIMING, *(pytest.param(sync, marks=pytest.mark.long) for sync in MORE_BY_TIMING)]
+)
 def test_where_timing_decides_nothing_is_lost(train: Train, sync: str) -> None:
     strategy = f"ps:servers=2,sync={sync}"
     saved = train("everything", workers=2, strategy=strategy, steps=60, checkpoint="every=25")

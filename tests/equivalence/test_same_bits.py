@@ -52,7 +52,7 @@ def test_the_journal_changes_nothing(train: Train) -> None:
 def test_other_ways_to_sum_stay_close(train: Train, via: str, workers: int) -> None:
     """Sums in another order differ in the last bits; momentum over 20 steps keeps that small."""
     for model in ("mlp", "conv"):
-        arena = train(model, workers=workers)
+        arena = train.once(model, workers=workers)
         other = train(model, workers=workers, strategy=f"data:via={via}")
         assert largest_difference(arena.model, other.model) < 2e-4
         assert largest_difference(arena.state, other.state) < 2e-3
@@ -62,7 +62,7 @@ def test_other_ways_to_sum_stay_close(train: Train, via: str, workers: int) -> N
 @pytest.mark.parametrize("via", ["arena", "backend", "ring"])
 @pytest.mark.parametrize("model", ["mlp", "gpt", "conv", "padded"])
 def test_float64_equals_the_whole_batch(train: Train, model: str, via: str) -> None:
-    whole = train(model, workers=1, strategy="data", numerics="float64")
+    whole = train.once(model, workers=1, strategy="data", numerics="float64")
     parts = train(model, workers=2, strategy=f"data:via={via},batchnorm=sync", numerics="float64")
     assert largest_difference(whole.model, parts.model) < 1e-9
     assert largest_difference(whole.state, parts.state) < 1e-9

@@ -48,6 +48,8 @@ class Train:
     folder: Path
     zygote: ZygoteProcess
     runs: list[Path] = field(default_factory=list)
+    made_once: dict[str, Trained] = field(default_factory=dict)
+    """By how they were trained: runs that many are compared with."""
 
     def __call__(
         self,
@@ -78,6 +80,13 @@ class Train:
             chaos=chaos,
         )
         return self.run(job, on_event)
+
+    def once(self, factory: str, **how: Any) -> Trained:
+        """A run that others are compared with: trained by the first who asks for it, in a whole session."""
+        written = f"{self.tasks}:{factory} {sorted(how.items())}"
+        if written not in self.made_once:
+            self.made_once[written] = self(factory, **how)
+        return self.made_once[written]
 
     def resume(self, saved: Trained, step: int, *, args: dict[str, Any] | None = None, **changes: Any) -> Trained:
         """Go on after a step that a run has saved, in another folder; what is not changed stays as it was."""

@@ -21,8 +21,6 @@ from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
 from shoal.launch.resuming import find_whole, resumed_job
 from shoal.spec import Cluster, Job
 
-pytestmark = pytest.mark.alone
-
 TASKS = Path(__file__).with_name("large_tasks.py")
 LIMIT = "112MiB"
 """Training keeps 160 MiB for the model; a third of it, and room to compute, is less than this."""

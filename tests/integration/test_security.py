@@ -20,8 +20,6 @@ from shoal.comm import Message, RunKey, ZmqTransport, ZmqWire, encode
 from shoal.comm.gate import unlock
 from shoal.errors import CommTimeout, PeerLost
 
-pytestmark = pytest.mark.alone
-
 GUARD_S = 20.0
 KEY, OTHER_KEY = RunKey.create(), RunKey.create()
 KINDS = {

@@ -32,7 +32,9 @@ def test_a_run_with_a_torn_last_event_is_resumed(shoal, tmp_path):
         assert all(json.loads(line) for line in events.read_text().splitlines())
 
 
-@pytest.mark.parametrize("strategy", ["data", "ps:servers=2", "ps:servers=2,sync=asp"])
+@pytest.mark.parametrize(
+    "strategy", ["data", "ps:servers=2,sync=asp", pytest.param("ps:servers=2", marks=pytest.mark.long)]
+)
 def test_a_run_whose_folder_is_removed_ends_with_a_sentence(zygote: ZygoteProcess, tmp_path, strategy):
     words = (*TRAIN, "--epochs", "100000", "--strategy", strategy, "--checkpoint", "every=500")
     process = subprocess.Popen(

@@ -76,9 +76,12 @@ def run(tmp_path: Path, slow_zygote: ZygoteProcess) -> Run:
 
 
 STRATEGIES = ("data", "ps:servers=2", "ps:servers=2,sync=asp", "sharded")
+SERVED_IN_STEP = pytest.param("ps:servers=2", marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy", ["data", "ps:servers=2,sync=asp", SERVED_IN_STEP, pytest.param("sharded", marks=pytest.mark.long)]
+)
 def test_who_waits_for_a_slow_disk_is_not_taken_for_hung(run: Run, disk: DiskFaults, strategy: str) -> None:
     """One fsync of each checkpoint is slow; the next one waits for it, and so does the end."""
     disk.watch(run.folder, contains="manifest", operations="fsync")
@@ -111,8 +114,15 @@ def is_saving_after(step: int) -> Callable[[Event], bool]:
     return moment
 
 
-@pytest.mark.parametrize("strategy", ["data", "ps:servers=2"])
-@pytest.mark.parametrize("step", [20, STEPS])
+@pytest.mark.parametrize(
+    ("strategy", "step"),
+    [
+        ("data", 20),
+        ("ps:servers=2", STEPS),
+        pytest.param("data", STEPS, marks=pytest.mark.long),
+        pytest.param("ps:servers=2", 20, marks=pytest.mark.long),
+    ],
+)
 def test_what_the_dead_had_to_save_its_successor_saves(
     run: Run, disk: DiskFaults, slow_zygote: ZygoteProcess, strategy: str, step: int
 ) -> None:
@@ -128,7 +138,7 @@ def test_what_the_dead_had_to_save_its_successor_saves(
     assert found["audit"]["clean"]
 
 
-@pytest.mark.parametrize("strategy", ["data", "ps:servers=2", "ps:servers=2,sync=asp"])
+@pytest.mark.parametrize("strategy", ["data", "ps:servers=2,sync=asp", SERVED_IN_STEP])
 def test_who_follows_a_worker_that_was_saving_on_request_does_not_train_on(
     run: Run, disk: DiskFaults, slow_zygote: ZygoteProcess, strategy: str
 ) -> None:

@@ -100,7 +100,9 @@ def run_random(seeds: range) -> None:
         assert struck[f"deposed {role}"] > len(seeds) / 40
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize(
+    "part", [*range(4), *(pytest.param(part, marks=pytest.mark.long) for part in range(4, 10))]
+)
 def test_random_faults_and_deaths(part):
     run_random(range(part * SEEDS_PER_TEST, (part + 1) * SEEDS_PER_TEST))
 
