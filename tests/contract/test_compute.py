@@ -16,8 +16,7 @@ from shoal.errors import Diverged
 from shoal.feed.parts import Part, Piece
 from shoal.spec import Task
 from shoal.strategies.base import Work
-from shoal.strategies.compute import Compute, DeferredSums, EagerCompute
-from shoal.strategies.gradients import Sums
+from shoal.strategies.gradients import Compute, DeferredSums, EagerCompute, Sums
 from shoal.strategies.replica import Replica
 
 COMPUTES: dict[str, Callable[[Replica], Compute]] = {"eager": EagerCompute}
@@ -58,7 +57,7 @@ def gradients(replica: Replica) -> list[torch.Tensor]:
 def test_sums_and_gradients_are_those_of_the_weighted_losses(make: Callable[[Replica], Compute]) -> None:
     replica = Replica(task(model=lambda: nn.Linear(3, 2)))
     found = make(replica).run(Work(1, (), 0), part(1.0, 0.0, 3.0)).resolve()
-    losses = [float(F.mse_loss(replica.module(INPUTS[i : i + 2]), TARGETS[i : i + 2])) for i in (0, 4)]
+    losses = [F.mse_loss(replica.module(INPUTS[i : i + 2]), TARGETS[i : i + 2]).item() for i in (0, 4)]
     assert found == Sums(losses[0] + 3 * losses[1], 4.0, samples=6)
     own = gradients(replica)
     replica.module.zero_grad()

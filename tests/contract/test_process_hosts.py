@@ -87,8 +87,7 @@ def test_each_process_starts_speaks_and_ends_in_that_order(host: Host) -> None:
 
 def test_a_signal_ends_the_one_that_it_is_for(host: Host) -> None:
     start(host, STAYS, STAYS)
-    ready = lambda told: sum(isinstance(news, Said) for news in told) >= 2  # noqa: E731
-    collect(host, ready)
+    collect(host, lambda told: {news.process for news in told if isinstance(news, Said)} == {0, 1})
     host.signal(1, signal.SIGKILL)
     told = collect(host, has_ended(1))
     assert [news.exit_code for news in told if isinstance(news, Ended)] == [-signal.SIGKILL]

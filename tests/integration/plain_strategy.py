@@ -7,9 +7,8 @@ import torch
 from shoal.spec import Claim, Conduct, StrategySpec
 from shoal.spec.conduct import even_fills
 from shoal.strategies.base import WholeModel
-from shoal.strategies.compute import backward_part
 from shoal.strategies.data.summing import make_summing
-from shoal.strategies.gradients import Sums, step_result
+from shoal.strategies.gradients import Sums, backward_part, step_result
 from shoal.strategies.optimizer_state import load_named_state, named_state
 
 

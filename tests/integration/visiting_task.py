@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import shoal
 
-FIRST, LAST = 15, 25
+FIRST, LAST = 10, 38
 """Calls of the loss; from one to the next is a whole step. Now and then something else happens in one, too."""
 SOURCE = str(Path(shoal.__file__).parent)
 _calls = 0

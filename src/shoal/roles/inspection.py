@@ -28,8 +28,7 @@ from shoal.spec.model_size import PassSize
 from shoal.spec.vocabulary import State
 from shoal.strategies.base import Extent, Work
 from shoal.strategies.clipping import cut_bytes
-from shoal.strategies.compute import backward_part
-from shoal.strategies.gradients import check_weight
+from shoal.strategies.gradients import backward_part, check_weight
 from shoal.strategies.mesh.tensor.cutting import explain_width
 from shoal.strategies.model_size import Blueprint
 from shoal.strategies.optimizers import ELEMENTWISE, StateSchema, state_schema

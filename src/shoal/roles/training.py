@@ -168,7 +168,7 @@ class Training:
 
     def warm_up(self, slots: range) -> None:
         """Run a forward and backward pass for nothing, so that the first real one is quick."""
-        from shoal.strategies.compute import backward_part
+        from shoal.strategies.gradients import backward_part
 
         self.replica.train_mode()
         work = self.work(1, slots)

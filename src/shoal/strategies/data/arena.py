@@ -23,7 +23,6 @@ from shoal.spec import Data, World
 from shoal.spec.vocabulary import Role
 from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, Work
 from shoal.strategies.clipping import clip_factor
-from shoal.strategies.compute import backward_part
 from shoal.strategies.data.batchnorm import (
     check_setting,
     check_took_part,
@@ -41,7 +40,7 @@ from shoal.strategies.data.speed import SpeedShares
 from shoal.strategies.data.tap import GradientTap
 from shoal.strategies.data.update import SlicedUpdate
 from shoal.strategies.data.whole import WholeUpdate
-from shoal.strategies.gradients import Sums, check_weight, step_result
+from shoal.strategies.gradients import Sums, backward_part, check_weight, step_result
 from shoal.strategies.model_size import Blueprint, model_size
 from shoal.strategies.optimizer_state import named_state
 from shoal.strategies.optimizers import StateSchema, state_schema

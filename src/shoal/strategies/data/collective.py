@@ -10,14 +10,13 @@ from shoal.arena import make_grid
 from shoal.errors import SpecError
 from shoal.spec import Data
 from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
-from shoal.strategies.compute import backward_part
 from shoal.strategies.data.batchnorm import check_setting, check_took_part, synchronise
 from shoal.strategies.data.buffers import BufferMean, MovingBuffers
 from shoal.strategies.data.direct import leave, write_directly
 from shoal.strategies.data.shared import dense_stride, flat_of
 from shoal.strategies.data.summing import make_summing
 from shoal.strategies.data.tap import GradientTap
-from shoal.strategies.gradients import Sums, check_weight, step_result
+from shoal.strategies.gradients import Sums, backward_part, check_weight, step_result
 from shoal.strategies.optimizer_state import load_named_state, named_state
 from shoal.strategies.replica import Replica
 from shoal.strategies.updating import Update

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
-from shoal.strategies.compute import EagerCompute
-from shoal.strategies.gradients import Sums, check_weight, step_result
+from shoal.strategies.gradients import EagerCompute, Sums, check_weight, step_result
 from shoal.strategies.optimizer_state import load_named_state, named_state
 from shoal.strategies.replica import Replica
 from shoal.strategies.updating import Update

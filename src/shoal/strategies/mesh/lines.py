@@ -10,8 +10,7 @@ from torch import nn
 
 from shoal.spec import Mesh
 from shoal.strategies.base import Setting, Work
-from shoal.strategies.compute import backward_part
-from shoal.strategies.gradients import Backward, Sums
+from shoal.strategies.gradients import Backward, Sums, backward_part
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.splits import Split
 from shoal.strategies.recompute import compute_once, recompute_blocks

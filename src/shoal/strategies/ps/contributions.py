@@ -10,8 +10,7 @@ import torch
 
 from shoal.ps.consistency import Mode
 from shoal.strategies.base import Work
-from shoal.strategies.compute import backward_part
-from shoal.strategies.gradients import check_weight
+from shoal.strategies.gradients import backward_part, check_weight
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.served import Served

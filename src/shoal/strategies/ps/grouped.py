@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.strategies.compute import backward_part
 from shoal.strategies.data.buffers import BufferMean
+from shoal.strategies.gradients import backward_part
 from shoal.strategies.half_range import Seen
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.contribution import Contribution

@@ -16,7 +16,7 @@ import torch
 from shoal.feed.parts import Piece
 from shoal.spec.update_path import Pooling
 from shoal.strategies.base import Work
-from shoal.strategies.compute import backward_part
+from shoal.strategies.gradients import backward_part
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.contributions import Computed, MakeWork
