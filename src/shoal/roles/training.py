@@ -175,10 +175,6 @@ class Training:
         backward_part(self.replica, work, work.parts[0])
         self.replica.module.zero_grad(set_to_none=True)
 
-    def evaluates_after(self, step: int) -> bool:
-        """Whether the model is evaluated once this step is committed."""
-        return step % self.evaluation_interval == 0 or step == self.schedule.total_steps
-
     @property
     def evaluation_interval(self) -> int:
         """Steps from one evaluation to the next."""

@@ -28,7 +28,7 @@ def bytes_of(precision: Precision, slots: int) -> tuple[int, int]:
 
 
 class SharedPrecision:
-    """What a job's processes share of their precision; nothing where no step can be skipped."""
+    """What a job's processes share of their precision, where steps may be skipped."""
 
     def __init__(self, shared: SharedState, precision: Precision) -> None:
         self._precision = precision
@@ -42,21 +42,16 @@ class SharedPrecision:
 
     def begin(self, step: int) -> None:
         """Compute this step as the one before it has left the state."""
-        if self._precision.scales:
-            self._precision.adopt(HalfState.of(self._states[(step - 1) % KEPT].tolist()))
+        self._precision.adopt(HalfState.of(self._states[(step - 1) % KEPT].tolist()))
 
     def note(self, step: int, slot: int, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Say what a slot's gradients look like."""
-        if self._precision.scales:
-            self._seen[slot] = self._precision.measure(step, gradients).values
+        self._seen[slot] = self._precision.measure(step, gradients).values
 
     def outcome(self, step: int) -> HalfState:
         """What the slots have seen comes to; all of them have spoken."""
-        if not self._precision.scales:
-            return self._precision.state
         return self._precision.after(step, Seen.of(self._seen.sum(0).tolist()))
 
     def commit(self, step: int, state: HalfState) -> None:
         """Leave the outcome of a step to all; doing it twice does no harm."""
-        if self._precision.scales:
-            self._states[step % KEPT] = state.values
+        self._states[step % KEPT] = state.values
