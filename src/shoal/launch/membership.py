@@ -179,14 +179,20 @@ class Membership:
         self._vacate(list(hand.places), self._bridge.now)
 
     @property
+    def _could_replace(self) -> bool:
+        return self._bridge.job.replaces and can_replace(self._bridge.job)
+
+    @property
     def _replaces(self) -> bool:
-        job = self._bridge.job
-        return job.replaces and can_replace(job) and not self._bridge.has_failed
+        return self._could_replace and not self._bridge.has_failed
 
     def _final_failure(self, hand: Hand, failure: Failure) -> Failure | None:
         """What to end the run with; None where others can go on."""
         raised, code = self._raised.get(hand), hand.exit_code
-        if not self._replaces or (code >= 0 and raised is None):
+        if self._could_replace and self._bridge.has_failed:
+            # Its death alone would not have ended the run, so what failed before is the cause.
+            return replace(failure, consequence=True)
+        if not self._could_replace or (code >= 0 and raised is None):
             advice = advice_after_loss(self._bridge.job) if code < 0 else ""
             return replace(failure, message=failure.message + advice)
         enough = replace(failure, is_transient=False)

@@ -87,6 +87,8 @@ class Resizing:
     def forget(self, hand: Hand) -> None:
         """A process has ended."""
         self._releasing = {place: one for place, one in self._releasing.items() if one is not hand}
+        # Whom a place was for when its host died may be leaving itself when another host releases it.
+        self._takers = {place: one for place, one in self._takers.items() if place in self._releasing}
         if hand in self._newcomers:
             self._newcomers.remove(hand)
 

@@ -221,3 +221,40 @@ def test_what_nobody_understands_is_left_out_and_told_once_of_each() -> None:
     assert len(events("warning", table.say(WORKER_0, "state", state="dancing"))) == 1
     table.say(WORKER_0, "order", action="start", role="worker", rank=7)
     assert table.machine.over is None and table.machine.crew.hands[WORKER_1].is_alive, "the run goes on"
+
+
+def test_whom_a_place_was_for_when_its_host_died_does_not_get_it_back_on_leaving() -> None:
+    """Its end, with a place that it never took, would be taken for a failure of the run."""
+    table = Table(Job(target="toy.py", cluster=Cluster(workers=4, threads=1)))
+    table.begin()
+    first, second, third, fourth, newcomer = range(5)
+    table.tell(ScaleRequest(number=1, workers=2))
+    for leaver, place, host in ((third, 2, first), (fourth, 3, second)):
+        table.say(leaver, "released", places=[place])
+        table.say(host, "adopted", places=[place])
+        table.end(leaver)
+    table.tell(ScaleRequest(number=2, workers=3))
+    table.tell(Started(newcomer))
+    (wish,) = of(Say, table.say(newcomer, "state", state="ready", step=0))
+    assert wish.process == second and wish.word.places == [3]
+    table.end(second, -signal.SIGKILL)
+    table.say(newcomer, "adopted", places=[1, 3])
+    table.say(newcomer, "state", state="training", step=0)
+    (wish,) = of(Say, table.tell(ScaleRequest(number=3, workers=1)))
+    assert wish.process == newcomer and wish.word.places == [1, 3]
+    (gift,) = of(Say, table.say(newcomer, "released", places=[1, 3]))
+    assert gift.process == first and gift.word.places == [1, 3]
+    table.end(newcomer)
+    assert not table.machine.has_failed
+
+
+def test_a_death_that_others_would_have_made_good_is_not_the_cause() -> None:
+    """They no longer do, because the run had failed before."""
+    table = two_and_a_spare()
+    table.begin()
+    table.say(WORKER_0, "failed", message="The task is wrong.", traceback="")
+    table.end(WORKER_1, -signal.SIGKILL)
+    table.wait(0.3)
+    table.end(WORKER_0, 1)
+    table.end(SPARE, -signal.SIGTERM)
+    assert table.machine.over is not None and str(table.machine.over.error) == "The task is wrong."
