@@ -71,5 +71,19 @@ def draw_faults(dice: random.Random, *, served: bool, ranks: int, most: int) -> 
     return faults
 
 
+def draw_storm(dice: random.Random, *, ranks: int, rounds: int) -> list[Fault]:
+    """Other numbers of workers are asked for again and again, and workers killed while they come and go."""
+    faults: list[Fault] = []
+    at = 0.0
+    for _ in range(rounds):
+        for kind in (Kind.SCALE, Kind.KILL):
+            at += dice.uniform(0.0, 1.0)
+            fault = Fault(
+                kind=kind, role="worker", rank=dice.randrange(ranks), delay_s=at, number=dice.randint(1, ranks)
+            )
+            faults.append(fault)
+    return faults
+
+
 def _strikes_server(fault: Fault) -> bool:
     return fault.role == "server" and fault.kind in (Kind.KILL, Kind.STOP, Kind.STILLBORN)

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from helpers.ps_sim.scenario import Scenario
-from helpers.run_sim.faults import Fault, Kind, draw_faults
+from helpers.run_sim.faults import Fault, Kind, draw_faults, draw_storm
 from helpers.run_sim.folder import SimFolder
 from helpers.run_sim.placed import PlacedJob
 from helpers.run_sim.processes import SimHost, SimProcess
@@ -99,13 +99,27 @@ class Plan:
             faults=tuple(draw_faults(dice, served=scenario is not None, ranks=workers, most=most_faults)),
         )
 
+    @classmethod
+    def draw_storm(cls, seed: int) -> Plan:
+        """Places change hands all the time, and nothing else happens than that their hosts are killed."""
+        dice, workers, rounds = random.Random(seed), 4, 24
+        job = Job(
+            target="toy.py",
+            cluster=Cluster(workers=workers, threads=1),
+            on_failure=dice.choice(("replace", "shrink")),
+            max_failures=rounds,
+        )
+        faults = tuple(draw_storm(dice, ranks=workers, rounds=rounds))
+        return cls(job=job, scenario=None, steps=1500, save_every=100, hosts=1, drop=0.0, faults=faults)
 
-def simulate(seed: int, *, most_faults: int = 5, undone: str = "") -> Counter[str]:
+
+def simulate(seed: int, *, most_faults: int = 5, undone: str = "", storm: bool = False) -> Counter[str]:
     """The run of a seed; where it could not come to its end, what goes on in its folder must. What struck."""
-    plan, dice = Plan.draw(seed, most_faults), random.Random(f"{seed} in detail")
+    plan = Plan.draw_storm(seed) if storm else Plan.draw(seed, most_faults)
+    dice = random.Random(f"{seed} in detail")
     folder = SimFolder(dice)
     folder.has_lock = undone != Undone.LOCK
-    run = SimRun(plan, f"simulate({seed}, most_faults={most_faults})", dice, folder)
+    run = SimRun(plan, f"simulate({seed}, most_faults={most_faults}, storm={storm})", dice, folder)
     run.go()
     if run.is_orphaned or (run.machine.over is not None and run.machine.over.error is not None):
         folder.is_failing = False

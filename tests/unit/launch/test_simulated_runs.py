@@ -15,12 +15,14 @@ from shoal.comm.words import MemberLost, MembersLiving
 from shoal.coordinator.machine import Coordinator
 from shoal.launch.crew import Hand
 from shoal.launch.moves import PlaceMoves
+from shoal.launch.resizing import Resizing
 from shoal.launch.service import Service, _identity
 from shoal.launch.verdict import Failure
 
 FEW = 100
 """Seeds in every run of the tests."""
 MANY, AT_ONCE = 10_000, 1_000
+STORMS = 10
 
 
 def test_a_hundred_runs_end_as_they_must() -> None:
@@ -43,6 +45,19 @@ def test_thousands_of_runs_end_as_they_must(first: int) -> None:
 def test_runs_in_which_faults_come_in_numbers() -> None:
     for seed in range(AT_ONCE):
         simulate(seed, most_faults=15)
+
+
+def test_storms_while_places_change_hands() -> None:
+    for seed in range(STORMS):
+        struck = simulate(seed, storm=True)
+        assert {Kind.SCALE.value, Kind.KILL.value} <= set(struck)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_many_storms_while_places_change_hands() -> None:
+    for seed in range(STORMS, AT_ONCE):
+        simulate(seed, storm=True)
 
 
 def test_a_seed_is_a_run() -> None:
@@ -109,3 +124,14 @@ def test_it_is_found_when_places_pass_on_before_they_were_released(monkeypatch: 
 
     monkeypatch.setattr(PlaceMoves, "ask_back", give_at_once)
     first_found()
+
+
+def test_it_is_found_when_a_place_waits_for_one_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host died before it released it, and it was still meant for the newcomer long after."""
+
+    def forget_what_it_releases(self: Resizing, hand: Hand) -> None:
+        self._releasing = {place: one for place, one in self._releasing.items() if one is not hand}
+
+    monkeypatch.setattr(Resizing, "forget", forget_what_it_releases)
+    with pytest.raises(RunFailed, match="ended with exit code 0 before its work was done"):
+        simulate(81, storm=True)
