@@ -169,6 +169,11 @@ class Checkpointing:
     def _folder(self) -> Path:
         return RunFolder(Path(self._job.run_dir)).checkpoints
 
+    @property
+    def last_step(self) -> int:
+        """The step whose state was saved last; 0 where none was."""
+        return self._last_step
+
     def has_saved(self, step: int) -> bool:
         """Whether the state after this step, or a later one, was saved."""
         return step <= self._last_step

@@ -226,6 +226,8 @@ class Loop:
         is_whole = reason == "finished" or (self._training.conduct.is_lockstep and is_whole)
         if self._saves is not None and is_whole and (step > before or reason):
             self._saves.after(step, self._loss, is_agreed=self._is_to_save, is_last=bool(reason))
+        elif self._saves is not None and reason:
+            self._saves.regret(step)
         self._is_to_save = False
         return reason
 

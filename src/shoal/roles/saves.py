@@ -48,6 +48,15 @@ class Saves:
         if is_agreed or is_missing or self.is_due(step):
             self.make(step, loss)
 
+    def regret(self, step: int) -> None:
+        """The run ends with this step, and what there is belongs to no one step: it cannot be saved."""
+        checkpoints = self._checkpoints
+        if self._training.world.is_first and not checkpoints.has_saved(step):
+            self._setting.company.warn(
+                f"the workers had not come to one step when the run ended, so step {step} is not saved; "
+                f"--resume goes on after step {checkpoints.last_step}"
+            )
+
     def make(self, step: int, loss: float, *, waited_s: float = 0.0) -> None:
         """Save the state after this step."""
         training, strategy, checkpoints = self._training, self._training.strategy, self._checkpoints

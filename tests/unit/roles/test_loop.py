@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import shoal
+from shoal.comm.channel import Channel
+from shoal.roles.checkpointing import Checkpointing
 from shoal.roles.loop import Loop
 from shoal.roles.observer import Outcome
+from shoal.roles.reporter import Reporter
 from shoal.roles.trainer_state import Unwatched
 from shoal.roles.training import Training
-from shoal.spec import Conduct, Task, World
-from shoal.strategies.base import Setting, StepResult, Work
+from shoal.spec import Conduct, Job, Task, World
+from shoal.strategies.base import Company, Setting, StepResult, Work
 from shoal.strategies.data.single import SingleProcess
 
 STEPS = 12
@@ -84,6 +88,14 @@ class Watcher(Unwatched):
         self.evaluated.append(step)
 
 
+class Torn(SingleProcess):
+    """Ends after its third step, which others had not come to."""
+
+    def take(self, work: Work) -> StepResult:
+        is_last = work.turn.step == 3
+        return replace(super().take(work), stop=is_last, reason="stopped", is_whole=not is_last)
+
+
 def run(task: Task, watcher: Watcher, most_open: int) -> tuple[Outcome, Late, Training]:
     strategy, conduct = Late(), Conduct(fills=(range(1),), open_commits=most_open)
     training = Training(task, strategy, World(), conduct)
@@ -127,3 +139,19 @@ def test_what_is_good_enough_ends_the_run() -> None:
     task = replace(TASK, test=DATA, evaluate_every=3, stop=hopeless)
     outcome, _, _ = run(task, Watcher(), 4)
     assert (outcome.step, outcome.reason) == (6, "plateau")
+
+
+@pytest.mark.parametrize(("saved", "warnings"), [(0, 1), (2, 1), (3, 0)])
+def test_an_end_that_cannot_be_saved_is_told(tmp_path: Path, saved: int, warnings: int) -> None:
+    strategy, conduct, told = Torn(), Conduct(fills=(range(1),)), list[str]()
+    training = Training(TASK, strategy, World(), conduct)
+    job = Job(target="toy.py", checkpoint="every=100", run_dir=str(tmp_path))
+    reporter = Reporter(World(), Channel.pair()[1])
+    training.checkpoints = Checkpointing(job, training.replica, training.schedule, reporter)
+    training.checkpoints.note_saved(saved)
+    setting = Setting(world=World(), conduct=conduct, extent=training.extent, company=Company(warn=told.append))
+    strategy.open(training.replica, setting)
+    assert Loop(training, setting, Watcher()).run().step == 3
+    assert len(told) == warnings
+    if told:
+        assert f"step 3 is not saved; --resume goes on after step {saved}" in told[0]
