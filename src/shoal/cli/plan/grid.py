@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shoal.arena import supported
 from shoal.cli.plan.parts import Manner, Seat, without_successors
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
@@ -16,7 +17,7 @@ def grid_manner(job: Job, parcels: Sequence[Parcel], facts: Mapping[str, Any]) -
     """Meaning, failures and grid of a model that is cut over workers."""
     mesh = as_mesh(ModelParallel.of(job), job.cluster.places)
     return Manner(
-        meaning=" ".join(_meaning(mesh)),
+        meaning=" ".join(_meaning(mesh, shares_memory=supported() and mesh.shares_memory(job.cluster))),
         on_failure=without_successors(job, ", for nobody else has its part of the model" * (mesh.data == 1)),
         grid=tuple(_seats(mesh)),
     )
@@ -29,7 +30,7 @@ def bubble(mesh: Mesh) -> float:
     return waiting / (mesh.num_microbatches * mesh.stages_per_worker + waiting)
 
 
-def _meaning(mesh: Mesh) -> list[str]:
+def _meaning(mesh: Mesh, *, shares_memory: bool) -> list[str]:
     written = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, mesh.sizes, strict=True) if size > 1)
     sentences = [f"A grid of workers, {written or 'data=1'}."]
     per_lane = mesh.pipeline * mesh.tensor
@@ -42,7 +43,10 @@ def _meaning(mesh: Mesh) -> list[str]:
         sentences.append("All work on the same batch.")
     if mesh.shard > 1:
         how = f"as {mesh.capacities}" if mesh.policy == "device" else f"by {mesh.policy}"
-        sentences.append(f"{_STAGES[mesh.stage]} cut over {plural(mesh.shard, 'worker')}, {how}.")
+        held = _STAGES[min(mesh.stage, 2) if shares_memory else mesh.stage]
+        sentences.append(f"{held} cut over {plural(mesh.shard, 'worker')}, {how}.")
+        if shares_memory:
+            sentences.append("Parameters lie once in the host's memory, where all find them.")
     if mesh.tensor > 1:
         sentences.append(f"Layers are cut by width over {plural(mesh.tensor, 'worker')}.")
     if mesh.pipeline > 1:
