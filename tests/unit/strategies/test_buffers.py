@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from shoal.arena import Segment
-from shoal.spec import Conduct, World
-from shoal.strategies.base import Setting
 from shoal.strategies.data.buffers import LARGEST_MOVING, MovingBuffers
 
 
@@ -32,15 +30,13 @@ class Counting(nn.Module):
         self.calls += 1
 
 
-class Arena:
-    """As much of the shared state as buffers need."""
-
-    def __init__(self, slots: int, nbytes: int) -> None:
-        self.setting = Setting(world=World(), conduct=Conduct(fills=(range(slots),)))
-        self.segment = Segment()
-        for name in ("buffers", *(f"buffers/{slot}" for slot in range(slots))):
-            self.segment.reserve(name, nbytes)
-        self.segment.map()
+def segment_for(slots: int, nbytes: int) -> Segment:
+    """As much of the arena as buffers need."""
+    segment = Segment()
+    for name in ("buffers", *(f"buffers/{slot}" for slot in range(slots))):
+        segment.reserve(name, nbytes)
+    segment.map()
+    return segment
 
 
 Merge = Callable[[nn.Module, list[tuple[float, float]]], None]
@@ -48,8 +44,8 @@ Merge = Callable[[nn.Module, list[tuple[float, float]]], None]
 
 def merge_in_arena(module: nn.Module, slots: list[tuple[float, float]]) -> None:
     buffers = MovingBuffers(module)
-    arena = Arena(len(slots), buffers.nbytes)
-    buffers.bind(arena)
+    segment = segment_for(len(slots), buffers.nbytes)
+    buffers.bind(segment, len(slots))
     buffers.publish()
     for slot, (value, weight) in enumerate(slots):
         buffers.load()
@@ -58,7 +54,7 @@ def merge_in_arena(module: nn.Module, slots: list[tuple[float, float]]) -> None:
         buffers.store(slot)
     buffers.commit(np.array([weight for _, weight in slots]))
     buffers.load()
-    arena.segment.close()
+    segment.close()
 
 
 def merge_by_sum(module: nn.Module, slots: list[tuple[float, float]]) -> None:

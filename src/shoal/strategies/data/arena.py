@@ -74,7 +74,7 @@ class ArenaData(WholeModel):
         # What a job does not have (half precision, moving buffers) is not asked about in every step.
         self._precision = SharedPrecision(self._shared, replica.precision) if replica.precision.scales else None
         self._has_buffers = any(True for _ in replica.module.buffers())
-        self._buffers.bind(self._shared)
+        self._buffers.bind(self._shared.segment, setting.slots)
         if setting.world.role == Role.WORKER:
             self._join(setting.world)
             self._host(setting.world)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.arena import make_grid
+from shoal.arena import Segment, make_grid
 from shoal.errors import TaskError
-from shoal.strategies.data.shared import SharedState, flat_of
+from shoal.strategies.data.shared import flat_of
 
 LARGEST_MOVING = 4096
 """Elements. Larger buffers outside of normalisation layers are masks and tables, which do not move."""
@@ -52,11 +52,10 @@ class MovingBuffers:
             self._views.append(view)
             self._places.append(place)
 
-    def bind(self, shared: SharedState) -> None:
-        """Find the arena's blocks."""
-        slots = range(shared.setting.slots)
-        self._committed = shared.segment.tensor("buffers", torch.uint8, count=self.nbytes)
-        self._slots = [shared.segment.tensor(f"buffers/{slot}", torch.uint8, count=self.nbytes) for slot in slots]
+    def bind(self, segment: Segment, slots: int) -> None:
+        """Find the blocks of a segment that was laid out for this many slots."""
+        self._committed = segment.tensor("buffers", torch.uint8, count=self.nbytes)
+        self._slots = [segment.tensor(f"buffers/{slot}", torch.uint8, count=self.nbytes) for slot in range(slots)]
 
     def publish(self) -> None:
         """Make this process's values the committed ones."""
