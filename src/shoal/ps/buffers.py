@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.ps.offers import Offer
+from shoal.ps.link import Offer
 from shoal.ps.worker import WorkerMachine
 from shoal.spec.served_footprint import BUFFERS_PER_SLOT, BUFFERS_PER_TURN, TURNS
 

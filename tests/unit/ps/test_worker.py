@@ -7,6 +7,7 @@ from typing import Any
 from helpers.ps_sim.values import gradient
 from shoal.ps.consistency import parse_sync
 from shoal.ps.leasing import LeaseHolder
+from shoal.ps.link import Offer
 from shoal.ps.messages import (
     COORDINATOR,
     Ack,
@@ -25,7 +26,6 @@ from shoal.ps.messages import (
     View,
     shard_rows,
 )
-from shoal.ps.offers import Offer
 from shoal.ps.primary import Timing
 from shoal.ps.worker import WorkerMachine
 

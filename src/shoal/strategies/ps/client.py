@@ -13,8 +13,8 @@ from shoal.comm.compression import make_compression
 from shoal.errors import LaunchError
 from shoal.ps.buffers import Buffers, Label
 from shoal.ps.leasing import LeaseHolder
+from shoal.ps.link import Offer
 from shoal.ps.node import Node, open_wire
-from shoal.ps.offers import Offer
 from shoal.ps.rules import Together
 from shoal.ps.worker import WorkerMachine
 from shoal.spec import World
