@@ -57,8 +57,9 @@ class PsClient:
         clip_norm = served.replica.task.clip_norm if served.spec.push == "gradients" else None
         self._clip = None if clip_norm is None else WorkerClip(served.memory, clip_norm)
         self._views: dict[int, list[torch.Tensor]] = {}
+        self._touched: dict[int, Any] = {}
         self.scale = WorkerScale(served, self.machine, self.views)
-        self._buffers = Buffers(self.machine, served.memory, world.generation)
+        self._buffers = Buffers(self.machine, served.memory.labels, world.generation)
         self._params_of = [
             {piece.param for block in blocks for piece in block.chunk.pieces} for blocks in served.memory.blocks
         ]
@@ -172,13 +173,14 @@ class PsClient:
         if not self._buffers.is_free(place):
             self.wait(lambda: self._buffers.is_free(place))
         self._buffers.begin(place)
-        self.tap.aim(self.views(place), self.served.memory.touched(place).numpy())
+        self.tap.aim(self.views(place), self._touched[place])
         return place
 
     def views(self, place: int) -> list[torch.Tensor]:
         """A buffer of gradients, by parameter."""
         if place not in self._views:
             self._views[place] = self.served.memory.views(f"gradients/{place}")
+            self._touched[place] = self.served.memory.touched(place).numpy()
         return self._views[place]
 
     def offer_parameters(self, slot: int, clock: int) -> int:
