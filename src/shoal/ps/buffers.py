@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class Labels(Protocol):
 class LabelWords:
     """Labels in memory: of each the `words` that take it."""
 
-    def __init__(self, words: Sequence[np.ndarray[Any, np.dtype[np.float64]]]) -> None:
+    def __init__(self, words: Sequence[np.ndarray]) -> None:
         self._words = words
 
     def label(self, number: int) -> Label:

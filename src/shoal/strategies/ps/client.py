@@ -193,17 +193,17 @@ class PsClient:
 
     def push(self, made: Contribution) -> None:
         """Push what was computed; it is kept until every shard has acknowledged it."""
-        judged = self.scale.judge(made)
-        self.open_push(judged, clip=self._clip_factor(judged))
+        if self.scale.matters:
+            made = self.scale.judge(made)
+        self.open_push(made, clip=self._clip_factor(made))
         self.complete_push()
 
     def open_push(self, made: Contribution, *, clip: float = 1.0) -> None:
         """Name a push. From now on a shard's part goes out when the gradients of all its parameters are there."""
         label = None
         if not made.is_inherited:
-            moved = self.served.moving.gather()
-            if self.served.moving.nbytes:
-                self.served.memory.moved(made.place).copy_(moved)
+            if self.served.moving.are_there:
+                self.served.memory.moved(made.place).copy_(self.served.moving.gather())
             label = Label(made.clock, made.cells[0], made.weight, made.loss, made.scaled, made.scale)
         offer = Offer(
             clock=made.clock,

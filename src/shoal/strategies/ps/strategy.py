@@ -126,7 +126,7 @@ class ServedModel(WholeModel):
         result = self._complete(turn.clock, parts)
         if wants_border and not self._spec.is_lockstep and self._reached < self._total:
             self._borders.bring_about()
-        if self._departure.calls_all():
+        if self._is_wished() and self._departure.calls_all():
             self._borders.call_all()
         return result
 
@@ -137,10 +137,11 @@ class ServedModel(WholeModel):
         for cell in turn.cells:
             by_slot.setdefault(self._slot_for(cell), []).append(cell)
         self._departure.is_in_step = True
-        moving, parts = self.served.moving.own, []
-        committed = moving.clone() if len(by_slot) > 1 else moving
+        moving, parts = self.served.moving, []
+        committed = moving.own.clone() if moving.nbytes and len(by_slot) > 1 else None
         for slot, own in by_slot.items():
-            moving.copy_(committed)  # every slot starts from the same moving buffers
+            if committed is not None:  # every slot starts from the same moving buffers
+                moving.own.copy_(committed)
             parts.append(self._contribute(turn.clock, own, slot))
         self.client.report(samples_per_s=sum(part.weight for part in parts) / max(time.monotonic() - begun, 1e-9))
         return parts
@@ -157,7 +158,8 @@ class ServedModel(WholeModel):
         if self.served.consistency.gathers(clock):
             self._borders.await_round(clock)
             mean = self.client.machine.rounds_loss
-            self.client.scale.follow_round(step)
+            if self.client.scale.matters:
+                self.client.scale.follow_round(step)
         if step > self._reached:
             self._reached, self._loss = step, mean
         self._departure.is_in_step = False
@@ -197,8 +199,13 @@ class ServedModel(WholeModel):
         reason, facts = self._why_it_ends, self._facts() if is_last else {}
         return StepResult(self._loss, 0.0, is_last, reason=reason, waited_s=turn.waited_s, facts=facts)
 
+    def _is_wished(self) -> bool:
+        """Whether somebody has asked for the end: only then it matters how this worker departs."""
+        return bool(self._departure.enough) or self._setting.company.wants_stop()
+
     def _is_to_leave(self) -> bool:
-        self._is_leaving = self._is_leaving or self._departure.is_due_at_border()
+        if not self._is_leaving and self._is_wished():
+            self._is_leaving = self._departure.is_due_at_border()
         return self._is_leaving
 
     def _tell_all_to_stop(self) -> None:
@@ -264,9 +271,11 @@ class ServedModel(WholeModel):
             on_idle()
         if self._departure.is_over or not self.client.machine.is_ready:
             return  # A successor joins first: what was to be saved at the end may be left to it.
-        if self._departure.calls_all():
+        is_wished = self._is_wished()
+        if is_wished and self._departure.calls_all():
             self._borders.call_all()
-        if self._departure.is_due_while_waiting() or (self.client.is_told_to_stop and not self._is_leaving):
+        is_due = is_wished and self._departure.is_due_while_waiting()
+        if is_due or (self.client.is_told_to_stop and not self._is_leaving):
             raise StopRequested("The run was asked to stop.")
 
     # What others read.
