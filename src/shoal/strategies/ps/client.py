@@ -73,6 +73,8 @@ class PsClient:
         """The push under way."""
         self._replaces = world.generation > 0
         self._first_clock = 1
+        self.beginning: int | None = None
+        """The clock that this worker begins as soon as others let it: there a hold finds it."""
 
     def join(self) -> int:
         """Become a member; returns the first clock that is this worker's to do."""
@@ -116,9 +118,10 @@ class PsClient:
 
     def begin(self, clock: int) -> None:
         """Wait until consistency lets this step begin, and let the replica use the newest parameters."""
-        ahead = self.served.spec.ahead
+        self.beginning, ahead = clock, self.served.spec.ahead
         self.wait(lambda: self.machine.outstanding <= ahead)
         self.puller.begin(clock)
+        self.beginning = None
 
     @property
     def next_open_round(self) -> int:
@@ -126,8 +129,14 @@ class PsClient:
         return 1 + min(link.rounds for link in self.machine.links)
 
     def await_round(self, clock: int) -> None:
-        """Wait until the round of this clock is closed on every shard."""
+        """Wait until the round of this clock is closed on every shard.
+
+        A worker may be missing for it that a hold has stopped: who waits here is past this clock, so the border is
+        no earlier, and the other comes to it.
+        """
+        before, self.beginning = self.beginning, clock + 1
         self.wait(lambda: all(link.rounds >= clock for link in self.machine.links))
+        self.beginning = before
 
     def await_cells(self, cells: int) -> None:
         """Wait until this worker's shards have seen so many cells; a copy, also what others were pushed."""
@@ -270,6 +279,11 @@ class PsClient:
     def is_told_to_stop(self) -> bool:
         """Whether training is to end now: it is good enough, or the run has failed."""
         return "stop" in self.settings
+
+    @property
+    def is_held(self) -> bool:
+        """Whether all are to come to one border."""
+        return "hold" in self.settings
 
     @property
     def failure(self) -> str | None:

@@ -156,7 +156,7 @@ class ServedModel(WholeModel):
             self.client.report(first_loss=mean)
         self.client.report(step=step, loss=mean)
         if self.served.consistency.gathers(clock):
-            self._borders.await_round(clock)
+            self.client.await_round(clock)
             mean = self.client.machine.rounds_loss
             if self.client.scale.matters:
                 self.client.scale.follow_round(step)
@@ -264,7 +264,8 @@ class ServedModel(WholeModel):
             )
 
     def _on_idle(self) -> None:
-        self._borders.speak()
+        if self.client.is_held:
+            self._borders.speak()
         now, on_idle = time.monotonic(), self._setting.company.on_idle
         if on_idle is not None and now - self._looked_up_at > _LOOK_UP_EVERY_S:
             self._looked_up_at = now
