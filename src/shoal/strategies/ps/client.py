@@ -84,11 +84,8 @@ class PsClient:
                 "use agree=allreduce, or servers=N, which can."
             )
         self.wait(lambda: self.machine.is_ready)
-        links = self.machine.links
-        if self.served.consistency.gathers(rounds := min(link.rounds for link in links) + 1):
-            self._first_clock = rounds
-        else:
-            self._first_clock = self.machine.completed + 1
+        is_gathered = self.served.consistency.gathers(self.next_open_round)
+        self._first_clock = self.next_open_round if is_gathered else self.machine.completed + 1
         self.scale.catch_up()
         return self._first_clock
 
@@ -98,9 +95,8 @@ class PsClient:
         Some shards may have it and others not; all must get the same. Not where cells are leased: what was pushed
         together with others' gradients may be somebody else's to do now.
         """
-        if not self._replaces or clock != self._first_clock or not self.served.shares_memory:
-            return None
-        if self.machine.leases is not None:
+        may_be_left = self._replaces and clock == self._first_clock and self.served.shares_memory
+        if not may_be_left or self.machine.leases is not None:
             return None
         if (left := self._buffers.left_by_another(slot, clock, cell)) is None:
             return None
@@ -141,10 +137,6 @@ class PsClient:
     def await_cells(self, cells: int) -> None:
         """Wait until this worker's shards have seen so many cells; a copy, also what others were pushed."""
         self.wait(lambda: all(link.seen >= cells for link in self.machine.links))
-
-    def fetch(self) -> None:
-        """Bring the replica to the newest parameters now."""
-        self.puller.fetch()
 
     def take_cells(self, count: int, *, unless: Callable[[], bool]) -> list[int] | None:
         """The next cells of the data, fewer at the end; None when all of it has been trained on.

@@ -290,7 +290,7 @@ class ServedModel(WholeModel):
 
     def settle(self) -> None:
         if self.client.machine.is_ready:
-            self.client.fetch()
+            self.client.puller.fetch()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         return self.client.puller.snapshot()
