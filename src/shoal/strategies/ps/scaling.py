@@ -82,13 +82,13 @@ class WorkerScale:
 
     def catch_up(self) -> None:
         """This worker joins: where others are ahead and all have one scale, it is known by the last round."""
-        if self.is_common:
+        if self.matters and self.is_common:
             self.follow_round(self._served.replica.start.step + self._machine.slowest.rounds)
 
     def follow_round(self, step: int) -> None:
-        """A round that all had a part in is closed: come to what all come to."""
+        """Where the scale matters, and a round that all had a part in is closed: come to what all come to."""
         told = self._machine.slowest
-        if not self.matters or not told.found or not self._served.consistency.needs_all:
+        if not told.found or not self._served.consistency.needs_all:
             return
         if self.is_common:
             self._precision.adopt(HalfState.of(told.half))

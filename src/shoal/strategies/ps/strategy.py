@@ -43,7 +43,7 @@ class ServedModel(WholeModel):
     def open(self, replica: Replica, setting: Setting) -> None:
         spec, world = self._spec, setting.world
         assert setting.supply is not None, "servers are there for training"
-        self._replica, self._setting, self._world = replica, setting, world
+        self._setting, self._supply, self._world = setting, setting.supply, world
         self._begun_at = self._reached = replica.start.step
         """The last step that this worker had a part in, or an earlier run took."""
         self._total = setting.extent.total_steps
@@ -78,8 +78,7 @@ class ServedModel(WholeModel):
 
     def turns(self, first: int, last: int) -> Iterator[ServedTurn]:
         """Its cells, clock by clock; borders, where all are called to one; at last the end of its part."""
-        assert self._setting.supply is not None
-        fetch_by_parts(self.client, self._setting.supply)
+        fetch_by_parts(self.client, self._supply)
         try:
             for turn in self._turns:
                 if self._is_to_leave():  # it may have been before this worker joined
@@ -168,8 +167,7 @@ class ServedModel(WholeModel):
         return StepResult(mean, weight, False, done=done, cells=self._committed_cells())
 
     def _make_work(self, step: int, slots: range, *, apart: bool) -> Work:
-        assert self._setting.supply is not None
-        return self._setting.supply.work(self._begun_at + step, slots, apart=apart)
+        return self._supply.work(self._begun_at + step, slots, apart=apart)
 
     def _slot_for(self, cell: int) -> int:
         """Whose buffers take what is computed on a cell: what goes into the same ones is pushed together."""
