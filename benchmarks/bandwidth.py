@@ -85,7 +85,7 @@ def open_model(model: str = MODEL) -> Served:
 
 def pull_way(served: Served) -> Way:
     """Copies all shards out of the segment, guarded by versions."""
-    from shoal.strategies.ps.fetch import OwnValues, SharedFetch, Whereabouts
+    from shoal.strategies.ps.puller import OwnValues, SharedFetch, Whereabouts
 
     first_copies = Whereabouts(copy_of=lambda shard: 0, updates_of=lambda shard: 0, hear=lambda: None)
     fetch = SharedFetch(served.memory, OwnValues(served.memory, served.moving), first_copies)

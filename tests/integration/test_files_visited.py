@@ -12,7 +12,7 @@ import shoal
 TASK = Path(__file__).with_name("visiting_task.py")
 
 
-@pytest.mark.parametrize(("strategy", "most"), [("data", 18), ("ps:sync=asp", 40), ("ps:sync=bsp", 40)])
+@pytest.mark.parametrize(("strategy", "most"), [("data", 18), ("ps:sync=asp", 26), ("ps:sync=bsp", 26)])
 def test_a_batch_visits_few_files(
     strategy: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,11 +68,8 @@ class Gate:
         # Without this, refusals that nobody has read yet would one day hold up everything on the wire.
         self._refusals.set_hwm(0)
         self._refusals.connect(_REFUSALS)
-
-    @property
-    def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        self.sockets = self._questions, self._refusals
         """What to poll; call `attend` when there is something."""
-        return self._questions, self._refusals
 
     def admit(self, key: RunKey, address: str, *, encrypted: bool) -> None:
         """Admit from now on who can open `address` with this key; until then nobody."""

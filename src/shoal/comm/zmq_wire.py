@@ -83,13 +83,14 @@ class ZmqWire:
         self._poller = zmq.Poller()
         self._context = zmq.Context()
         self._router = self._open(zmq.ROUTER, bind_address)
-        if bind_address.startswith(_UNIX):
+        self._is_tcp = not bind_address.startswith(_UNIX)
+        if self._is_tcp:
+            self._router.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
+            self._router.set(zmq.HANDSHAKE_IVL, round(handshake_s * 1000))
+        else:
             self._router.set(zmq.IPC_FILTER_UID, os.geteuid())
             self._router.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
             self._router.set(zmq.HANDSHAKE_IVL, round(_HANDSHAKE_AT_HOME_S * 1000))
-        else:
-            self._router.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
-            self._router.set(zmq.HANDSHAKE_IVL, round(handshake_s * 1000))
         lock(self._router, key, encrypted=self._is_encrypted(bind_address))
         self._gate = Gate(self._router)
         for source in (self._router, *self._gate.sockets):
@@ -222,7 +223,8 @@ class ZmqWire:
             _identity, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        return join([frame.buffer for frame in frames]) or [b""]
+        packet: Packet = [frame.buffer for frame in frames] or [b""]
+        return join(packet) if self._is_tcp else packet
 
     def _is_encrypted(self, address: str) -> bool:
         return self._encrypt or leaves_host(address)

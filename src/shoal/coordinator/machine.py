@@ -247,9 +247,9 @@ class Coordinator(Upkeep):
         leaves = members[node].rank >= self._state.wanted[WORKER]
         wanted = 0 if leaves or self.failed is not None else request.wanted
         cells = self._leases.ask(node, wanted=wanted, done=request.done, held=request.held)
-        over, committed = leaves or self._leases.complete, self._leases.committed
-        dry = len(cells) < wanted
-        self.outbox.append((node, Lease(term=self.term, cells=cells, committed=committed, dry=dry, over=over)))
+        over, committed, dry = leaves or self._leases.complete, self._leases.committed, len(cells) < wanted
+        lease = Lease(term=self.term, ticket=request.ticket, cells=cells, committed=committed, dry=dry, over=over)
+        self.outbox.append((node, lease))
         if leaves and not cells:
             self._dismiss(node, "the job has fewer workers now")
 

@@ -7,11 +7,13 @@ of the gradient is there. Where parts are pushed as they are made, that is after
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shoal.ps.offers import Offer
+import numpy as np
+
+from shoal.ps.link import Offer
 from shoal.ps.worker import WorkerMachine
 from shoal.spec.served_footprint import BUFFERS_PER_SLOT, BUFFERS_PER_TURN, TURNS
 
@@ -36,6 +38,25 @@ class Labels(Protocol):
 
     def put_label(self, number: int, label: Label) -> None:
         """Say what a buffer holds; a death in the middle of it must leave the buffer without a label."""
+
+
+class LabelWords:
+    """Labels in memory: of each the `words` that take it."""
+
+    def __init__(self, words: Sequence[np.ndarray]) -> None:
+        self._words = words
+
+    def label(self, number: int) -> Label:
+        """What a buffer holds; of clock 0 where it was never filled."""
+        clock, cell, weight, loss, scaled, scale = self._words[number].tolist()
+        return Label(int(clock), int(cell), weight, loss, bool(scaled), scale)
+
+    def put_label(self, number: int, label: Label) -> None:
+        """Say what a buffer holds. Its clock, one word, is written last, and 0 first: a death tears no label."""
+        words = self._words[number]
+        words[0] = 0.0
+        words[1:] = (label.cell, label.weight, label.loss, label.scaled, label.scale)
+        words[0] = label.clock
 
 
 class Buffers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from shoal.ledger.cells import CellSet
 from shoal.ps.messages import Lease, LeaseRequest
 
 
@@ -24,12 +23,13 @@ class LeaseHolder:
         self._ahead = ahead
         self._patience_s = patience_s
         self._term = 0
+        self._asked = self._answered = 0
+        """The ticket of the last request, and of the newest one that was answered."""
         self._ready: deque[int] = deque()
         self._begun: set[int] = set()
         """Taken, and not yet acknowledged by every shard."""
         self._apart: set[int] = set()
         """Each of these is to be pushed by itself."""
-        self._done = CellSet()
         self._to_tell: set[int] = set()
         """Done, and the coordinator may not know it."""
 
@@ -71,20 +71,22 @@ class LeaseHolder:
         for cell in cells:
             self._begun.discard(cell)
             self._apart.discard(cell)
-            self._done.add(cell)
             self._to_tell.add(cell)
         self.due = min(self.due, now)
 
     def on_lease(self, lease: Lease, now: float) -> None:
-        """Take over the coordinator's list. It may be older than what was told; then it is corrected next time."""
-        if lease.term < self._term:
+        """Take over the coordinator's list. It may be older than what was told; then it is corrected next time.
+
+        What was told and is no longer listed is heard, and forgotten: answers that come late would bring it back.
+        """
+        if lease.term < self._term or not self._answered <= lease.ticket <= self._asked:
             return
-        self._term = lease.term
+        self._term, self._answered = lease.term, lease.ticket
         self.is_over = lease.over
         self.committed = max(self.committed, lease.committed)
-        self._to_tell = {cell for cell in lease.cells if cell in self._done}
+        self._to_tell &= set(lease.cells)
         self.is_dry = lease.dry
-        self._ready = deque(c for c in lease.cells if c not in self._done and c not in self._begun)
+        self._ready = deque(c for c in lease.cells if c not in self._to_tell and c not in self._begun)
         if not self._to_tell and (self.is_over or len(self._ready) >= self._ahead):
             self.due = float("inf")
         else:
@@ -99,5 +101,6 @@ class LeaseHolder:
     def request(self, node: int, rank: int, now: float) -> LeaseRequest:
         """What to tell the coordinator now; again after a while, unless its answer leaves nothing to ask."""
         self.due = now + self._patience_s
-        wanted = len(self._begun) + self._ahead
-        return LeaseRequest(node=node, rank=rank, wanted=wanted, done=sorted(self._to_tell), held=self.held)
+        self._asked += 1
+        wanted, done = len(self._begun) + self._ahead, sorted(self._to_tell)
+        return LeaseRequest(node=node, rank=rank, ticket=self._asked, wanted=wanted, done=done, held=self.held)

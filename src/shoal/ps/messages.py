@@ -204,6 +204,8 @@ class LeaseRequest(PsMessage):
 
     node: int
     rank: int
+    ticket: int
+    """Names this request; rises."""
     wanted: int
     """How many cells it wants to hold in all."""
     done: list[int]
@@ -216,6 +218,8 @@ class Lease(PsMessage):
     """All the cells that the worker holds now; `over` where there will be no more."""
 
     term: int
+    ticket: int
+    """Of the request that it answers; what comes after the answer to a newer one is ignored."""
     cells: list[int]
     committed: int
     """Cells of the whole run that are known to be done."""

@@ -9,7 +9,7 @@ from typing import Any
 from shoal.comm.codec import Frame
 from shoal.ps.consistency import Consistency
 from shoal.ps.leasing import LeaseHolder
-from shoal.ps.link import ShardLink
+from shoal.ps.link import Offer, Offers, ShardLink
 from shoal.ps.messages import (
     COORDINATOR,
     Ack,
@@ -23,7 +23,6 @@ from shoal.ps.messages import (
     Values,
     View,
 )
-from shoal.ps.offers import Offer, Offers
 from shoal.ps.primary import Timing
 from shoal.spec.vocabulary import Role
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from shoal.errors import SpecError
@@ -301,7 +302,7 @@ class ParameterServer(StrategySpec):
         """What the coordinator may adjust by the user's leave."""
         return () if self.adjust == "none" else tuple(self.adjust.split("+"))
 
-    @property
+    @cached_property
     def is_lockstep(self) -> bool:
         """Whether the result does not depend on timing."""
         return self.sync in ("bsp", "ssp:0")
@@ -312,12 +313,12 @@ class ParameterServer(StrategySpec):
         gathers = self.is_lockstep or self.sync.startswith("quorum:")
         return self.push == "gradients" and not gathers
 
-    @property
+    @cached_property
     def is_leased(self) -> bool:
         """Whether parts of the data go to whoever asks next; else every worker has its own."""
         return self.sync == "asp" or self.shares == "speed"
 
-    @property
+    @cached_property
     def cells_per_worker(self) -> int:
         """Parts of a step's batch for each worker: more than one where shares are to be fine."""
         return 4 if self.shares == "speed" else 1

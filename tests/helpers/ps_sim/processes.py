@@ -12,8 +12,8 @@ from helpers.ps_sim.values import ChainValues, Gradients, Memory, Place, gradien
 from shoal.ps.buffers import Buffers, Label
 from shoal.ps.consistency import Mode, parse_sync
 from shoal.ps.leasing import LeaseHolder
+from shoal.ps.link import Offer
 from shoal.ps.messages import Ack, PsMessage, PushOutcome
-from shoal.ps.offers import Offer
 from shoal.ps.primary import Timing
 from shoal.ps.rules import ShardRules, Together
 from shoal.ps.server import ServerMachine

@@ -86,7 +86,9 @@ class Job:
             self.say(shard.primary, Filled(shard=number, generation=shard.generation, index=0))
 
     def ask(self, node: int, *, wanted: int = 1, done: tuple[int, ...] = (), held: tuple[int, ...] = ()) -> Lease:
-        request = LeaseRequest(node=node, rank=node % 10, wanted=wanted, done=list(done), held=list(held))
+        request = LeaseRequest(
+            node=node, rank=node % 10, ticket=1, wanted=wanted, done=list(done), held=list(held)
+        )
         self.say(node, request)
         answers = [message for to, message in self.coordinator.outbox if to == node and isinstance(message, Lease)]
         return answers[-1]

@@ -96,7 +96,7 @@ def test_any_interleaving_trains_every_cell_once(actions, num_cells):
         cells = leases.ask(trainer.node, wanted=2, done=done, held=held)
         given = [leases.held_by(other.node) for other in trainers]
         assert sum(len(held) for held in given) == len({cell for held in given for cell in held})
-        return Lease(term=1, cells=cells, committed=leases.committed, over=leases.complete)
+        return Lease(term=1, ticket=0, cells=cells, committed=leases.committed, over=leases.complete)
 
     for action, who in actions:
         trainer = trainers[who]

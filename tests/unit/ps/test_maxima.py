@@ -125,15 +125,15 @@ def test_the_largest_push_travels_and_so_does_all_that_lists_its_cells():
     entry = pack(push)
     logged = Replicate(shard=0, generation=1, index=1, entry={"kind": entry.kind, "fields": entry.fields})
     holder = LeaseHolder(now=0.0, ahead=MOST_CELLS_PER_PUSH)
-    holder.on_lease(Lease(term=1, cells=cells, committed=0), 0.0)
+    holder.on_lease(Lease(term=1, ticket=0, cells=cells, committed=0), 0.0)
     while holder.take(0.0) is not None:
         pass
     more = [FAR + MOST_CELLS_PER_PUSH + number for number in range(MOST_CELLS_PER_PUSH)]
-    holder.on_lease(Lease(term=1, cells=[*cells, *more], committed=0), 0.0)
+    holder.on_lease(Lease(term=1, ticket=0, cells=[*cells, *more], committed=0), 0.0)
     holder.finish(cells, 0.0)
     asking = holder.request(1, 0, 0.0)
     assert len(asking.done) + len(asking.held) == 2 * MOST_CELLS_PER_PUSH
-    for message in (push, logged, asking, Lease(term=1, cells=[*cells, *more], committed=FAR)):
+    for message in (push, logged, asking, Lease(term=1, ticket=0, cells=[*cells, *more], committed=FAR)):
         assert travel([message]) == [message]
 
 

@@ -12,7 +12,7 @@ from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER
 from helpers.ps_sim.values import Gradients
 from shoal.ps.buffers import BUFFERS_PER_SLOT, TURNS, Buffers, Label
 from shoal.ps.consistency import parse_sync
-from shoal.ps.offers import Offer
+from shoal.ps.link import Offer
 from shoal.ps.worker import WorkerMachine
 
 

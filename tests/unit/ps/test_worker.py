@@ -7,6 +7,7 @@ from typing import Any
 from helpers.ps_sim.values import gradient
 from shoal.ps.consistency import parse_sync
 from shoal.ps.leasing import LeaseHolder
+from shoal.ps.link import Offer
 from shoal.ps.messages import (
     COORDINATOR,
     Ack,
@@ -25,7 +26,6 @@ from shoal.ps.messages import (
     View,
     shard_rows,
 )
-from shoal.ps.offers import Offer
 from shoal.ps.primary import Timing
 from shoal.ps.worker import WorkerMachine
 
@@ -207,7 +207,7 @@ def test_the_coordinator_may_move_the_bound():
 def test_cells_of_a_push_that_overlaps_are_done_again_one_by_one():
     leases = LeaseHolder(now=0.0, ahead=4)
     machine = ready(leases=leases)
-    machine.on_message(COORDINATOR, Lease(term=1, cells=[3, 4, 5], committed=0, over=False), 0.0)
+    machine.on_message(COORDINATOR, lease(3, 4, 5), 0.0)
     together = [leases.take(0.0), leases.take(0.0)]
     assert not leases.is_closed(together)
     offer = Offer(clock=1, cells=together, weight=1.0, loss=0.0)
@@ -261,8 +261,8 @@ def test_strange_messages_are_counted():
     assert machine.ignored == {"unexpected ack": 1, "unexpected hello": 1}
 
 
-def lease(*cells: int, term: int = 1, over: bool = False) -> Lease:
-    return Lease(term=term, cells=list(cells), committed=0, over=over)
+def lease(*cells: int, term: int = 1, ticket: int = 0, over: bool = False) -> Lease:
+    return Lease(term=term, ticket=ticket, cells=list(cells), committed=0, over=over)
 
 
 def request(machine: WorkerMachine, now: float) -> LeaseRequest:
@@ -301,6 +301,22 @@ def test_what_every_shard_has_is_told_until_that_is_heard():
     assert (holder.take(1.3), holder.take(1.3)) == (2, None)
     machine.on_message(COORDINATOR, lease(2), 1.4)
     assert request(machine, 2.4).done == []
+
+
+def test_an_answer_that_comes_late_brings_nothing_back():
+    holder = LeaseHolder(now=0.0, patience_s=1.0)
+    machine = ready(leases=holder)
+    first = request(machine, 0.0)
+    machine.on_message(COORDINATOR, lease(1, ticket=first.ticket), 0.0)
+    assert holder.take(0.0) == 1
+    push(machine, 1)
+    for shard in range(2):
+        machine.on_message(OLD, ack(shard, 1), 0.1)
+    second = request(machine, 0.2)
+    assert (second.ticket > first.ticket, second.done) == (True, [1])
+    for late in (lease(2, ticket=second.ticket), lease(1, ticket=first.ticket), lease(9, ticket=99)):
+        machine.on_message(COORDINATOR, late, 0.3)
+        assert holder.held == [2], "what every shard has is not trained on again, nor what nobody asked for"
 
 
 def test_the_end_is_heard_even_if_old_news_follow():

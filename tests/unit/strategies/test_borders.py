@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,45 +16,49 @@ from shoal.ps.worker import WorkerMachine
 from shoal.spec import ParameterServer, World
 from shoal.strategies.ps.borders import Borders
 from shoal.strategies.ps.client import PsClient
+from shoal.strategies.ps.turns import Turns
 
 HOLD = 1
+STEPS = 60
 
 
-class WaitingClient:
+class WaitingClient(PsClient):
     """A client that hears nothing but the view that tells of a hold; `idle` is called while it waits, once."""
 
-    def __init__(self) -> None:
-        self.machine = WorkerMachine(node=1, rank=0, num_shards=1, consistency=parse_sync("alternate:4"), now=0.0)
+    def __init__(self, spec: ParameterServer) -> None:
+        self.machine = WorkerMachine(node=1, rank=0, num_shards=1, consistency=parse_sync(spec.sync), now=0.0)
+        self.served = cast(Any, SimpleNamespace(spec=spec))
+        self.puller = cast(Any, SimpleNamespace(begin=lambda clock: None))
+        self.beginning = None
         self.idle: Callable[[], None] = lambda: None
-        self.waited_for: list[int] = []
 
     def tell_hold(self) -> None:
         settings = {"hold": [HOLD, None]}
         view = View(term=1, number=1, shards=[], addresses={}, workers={0: 1, 1: 2}, settings=settings)
         self.machine.on_message(0, view, 0.0)
 
-    def wait(self, is_done: Callable[[], bool]) -> None:
-        raise AssertionError("nobody is released in these tests")
+    def join(self) -> int:
+        """It comes when the last step is done."""
+        return STEPS + 1
 
-    def await_round(self, clock: int) -> None:
-        self.waited_for.append(clock)
+    def wait(self, is_done: Callable[[], bool]) -> None:
         self.idle()
 
 
 def make_borders() -> tuple[Borders, WaitingClient]:
-    client, spec = WaitingClient(), ParameterServer(sync="alternate:4", servers=1)
-    world = World(world_size=2)
-    borders = Borders(cast(PsClient, client), spec, world, slots=2)
+    spec = ParameterServer(sync="alternate:4", servers=1)
+    client = WaitingClient(spec)
+    borders = Borders(client, spec, World(world_size=2), slots=2)
     client.idle = borders.speak
     return borders, client
 
 
 @pytest.mark.parametrize("clock", [5, 25])
 def test_who_waits_for_a_round_says_that_it_is_past_that_clock(clock: int) -> None:
-    first, waiting = make_borders()
+    _, waiting = make_borders()
     waiting.tell_hold()
-    first.await_round(clock)
-    assert waiting.waited_for == [clock]
+    assert waiting.is_held
+    waiting.await_round(clock)
     assert waiting.machine.facts["held"] == [HOLD, clock]
 
     held = {"held": [HOLD, clock - 1]}
@@ -61,9 +66,18 @@ def test_who_waits_for_a_round_says_that_it_is_past_that_clock(clock: int) -> No
     assert agreed == [HOLD, clock], "so the worker that is held takes the step that the other waits for"
 
 
+def test_who_waits_for_its_turn_says_that_it_has_not_begun() -> None:
+    _, waiting = make_borders()
+    waiting.tell_hold()
+    waiting.begin(7)
+    assert waiting.machine.facts["held"] == [HOLD, 6]
+
+
 def test_between_two_waits_a_worker_says_nothing() -> None:
     borders, client = make_borders()
-    borders.await_round(5)
+    client.begin(5)
+    client.await_round(5)
+    assert not client.is_held
     client.tell_hold()
     borders.speak()
     assert "held" not in client.machine.facts
@@ -112,7 +126,9 @@ def test_a_worker_past_the_border_is_at_rest_until_all_go_on() -> None:
 def test_who_has_no_step_left_is_found_past_its_last_one() -> None:
     """The others are held before it, and it waits for them."""
     first, client = make_borders()
-    first.end(61)
+    spec, world = ParameterServer(sync="alternate:4"), World(world_size=2)
+    turns = Turns(client, spec, world, first, slots=2, own=range(1), steps=STEPS, begun_at=0)
+    assert list(turns) == []
     client.tell_hold()
     first.speak()
-    assert client.machine.facts["held"] == [HOLD, 60]
+    assert client.machine.facts["held"] == [HOLD, STEPS]

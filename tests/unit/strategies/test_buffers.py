@@ -39,6 +39,14 @@ def segment_for(slots: int, nbytes: int) -> Segment:
     return segment
 
 
+def test_a_model_without_buffers_leaves_nothing_to_look_at() -> None:
+    assert not MovingBuffers(nn.Linear(2, 3)).are_there
+    assert MovingBuffers(nn.BatchNorm1d(3)).are_there
+    large = nn.Linear(2, 3)
+    large.register_buffer("mask", torch.ones(LARGEST_MOVING + 1))
+    assert MovingBuffers(large).are_there, "it must not change, and that is looked at"
+
+
 Merge = Callable[[nn.Module, list[tuple[float, float]]], None]
 
 

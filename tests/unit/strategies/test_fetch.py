@@ -7,7 +7,7 @@ from torch import nn
 
 from shoal.ps.messages import Push
 from shoal.spec import ParameterServer, Task, World
-from shoal.strategies.ps.fetch import OwnValues, SharedFetch, Whereabouts
+from shoal.strategies.ps.puller import OwnValues, SharedFetch, Whereabouts
 from shoal.strategies.ps.served import Served
 from shoal.strategies.replica import Replica
 

@@ -95,8 +95,8 @@ def test_a_shard_of_too_many_frames_is_refused_before_anything_starts(monkeypatc
 
 
 def test_labels_outlive_their_writer_whole_or_not_at_all() -> None:
-    memory, label = one(torch.optim.SGD, "memory").memory, Label(7, 3, 2.5, -1.0, True, 0.5)
-    memory.put_label(1, label)
-    assert memory.label(1) == label and memory.label(0).clock == 0
-    memory.put_label(1, Label())
-    assert memory.label(1).clock == 0
+    labels, label = one(torch.optim.SGD, "memory").memory.labels, Label(7, 3, 2.5, -1.0, True, 0.5)
+    labels.put_label(1, label)
+    assert labels.label(1) == label and labels.label(0).clock == 0
+    labels.put_label(1, Label())
+    assert labels.label(1).clock == 0

@@ -36,6 +36,8 @@ class MovingBuffers:
             if buffer is not None and not _may_move(owner, buffer)
         ]
         found = _moving(module)
+        self.are_there = bool(found or self._resting)
+        """Whether the model has any buffers that could change in a pass."""
         grid = make_grid([flat_of(b) for _, b in found])
         self.nbytes = grid.nbytes
         device = found[0][1].device if found else "cpu"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from shoal.spec import ParameterServer, World
@@ -26,7 +26,7 @@ class Borders:
     """One worker's way to a border; the first worker asks for it, saves what is there, and lets all go on.
 
     Whatever may meet a border on its way yields it, to the first worker alone; when it is asked to go on, what is
-    there has been saved.
+    there has been saved. While nobody is held there is nothing to ask here.
     """
 
     def __init__(
@@ -42,8 +42,6 @@ class Borders:
         self._is_first = world.is_first
         self._slots = slots
         self._hold = Hold(client.machine, client.wait, world.generation)
-        self._beginning: int | None = None
-        """The clock that this worker begins as soon as others let it."""
         self._next_clock: int | None = None
         """The clock that this worker does not begin because of a hold."""
 
@@ -77,27 +75,12 @@ class Borders:
 
     # Where every rank has cells of its own.
 
-    def begin(self, clock: int) -> Iterator[Border]:
-        """Wait for this step's turn. While it waits for others, this worker is where a hold finds it."""
-        self._beginning = None if self._spec.is_leased else clock
-        self._client.begin(clock)
-        while self._beginning is not None and not self._hold.may_begin(clock):
+    def begin_again(self, clock: int) -> Iterator[Border]:
+        """All were held while this worker waited for its turn: where this step is past the border, go there first,
+        and wait once more."""
+        while not self._spec.is_leased and not self._hold.may_begin(clock):
             yield from self.heed(clock)
             self._client.begin(clock)
-        self._beginning = None
-
-    def await_round(self, clock: int) -> None:
-        """Wait until the round of this clock is closed, for which a worker may be missing that a hold has stopped.
-
-        Who waits here says that it is past this clock: the border is no earlier then, and the other comes to it.
-        """
-        self._beginning = None if self._spec.is_leased else clock + 1
-        self._client.await_round(clock)
-        self._beginning = None
-
-    def end(self, clock: int) -> None:
-        """This worker has no step of this clock any more: a hold finds it past its last one, and need not wait."""
-        self._beginning = None if self._spec.is_leased else clock
 
     def heed(self, clock: int) -> Iterator[Border]:
         """Where all are to come to one border, go no further."""
@@ -116,26 +99,19 @@ class Borders:
 
     def speak(self) -> None:
         """Called while this worker waits: say where it is, if all are to come to one border."""
-        if self._beginning is not None:
-            self._hold.may_begin(self._beginning)
+        if self._client.beginning is not None and not self._spec.is_leased:
+            self._hold.may_begin(self._client.beginning)
 
     # Where cells are leased.
 
-    def take_cells(self, count: int, total: int) -> Generator[Border, None, list[int] | None]:
-        """Returns the next cells, as the client gives them; of `total` in this run."""
-        while True:
-            cells = self._client.take_cells(count, unless=self._is_there)
-            if cells or cells is None or not self._is_there():
-                return cells
-            yield from self._wait_there(total)
-
-    def _is_there(self) -> bool:
+    def is_there(self) -> bool:
         """Whether nothing is left for the first worker but to save, while all are held."""
         leases = self._client.machine.leases
         assert leases is not None
         return self._is_first and self._hold.current is not None and not leases.held
 
-    def _wait_there(self, total: int) -> Iterator[Border]:
+    def wait_there(self, total: int) -> Iterator[Border]:
+        """Wait until the servers have all cells up to the border that was reached; of `total` in this run."""
         leases, hold = self._client.machine.leases, self._hold.current
         assert leases is not None and hold is not None and hold[1] is not None
         came, border = time.monotonic(), hold[1]

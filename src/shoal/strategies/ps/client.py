@@ -13,8 +13,8 @@ from shoal.comm.compression import make_compression
 from shoal.errors import LaunchError
 from shoal.ps.buffers import Buffers, Label
 from shoal.ps.leasing import LeaseHolder
+from shoal.ps.link import Offer
 from shoal.ps.node import Node, open_wire
-from shoal.ps.offers import Offer
 from shoal.ps.rules import Together
 from shoal.ps.worker import WorkerMachine
 from shoal.spec import World
@@ -57,8 +57,9 @@ class PsClient:
         clip_norm = served.replica.task.clip_norm if served.spec.push == "gradients" else None
         self._clip = None if clip_norm is None else WorkerClip(served.memory, clip_norm)
         self._views: dict[int, list[torch.Tensor]] = {}
+        self._touched: dict[int, Any] = {}
         self.scale = WorkerScale(served, self.machine, self.views)
-        self._buffers = Buffers(self.machine, served.memory, world.generation)
+        self._buffers = Buffers(self.machine, served.memory.labels, world.generation)
         self._params_of = [
             {piece.param for block in blocks for piece in block.chunk.pieces} for blocks in served.memory.blocks
         ]
@@ -72,6 +73,8 @@ class PsClient:
         """The push under way."""
         self._replaces = world.generation > 0
         self._first_clock = 1
+        self.beginning: int | None = None
+        """The clock that this worker begins as soon as others let it: there a hold finds it."""
 
     def join(self) -> int:
         """Become a member; returns the first clock that is this worker's to do."""
@@ -81,11 +84,8 @@ class PsClient:
                 "use agree=allreduce, or servers=N, which can."
             )
         self.wait(lambda: self.machine.is_ready)
-        links = self.machine.links
-        if self.served.consistency.gathers(rounds := min(link.rounds for link in links) + 1):
-            self._first_clock = rounds
-        else:
-            self._first_clock = self.machine.completed + 1
+        is_gathered = self.served.consistency.gathers(self.next_open_round)
+        self._first_clock = self.next_open_round if is_gathered else self.machine.completed + 1
         self.scale.catch_up()
         return self._first_clock
 
@@ -95,9 +95,8 @@ class PsClient:
         Some shards may have it and others not; all must get the same. Not where cells are leased: what was pushed
         together with others' gradients may be somebody else's to do now.
         """
-        if not self._replaces or clock != self._first_clock or not self.served.shares_memory:
-            return None
-        if self.machine.leases is not None:
+        may_be_left = self._replaces and clock == self._first_clock and self.served.shares_memory
+        if not may_be_left or self.machine.leases is not None:
             return None
         if (left := self._buffers.left_by_another(slot, clock, cell)) is None:
             return None
@@ -115,9 +114,10 @@ class PsClient:
 
     def begin(self, clock: int) -> None:
         """Wait until consistency lets this step begin, and let the replica use the newest parameters."""
-        ahead = self.served.spec.ahead
+        self.beginning, ahead = clock, self.served.spec.ahead
         self.wait(lambda: self.machine.outstanding <= ahead)
         self.puller.begin(clock)
+        self.beginning = None
 
     @property
     def next_open_round(self) -> int:
@@ -125,16 +125,18 @@ class PsClient:
         return 1 + min(link.rounds for link in self.machine.links)
 
     def await_round(self, clock: int) -> None:
-        """Wait until the round of this clock is closed on every shard."""
+        """Wait until the round of this clock is closed on every shard.
+
+        A worker may be missing for it that a hold has stopped: who waits here is past this clock, so the border is
+        no earlier, and the other comes to it.
+        """
+        before, self.beginning = self.beginning, clock + 1
         self.wait(lambda: all(link.rounds >= clock for link in self.machine.links))
+        self.beginning = before
 
     def await_cells(self, cells: int) -> None:
         """Wait until this worker's shards have seen so many cells; a copy, also what others were pushed."""
         self.wait(lambda: all(link.seen >= cells for link in self.machine.links))
-
-    def fetch(self) -> None:
-        """Bring the replica to the newest parameters now."""
-        self.puller.fetch()
 
     def take_cells(self, count: int, *, unless: Callable[[], bool]) -> list[int] | None:
         """The next cells of the data, fewer at the end; None when all of it has been trained on.
@@ -172,13 +174,14 @@ class PsClient:
         if not self._buffers.is_free(place):
             self.wait(lambda: self._buffers.is_free(place))
         self._buffers.begin(place)
-        self.tap.aim(self.views(place), self.served.memory.touched(place).numpy())
+        self.tap.aim(self.views(place), self._touched[place])
         return place
 
     def views(self, place: int) -> list[torch.Tensor]:
         """A buffer of gradients, by parameter."""
         if place not in self._views:
             self._views[place] = self.served.memory.views(f"gradients/{place}")
+            self._touched[place] = self.served.memory.touched(place).numpy()
         return self._views[place]
 
     def offer_parameters(self, slot: int, clock: int) -> int:
@@ -191,17 +194,17 @@ class PsClient:
 
     def push(self, made: Contribution) -> None:
         """Push what was computed; it is kept until every shard has acknowledged it."""
-        judged = self.scale.judge(made)
-        self.open_push(judged, clip=self._clip_factor(judged))
+        if self.scale.matters:
+            made = self.scale.judge(made)
+        self.open_push(made, clip=self._clip_factor(made))
         self.complete_push()
 
     def open_push(self, made: Contribution, *, clip: float = 1.0) -> None:
         """Name a push. From now on a shard's part goes out when the gradients of all its parameters are there."""
         label = None
         if not made.is_inherited:
-            moved = self.served.moving.gather()
-            if self.served.moving.nbytes:
-                self.served.memory.moved(made.place).copy_(moved)
+            if self.served.moving.are_there:
+                self.served.memory.moved(made.place).copy_(self.served.moving.gather())
             label = Label(made.clock, made.cells[0], made.weight, made.loss, made.scaled, made.scale)
         offer = Offer(
             clock=made.clock,
@@ -268,6 +271,11 @@ class PsClient:
     def is_told_to_stop(self) -> bool:
         """Whether training is to end now: it is good enough, or the run has failed."""
         return "stop" in self.settings
+
+    @property
+    def is_held(self) -> bool:
+        """Whether all are to come to one border."""
+        return "hold" in self.settings
 
     @property
     def failure(self) -> str | None:

@@ -7,13 +7,11 @@ the regions that are its business. Pages that nobody touches cost nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import torch
 
 from shoal.arena import Grid, Segment
-from shoal.ps.buffers import Label
+from shoal.ps.buffers import LabelWords
 from shoal.spec.footprint import MemoryRegion
 from shoal.strategies.chunk import Home
 from shoal.strategies.clipping import Units
@@ -51,6 +49,10 @@ class ServedMemory:
         for region in regions:
             self.segment.reserve(region.name, region.num_bytes)
         self.segment.map()
+        self.labels = LabelWords(
+            [self.segment.tensor(f"label/{number}", torch.float64).numpy() for number in range(self.num_buffers)]
+        )
+        """What each buffer holds."""
 
     def journal(self, shard: int, copy: int) -> tuple[memoryview, memoryview, memoryview]:
         """A few words, and two slots for records."""
@@ -91,21 +93,6 @@ class ServedMemory:
         """By shard: how many updates it has seen."""
         words = self.segment.tensor(f"updates/{copy}", torch.int64).numpy()
         return memoryview(words)  # type: ignore[arg-type]
-
-    def label(self, number: int) -> Label:
-        """What a buffer holds; of clock 0 where it was never filled."""
-        clock, cell, weight, loss, scaled, scale = self._label_words(number).tolist()
-        return Label(int(clock), int(cell), weight, loss, bool(scaled), scale)
-
-    def put_label(self, number: int, label: Label) -> None:
-        """Say what a buffer holds. Its clock, one word, is written last, and 0 first: a death tears no label."""
-        words = self._label_words(number)
-        words[0] = 0.0
-        words[1:] = (label.cell, label.weight, label.loss, label.scaled, label.scale)
-        words[0] = label.clock
-
-    def _label_words(self, number: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        return self.segment.tensor(f"label/{number}", torch.float64).numpy()
 
     def touched(self, number: int) -> torch.Tensor:
         """By parameter: whether this buffer has a gradient for it."""

@@ -33,7 +33,8 @@ class WorkerScale:
         self._views_of = views_of
         self._precision = served.replica.precision
         # Whoever pushes parameters takes steps on its own, and has divided by the scale before.
-        self._matters = self._precision.scales and served.spec.push == "gradients"
+        self.matters = self._precision.scales and served.spec.push == "gradients"
+        """Whether gradients come multiplied, so that there is something to look at and to divide by."""
 
     @property
     def is_common(self) -> bool:
@@ -51,7 +52,7 @@ class WorkerScale:
 
     def measure(self, place: int, cells: Sequence[int]) -> Seen | None:
         """What the gradients of these cells look like that a buffer holds; None where nobody wants to know."""
-        if not self._matters:
+        if not self.matters:
             return None
         touched = self._served.memory.touched(place).tolist()
         named = zip(self._served.replica.trained, self._views_of(place), touched, strict=True)
@@ -60,12 +61,10 @@ class WorkerScale:
         return self._precision.measure(step, ((name, view) for name, view, is_touched in named if is_touched))
 
     def judge(self, made: Contribution) -> Contribution:
-        """Say what a complete gradient looks like, and let it be divided by the scale.
+        """Where the scale matters: say what a complete gradient looks like, and let it be divided by the scale.
 
         Where this worker's scale is its own, it is adjusted now; `Diverged` where that cannot help any more.
         """
-        if not self._matters:
-            return made
         seen = made.seen or self.measure(made.place, made.cells)
         assert seen is not None
         half = self._precision.state.values if self.is_common else ()
@@ -83,13 +82,13 @@ class WorkerScale:
 
     def catch_up(self) -> None:
         """This worker joins: where others are ahead and all have one scale, it is known by the last round."""
-        if self.is_common:
+        if self.matters and self.is_common:
             self.follow_round(self._served.replica.start.step + self._machine.slowest.rounds)
 
     def follow_round(self, step: int) -> None:
-        """A round that all had a part in is closed: come to what all come to."""
+        """Where the scale matters, and a round that all had a part in is closed: come to what all come to."""
         told = self._machine.slowest
-        if not self._matters or not told.found or not self._served.consistency.needs_all:
+        if not told.found or not self._served.consistency.needs_all:
             return
         if self.is_common:
             self._precision.adopt(HalfState.of(told.half))

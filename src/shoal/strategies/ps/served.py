@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -93,7 +94,7 @@ class Served:
             host=host,
         )
 
-    @property
+    @cached_property
     def shares_memory(self) -> bool:
         """Whether the bulk goes through the host's memory."""
         return self.spec.wire != "tcp"

@@ -43,7 +43,7 @@ class ServedModel(WholeModel):
     def open(self, replica: Replica, setting: Setting) -> None:
         spec, world = self._spec, setting.world
         assert setting.supply is not None, "servers are there for training"
-        self._replica, self._setting, self._world = replica, setting, world
+        self._setting, self._supply, self._world = setting, setting.supply, world
         self._begun_at = self._reached = replica.start.step
         """The last step that this worker had a part in, or an earlier run took."""
         self._total = setting.extent.total_steps
@@ -78,8 +78,7 @@ class ServedModel(WholeModel):
 
     def turns(self, first: int, last: int) -> Iterator[ServedTurn]:
         """Its cells, clock by clock; borders, where all are called to one; at last the end of its part."""
-        assert self._setting.supply is not None
-        fetch_by_parts(self.client, self._setting.supply)
+        fetch_by_parts(self.client, self._supply)
         try:
             for turn in self._turns:
                 if self._is_to_leave():  # it may have been before this worker joined
@@ -126,7 +125,7 @@ class ServedModel(WholeModel):
         result = self._complete(turn.clock, parts)
         if wants_border and not self._spec.is_lockstep and self._reached < self._total:
             self._borders.bring_about()
-        if self._departure.calls_all():
+        if self._is_wished() and self._departure.calls_all():
             self._borders.call_all()
         return result
 
@@ -137,10 +136,11 @@ class ServedModel(WholeModel):
         for cell in turn.cells:
             by_slot.setdefault(self._slot_for(cell), []).append(cell)
         self._departure.is_in_step = True
-        moving, parts = self.served.moving.own, []
-        committed = moving.clone() if len(by_slot) > 1 else moving
+        moving, parts = self.served.moving, []
+        committed = moving.own.clone() if moving.nbytes and len(by_slot) > 1 else None
         for slot, own in by_slot.items():
-            moving.copy_(committed)  # every slot starts from the same moving buffers
+            if committed is not None:  # every slot starts from the same moving buffers
+                moving.own.copy_(committed)
             parts.append(self._contribute(turn.clock, own, slot))
         self.client.report(samples_per_s=sum(part.weight for part in parts) / max(time.monotonic() - begun, 1e-9))
         return parts
@@ -155,9 +155,10 @@ class ServedModel(WholeModel):
             self.client.report(first_loss=mean)
         self.client.report(step=step, loss=mean)
         if self.served.consistency.gathers(clock):
-            self._borders.await_round(clock)
+            self.client.await_round(clock)
             mean = self.client.machine.rounds_loss
-            self.client.scale.follow_round(step)
+            if self.client.scale.matters:
+                self.client.scale.follow_round(step)
         if step > self._reached:
             self._reached, self._loss = step, mean
         self._departure.is_in_step = False
@@ -166,8 +167,7 @@ class ServedModel(WholeModel):
         return StepResult(mean, weight, False, done=done, cells=self._committed_cells())
 
     def _make_work(self, step: int, slots: range, *, apart: bool) -> Work:
-        assert self._setting.supply is not None
-        return self._setting.supply.work(self._begun_at + step, slots, apart=apart)
+        return self._supply.work(self._begun_at + step, slots, apart=apart)
 
     def _slot_for(self, cell: int) -> int:
         """Whose buffers take what is computed on a cell: what goes into the same ones is pushed together."""
@@ -197,8 +197,13 @@ class ServedModel(WholeModel):
         reason, facts = self._why_it_ends, self._facts() if is_last else {}
         return StepResult(self._loss, 0.0, is_last, reason=reason, waited_s=turn.waited_s, facts=facts)
 
+    def _is_wished(self) -> bool:
+        """Whether somebody has asked for the end: only then it matters how this worker departs."""
+        return bool(self._departure.enough) or self._setting.company.wants_stop()
+
     def _is_to_leave(self) -> bool:
-        self._is_leaving = self._is_leaving or self._departure.is_due_at_border()
+        if not self._is_leaving and self._is_wished():
+            self._is_leaving = self._departure.is_due_at_border()
         return self._is_leaving
 
     def _tell_all_to_stop(self) -> None:
@@ -257,16 +262,19 @@ class ServedModel(WholeModel):
             )
 
     def _on_idle(self) -> None:
-        self._borders.speak()
+        if self.client.is_held:
+            self._borders.speak()
         now, on_idle = time.monotonic(), self._setting.company.on_idle
         if on_idle is not None and now - self._looked_up_at > _LOOK_UP_EVERY_S:
             self._looked_up_at = now
             on_idle()
         if self._departure.is_over or not self.client.machine.is_ready:
             return  # A successor joins first: what was to be saved at the end may be left to it.
-        if self._departure.calls_all():
+        is_wished = self._is_wished()
+        if is_wished and self._departure.calls_all():
             self._borders.call_all()
-        if self._departure.is_due_while_waiting() or (self.client.is_told_to_stop and not self._is_leaving):
+        is_due = is_wished and self._departure.is_due_while_waiting()
+        if is_due or (self.client.is_told_to_stop and not self._is_leaving):
             raise StopRequested("The run was asked to stop.")
 
     # What others read.
@@ -280,7 +288,7 @@ class ServedModel(WholeModel):
 
     def settle(self) -> None:
         if self.client.machine.is_ready:
-            self.client.fetch()
+            self.client.puller.fetch()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         return self.client.puller.snapshot()

@@ -57,7 +57,7 @@ class Turns:
         self._borders.clear()
         for found in self._leased(clock) if self._spec.is_leased else self._ranked(clock):
             yield from self._begun(found) if isinstance(found, ServedTurn) else (self._border(found),)
-        self._borders.end(self.num_clocks + 1)
+        self._client.beginning = self.num_clocks + 1  # none is left: a hold finds it past its last one
 
     @property
     def num_clocks(self) -> int:
@@ -75,7 +75,9 @@ class Turns:
 
     def _begun(self, turn: ServedTurn) -> Iterator[ServedTurn]:
         while True:
-            yield from map(self._border, self._borders.begin(turn.clock))
+            self._client.begin(turn.clock)
+            if self._client.is_held:
+                yield from map(self._border, self._borders.begin_again(turn.clock))
             yield turn
             if not self.is_void:
                 return
@@ -101,7 +103,8 @@ class Turns:
         """Every rank has its own slots of every step."""
         every = self._spec.every
         while clock <= self.num_clocks:
-            yield from self._borders.heed(clock)
+            if self._client.is_held:
+                yield from self._borders.heed(clock)
             steps = range((clock - 1) * every, min(clock * every, self._steps))
             yield self._turn(clock, [step * self._slots + slot for slot in self._own for step in steps])
             # A quorum may have closed several rounds meanwhile: what is over is left out.
@@ -111,9 +114,13 @@ class Turns:
         """Whoever is free takes the next cells: as many as its share asks for."""
         total = self._steps * self._slots
         while True:
-            cells = yield from self._borders.take_cells(max(self._spec.every, self._share), total)
+            count = max(self._spec.every, self._share)
+            cells = self._client.take_cells(count, unless=self._borders.is_there)
             if cells is None:
                 return
+            if not cells and self._borders.is_there():
+                yield from self._borders.wait_there(total)
+                continue
             if cells:
                 yield self._turn(clock, cells)
             else:
