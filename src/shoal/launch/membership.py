@@ -11,11 +11,11 @@ from shoal.launch.elastic import Autoscaler
 from shoal.launch.failure_log import FailureLog, verdict
 from shoal.launch.messages import Load, MeasureLoad, ScaleRequest
 from shoal.launch.moves import PlaceMoves
-from shoal.launch.places import advice_after_loss, can_move, can_replace
 from shoal.launch.resizing import Resizing
 from shoal.launch.scaling import BEGUN, ENDING, refusal
 from shoal.launch.succession import Bridge
 from shoal.launch.verdict import Failure, explain_end, failure_of
+from shoal.launch.worlds import advice_after_loss, can_move, can_replace
 from shoal.observe.happenings import Adopted, LineSaid, Lost, Raised, Released, Replaced, StepsTaken, Warned
 from shoal.observe.wording import plural
 from shoal.spec.told import Told

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from shoal.comm.words import Adopt, Release, Stop, Takeover
 from shoal.launch.crew import Hand, Vacancy
-from shoal.launch.places import member_place
 from shoal.launch.seats import share_out
 from shoal.launch.succession import Bridge
+from shoal.launch.worlds import member_world
 from shoal.spec.vocabulary import Role, State
 
 _AT_WORK = (State.TRAINING, State.EVALUATING)
@@ -38,8 +38,8 @@ class PlaceMoves:
     def start_spare(self) -> Hand:
         """Start one more process, which waits for places."""
         number, self._num_spares = self._num_spares, self._num_spares + 1
-        place = member_place(self._bridge.first_place, Role.SPARE, number, generation=self._crew.generation)
-        return self._bridge.start(place)
+        world = member_world(self._bridge.first_world, Role.SPARE, number, generation=self._crew.generation)
+        return self._bridge.start(world)
 
     def give(self, hand: Hand, places: Collection[int], vacancy: Vacancy | None = None) -> None:
         """Give places to a worker or a spare, in place of those that were lost."""

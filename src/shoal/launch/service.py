@@ -18,10 +18,10 @@ from shoal.launch.dismissals import Dismissals
 from shoal.launch.failure_log import FailureLog, verdict
 from shoal.launch.membership import STOP_SIGNALS
 from shoal.launch.messages import Load, ScaleRequest
-from shoal.launch.places import member_place
 from shoal.launch.scaling import ENDING, SCALED_ROLES, Waiting, refusal, tell_numbers
 from shoal.launch.succession import Bridge
 from shoal.launch.verdict import Failure, explain_end, failure_of
+from shoal.launch.worlds import member_world
 from shoal.observe.happenings import Audited, Decided, Done, LineSaid, Lost, Raised, Replaced, StateEntered, Warned
 from shoal.spec.told import Told
 from shoal.spec.vocabulary import Role, State
@@ -189,8 +189,8 @@ class Service:
                 return
         node = 1 + max(hand.node for hand in self._crew.hands)
         before = sum((one.role, one.global_rank) == (role, rank) for one in self._crew.hands)
-        place = member_place(self._bridge.first_place, role, rank, node=node, generation=before)
-        hand = self._bridge.start(place)
+        world = member_world(self._bridge.first_world, role, rank, node=node, generation=before)
+        hand = self._bridge.start(world)
         hand.follows_loss_at = self._lost_at.pop((role, rank), None)
         if hand.is_worker and self._bridge.is_stopping:
             self._bridge.say(hand, Stop())
@@ -264,7 +264,7 @@ class Service:
 
     def _succeed_coordinator(self) -> None:
         self._waiting.refuse_all("The coordinator was lost before it answered; ask again.")
-        hand = self._bridge.start(member_place(self._bridge.first_place, Role.COORDINATOR, 0))
+        hand = self._bridge.start(member_world(self._bridge.first_world, Role.COORDINATOR, 0))
         hand.follows_loss_at = self._lost_at.pop((Role.COORDINATOR, 0))
 
     # What the user asks for.

@@ -36,7 +36,7 @@ from shoal.launch.messages import (
     StartProcess,
     TakeStacks,
 )
-from shoal.launch.places import plan_places
+from shoal.launch.worlds import plan_worlds
 from shoal.observe.happenings import Heartbeat, Saved, StateEntered, StepsTaken
 from shoal.spec import Cluster, Job, World
 
@@ -359,4 +359,4 @@ def _places(job: Job) -> list[World]:
 @cache
 def _planned(strategy: str, workers: int, spares: int) -> list[World]:
     cluster = Cluster(workers=workers, spares=spares, threads=1)
-    return plan_places(Job(target="toy.py", strategy=strategy, cluster=cluster))
+    return plan_worlds(Job(target="toy.py", strategy=strategy, cluster=cluster))
