@@ -51,9 +51,9 @@ class Service:
         self._phase = Phase.WORKING
         self._phase_ends_at: float | None = None
         self._lost_at: dict[tuple[Role, int], float] = {}
-        """When a place was lost that nobody has been started for since."""
+        """By seat: when it was lost; nobody has been started for it since."""
         self._postponed: set[tuple[Role, int]] = set()
-        """Places to be filled once those dismissed from them have ended: both would use the same memory."""
+        """Seats to be filled once those dismissed from them have ended: both would use the same memory."""
         self._lost_worker: Failure | None = None
         """What to tell if nobody finishes a lost worker's work."""
         self._dismissals = Dismissals(bridge)
@@ -183,7 +183,7 @@ class Service:
             return  # Nobody died there: whom the coordinator misses has stopped on request.
         for one in self._crew.living(role):
             if one.global_rank == rank:
-                # It is on its way, and its end would be told; or dismissed, and has the place until its end.
+                # It is on its way, and its end would be told; or dismissed, and has the seat until its end.
                 if one.dismissed_at is not None:
                     self._postponed.add((role, rank))
                 return
@@ -207,9 +207,9 @@ class Service:
         """A process has ended: well, or as a loss that the coordinator must know of."""
         if self._bridge.has_failed:
             return
-        if (place := (hand.role, hand.global_rank)) in self._postponed:
-            self._postponed.remove(place)
-            self._start(*place)
+        if (seat := (hand.role, hand.global_rank)) in self._postponed:
+            self._postponed.remove(seat)
+            self._start(*seat)
         if self._ended_well(hand):
             if hand.dismissed_at is not None or not self._bridge.is_stopping:
                 self._tell_end(hand)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from shoal.arena import supported
 from shoal.errors import LaunchError, SpecError
 from shoal.launch import load
-from shoal.launch.seats import spread
+from shoal.launch.sharing import spread
 from shoal.observe.happenings import WorldFormed
 from shoal.spec import Job, World
 from shoal.spec.vocabulary import Purpose, Role

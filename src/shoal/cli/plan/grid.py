@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.cli.plan.parts import Manner, Seat, without_successors
+from shoal.cli.plan.parts import GridPoint, Manner, without_successors
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Job, Mesh, ModelParallel, as_mesh
@@ -18,7 +18,7 @@ def grid_manner(job: Job, parcels: Sequence[Parcel], facts: Mapping[str, Any]) -
     return Manner(
         meaning=" ".join(_meaning(mesh)),
         on_failure=without_successors(job, ", for nobody else has its part of the model" * (mesh.data == 1)),
-        grid=tuple(_seats(mesh)),
+        grid=tuple(_points(mesh)),
     )
 
 
@@ -70,13 +70,13 @@ def _pipeline(mesh: Mesh) -> list[str]:
     ]
 
 
-def _seats(mesh: Mesh) -> list[Seat]:
+def _points(mesh: Mesh) -> list[GridPoint]:
     """Where each worker stands; the last axis turns fastest."""
-    seats = []
+    points = []
     for rank in range(mesh.num_workers):
         rest, coordinates = rank, {}
         for axis, size in reversed(list(zip(AXES, mesh.sizes, strict=True))):
             rest, coordinates[axis] = divmod(rest, size)
         shown = {axis: coordinates[axis] for axis, size in zip(AXES, mesh.sizes, strict=True) if size > 1}
-        seats.append(Seat(worker=rank, lane=mesh.lane_of(rank), coordinates=shown))
-    return seats
+        points.append(GridPoint(worker=rank, lane=mesh.lane_of(rank), coordinates=shown))
+    return points
