@@ -10,7 +10,7 @@ from shoal.checkpoint.block import file_bytes
 from shoal.checkpoint.folder import CHUNK_BYTES, read_folder, sync_folder, write_folder
 from shoal.checkpoint.freeing import Shelf
 from shoal.checkpoint.listing import Entry, entry_of, list_entries
-from shoal.checkpoint.manifest import Manifest, Place
+from shoal.checkpoint.manifest import Location, Manifest
 from shoal.checkpoint.room import Room
 from shoal.checkpoint.snapshot import PackedSnapshot, Snapshot
 from shoal.checkpoint.streamed import StreamedFolder, StreamedState, lay_out_stream
@@ -47,7 +47,7 @@ class CheckpointStore:
         packed = snapshot if isinstance(snapshot, PackedSnapshot) else snapshot.copy_into(Room())
         with writing(self.folder):
             self._prepare()
-            self._make_room({part: block.places for part, block in packed.blocks.items()})
+            self._make_room({part: block.locations for part, block in packed.blocks.items()})
             while True:
                 try:
                     return self._write(packed)
@@ -82,10 +82,10 @@ class CheckpointStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._sweep()
 
-    def _make_room(self, places: Mapping[str, Sequence[Place]]) -> None:
+    def _make_room(self, locations: Mapping[str, Sequence[Location]]) -> None:
         """For these, and for the model's file that the run is to end with."""
-        model = sum(place.nbytes for place in places["model"])
-        self.shelf.make_room(model + sum(file_bytes(own) for own in places.values()))
+        model = sum(location.nbytes for location in locations["model"])
+        self.shelf.make_room(model + sum(file_bytes(own) for own in locations.values()))
 
     def _show(self, stage: Path, manifest: Manifest) -> Entry:
         """Give what is whole its name."""
