@@ -83,9 +83,9 @@ def make_grid(params: Sequence[Flat], chunk_bytes: int | None = None, *, cut_byt
     chunks: list[Chunk] = []
     open_pieces: list[Piece] = []
     open_bytes = 0
-    for place, index in enumerate(order):
+    for position, index in enumerate(order):
         flat = params[index]
-        if open_pieces and params[order[place - 1]].dtype != flat.dtype:
+        if open_pieces and params[order[position - 1]].dtype != flat.dtype:
             chunks.append(_close(params, open_pieces))
             open_pieces, open_bytes = [], 0
         start = 0

@@ -62,7 +62,7 @@ class Placement:
         return [shard for shard, owner in enumerate(self.owners) if owner == server]
 
 
-def place(
+def place_shards(
     parcels: Sequence[Parcel],
     *,
     servers: int,
@@ -101,8 +101,8 @@ def spread_backups(owners: Sequence[int], servers: Sequence[int]) -> tuple[int |
     num_given = dict.fromkeys(ring, 0)
     backups: list[int | None] = []
     for owner in owners:
-        place_in_ring = ring.index(owner)
-        others = [*ring[place_in_ring + 1 :], *ring[:place_in_ring]]
+        index_in_ring = ring.index(owner)
+        others = [*ring[index_in_ring + 1 :], *ring[:index_in_ring]]
         backups.append(others[num_given[owner] % len(others)] if others else None)
         num_given[owner] += 1
     return tuple(backups)

@@ -45,8 +45,8 @@ class CutLog:
 
     def at(self, step: int) -> Sizes | None:
         """The sizes of a step."""
-        place = bisect_right(self._changes, step, key=lambda change: change[0])
-        return self._changes[place - 1][1] if place else None
+        count = bisect_right(self._changes, step, key=lambda change: change[0])
+        return self._changes[count - 1][1] if count else None
 
     def changes(self, first: int, last: int) -> Iterator[int]:
         """The steps from the first to the last from which on batches were cut otherwise than before."""

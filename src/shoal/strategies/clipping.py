@@ -91,15 +91,15 @@ class ChunkNorms:
         self.numbers = units.numbers(chunk.pieces)
         """Of the units, in the order in which their norms are given."""
         self._runs: list[_Run] = []
-        place = 0
+        at = 0
         for piece in chunk.pieces:
             size, numel = units.size(piece), piece.stop - piece.start
             start = (piece.offset - chunk.offset) * size // UNIT_BYTES
             for count, width in ((numel // size, size), (1, numel % size)):
                 if count and width:
                     stop = start + count * width
-                    self._runs.append(_Run(piece.param, slice(start, stop), width, slice(place, place + count)))
-                    start, place = stop, place + count
+                    self._runs.append(_Run(piece.param, slice(start, stop), width, slice(at, at + count)))
+                    start, at = stop, at + count
 
     def measure(self, gradient: torch.Tensor, has_gradient: Sequence[bool] | None = None) -> np.ndarray:
         """The squared norms of this chunk's flat gradient; 0 where `has_gradient` denies the parameter one.

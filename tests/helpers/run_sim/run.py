@@ -143,7 +143,7 @@ class SimRun:
 
     def __post_init__(self) -> None:
         self.timeline = Timeline(self.dice)
-        self.machine = SupervisorMachine(self.plan.job, _places(self.plan.job), 0.0)
+        self.machine = SupervisorMachine(self.plan.job, _worlds(self.plan.job), 0.0)
         self.job = self._make_job()
         self.hosts = [SimHost(self.timeline, self._make, self._happen) for _ in range(self.plan.hosts)]
         self.promised: set[int] = set()
@@ -352,7 +352,7 @@ class SimRun:
         ]
 
 
-def _places(job: Job) -> list[World]:
+def _worlds(job: Job) -> list[World]:
     return _planned(job.strategy, job.cluster.workers, job.cluster.spares)
 
 

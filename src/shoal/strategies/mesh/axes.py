@@ -49,8 +49,8 @@ def rows_along(names: Sequence[str], sizes: Sequence[int]) -> list[tuple[int, ..
     strides = [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
     rows: dict[tuple[int, ...], list[int]] = {}
     for rank in range(math.prod(sizes)):
-        place = [rank // stride % size for stride, size in zip(strides, sizes, strict=True)]
-        others = tuple(at for axis, at in zip(AXES, place, strict=True) if axis not in names)
+        point = [rank // stride % size for stride, size in zip(strides, sizes, strict=True)]
+        others = tuple(at for axis, at in zip(AXES, point, strict=True) if axis not in names)
         rows.setdefault(others, []).append(rank)
     return [tuple(row) for row in rows.values()]
 

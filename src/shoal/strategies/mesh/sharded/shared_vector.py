@@ -48,26 +48,31 @@ def _gradients_of(worker: int) -> str:
 
 
 class VectorRoom:
-    """Where one vector lies, and the gradients that each worker finds for it: in one place, or in two that all
+    """Where one vector lies, and the gradients that each worker finds for it: at one offset, or at two that all
     vectors use in turns."""
 
     def __init__(
-        self, segment: Segment, look: tuple[torch.dtype, int], at: int, places: Sequence[int], turns: Iterator[int]
+        self,
+        segment: Segment,
+        look: tuple[torch.dtype, int],
+        at: int,
+        offsets: Sequence[int],
+        turns: Iterator[int],
     ) -> None:
-        """`at`, `places`: where in their regions; `turns`: gives the number of the next place."""
-        self._segment, self._places = segment, places
+        """`at`, `offsets`: where in their regions; `turns`: gives the number of the next offset."""
+        self._segment, self._offsets = segment, offsets
         self._dtype, self._numel = look
         self.turns = turns
         self.parameters = segment.tensor("parameters", self._dtype, offset=at, count=self._numel)
 
     def gradients(self, workers: int) -> list[list[torch.Tensor]]:
-        """By place and worker."""
+        """By offset and worker."""
         return [
             [
                 self._segment.tensor(_gradients_of(worker), self._dtype, offset=at, count=self._numel)
                 for worker in range(workers)
             ]
-            for at in self._places
+            for at in self._offsets
         ]
 
 
@@ -97,7 +102,7 @@ class SharedVector(Vector):
 
     def _enter(self, values: Values) -> None:
         for name, param in self._params.items():
-            view = self._vector[self._places[name]].view(param.shape)
+            view = self._vector[self._ranges[name]].view(param.shape)
             if self._axis.is_first:  # all have the same
                 view.copy_(values(param))
             param.data = view
@@ -111,7 +116,7 @@ class SharedVector(Vector):
     def gradient_views(self) -> dict[str, torch.Tensor]:
         """Where this worker's gradients belong, by parameter."""
         own = self._found[0][self._axis.index]
-        return {name: own[self._places[name]].view(param.shape) for name, param in self._params.items()}
+        return {name: own[self._ranges[name]].view(param.shape) for name, param in self._params.items()}
 
     def reduce(self) -> set[str]:
         # All reduce vectors in one order. Who is past the barrier has read what was here the time before the last.
@@ -131,7 +136,7 @@ class SharedVector(Vector):
         return self._kept_sum
 
     def add_up(self) -> None:
-        """Sum the gradients that all have left in their places; each worker's own part is its alone."""
+        """Sum the gradients that all have left in their rooms; each worker's own part is its alone."""
         (found,) = self._found
         self._own_sum = self._sum(found, found[self._axis.index][self._mine])
 
