@@ -111,7 +111,7 @@ class Conduct:
         return self.servers > 0
 
     def lanes(self, workers: int) -> int:
-        """Batches evaluated at a time: one for each worker, or for each line of workers that computes one."""
+        """Batches evaluated at a time: one for each worker, or for each lane of workers."""
         if self.first_evaluates:
             return 1
         return self.slots if self.is_cut or self.is_never_whole else workers

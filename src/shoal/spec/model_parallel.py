@@ -68,7 +68,7 @@ class ModelParallel(StrategySpec):
                 "has_places": f"strategy={self} cannot replace workers"
                 if mesh.data > 1
                 else f"with strategy={self} {NOBODY_ELSE}",
-                "slots": f"strategy={self} cuts every batch into {mesh.lanes}, one part for each line of workers",
+                "slots": f"strategy={self} cuts every batch into {mesh.lanes}, one part for each lane of workers",
                 "repeats_passes": "schedule=zero-bubble takes that pass in two parts; use schedule=1f1b",
             },
         )
