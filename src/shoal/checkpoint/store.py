@@ -57,12 +57,12 @@ class CheckpointStore:
                         raise
 
     def _write(self, packed: PackedSnapshot) -> Entry:
-        stage = self._hidden(packed.step)
+        draft = self._hidden(packed.step)
         try:
-            manifest = write_folder(stage, packed, chunk_bytes=self._chunk_bytes)
-            return self._show(stage, manifest)
+            manifest = write_folder(draft, packed, chunk_bytes=self._chunk_bytes)
+            return self._show(draft, manifest)
         except BaseException:
-            shutil.rmtree(stage, ignore_errors=True)
+            shutil.rmtree(draft, ignore_errors=True)
             raise
 
     def take(self, state: StreamedState) -> StreamedFolder:
@@ -87,14 +87,14 @@ class CheckpointStore:
         model = sum(location.nbytes for location in locations["model"])
         self.shelf.make_room(model + sum(file_bytes(own) for own in locations.values()))
 
-    def _show(self, stage: Path, manifest: Manifest) -> Entry:
+    def _show(self, draft: Path, manifest: Manifest) -> Entry:
         """Give what is whole its name."""
         path = self.folder / folder_name(manifest.step)
         before = path.with_name(f".{path.name}.old")
         if path.exists():
             path.rename(before)
         try:
-            stage.rename(path)
+            draft.rename(path)
         except OSError:
             if before.exists():
                 before.rename(path)

@@ -42,7 +42,7 @@ def _meaning(mesh: Mesh) -> list[str]:
         sentences.append("All work on the same batch.")
     if mesh.shard > 1:
         how = f"as {mesh.capacities}" if mesh.policy == "device" else f"by {mesh.policy}"
-        sentences.append(f"{_STAGES[mesh.stage]} cut over {plural(mesh.shard, 'worker')}, {how}.")
+        sentences.append(f"{_LEVELS[mesh.level]} cut over {plural(mesh.shard, 'worker')}, {how}.")
     if mesh.tensor > 1:
         sentences.append(f"Layers are cut by width over {plural(mesh.tensor, 'worker')}.")
     if mesh.pipeline > 1:
@@ -54,7 +54,7 @@ def _meaning(mesh: Mesh) -> list[str]:
     return sentences
 
 
-_STAGES = {
+_LEVELS = {
     1: "The optimizer's state is",
     2: "Gradients and the optimizer's state are",
     3: "Parameters, gradients and the optimizer's state are",

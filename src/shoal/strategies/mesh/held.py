@@ -34,7 +34,7 @@ class Held:
     shape: torch.Size
     """Of this worker's width of it, before the shard axis cuts it."""
     split: Split | None = None
-    """How the tensor axis cuts it; None: all in line have the same."""
+    """How the tensor axis cuts it; None: all in the row have the same."""
     spans: tuple[HeldSpan, ...] = ()
     """By worker of the shard axis: the elements that each has; none: all have all."""
     stages: tuple[int, ...] = (0,)

@@ -93,7 +93,7 @@ class MeshStrategy(Lockstep):
 
     def _bring_in(self, line: Line, trained: Collection[str]) -> Values:
         """Have in memory what is parked and stays here; of what will be cut, a function gives the values."""
-        is_cut = self.axes.shard.size > 1 and self.mesh.stage == 3
+        is_cut = self.axes.shard.size > 1 and self.mesh.level == 3
         cut = {own for own, name in line.names.items() if name in trained and len(line.stages[name]) == 1}
         unpark_module(line.module, but=cut if is_cut else ())
         return hollow_out(line.module)

@@ -1,7 +1,7 @@
 """Training state cut over the workers of the shard axis (ZeRO): who keeps what, and when it moves.
 
-Stage 1 cuts the optimizer's state: gradients go to their owners after all backward passes. Stage 2 cuts gradients,
-too: those of a unit (a block of layers) go to their owners as soon as its backward pass is complete. Stage 3 cuts
+Level 1 cuts the optimizer's state: gradients go to their owners after all backward passes. Level 2 cuts gradients,
+too: those of a unit (a block of layers) go to their owners as soon as its backward pass is complete. Level 3 cuts
 parameters, too: a unit is whole only while its layers run.
 """
 
@@ -43,7 +43,7 @@ class PlannedUnit:
 
 
 class StateSharding:
-    """Implements `Sharding`. Lanes may use the units of stages 2 and 3 in any order, and as often as they like,
+    """Implements `Sharding`. Lanes may use the units of levels 2 and 3 in any order, and as often as they like,
     while they are within `in_use`; what all use in the same order costs the least."""
 
     def __init__(
@@ -58,7 +58,7 @@ class StateSharding:
     ) -> None:
         self.backward: Backward = torch.Tensor.backward
         self._axis = axis
-        self._stage = mesh.stage
+        self._level = mesh.level
         self._whole = {name: param for name, param in trained.items() if name in whole}
         cut = {name: param for name, param in trained.items() if name not in whole}
         self._units = self._make_units(plan_units(find_blocks(module, cut), cut, axis.size, mesh), mesh, values)
@@ -74,17 +74,17 @@ class StateSharding:
                 Vector(params, cut, self._axis, values, apart=_apart(params, mesh)) for params, cut in plan.groups
             ]
             units.append(ShardedUnit(plan.block.modules, plan.params, vectors))
-            if mesh.stage == 3:
+            if mesh.level == 3:
                 units[-1].let_go()  # at once: this process may not hold all of them
         return units
 
     def _place_hooks(self) -> list[GradientHooks]:
-        if self._stage == 1:
+        if self._level == 1:
             return []
         return [self._kind(unit)(number, unit, self._turns) for number, unit in enumerate(self._units)]
 
     def _kind(self, unit: ShardedUnit) -> type[GradientHooks]:
-        if self._stage == 2:
+        if self._level == 2:
             return GradientHooks
         return ParameterHooks if unit.modules else RootHooks
 
@@ -120,7 +120,7 @@ class StateSharding:
         wanted = set(names)
         self._sum_whole(wanted)
         for unit in self._units:
-            if self._stage == 1 and wanted & unit.params.keys():
+            if self._level == 1 and wanted & unit.params.keys():
                 unit.reduce()
             unit.hand_out(wanted)
 
@@ -130,7 +130,7 @@ class StateSharding:
     def refresh(self) -> None:
         for unit in self._units:
             unit.forget_gradients()
-            if self._stage < 3:
+            if self._level < 3:
                 unit.gather()
 
     def close(self) -> None:
@@ -168,4 +168,4 @@ def _apart(params: _Params, mesh: Mesh) -> str | None:
     device = next(iter(params.values())).device
     if mesh.offload and device.type != "cpu":
         return "cpu"
-    return str(device) if mesh.stage == 3 else None
+    return str(device) if mesh.level == 3 else None

@@ -1,4 +1,4 @@
-"""Vectors in memory that all workers of a line share: values exist once on the host, and nobody sends them."""
+"""Vectors in memory that all workers of a row share: values exist once on the host, and nobody sends them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _PIECE_BYTES = 1 << 20
 """Sums are made in pieces that stay in a core's own cache."""
 
 
-def line_regions(vector_bytes: Sequence[int], workers: int, stage: int) -> dict[str, int]:
-    """What the workers of a line share, by name: the parameters of all vectors once; and for each worker the
-    gradients of all of them (stage 1), or of two of the largest."""
+def row_regions(vector_bytes: Sequence[int], workers: int, level: int) -> dict[str, int]:
+    """What the workers of a row share, by name: the parameters of all vectors once; and for each worker the
+    gradients of all of them (level 1), or of two of the largest."""
     total = sum(map(_aligned, vector_bytes))
-    gradients = total if stage == 1 else 2 * _largest(vector_bytes)
+    gradients = total if level == 1 else 2 * _largest(vector_bytes)
     return {
         "parameters": max(total, _ALIGN_BYTES),
         **{_gradients_of(worker): max(gradients, _ALIGN_BYTES) for worker in range(workers)},
     }
 
 
-def line_bytes(vector_bytes: Sequence[int], workers: int, stage: int) -> int:
+def row_bytes(vector_bytes: Sequence[int], workers: int, level: int) -> int:
     """The bytes of all that on their host."""
-    return segment_bytes(line_regions(vector_bytes, workers, stage).values())
+    return segment_bytes(row_regions(vector_bytes, workers, level).values())
 
 
 def _largest(vector_bytes: Sequence[int]) -> int:
@@ -76,19 +76,19 @@ class VectorRoom:
         ]
 
 
-def share_rooms(looks: Sequence[tuple[torch.dtype, int]], axis: Group, stage: int) -> Iterator[VectorRoom]:
+def share_rooms(looks: Sequence[tuple[torch.dtype, int]], axis: Group, level: int) -> Iterator[VectorRoom]:
     """Room for vectors of these dtypes and lengths."""
     sizes = [dtype.itemsize * numel for dtype, numel in looks]
-    segment = axis.share(line_regions(sizes, axis.size, stage))
+    segment = axis.share(row_regions(sizes, axis.size, level))
     assert segment is not None, "asked of groups that share memory alone"
     start, turns = 0, cycle((0, 1))
     for look, nbytes in zip(looks, sizes, strict=True):
-        yield VectorRoom(segment, look, start, (start,) if stage == 1 else (0, _largest(sizes)), turns)
+        yield VectorRoom(segment, look, start, (start,) if level == 1 else (0, _largest(sizes)), turns)
         start += _aligned(nbytes)
 
 
 class SharedVector(Vector):
-    """Everybody in line sees what an owner writes, at once: owners write when all have told their gradients, and
+    """All in the row see what an owner writes, at once: owners write when all have told their gradients, and
     the next pass begins when all have written. So gathering and letting go are nothing."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """Workers agree on what they gather or reduce next, in the middle of forward and backward passes.
 
-A worker that needs a unit says so in one small message to all in line. Mostly all need the same at the same time.
+A worker that needs a unit says so in one small message to all in its row. Mostly all need the same at a time.
 Where they do not (a branch that only some samples take, a lane without samples, a loss that is skipped) they take
 turns: all join in what is asked for, whether they need it themselves or not. So nobody waits for a call that never
 comes.

@@ -69,7 +69,7 @@ class Vector:
         return slice(start + span.start, start + span.stop)
 
     def gather(self) -> None:
-        """Have the current values of all parameters here; everybody in line calls this."""
+        """Have the current values of all parameters here; everybody in the row calls this."""
         if not self.is_gathered:
             self._vector.untyped_storage().resize_(self._num_bytes)
             for name, param in self._params.items():
@@ -89,7 +89,7 @@ class Vector:
         self.is_gathered = False
 
     def reduce(self) -> set[str]:
-        """Add what all workers have found to the owners' sums, and let the gradients go; everybody in line calls
+        """Add what all workers have found to the owners' sums, and let the gradients go; all in the row call
         this. Returns the parameters that had one here."""
         found = torch.empty_like(self._vector)
         names = self._take_gradients(found)
