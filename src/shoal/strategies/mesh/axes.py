@@ -15,7 +15,7 @@ from shoal.strategies.grouping import open_group
 if TYPE_CHECKING:
     from shoal.spec import Mesh
 
-LANES = ("data", "shard")
+LANE_AXES = ("data", "shard")
 """The axes along which workers have parts of the batch."""
 
 
@@ -27,7 +27,7 @@ class Axes:
     shard: Group
     pipeline: Group
     tensor: Group
-    lanes: Group
+    across_lanes: Group
     """Those with the same part of the model, over data and shard together: each has its own part of the batch."""
     world: Group
     """All."""
@@ -37,7 +37,7 @@ class Axes:
         """Meet the others, and form the rows; everybody forms all of them, in one order."""
         world = open_group(mesh.via, setting)
         rows = {name: world.split(rows_along((name,), mesh.sizes)) for name in AXES}
-        return cls(**rows, lanes=world.split(rows_along(LANES, mesh.sizes)), world=world)
+        return cls(**rows, across_lanes=world.split(rows_along(LANE_AXES, mesh.sizes)), world=world)
 
     def close(self) -> None:
         """Leave the others."""
@@ -57,5 +57,5 @@ def rows_along(names: Sequence[str], sizes: Sequence[int]) -> list[tuple[int, ..
 
 def mesh_group_bytes(sizes: Sequence[int]) -> int:
     """The bytes that the groups of a grid whose axes are so long take on its host; equal rows count once."""
-    grids = {tuple(rows_along(names, sizes)) for names in (AXES, *((axis,) for axis in AXES), LANES)}
+    grids = {tuple(rows_along(names, sizes)) for names in (AXES, *((axis,) for axis in AXES), LANE_AXES)}
     return sum(group_bytes(len(row)) for rows in grids for row in rows)
