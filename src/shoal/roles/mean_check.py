@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shoal.feed.parts import Part, Piece
+from shoal.feed.parts import LoadedBatch, Part
 from shoal.spec import Task
 from shoal.strategies.gradients import plain_loss
 from shoal.strategies.replica import Replica
@@ -43,7 +43,7 @@ class MeanCheck:
     def watch(self, part: Part) -> Part:
         """The same part; before its first batch is trained on, it is looked at."""
 
-        def load() -> Iterator[Piece]:
+        def load() -> Iterator[LoadedBatch]:
             for batch, weight, samples in part.load():
                 if not self.is_done:
                     self.is_done = True

@@ -91,7 +91,7 @@ class Conduct:
     """Somebody can call the model as a whole, though it may hold a part of it."""
     state: StateHolder = StateHolder.WORKERS
     microbatches: int = 1
-    """Parts of a slot that follow each other through the model, as pieces of a batch do in one process."""
+    """Parts of a slot that follow each other through the model, as those of `accumulate` do in one process."""
     draws_otherwise: bool = False
     """Several processes compute one pass, so that the model draws other random numbers than in one."""
     width: Width | None = None

@@ -120,7 +120,7 @@ def _units(stage: Sequence[int], mesh: Mesh, cut: CutSize) -> Sequence[int]:
 
 
 def _passes(mesh: Mesh, run: RunSize, stage: int, *, largest: int) -> list[MemoryRegion]:
-    """Of the pieces that are on their way through a worker's stages at a time, in the part that is its own;
+    """Of the micro-batches that are on their way through a worker's stages at a time, in the part that is its own;
     `largest`: of one parameter, whose gradient is among them."""
     one, parts = run.one, mesh.num_stages * mesh.tensor
     made = max(0, one.activations - largest) if mesh.shard > 1 and mesh.level > 1 else one.activations

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from shoal.comm.compression import make_compression
 from shoal.errors import SpecError
-from shoal.feed.parts import Part, Piece
+from shoal.feed.parts import LoadedBatch, Part
 from shoal.layout.schedules import make_schedule
 from shoal.layout.state_cuts import CutMember, cut_state
 from shoal.ps.shard import Shard
@@ -90,7 +90,7 @@ def trained(written: str, slots: int = 1) -> Any:
     return strategy
 
 
-def rows(slot: int, slots: int) -> Callable[[], Iterator[Piece]]:
+def rows(slot: int, slots: int) -> Callable[[], Iterator[LoadedBatch]]:
     first, last = BATCH * slot // slots, BATCH * (slot + 1) // slots
     return lambda: iter([((INPUTS[first:last], TARGETS[first:last]), float(last - first), last - first)])
 
