@@ -71,7 +71,7 @@ class Conduct:
     """Steps that a worker may have taken before it is known what the first of them came to."""
     is_relay: bool = False
     """Workers take turns with whole batches."""
-    takes_turns: bool = False
+    has_phases: bool = False
     """Groups of layers take turns in training, in one process, too."""
     trains_heads: bool = False
     """Groups of layers have heads of their own, which are saved beside the model."""

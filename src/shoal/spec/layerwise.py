@@ -106,7 +106,7 @@ class Layer(StrategySpec):
         if not self.cuts_model:
             return Conduct(
                 fills=even_fills(slots or workers, workers),
-                takes_turns=True,
+                has_phases=True,
                 why={"has_places": f"strategy={self} sums gradients over sockets and cannot replace workers"},
             )
         return Conduct(

@@ -19,9 +19,9 @@ from shoal.layout.state_cuts import CutMember, StateCut, cut_state
 from shoal.spec import Mesh
 from shoal.strategies.gradients import Backward
 from shoal.strategies.mesh.held import HeldSpan
+from shoal.strategies.mesh.sharded.agreement import UseAgreement
 from shoal.strategies.mesh.sharded.blocks import ShardedBlock, find_blocks
 from shoal.strategies.mesh.sharded.hooks import GradientHooks, ParameterHooks, RootHooks
-from shoal.strategies.mesh.sharded.turns import UseTurns
 from shoal.strategies.mesh.sharded.unit import ShardedUnit
 from shoal.strategies.mesh.sharded.vector import Vector
 from shoal.strategies.mesh.summing import sum_flat
@@ -64,7 +64,7 @@ class StateSharding:
         self._units = self._make_units(plan_units(find_blocks(module, cut), cut, axis.size, mesh), mesh, values)
         self._vectors = {name: vector for unit in self._units for vector in unit.vectors for name in vector.parts}
         self._unit_of = {name: unit for unit in self._units for name in unit.params}
-        self._turns = UseTurns(self._units, axis)
+        self._agreement = UseAgreement(self._units, axis)
         self._hooks = self._place_hooks()
 
     def _make_units(self, planned: Iterable[PlannedUnit], mesh: Mesh, values: Values) -> list[ShardedUnit]:
@@ -81,7 +81,7 @@ class StateSharding:
     def _place_hooks(self) -> list[GradientHooks]:
         if self._level == 1:
             return []
-        return [self._kind(unit)(number, unit, self._turns) for number, unit in enumerate(self._units)]
+        return [self._kind(unit)(number, unit, self._agreement) for number, unit in enumerate(self._units)]
 
     def _kind(self, unit: ShardedUnit) -> type[GradientHooks]:
         if self._level == 2:
@@ -102,7 +102,7 @@ class StateSharding:
         for hooks in self._hooks:
             hooks.finish()
         if self._hooks:
-            self._turns.help_others()
+            self._agreement.help_others()
 
     def has_gradient(self, name: str) -> bool:
         if name in self._whole:

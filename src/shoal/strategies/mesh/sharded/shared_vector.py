@@ -57,12 +57,12 @@ class VectorRoom:
         look: tuple[torch.dtype, int],
         at: int,
         offsets: Sequence[int],
-        turns: Iterator[int],
+        which: Iterator[int],
     ) -> None:
-        """`at`, `offsets`: where in their regions; `turns`: gives the number of the next offset."""
+        """`at`, `offsets`: where in their regions; `which`: gives the number of the next offset."""
         self._segment, self._offsets = segment, offsets
         self._dtype, self._numel = look
-        self.turns = turns
+        self.which = which
         self.parameters = segment.tensor("parameters", self._dtype, offset=at, count=self._numel)
 
     def gradients(self, workers: int) -> list[list[torch.Tensor]]:
@@ -81,9 +81,9 @@ def share_rooms(looks: Sequence[tuple[torch.dtype, int]], axis: Group, level: in
     sizes = [dtype.itemsize * numel for dtype, numel in looks]
     segment = axis.share(row_regions(sizes, axis.size, level))
     assert segment is not None, "asked of groups that share memory alone"
-    start, turns = 0, cycle((0, 1))
+    start, which = 0, cycle((0, 1))
     for look, nbytes in zip(looks, sizes, strict=True):
-        yield VectorRoom(segment, look, start, (start,) if level == 1 else (0, _largest(sizes)), turns)
+        yield VectorRoom(segment, look, start, (start,) if level == 1 else (0, _largest(sizes)), which)
         start += _aligned(nbytes)
 
 
@@ -97,7 +97,7 @@ class SharedVector(Vector):
         super().__init__(params, cut, axis, values, room=room.parameters)
         self._mine = slice(cut.bounds[axis.index], cut.bounds[axis.index + 1])
         self._found = room.gradients(axis.size)
-        self._turns = room.turns
+        self._which = room.which
         self._kept_sum: torch.Tensor | None = None
 
     def _enter(self, values: Values) -> None:
@@ -120,7 +120,7 @@ class SharedVector(Vector):
 
     def reduce(self) -> set[str]:
         # All reduce vectors in one order. Who is past the barrier has read what was here the time before the last.
-        found = self._found[next(self._turns)]
+        found = self._found[next(self._which)]
         names = self._take_gradients(found[self._axis.index])
         self._axis.barrier()
         if self._own_sum is None:

@@ -18,7 +18,7 @@ from shoal.strategies.mesh.sharded.unit import ShardedUnit
 _NOTHING = -1
 
 
-class UseTurns:
+class UseAgreement:
     """What is asked for is a number: 2u to gather unit u, 2u + 1 to reduce it; the largest comes first."""
 
     def __init__(self, units: Sequence[ShardedUnit], axis: Group) -> None:
