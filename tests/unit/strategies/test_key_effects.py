@@ -19,7 +19,7 @@ from shoal.comm.compression import make_compression
 from shoal.errors import SpecError
 from shoal.feed.parts import LoadedBatch, Part
 from shoal.layout.schedules import make_schedule
-from shoal.layout.state_cuts import CutMember, cut_state
+from shoal.layout.state_cuts import CutParameter, cut_state
 from shoal.ps.shard import Shard
 from shoal.roles.coordinator import make_plan
 from shoal.spec import Cluster, Conduct, Job, Layer, Mesh, ParameterServer, Task, World, parse_strategy
@@ -194,9 +194,11 @@ def mesh(written: str, workers: int = 2) -> Mesh:
 def spans(written: str) -> list[tuple[int, int]]:
     """Of each parameter of a layer and of a larger one, what the first of two workers keeps."""
     grid = mesh(written)
-    members = [CutMember(layer=layer, numel=numel) for layer, numel in (("a", 64), ("a", 8), ("b", 300), ("b", 3))]
-    (cut,) = cut_state([members], workers=2, policy=grid.policy, capacities=grid.capacities)
-    return [cut.span(number, 0) for number in range(len(members))]
+    params = [
+        CutParameter(layer=layer, numel=numel) for layer, numel in (("a", 64), ("a", 8), ("b", 300), ("b", 3))
+    ]
+    (cut,) = cut_state([params], workers=2, policy=grid.policy, capacities=grid.capacities)
+    return [cut.span(number, 0) for number in range(len(params))]
 
 
 def order(written: str) -> Any:

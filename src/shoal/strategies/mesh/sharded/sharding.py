@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from shoal.comm.group import Group
-from shoal.layout.state_cuts import CutMember, StateCut, cut_state
+from shoal.layout.state_cuts import CutParameter, StateCut, cut_state
 from shoal.spec import Mesh
 from shoal.strategies.gradients import Backward
 from shoal.strategies.mesh.held import HeldSpan
@@ -144,12 +144,12 @@ def plan_units(
     """Each block's parameters, by dtype, and how they are cut over the axis."""
     kept = [block for block in blocks if block.names]
     groups = [_by_dtype({name: params[name] for name in block.names}) for block in kept]
-    members = [
-        [CutMember(layer=name.rpartition(".")[0], numel=param.numel()) for name, param in group.items()]
+    sizes = [
+        [CutParameter(layer=name.rpartition(".")[0], numel=param.numel()) for name, param in group.items()]
         for by_dtype in groups
         for group in by_dtype
     ]
-    cuts = iter(cut_state(members, workers=workers, policy=mesh.policy, capacities=mesh.capacities))
+    cuts = iter(cut_state(sizes, workers=workers, policy=mesh.policy, capacities=mesh.capacities))
     return [
         PlannedUnit(block, [(group, next(cuts)) for group in by_dtype])
         for block, by_dtype in zip(kept, groups, strict=True)
