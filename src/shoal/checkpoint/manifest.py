@@ -98,7 +98,7 @@ class Manifest:
 
 
 def _written(value: Any) -> dict[str, Any]:
-    """As the file has it: there a tensor's location is its place, as in every manifest before."""
+    """As the file has it. It calls locations otherwise, and so do all that were written before."""
     fields = dict(vars(value))
     if isinstance(value, PartFile):
         fields["places"] = fields.pop("locations")
