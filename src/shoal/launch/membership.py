@@ -253,7 +253,7 @@ class Membership:
             )
         if request.workers > most:
             return (
-                f"This run's work was cut into {plural(most, 'part')} when it started, so {most} is the most "
+                f"This run's work was cut into {plural(most, 'place')} when it started, so {most} is the most "
                 f"workers it can have; start it with --workers {min(most, request.workers)}:{request.workers} to "
                 f"have up to {request.workers}."
             )
