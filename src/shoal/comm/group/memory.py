@@ -46,7 +46,7 @@ class Lookout:
 
 
 class MemoryGroup(Group):
-    """One process's place in it. Tensors of other devices go through the host's memory."""
+    """One process's side of it. Tensors of other devices go through the host's memory."""
 
     shares_memory = True
 

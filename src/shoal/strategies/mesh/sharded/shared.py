@@ -91,7 +91,7 @@ class SharedFirstLevel(SharedSharding):
         for name, view in self._views.items():
             if name in wanted and not self._touched[self._numbers[name]]:
                 view.zero_()  # others have a gradient for it
-        self._axis.barrier()  # all gradients of the step are in their places
+        self._axis.barrier()  # all gradients of the step are where they belong
         for vector in self._shared:
             if wanted & vector.parts.keys():
                 vector.add_up()
