@@ -48,7 +48,7 @@ def declared() -> set[str]:
 
 
 def names_declared(body: list[ast.stmt]) -> set[str]:
-    found = set()
+    found: set[str] = set()
     for node in body:
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
