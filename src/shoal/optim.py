@@ -59,8 +59,8 @@ class SAG(Optimizer):
         if not state:
             # Created at once and not as they fill, so that the state's layout is known after one step.
             state["step"] = torch.zeros(())
-            for slot in range(table):
-                state[f"history_{slot}"] = torch.zeros_like(param)
+            for row in range(table):
+                state[f"history_{row}"] = torch.zeros_like(param)
 
         steps_before = int(state["step"])
         state[f"history_{steps_before % table}"].copy_(param.grad)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from shoal.errors import Diverged
-from shoal.feed.parts import Part, Piece
+from shoal.feed.parts import LoadedBatch, Part
 from shoal.spec import Task
 from shoal.strategies.base import Work
 from shoal.strategies.gradients import Compute, DeferredSums, EagerCompute, Sums
@@ -37,7 +37,7 @@ def task(**changes: Any) -> Task:
 def part(*weights: float, total: float | None = None, slot: int = 0) -> Part:
     """Two samples for each weight."""
 
-    def load() -> Iterator[Piece]:
+    def load() -> Iterator[LoadedBatch]:
         for number, weight in enumerate(weights):
             rows = slice(2 * number, 2 * number + 2)
             yield (INPUTS[rows], TARGETS[rows]), weight, 2

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from shoal.feed.parts import Part, Piece
+from shoal.feed.parts import LoadedBatch, Part
 from shoal.spec import Cluster, ParameterServer, Task, World, parse_strategy
 from shoal.strategies.base import Work
 from shoal.strategies.data.tap import GradientTap
@@ -50,7 +50,7 @@ def rows(cell: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def make_work(step: int, slots: range, *, apart: bool) -> Work:
     def part(slot: int) -> Part:
-        def load() -> Iterator[Piece]:
+        def load() -> Iterator[LoadedBatch]:
             yield rows(slot), float(BATCH // SLOTS), BATCH // SLOTS
 
         return Part(slot, load, float(BATCH // SLOTS if apart else BATCH))

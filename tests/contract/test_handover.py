@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from shoal.feed.parts import Part, Piece
+from shoal.feed.parts import LoadedBatch, Part
 from shoal.spec import Cluster, Task, World, parse_strategy
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Company, Extent, Handover, Setting, StepResult, Work, handover_of
@@ -83,7 +83,7 @@ class Process:
         return {name: value.tolist() for stream in streams for name, value in stream.tensors}
 
 
-def rows(slot: int) -> Callable[[], Iterator[Piece]]:
+def rows(slot: int) -> Callable[[], Iterator[LoadedBatch]]:
     first, last = BATCH * slot // SLOTS, BATCH * (slot + 1) // SLOTS
     return lambda: iter([((INPUTS[first:last], TARGETS[first:last]), float(last - first), last - first)])
 

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from helpers.forked import in_processes
 from helpers.supplying import OneBatch
 from shoal.errors import SpecError, TaskError
-from shoal.feed.parts import Part, Piece
+from shoal.feed.parts import LoadedBatch, Part
 from shoal.spec import Cluster, Conduct, Task, World, parse_strategy
 from shoal.spec.conduct import even_fills
 from shoal.strategies import Strategy, make_strategy
@@ -141,10 +141,10 @@ def slots_of(written: str, workers: int) -> int:
     return parse_strategy(written).conduct(Cluster(workers=workers)).slots
 
 
-def rows_of(slot: int, slots: int, weighted: bool) -> Callable[[], Iterator[Piece]]:
+def rows_of(slot: int, slots: int, weighted: bool) -> Callable[[], Iterator[LoadedBatch]]:
     first, last = BATCH * slot // slots, BATCH * (slot + 1) // slots
 
-    def load() -> Iterator[Piece]:
+    def load() -> Iterator[LoadedBatch]:
         weight = float(last - first) * (10.0 if weighted else 1.0)
         yield (INPUTS[first:last], TARGETS[first:last]), weight, last - first
 
@@ -346,5 +346,7 @@ def test_synchronised_batchnorm_needs_samples_in_every_slot(via: str) -> None:
         conduct=Conduct(fills=even_fills(2, 2)),
         extent=Extent(smallest_batch=3, accumulate=2),
     )
-    with pytest.raises(SpecError, match=r"samples for all 4 pieces of every batch, but the last .* has only 3"):
+    with pytest.raises(
+        SpecError, match=r"samples for all 4 micro-batches of every batch, but the last .* has only 3"
+    ):
         make_strategy(parse_strategy(written), setting.world, 2).open(Replica(TASK), setting)

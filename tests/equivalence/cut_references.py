@@ -42,11 +42,11 @@ def alone(strategy: str, workers: int) -> Alone:
     """The one process that a strategy is compared with."""
     job = Job(target="tasks.py", strategy=strategy, cluster=Cluster(workers=workers))
     spec = job.spec
-    takes_turns = isinstance(spec, Layer) and spec.form is LayerForm.PHASED
+    has_phases = isinstance(spec, Layer) and spec.form is LayerForm.PHASED
     synchronised = getattr(spec, "batchnorm", "local") == "sync"
     mesh = as_mesh(spec, workers) if isinstance(spec, ModelParallel) else None
     return Alone(
-        strategy=strategy if takes_turns else "data",
+        strategy=strategy if has_phases else "data",
         slots=1 if synchronised else job.num_slots,
         pieces=mesh.num_microbatches if mesh is not None else 1,
         synchronised=synchronised,

@@ -8,7 +8,7 @@ from typing import Any
 from shoal.comm.words import FROM_PROCESSES, understood
 from shoal.launch.machine import SupervisorMachine
 from shoal.launch.messages import Emit, Ended, Input, Output, Said, Say, Started, StartProcess
-from shoal.launch.places import plan_places
+from shoal.launch.worlds import plan_worlds
 from shoal.spec import Job
 
 
@@ -21,7 +21,7 @@ class Table:
     asked: list[Output] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.machine = SupervisorMachine(self.job, plan_places(self.job), self.now)
+        self.machine = SupervisorMachine(self.job, plan_worlds(self.job), self.now)
         self._keep()
 
     def tell(self, *news: Input) -> list[Output]:

@@ -99,7 +99,7 @@ def same_bits(left: dict[str, Any], right: dict[str, Any]) -> bool:
 def test_workers_leave_and_come_and_not_one_bit_changes(tmp_path: Path, zygote: ZygoteProcess) -> None:
     def refused(folder: Path) -> None:
         assert request_scale(folder)["text"] == "4 workers."
-        with pytest.raises(LaunchError, match=r"cut into 4 parts .* start it with --workers 4:5 to have up to 5"):
+        with pytest.raises(LaunchError, match=r"cut into 4 places .* start it with --workers 4:5 to have up to 5"):
             request_scale(folder, workers=5)
         with pytest.raises(LaunchError, match="has no servers"):
             request_scale(folder, servers=2)

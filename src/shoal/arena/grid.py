@@ -27,7 +27,7 @@ class Flat:
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of one parameter's elements."""
+    """A stretch of one parameter's elements."""
 
     param: int
     start: int
@@ -57,14 +57,14 @@ class Grid:
     def owned_by(self, rank: int, size: int) -> range:
         """The chunks that one of `size` processes updates: neighbours, an equal share of the bytes."""
         total = sum(chunk.nbytes for chunk in self.chunks)
-        borders, done, seen = [0], 0, 0
+        bounds, done, seen = [0], 0, 0
         for index, chunk in enumerate(self.chunks):
-            while len(borders) < size and (seen + chunk.nbytes / 2) * size >= total * (done + 1):
-                borders.append(index)
+            while len(bounds) < size and (seen + chunk.nbytes / 2) * size >= total * (done + 1):
+                bounds.append(index)
                 done += 1
             seen += chunk.nbytes
-        borders += [len(self.chunks)] * (size + 1 - len(borders))
-        return range(borders[rank], borders[rank + 1])
+        bounds += [len(self.chunks)] * (size + 1 - len(bounds))
+        return range(bounds[rank], bounds[rank + 1])
 
 
 def make_grid(params: Sequence[Flat], chunk_bytes: int | None = None, *, cut_bytes: int = ALIGN) -> Grid:
@@ -83,9 +83,9 @@ def make_grid(params: Sequence[Flat], chunk_bytes: int | None = None, *, cut_byt
     chunks: list[Chunk] = []
     open_pieces: list[Piece] = []
     open_bytes = 0
-    for place, index in enumerate(order):
+    for position, index in enumerate(order):
         flat = params[index]
-        if open_pieces and params[order[place - 1]].dtype != flat.dtype:
+        if open_pieces and params[order[position - 1]].dtype != flat.dtype:
             chunks.append(_close(params, open_pieces))
             open_pieces, open_bytes = [], 0
         start = 0

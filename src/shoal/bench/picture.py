@@ -28,12 +28,12 @@ def draw_bench(path: Path, report: BenchReport) -> None:
         ecolor=INK,
         error_kw={"elinewidth": 1},
     )
-    for place, row in enumerate(rows):
+    for number, row in enumerate(rows):
         ratio = report.ratio_to_one(row)
         label = wording.rate(row.samples_per_s) + (f"  ×{ratio:.2f}" if ratio is not None else "")
-        reach = max(ranges[place])
+        reach = max(ranges[number])
         axes.annotate(
-            label, (reach, place), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9, color=INK
+            label, (reach, number), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9, color=INK
         )
     if report.alone is not None:
         axes.axvline(report.alone.samples_per_s, color=RED, linewidth=0.8, linestyle=":")

@@ -58,7 +58,7 @@ def _speeds(report: BenchReport) -> Table:
     fastest = max((row.samples_per_s for row in report.rows), default=0.0)
     for row in report.all_rows:
         style = "dim" if row.strategy == ONE_PROCESS else "bold" if row.samples_per_s == fastest else ""
-        table.add_row(*_cells(report, row), style=style)
+        table.add_row(*_texts(report, row), style=style)
     return table
 
 
@@ -67,7 +67,7 @@ def _first_heading(report: BenchReport) -> str:
     return f"x {first}" if 0 < len(first) <= _LONGEST_NAME else "x first"
 
 
-def _cells(report: BenchReport, row: BenchRow) -> list[str]:
+def _texts(report: BenchReport, row: BenchRow) -> list[str]:
     return [
         row.strategy,
         wording.rate(row.samples_per_s),

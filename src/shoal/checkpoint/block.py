@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from shoal.checkpoint.manifest import ALIGNMENT, ITEM_BYTES, PAGE_BYTES, Place
+from shoal.checkpoint.manifest import ALIGNMENT, ITEM_BYTES, PAGE_BYTES, Location
 from shoal.errors import CheckpointError
 
 
@@ -18,7 +18,7 @@ class Block:
 
     memory: torch.Tensor
     """uint8, as long as the file."""
-    places: Sequence[Place]
+    locations: Sequence[Location]
 
     @classmethod
     def empty(cls) -> Block:
@@ -27,18 +27,18 @@ class Block:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors by name, as views of the memory."""
-        return {place.name: self._view(place) for place in self.places}
+        return {location.name: self._view(location) for location in self.locations}
 
-    def _view(self, place: Place) -> torch.Tensor:
-        dtype = getattr(torch, place.dtype)
-        if not place.nbytes:
-            return torch.empty(place.shape, dtype=dtype)
-        return self.memory[place.offset : place.offset + place.nbytes].view(dtype).view(place.shape)
+    def _view(self, location: Location) -> torch.Tensor:
+        dtype = getattr(torch, location.dtype)
+        if not location.nbytes:
+            return torch.empty(location.shape, dtype=dtype)
+        return self.memory[location.offset : location.offset + location.nbytes].view(dtype).view(location.shape)
 
 
-def lay_out(tensors: Mapping[str, torch.Tensor]) -> tuple[Place, ...]:
-    """Where each tensor comes to lie; two names of one memory get one place."""
-    places, offsets = [], {}
+def lay_out(tensors: Mapping[str, torch.Tensor]) -> tuple[Location, ...]:
+    """Where each tensor comes to lie; two names of one memory get one location."""
+    locations, offsets = [], {}
     end = 0
     for name, tensor in tensors.items():
         dtype = dtype_name(name, tensor.dtype, tensor.layout)
@@ -46,8 +46,8 @@ def lay_out(tensors: Mapping[str, torch.Tensor]) -> tuple[Place, ...]:
         if key not in offsets:
             offsets[key] = end
             end = round_up(end + tensor.nbytes, ALIGNMENT)
-        places.append(
-            Place(
+        locations.append(
+            Location(
                 name=name,
                 dtype=dtype,
                 shape=tuple(tensor.shape),
@@ -55,12 +55,12 @@ def lay_out(tensors: Mapping[str, torch.Tensor]) -> tuple[Place, ...]:
                 nbytes=tensor.nbytes,
             )
         )
-    return tuple(places)
+    return tuple(locations)
 
 
-def file_bytes(places: Sequence[Place]) -> int:
+def file_bytes(locations: Sequence[Location]) -> int:
     """The length of a file for these: whole pages, so that it can be written past the page cache."""
-    return round_up(max((place.offset + place.nbytes for place in places), default=0), PAGE_BYTES)
+    return round_up(max((location.offset + location.nbytes for location in locations), default=0), PAGE_BYTES)
 
 
 def memory_key(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ def write_folder(path: Path, snapshot: PackedSnapshot, *, chunk_bytes: int = CHU
         part: PartFile(
             nbytes=block.memory.nbytes,
             checksums=_write_chunks(path / file_name(part), block.memory, chunk_bytes),
-            places=tuple(block.places),
+            locations=tuple(block.locations),
         )
         for part, block in snapshot.blocks.items()
     }
@@ -70,7 +70,7 @@ def read_folder(path: Path, parts: Collection[str] = PARTS) -> PackedSnapshot:
             memory = _read_chunks(path / file_name(part), manifest.files[part], manifest.chunk_bytes)
         except (OSError, Malformed) as error:
             raise torn(path, file_name(part), error) from None
-        blocks[part] = Block(memory, manifest.files[part].places)
+        blocks[part] = Block(memory, manifest.files[part].locations)
     snapshot = PackedSnapshot.of(blocks, step=manifest.step, facts=manifest.facts)
     if "model" in parts and digest(snapshot.model) != manifest.digest:
         raise torn(path, "model", Malformed("it does not have its digest"))

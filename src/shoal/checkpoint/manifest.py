@@ -16,7 +16,7 @@ VERSION = 1
 PARTS = ("model", "optimizer", "losses", "rng")
 """The files of a checkpoint; no other name is read."""
 ALIGNMENT = 64
-"""Bytes: where a tensor may begin, so that vector instructions can read it in place."""
+"""Bytes: where a tensor may begin, so that vector instructions can read it in location."""
 PAGE_BYTES = 4096
 MOST_BYTES = 1 << 50
 MOST_DIMS = 64
@@ -46,7 +46,7 @@ _CHECKSUM_CHARS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Location:
     """Where a tensor lies in its part's file."""
 
     name: str
@@ -63,7 +63,7 @@ class PartFile:
     nbytes: int
     checksums: tuple[str, ...]
     """Of each chunk, by xxh3_128."""
-    places: tuple[Place, ...]
+    locations: tuple[Location, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +88,21 @@ class Manifest:
         return sum(
             nbytes
             for file in self.files.values()
-            for _, nbytes in {(place.offset, place.nbytes) for place in file.places}
+            for _, nbytes in {(location.offset, location.nbytes) for location in file.locations}
         )
 
     def to_bytes(self) -> bytes:
         """JSON with a checksum of every byte that matters."""
-        body = json.dumps({"version": VERSION, **vars(self)}, default=vars, separators=(",", ":")).encode()
+        body = json.dumps({"version": VERSION, **vars(self)}, default=_written, separators=(",", ":")).encode()
         return _HEAD + checksum(body).encode() + _MIDDLE + body + _TAIL
+
+
+def _written(value: Any) -> dict[str, Any]:
+    """As the file has it. It calls locations otherwise, and so do all that were written before."""
+    fields = dict(vars(value))
+    if isinstance(value, PartFile):
+        fields["places"] = fields.pop("locations")
+    return fields
 
 
 def checksum(data: bytes | memoryview) -> str:
@@ -134,28 +142,28 @@ def _parse_file(fields: Fields, chunk_bytes: int) -> PartFile:
     checksums = fields.texts("checksums")
     if len(checksums) != -(-nbytes // chunk_bytes):
         raise Malformed(f"{fields.owner} has {len(checksums)} checksums for {nbytes} bytes")
-    places = tuple(_parse_place(place, nbytes) for place in fields.each("places"))
-    if len({place.name for place in places}) != len(places):
+    locations = tuple(_parse_location(location, nbytes) for location in fields.each("places"))
+    if len({location.name for location in locations}) != len(locations):
         raise Malformed(f"{fields.owner} names a tensor twice")
-    return PartFile(nbytes=nbytes, checksums=checksums, places=places)
+    return PartFile(nbytes=nbytes, checksums=checksums, locations=locations)
 
 
-def _parse_place(fields: Fields, file_bytes: int) -> Place:
-    place = Place(
+def _parse_location(fields: Fields, file_bytes: int) -> Location:
+    location = Location(
         name=fields.text("name"),
         dtype=fields.text("dtype"),
         shape=fields.counts("shape", MOST_BYTES),
         offset=fields.count("offset", file_bytes),
         nbytes=fields.count("nbytes", file_bytes),
     )
-    owner = f"tensor {place.name!r}"
-    if place.dtype not in ITEM_BYTES:
-        raise Malformed(f"{owner} has the unknown dtype {place.dtype!r}")
+    owner = f"tensor {location.name!r}"
+    if location.dtype not in ITEM_BYTES:
+        raise Malformed(f"{owner} has the unknown dtype {location.dtype!r}")
     # Zeros hide how large the other sizes are; torch multiplies those, too.
-    if len(place.shape) > MOST_DIMS or prod(size or 1 for size in place.shape) > MOST_BYTES:
+    if len(location.shape) > MOST_DIMS or prod(size or 1 for size in location.shape) > MOST_BYTES:
         raise Malformed(f"{owner} has an impossible shape")
-    if place.nbytes != prod(place.shape) * ITEM_BYTES[place.dtype]:
-        raise Malformed(f"{owner} has {place.nbytes} bytes, which its shape {place.shape} does not need")
-    if place.offset % ALIGNMENT or place.offset + place.nbytes > file_bytes:
-        raise Malformed(f"{owner} lies outside of its file, or between two places")
-    return place
+    if location.nbytes != prod(location.shape) * ITEM_BYTES[location.dtype]:
+        raise Malformed(f"{owner} has {location.nbytes} bytes, which its shape {location.shape} does not need")
+    if location.offset % ALIGNMENT or location.offset + location.nbytes > file_bytes:
+        raise Malformed(f"{owner} lies outside of its file, or between two locations")
+    return location

@@ -10,16 +10,16 @@ import torch
 import xxhash
 
 from shoal.checkpoint.block import file_bytes
-from shoal.checkpoint.manifest import PartFile, Place
+from shoal.checkpoint.manifest import Location, PartFile
 from shoal.checkpoint.wholeness import PIECE_BYTES
 
 
 class PartWriter:
-    """Takes tensors in the order of their places. A part without values gets no file."""
+    """Takes tensors in the order of their locations. A part without values gets no file."""
 
-    def __init__(self, path: Path, places: Sequence[Place], chunk_bytes: int) -> None:
-        self._places = {place.name: place for place in places}
-        self._nbytes = file_bytes(places)
+    def __init__(self, path: Path, locations: Sequence[Location], chunk_bytes: int) -> None:
+        self._locations = {location.name: location for location in locations}
+        self._nbytes = file_bytes(locations)
         self._chunk_bytes = chunk_bytes
         self._checksums: list[str] = []
         self._chunk = xxhash.xxh3_128()
@@ -27,11 +27,11 @@ class PartWriter:
         self._file = path.open("xb", buffering=0) if self._nbytes else None
 
     def put(self, name: str, values: torch.Tensor) -> None:
-        """Write the next tensor, which lies side by side in the host's memory; where it shares another's place, it
-        may be there already."""
-        place = self._places[name]
-        if place.nbytes and place.offset >= self._at:
-            self._fill(place.offset)
+        """Write the next tensor, which lies side by side in the host's memory; where it shares another's
+        location, it may be there already."""
+        location = self._locations[name]
+        if location.nbytes and location.offset >= self._at:
+            self._fill(location.offset)
             self._write(values.view(-1).view(torch.uint8).numpy().data)
 
     def complete(self) -> None:
@@ -45,7 +45,9 @@ class PartWriter:
         if self._file is not None:
             with self._file as file:
                 os.fsync(file.fileno())
-        return PartFile(nbytes=self._nbytes, checksums=tuple(self._checksums), places=tuple(self._places.values()))
+        return PartFile(
+            nbytes=self._nbytes, checksums=tuple(self._checksums), locations=tuple(self._locations.values())
+        )
 
     def _fill(self, until: int) -> None:
         """Zeros between tensors, so that equal states make equal files."""

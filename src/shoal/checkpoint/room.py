@@ -23,16 +23,16 @@ class Room:
 
     def copy(self, part: str, tensors: Mapping[str, torch.Tensor]) -> Block:
         """The tensors' values, until the next call for this part; tied ones stay tied."""
-        places = lay_out(tensors)
+        locations = lay_out(tensors)
         block = self._blocks.get(part)
-        if block is None or block.places != places:
+        if block is None or block.locations != locations:
             # In fresh memory all gaps are zeros, so that equal states make equal files.
-            block = self._blocks[part] = Block(_pages(file_bytes(places)), places)
+            block = self._blocks[part] = Block(_pages(file_bytes(locations)), locations)
         filled = set()
-        for place, target in zip(places, block.tensors().values(), strict=True):
-            if place.nbytes and place.offset not in filled:
-                target.copy_(tensors[place.name].detach())
-                filled.add(place.offset)
+        for location, target in zip(locations, block.tensors().values(), strict=True):
+            if location.nbytes and location.offset not in filled:
+                target.copy_(tensors[location.name].detach())
+                filled.add(location.offset)
         return block
 
 

@@ -10,7 +10,7 @@ from shoal.checkpoint.block import file_bytes
 from shoal.checkpoint.folder import CHUNK_BYTES, read_folder, sync_folder, write_folder
 from shoal.checkpoint.freeing import Shelf
 from shoal.checkpoint.listing import Entry, entry_of, list_entries
-from shoal.checkpoint.manifest import Manifest, Place
+from shoal.checkpoint.manifest import Location, Manifest
 from shoal.checkpoint.room import Room
 from shoal.checkpoint.snapshot import PackedSnapshot, Snapshot
 from shoal.checkpoint.streamed import StreamedFolder, StreamedState, lay_out_stream
@@ -47,7 +47,7 @@ class CheckpointStore:
         packed = snapshot if isinstance(snapshot, PackedSnapshot) else snapshot.copy_into(Room())
         with writing(self.folder):
             self._prepare()
-            self._make_room({part: block.places for part, block in packed.blocks.items()})
+            self._make_room({part: block.locations for part, block in packed.blocks.items()})
             while True:
                 try:
                     return self._write(packed)
@@ -57,12 +57,12 @@ class CheckpointStore:
                         raise
 
     def _write(self, packed: PackedSnapshot) -> Entry:
-        stage = self._hidden(packed.step)
+        draft = self._hidden(packed.step)
         try:
-            manifest = write_folder(stage, packed, chunk_bytes=self._chunk_bytes)
-            return self._show(stage, manifest)
+            manifest = write_folder(draft, packed, chunk_bytes=self._chunk_bytes)
+            return self._show(draft, manifest)
         except BaseException:
-            shutil.rmtree(stage, ignore_errors=True)
+            shutil.rmtree(draft, ignore_errors=True)
             raise
 
     def take(self, state: StreamedState) -> StreamedFolder:
@@ -82,19 +82,19 @@ class CheckpointStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._sweep()
 
-    def _make_room(self, places: Mapping[str, Sequence[Place]]) -> None:
+    def _make_room(self, locations: Mapping[str, Sequence[Location]]) -> None:
         """For these, and for the model's file that the run is to end with."""
-        model = sum(place.nbytes for place in places["model"])
-        self.shelf.make_room(model + sum(file_bytes(own) for own in places.values()))
+        model = sum(location.nbytes for location in locations["model"])
+        self.shelf.make_room(model + sum(file_bytes(own) for own in locations.values()))
 
-    def _show(self, stage: Path, manifest: Manifest) -> Entry:
+    def _show(self, draft: Path, manifest: Manifest) -> Entry:
         """Give what is whole its name."""
         path = self.folder / folder_name(manifest.step)
         before = path.with_name(f".{path.name}.old")
         if path.exists():
             path.rename(before)
         try:
-            stage.rename(path)
+            draft.rename(path)
         except OSError:
             if before.exists():
                 before.rename(path)

@@ -52,10 +52,10 @@ class PartReader:
     def tensors(self) -> dict[str, StoredTensor]:
         """What is in it, by name."""
         return {
-            place.name: StoredTensor(
-                file=self, offset=place.offset, dtype=getattr(torch, place.dtype), shape=place.shape
+            location.name: StoredTensor(
+                file=self, offset=location.offset, dtype=getattr(torch, location.dtype), shape=location.shape
             )
-            for place in self._expected.places
+            for location in self._expected.locations
         }
 
     def read_into(self, offset: int, values: torch.Tensor) -> torch.Tensor:

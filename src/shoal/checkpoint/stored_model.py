@@ -33,7 +33,7 @@ class ModelReader:
         try:
             self._file = path.open("rb")
             header, begin = self._read_header()
-            self._tensors = dict(self._places(header, begin))
+            self._tensors = dict(self._locations(header, begin))
             expected = header.inner(_METADATA).values.get("digest") if _METADATA in header.values else None
         except (OSError, Malformed) as error:
             raise CheckpointError(
@@ -59,7 +59,7 @@ class ModelReader:
         except (ValueError, RecursionError):
             raise Malformed("its header is not JSON") from None
 
-    def _places(self, header: Fields, begin: int) -> Iterator[tuple[str, StoredTensor]]:
+    def _locations(self, header: Fields, begin: int) -> Iterator[tuple[str, StoredTensor]]:
         size = os.fstat(self._file.fileno()).st_size - begin
         for name in header.values.keys() - {_METADATA}:
             fields = header.inner(name)

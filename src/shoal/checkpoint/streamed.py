@@ -14,7 +14,7 @@ import xxhash
 
 from shoal.checkpoint.block import dtype_name, round_up
 from shoal.checkpoint.folder import CHUNK_BYTES, write_manifest
-from shoal.checkpoint.manifest import ALIGNMENT, Manifest, Place
+from shoal.checkpoint.manifest import ALIGNMENT, Location, Manifest
 from shoal.checkpoint.model_file import add_to_digest
 from shoal.checkpoint.model_stream import TensorStream, checked
 from shoal.checkpoint.part_writer import PartWriter
@@ -107,10 +107,10 @@ class StreamedFolder:
         return manifest
 
 
-def lay_out_stream(stream: TensorStream) -> tuple[Place, ...]:
-    """Where each tensor comes to lie, in the order in which they come; two names of one get one place."""
+def lay_out_stream(stream: TensorStream) -> tuple[Location, ...]:
+    """Where each tensor comes to lie, in the order in which they come; two names of one get one location."""
     offsets: dict[str, int] = {}
-    places = []
+    locations = []
     end = 0
     for name in sorted(stream.looks):
         looks, first = stream.looks[name], stream.same.get(name, name)
@@ -118,5 +118,7 @@ def lay_out_stream(stream: TensorStream) -> tuple[Place, ...]:
             offsets[first] = end
             end = round_up(end + looks.nbytes, ALIGNMENT)
         dtype = dtype_name(name, looks.dtype)
-        places.append(Place(name=name, dtype=dtype, shape=looks.shape, offset=offsets[first], nbytes=looks.nbytes))
-    return tuple(places)
+        locations.append(
+            Location(name=name, dtype=dtype, shape=looks.shape, offset=offsets[first], nbytes=looks.nbytes)
+        )
+    return tuple(locations)

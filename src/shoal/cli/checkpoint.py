@@ -71,8 +71,8 @@ def show(
     manifest = read_manifest(path)
     entry = entry_of(path, manifest)
     if as_json:
-        places = [{"part": part, **vars(place)} for part, file in manifest.files.items() for place in file.places]
-        print_json({**_plain(entry), "facts": manifest.facts, "tensors": places})
+        tensors = [{"part": part, **vars(one)} for part, file in manifest.files.items() for one in file.locations]
+        print_json({**_plain(entry), "facts": manifest.facts, "tensors": tensors})
         return
     _show(facts_table(entry, manifest))
     if tensors:

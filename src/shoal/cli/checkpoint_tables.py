@@ -54,10 +54,10 @@ def facts_table(entry: Entry, manifest: Manifest) -> RenderableType:
     parts = _table("part", "tensors>", "values>", "size>")
     for part, file in manifest.files.items():
         # Tied weights are two names for the same values.
-        unique = {place.offset: place for place in file.places if place.nbytes}.values()
-        values = sum(prod(place.shape) for place in unique)
-        size = decimal(sum(place.nbytes for place in unique))
-        parts.add_row(part, f"{len(file.places):,}", f"{values:,}", size)
+        unique = {location.offset: location for location in file.locations if location.nbytes}.values()
+        values = sum(prod(location.shape) for location in unique)
+        size = decimal(sum(location.nbytes for location in unique))
+        parts.add_row(part, f"{len(file.locations):,}", f"{values:,}", size)
     return Group(facts, "", parts)
 
 
@@ -65,8 +65,8 @@ def tensors_table(manifest: Manifest) -> Table:
     """Every tensor."""
     table = _table("part", "tensor", "dtype", "shape", "size>")
     for part, file in manifest.files.items():
-        for place in file.places:
-            table.add_row(part, Text(place.name), place.dtype, str(list(place.shape)), decimal(place.nbytes))
+        for one in file.locations:
+            table.add_row(part, Text(one.name), one.dtype, str(list(one.shape)), decimal(one.nbytes))
     return table
 
 

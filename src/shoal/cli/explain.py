@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.cli.json_output import print_json
 from shoal.cli.plan import Plan, make_plan
-from shoal.cli.plan.parts import Seat
+from shoal.cli.plan.parts import GridPoint
 from shoal.launch.supervisor import run_job
 from shoal.layout import binary_size
 from shoal.spec import Cluster, Job
@@ -94,16 +94,16 @@ def _show(plan: Plan) -> None:
         print(plan.placement_table)
 
 
-def _grid(seats: Sequence[Seat]) -> Table:
+def _grid(points: Sequence[GridPoint]) -> Table:
     """Who stands where."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="")
-    axes = list(seats[0].coordinates)
+    axes = list(points[0].coordinates)
     for title in ("worker", *axes, "lane"):
         table.add_column(title, justify="right")
-    for seat in seats:
-        table.add_row(str(seat.worker), *(str(seat.coordinates[axis]) for axis in axes), str(seat.lane))
+    for point in points:
+        table.add_row(str(point.worker), *(str(point.coordinates[axis]) for axis in axes), str(point.lane))
     return table
 
 

@@ -24,14 +24,14 @@ def measure_wake_s(rounds: int = ROUNDS) -> float:
         counters = Counters(memoryview(memory), ctypes.addressof(ctypes.c_char.from_buffer(memory)))
         pid = os.fork()
         if pid == 0:
-            for turn in range(1, rounds + 1):
-                counters.wait(0, turn)
-                counters.publish(1, turn)
+            for number in range(1, rounds + 1):
+                counters.wait(0, number)
+                counters.publish(1, number)
             os._exit(0)
         begin = time.perf_counter()
-        for turn in range(1, rounds + 1):
-            counters.publish(0, turn)
-            counters.wait(1, turn)
+        for number in range(1, rounds + 1):
+            counters.publish(0, number)
+            counters.wait(1, number)
         seconds = time.perf_counter() - begin
         os.waitpid(pid, 0)
         del counters

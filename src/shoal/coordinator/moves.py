@@ -6,7 +6,7 @@ servers, and none while a shard that lost its backup waits for a new one.
 
 Where memory outlives its servers no death ends a move. All holders of a shard that is about to change hands are
 told so, and keep a journal of it; the first change follows when they have said that they know. From then on
-whoever dies is followed by one that goes on with what is in its place.
+whoever dies is followed by one that goes on with what is in its home.
 """
 
 from __future__ import annotations
@@ -169,11 +169,11 @@ class ShardMoves:
         return [Change("filling", "the shard moves, or its backup leaves", {"shard": shard, "to": goal})]
 
     def _vacate(self, table: ShardTable, shard: int, number: int) -> list[Change]:
-        """The place is another's: it is told to leave, and the new server comes when it has."""
+        """The home is another's: it is told to leave, and the new server comes when it has."""
         if table[shard].backup == NOBODY:
             return []
         table.assign_backup(shard, NOBODY, number)
-        return [Change("vacated", "another server is to have its place", {"shard": shard})]
+        return [Change("vacated", "another server is to have its home", {"shard": shard})]
 
     def _arrive(
         self, table: ShardTable, servers: Mapping[int, int], nodes: list[int], shard: int, number: int

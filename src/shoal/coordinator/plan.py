@@ -39,7 +39,7 @@ class JobPlan:
     most_workers: int = 1 << 16
     """How many there is room for, where a run may be given more."""
     shares_memory: bool = False
-    """All servers have their copies in one memory, so that a place there must not have two holders."""
+    """All servers have their copies in one memory, so that a home there must not have two holders."""
     outlives_servers: bool = False
     """That memory stays when a server dies, with all that another needs to go on with its shards."""
     has_copies: bool = False

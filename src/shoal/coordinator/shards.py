@@ -6,15 +6,15 @@ the generation. That is safe because of an order: the primary waits for its back
 `Filled`, before anybody else can know. So once the coordinator has noted `filled`, the backup has every
 acknowledged push.
 
-**Copies.** A shard has two places. Its backup lies in the one that its primary does not use, so `copy` flips
+**Copies.** A shard has two homes. Its backup lies in the one that its primary does not use, so `copy` flips
 when the backup is promoted, and a new backup overwrites what its predecessor left.
 
-**Letting go.** Where all copies lie in one memory, whoever held a place and has not heard that it is another's
-now would write into it: a backup the entries that are on their way, a deposed primary the pushes. So a place is
+**Letting go.** Where all copies lie in one memory, whoever held a home and has not heard that it is another's
+now would write into it: a backup the entries that are on their way, a deposed primary the pushes. So a home is
 handed on only when its last holder has said that it knows the view that took it away, or is known to be dead.
 
 **Orphans.** Where that memory outlives its servers, a shard whose primary is lost and that has no filled backup
-is not: another server goes on with what lies in its place (`ps/inheritance.py`), once the dead one writes
+is not: another server goes on with what lies in its home (`ps/inheritance.py`), once the dead one writes
 nothing there any more. Until then nobody is its primary.
 """
 
@@ -52,10 +52,10 @@ class ShardTable:
         deserting: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
         self.leaving = dict(leaving or {})
-        """By shard: who held the place beside the primary's and may still write there, and the number of the view
+        """By shard: who held the home beside the primary's and may still write there, and the number of the view
         that tells it not to."""
         self.deserting = dict(deserting or {})
-        """The same of the primary's own place, of shards that have none now."""
+        """The same of the primary's own home, of shards that have none now."""
         self._shards = list(shards)
         self._known: dict[int, int] = {}
         """By node: the newest view that it has said it knows."""
@@ -137,7 +137,7 @@ class ShardTable:
         self._shards[shard] = ShardView(generation=number, primary=NOBODY, copy=view.copy)
 
     def may_adopt(self, shard: int) -> bool:
-        """Whether a shard has no primary, and its last one writes nothing in its place any more."""
+        """Whether a shard has no primary, and its last one writes nothing in its home any more."""
         return self._shards[shard].primary == NOBODY and shard not in self.deserting
 
     def adopt(self, shard: int, node: int, number: int) -> None:
@@ -154,7 +154,7 @@ class ShardTable:
         self._shards[shard] = ShardView(generation=number, primary=view.backup, copy=1 - view.copy)
 
     def may_back(self, shard: int, node: int) -> bool:
-        """Whether a node may have the place beside the primary's: nobody else may still write there."""
+        """Whether a node may have the home beside the primary's: nobody else may still write there."""
         last = {self._shards[shard].backup, self.leaving.get(shard, (NOBODY,))[0]}
         return not self._shares_memory or last <= {node, NOBODY}
 

@@ -207,7 +207,7 @@ class Upkeep:
             self._state.done_ranks.add(rank)
 
     def _let_go(self, node: int, number: int | None = None) -> None:
-        """A node knows this view, or its process has ended: others may have the places that were its own."""
+        """A node knows this view, or its process has ended: others may have the homes that were its own."""
         if self._state.table is not None:
             self._state.table.let_go(node, number)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from shoal.feed.parts import Part, Piece
+from shoal.feed.parts import LoadedBatch, Part
 from shoal.feed.prefetch import Ahead, Loaded, RandomWatch, WantedPart
 from shoal.feed.preprocessing import Prepared, Preprocessing
 from shoal.ledger import Cut
@@ -84,13 +84,13 @@ class Feed:
         total = float(cut.batch_samples) if self._total_is_known else None
         wanted = _wanted(cut, seed, step)
 
-        def load() -> Iterator[Piece]:
+        def load() -> Iterator[LoadedBatch]:
             self.in_use = cut
             # Whoever takes the batches computes on each before it asks for the next, and for the end.
             if self._preprocessing is not None:
                 yield from self._prepared(wanted, self._preprocessing)
             else:
-                yield from self._pieces(wanted) if self._ahead is None else self._ahead.take(wanted)
+                yield from self._batches(wanted) if self._ahead is None else self._ahead.take(wanted)
             self.in_use = None
 
         return Part(cut.slot, load, total)
@@ -134,9 +134,9 @@ class Feed:
 
     def _load_whole(self, wanted: WantedPart) -> Loaded:
         with self._one_at_a_time:
-            return list(self._pieces(wanted))
+            return list(self._batches(wanted))
 
-    def _pieces(self, wanted: WantedPart) -> Iterator[Piece]:
+    def _batches(self, wanted: WantedPart) -> Iterator[LoadedBatch]:
         """The part's batches, one after the other."""
         watch = self._watch
         if watch is not None:
@@ -167,11 +167,11 @@ class Feed:
             prepared.append((batch, None if torch.equal(before, after) else after))
         return prepared
 
-    def _prepared(self, wanted: WantedPart, preprocessing: Preprocessing) -> Iterator[Piece]:
+    def _prepared(self, wanted: WantedPart, preprocessing: Preprocessing) -> Iterator[LoadedBatch]:
         """The part's batches from a process beside this one; torch's generator is left as their loads leave it."""
         prepared = preprocessing.take(wanted)
         if prepared is None:  # where it failed there, the user's own error is raised here
-            yield from self._pieces(wanted)
+            yield from self._batches(wanted)
             return
         self._seed(wanted.key)
         for samples, (made, state) in zip(self._cut(wanted.samples), prepared, strict=True):

@@ -1,4 +1,4 @@
-"""What a step trains on: pieces of a batch, in the parts that slots have."""
+"""What a step trains on: micro-batches, in the parts that slots have."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-Piece = tuple[Any, float, int]
-"""A batch, what it counts, and how many samples it holds."""
+LoadedBatch = tuple[Any, float, int]
+"""A micro-batch, what it counts, and how many samples it holds."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Part:
     """One slot's part of a step."""
 
     slot: int
-    load: Callable[[], Iterator[Piece]]
+    load: Callable[[], Iterator[LoadedBatch]]
     """Reads the batches; may be called again by a process that takes this slot over."""
     total_weight: float | None
     """What the batches of all slots count together, where that is known beforehand; not where some may be

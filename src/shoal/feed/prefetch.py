@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shoal.feed.parts import Piece
+from shoal.feed.parts import LoadedBatch
 
-Loaded = list[Piece]
+Loaded = list[LoadedBatch]
 """The batches of a part."""
 
 _OBSERVED_LOADS = 3

@@ -20,9 +20,9 @@ from shoal.launch.chaos import Timetable
 from shoal.launch.failure_log import FailureLog, verdict
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
-from shoal.launch.places import servers_of
 from shoal.launch.requests import Requests
 from shoal.launch.supervisor import Supervisor
+from shoal.launch.worlds import servers_of
 from shoal.observe import Event, RunFolder
 from shoal.observe.checkpoint_names import step_folders
 from shoal.observe.happenings import (

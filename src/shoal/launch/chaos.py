@@ -10,8 +10,8 @@ from random import Random
 from shoal.comm.words import Misbehave
 from shoal.launch.crew import Hand
 from shoal.launch.hangs import step_of
-from shoal.launch.places import servers_of
 from shoal.launch.succession import Bridge
+from shoal.launch.worlds import servers_of
 from shoal.observe.happenings import FaultInjected, Warned
 from shoal.observe.wording import plural
 from shoal.spec import Job

@@ -105,7 +105,7 @@ class Crew:
     """The latest that was told; None before the first."""
 
     def welcome(self, world: World, now: float) -> Hand:
-        """A process is about to be started for this place."""
+        """A process is about to be started that stands here."""
         places = world.places or ((world.global_rank,) if world.role == Role.WORKER else ())
         hand = Hand(len(self.hands), world.role, world.global_rank, Life(now), world.node, places)
         self.hands.append(hand)

@@ -13,7 +13,7 @@ _LIBRARIES = tuple(
 )
 
 
-def find_place(text: str) -> str | None:
+def find_frame(text: str) -> str | None:
     """`file:line in function` of the innermost frame of the main thread that is the user's own, if there is one.
 
     Where all frames are a library's the innermost that is not ours; None where there are no frames.

@@ -36,11 +36,11 @@ from shoal.launch.messages import (
     Started,
     StartProcess,
 )
-from shoal.launch.places import describe_world, servers_of
 from shoal.launch.service import Service
 from shoal.launch.succession import Succession
 from shoal.launch.verdict import Failure, first_cause, told_failure
 from shoal.launch.vigil import Vigil
+from shoal.launch.worlds import describe_world, servers_of
 from shoal.observe.happenings import Done, Failed, Happening, Warned
 from shoal.observe.results import RunResults
 from shoal.spec import Job, World
@@ -69,7 +69,7 @@ class SupervisorMachine:
     def __init__(
         self,
         job: Job,
-        places: Sequence[World],
+        worlds: Sequence[World],
         now: float,
         *,
         hang_timeout_s: float | None = None,
@@ -85,8 +85,8 @@ class SupervisorMachine:
         """Set when nothing more is to be decided. Whatever still runs is of no use."""
         self.is_stopping = False
         self.results = RunResults()
-        self.first_place = places[0]
-        self._num_workers = sum(place.role == Role.WORKER for place in places)
+        self.first_world = worlds[0]
+        self._num_workers = sum(world.role == Role.WORKER for world in worlds)
         self._failures: list[Failure] = []
         self._judge_at: float | None = None
         self._cause: Failure | None = None
@@ -100,8 +100,8 @@ class SupervisorMachine:
         self._tells_what_never_fired = timetable is None
         self._mischief = Mischief(self, self._timetable)
         self._succession: Succession = Service(self) if servers_of(job) else Membership(self)
-        for place in places:
-            self.start(place)
+        for world in worlds:
+            self.start(world)
 
     def take(self, news: Input, now: float) -> None:
         """Something has happened."""
@@ -213,10 +213,10 @@ class SupervisorMachine:
         """Tell whoever watches."""
         self.ask(Emit(what, rank))
 
-    def start(self, place: World) -> Hand:
+    def start(self, world: World) -> Hand:
         """Start one more process."""
-        hand = self.crew.welcome(place, self.now)
-        self.ask(StartProcess(hand.number, place))
+        hand = self.crew.welcome(world, self.now)
+        self.ask(StartProcess(hand.number, world))
         return hand
 
     def say(self, hand: Hand, word: Told) -> None:

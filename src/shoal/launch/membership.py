@@ -11,11 +11,11 @@ from shoal.launch.elastic import Autoscaler
 from shoal.launch.failure_log import FailureLog, verdict
 from shoal.launch.messages import Load, MeasureLoad, ScaleRequest
 from shoal.launch.moves import PlaceMoves
-from shoal.launch.places import advice_after_loss, can_move, can_replace
 from shoal.launch.resizing import Resizing
 from shoal.launch.scaling import BEGUN, ENDING, refusal
 from shoal.launch.succession import Bridge
 from shoal.launch.verdict import Failure, explain_end, failure_of
+from shoal.launch.worlds import advice_after_loss, can_move, can_replace
 from shoal.observe.happenings import Adopted, LineSaid, Lost, Raised, Released, Replaced, StepsTaken, Warned
 from shoal.observe.wording import plural
 from shoal.spec.told import Told
@@ -253,7 +253,7 @@ class Membership:
             )
         if request.workers > most:
             return (
-                f"This run's work was cut into {plural(most, 'part')} when it started, so {most} is the most "
+                f"This run's work was cut into {plural(most, 'place')} when it started, so {most} is the most "
                 f"workers it can have; start it with --workers {min(most, request.workers)}:{request.workers} to "
                 f"have up to {request.workers}."
             )

@@ -23,8 +23,8 @@ class MemoryWatch:
 
 def count_oom_kills() -> int:
     """Processes that the kernel has killed for want of memory: on this machine, and in our cgroup."""
-    places = [Path("/proc/vmstat"), *_cgroup_files()]
-    return sum(_read_count(place) for place in places)
+    files = [Path("/proc/vmstat"), *_cgroup_files()]
+    return sum(_read_count(file) for file in files)
 
 
 def _cgroup_files() -> list[Path]:
@@ -42,9 +42,9 @@ def _cgroup_files() -> list[Path]:
     return files
 
 
-def _read_count(place: Path) -> int:
+def _read_count(file: Path) -> int:
     try:
-        lines = place.read_text(encoding="ascii").splitlines()
+        lines = file.read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))

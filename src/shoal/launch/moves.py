@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from shoal.comm.words import Adopt, Release, Stop, Takeover
 from shoal.launch.crew import Hand, Vacancy
-from shoal.launch.places import member_place
-from shoal.launch.seats import share_out
+from shoal.launch.sharing import share_out
 from shoal.launch.succession import Bridge
+from shoal.launch.worlds import member_world
 from shoal.spec.vocabulary import Role, State
 
 _AT_WORK = (State.TRAINING, State.EVALUATING)
@@ -38,8 +38,8 @@ class PlaceMoves:
     def start_spare(self) -> Hand:
         """Start one more process, which waits for places."""
         number, self._num_spares = self._num_spares, self._num_spares + 1
-        place = member_place(self._bridge.first_place, Role.SPARE, number, generation=self._crew.generation)
-        return self._bridge.start(place)
+        world = member_world(self._bridge.first_world, Role.SPARE, number, generation=self._crew.generation)
+        return self._bridge.start(world)
 
     def give(self, hand: Hand, places: Collection[int], vacancy: Vacancy | None = None) -> None:
         """Give places to a worker or a spare, in place of those that were lost."""
@@ -51,7 +51,7 @@ class PlaceMoves:
         if vacancy is not None:
             hand.succeeds.append(replace(vacancy, places=tuple(sorted(places)), adopter=hand.rank))
         hand.unconfirmed |= set(places)
-        self._seat(hand, {*hand.places, *places})
+        self._settle(hand, {*hand.places, *places})
 
     def share_out(self, places: Collection[int], vacancy: Vacancy | None = None) -> list[int]:
         """Give places to the workers that there are; returns those for which there was none."""
@@ -69,9 +69,9 @@ class PlaceMoves:
 
     def take_back(self, hand: Hand, places: Collection[int]) -> None:
         """A worker has released places."""
-        self._seat(hand, set(hand.places) - set(places))
+        self._settle(hand, set(hand.places) - set(places))
 
-    def _seat(self, hand: Hand, places: set[int]) -> None:
+    def _settle(self, hand: Hand, places: set[int]) -> None:
         hand.places = tuple(sorted(places))
         if hand.places:
             hand.role, hand.global_rank = Role.WORKER, hand.places[0]

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from shoal.launch.crew import Hand
 from shoal.launch.moves import PlaceMoves
-from shoal.launch.seats import gifts, leavers
+from shoal.launch.sharing import gifts, leavers
 from shoal.launch.succession import Bridge
 from shoal.observe.happenings import Scaled
 from shoal.spec.vocabulary import Role, State

@@ -71,7 +71,7 @@ def resumed_job(saved: Job, path: Path, manifest: Manifest, changes: Mapping[str
 
 def left_out(job: Job, manifest: Manifest) -> str:
     """One line about what a resumed job has no use for in its checkpoint; empty where there is nothing."""
-    count = count_aside(place.name for place in manifest.files["optimizer"].places)
+    count = count_aside(one.name for one in manifest.files["optimizer"].locations)
     if not count or job.conduct.trains_heads:
         return ""
     return f"left out: {count} tensors of heads that only layer:decoupled=on trains"

@@ -18,10 +18,10 @@ from shoal.launch.dismissals import Dismissals
 from shoal.launch.failure_log import FailureLog, verdict
 from shoal.launch.membership import STOP_SIGNALS
 from shoal.launch.messages import Load, ScaleRequest
-from shoal.launch.places import member_place
 from shoal.launch.scaling import ENDING, SCALED_ROLES, Waiting, refusal, tell_numbers
 from shoal.launch.succession import Bridge
 from shoal.launch.verdict import Failure, explain_end, failure_of
+from shoal.launch.worlds import member_world
 from shoal.observe.happenings import Audited, Decided, Done, LineSaid, Lost, Raised, Replaced, StateEntered, Warned
 from shoal.spec.told import Told
 from shoal.spec.vocabulary import Role, State
@@ -51,9 +51,9 @@ class Service:
         self._phase = Phase.WORKING
         self._phase_ends_at: float | None = None
         self._lost_at: dict[tuple[Role, int], float] = {}
-        """When a place was lost that nobody has been started for since."""
+        """By seat: when it was lost; nobody has been started for it since."""
         self._postponed: set[tuple[Role, int]] = set()
-        """Places to be filled once those dismissed from them have ended: both would use the same memory."""
+        """Seats to be filled once those dismissed from them have ended: both would use the same memory."""
         self._lost_worker: Failure | None = None
         """What to tell if nobody finishes a lost worker's work."""
         self._dismissals = Dismissals(bridge)
@@ -183,14 +183,14 @@ class Service:
             return  # Nobody died there: whom the coordinator misses has stopped on request.
         for one in self._crew.living(role):
             if one.global_rank == rank:
-                # It is on its way, and its end would be told; or dismissed, and has the place until its end.
+                # It is on its way, and its end would be told; or dismissed, and has the seat until its end.
                 if one.dismissed_at is not None:
                     self._postponed.add((role, rank))
                 return
         node = 1 + max(hand.node for hand in self._crew.hands)
         before = sum((one.role, one.global_rank) == (role, rank) for one in self._crew.hands)
-        place = member_place(self._bridge.first_place, role, rank, node=node, generation=before)
-        hand = self._bridge.start(place)
+        world = member_world(self._bridge.first_world, role, rank, node=node, generation=before)
+        hand = self._bridge.start(world)
         hand.follows_loss_at = self._lost_at.pop((role, rank), None)
         if hand.is_worker and self._bridge.is_stopping:
             self._bridge.say(hand, Stop())
@@ -207,9 +207,9 @@ class Service:
         """A process has ended: well, or as a loss that the coordinator must know of."""
         if self._bridge.has_failed:
             return
-        if (place := (hand.role, hand.global_rank)) in self._postponed:
-            self._postponed.remove(place)
-            self._start(*place)
+        if (seat := (hand.role, hand.global_rank)) in self._postponed:
+            self._postponed.remove(seat)
+            self._start(*seat)
         if self._ended_well(hand):
             if hand.dismissed_at is not None or not self._bridge.is_stopping:
                 self._tell_end(hand)
@@ -264,7 +264,7 @@ class Service:
 
     def _succeed_coordinator(self) -> None:
         self._waiting.refuse_all("The coordinator was lost before it answered; ask again.")
-        hand = self._bridge.start(member_place(self._bridge.first_place, Role.COORDINATOR, 0))
+        hand = self._bridge.start(member_world(self._bridge.first_world, Role.COORDINATOR, 0))
         hand.follows_loss_at = self._lost_at.pop((Role.COORDINATOR, 0))
 
     # What the user asks for.

@@ -21,8 +21,8 @@ class Bridge(Protocol):
     crew: Crew
     now: float
     """The time, on a clock that never goes back."""
-    first_place: World
-    """The first of the places that the run began with."""
+    first_world: World
+    """The world of the first process that the run began with."""
     is_stopping: bool
     """The user has asked the run to end."""
     results: RunResults
@@ -38,7 +38,7 @@ class Bridge(Protocol):
     def emit(self, what: Happening, rank: int | None = None) -> None:
         """Tell whoever watches."""
 
-    def start(self, place: World) -> Hand:
+    def start(self, world: World) -> Hand:
         """Start one more process."""
 
     def say(self, hand: Hand, word: Told) -> None:

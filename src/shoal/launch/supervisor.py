@@ -33,9 +33,9 @@ from shoal.launch.messages import (
     TakeStacks,
 )
 from shoal.launch.owner import ZygoteProcess
-from shoal.launch.places import plan_places, servers_of
 from shoal.launch.requests import Requests
 from shoal.launch.stacks import write_stacks
+from shoal.launch.worlds import plan_worlds, servers_of
 from shoal.observe.events import Event
 from shoal.observe.happenings import Warned
 from shoal.spec import Job
@@ -57,7 +57,7 @@ class Supervisor:
         """`requests`: where the run is asked for something; by default it heeds signals alone."""
         refuse_inside(job.purpose)
         self.machine = SupervisorMachine(
-            job, plan_places(job), time.monotonic(), hang_timeout_s=hang_timeout_s, timetable=timetable
+            job, plan_worlds(job), time.monotonic(), hang_timeout_s=hang_timeout_s, timetable=timetable
         )
         self._job = job
         self._on_event = on_event

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.launch.crew import Hand
-from shoal.launch.frames import find_place
+from shoal.launch.frames import find_frame
 from shoal.launch.hangs import Finding, HangJudge, Patience
 from shoal.launch.messages import Sight, StacksTaken, TakeStacks
 from shoal.launch.succession import Bridge
@@ -74,8 +74,8 @@ class Vigil:
 
     def _tell(self, hand: Hand, finding: Finding, step: int, sight: Sight, path: str) -> None:
         reason = _reason(hand, finding, sight.state)
-        place = find_place(sight.stacks)
-        where = near(place) if place else ""
+        frame = find_frame(sight.stacks)
+        where = near(frame) if frame else ""
         hand.hang = f"{reason}, at step {step}"
         if where:
             hand.hang += f", in {where}"

@@ -1,7 +1,7 @@
 """Pure decisions about where things go: no processes, no sockets, no torch."""
 
 from shoal.layout.lines import ALIGN_BYTES, Parcel, Span
-from shoal.layout.placement import POLICIES, Placement, place, spread_backups
+from shoal.layout.placement import POLICIES, Placement, place_shards, spread_backups
 from shoal.layout.placement_table import ServerRow, binary_size, explain, render
 from shoal.layout.rebalancing import rebalance
 from shoal.layout.served_placement import place_served
@@ -15,8 +15,8 @@ __all__ = [
     "Span",
     "binary_size",
     "explain",
-    "place",
     "place_served",
+    "place_shards",
     "rebalance",
     "render",
     "spread_backups",

@@ -62,7 +62,7 @@ class Placement:
         return [shard for shard, owner in enumerate(self.owners) if owner == server]
 
 
-def place(
+def place_shards(
     parcels: Sequence[Parcel],
     *,
     servers: int,
@@ -101,8 +101,8 @@ def spread_backups(owners: Sequence[int], servers: Sequence[int]) -> tuple[int |
     num_given = dict.fromkeys(ring, 0)
     backups: list[int | None] = []
     for owner in owners:
-        place_in_ring = ring.index(owner)
-        others = [*ring[place_in_ring + 1 :], *ring[:place_in_ring]]
+        index_in_ring = ring.index(owner)
+        others = [*ring[index_in_ring + 1 :], *ring[:index_in_ring]]
         backups.append(others[num_given[owner] % len(others)] if others else None)
         num_given[owner] += 1
     return tuple(backups)
@@ -184,13 +184,13 @@ def _shares(owners: Sequence[int], capacities: Sequence[float], policy: str) -> 
 
 def _spread(lines: Sequence[ParameterLine], shares: Sequence[Fraction]) -> tuple[tuple[Span, ...], ...]:
     """Cut each line by the shares."""
-    borders = list(accumulate(shares))[:-1]
-    placed = [0] * len(borders)
+    bounds = list(accumulate(shares))[:-1]
+    placed = [0] * len(bounds)
     total = 0
     shards: list[list[Span]] = [[] for _ in shares]
     for number, line in enumerate(lines):
         total += line.weight
-        targets = [total * border - before for border, before in zip(borders, placed, strict=True)]
+        targets = [total * bound - before for bound, before in zip(bounds, placed, strict=True)]
         cuts = line.divide(targets, least=1 if number == 0 else 0)
         placed = [before + line.position(cut) for before, cut in zip(placed, cuts[1:-1], strict=True)]
         for shard, spans in zip(shards, line.spans(cuts), strict=True):

@@ -50,10 +50,10 @@ def render(placement: Placement, parcels: Sequence[Parcel]) -> str:
         _column("cut", [str(len(row.cut)) for row in rows]),
         _column("backup of", [_ranges(row.backup_of) for row in rows]),
     ]
-    heading, *figures = (_GAP.join(cells) for cells in zip(*columns, strict=True))
+    heading, *figures = (_GAP.join(texts) for texts in zip(*columns, strict=True))
     lines = [heading]
-    for row, cells in zip(rows, figures, strict=True):
-        lines += [cells, _INDENT + _names(row)] if row.params else [cells]
+    for row, figure in zip(rows, figures, strict=True):
+        lines += [figure, _INDENT + _names(row)] if row.params else [figure]
     if any(row.cut for row in rows):
         lines.append(f"{CUT_MARK} cut: other servers hold the rest")
     lines.append(f"The largest server carries {placement.imbalance:.2%} more than its fair share.")
@@ -77,10 +77,10 @@ def _row(placement: Placement, parcels: Sequence[Parcel], server: int) -> Server
     )
 
 
-def _column(heading: str, cells: Sequence[str]) -> list[str]:
-    """The heading and the cells, aligned to the right."""
-    width = max(map(len, [heading, *cells]))
-    return [cell.rjust(width) for cell in [heading, *cells]]
+def _column(heading: str, texts: Sequence[str]) -> list[str]:
+    """The heading and the texts, aligned to the right."""
+    width = max(map(len, [heading, *texts]))
+    return [text.rjust(width) for text in [heading, *texts]]
 
 
 def _names(row: ServerRow) -> str:

@@ -129,20 +129,22 @@ def simulate(schedule: Sequence[Actions], costs: Costs | Callable[[Action], floa
     cost = costs if callable(costs) else lambda action: costs[action.kind]
     last = max(action.stage for actions in schedule for action in actions)
     ends: dict[Action, float] = {}
-    clocks, places = [0.0] * len(schedule), [0] * len(schedule)
+    clocks, positions = [0.0] * len(schedule), [0] * len(schedule)
     moved = True
     while moved:
         moved = False
         for worker, actions in enumerate(schedule):
-            while places[worker] < len(actions):
-                action = actions[places[worker]]
+            while positions[worker] < len(actions):
+                action = actions[positions[worker]]
                 ready = _ready_at(action, last, ends)
                 if ready is None:
                     break
                 clocks[worker] = ends[action] = max(clocks[worker], ready) + cost(action)
-                places[worker] += 1
+                positions[worker] += 1
                 moved = True
-    waiting = [actions[place] for actions, place in zip(schedule, places, strict=True) if place < len(actions)]
+    waiting = [
+        actions[position] for actions, position in zip(schedule, positions, strict=True) if position < len(actions)
+    ]
     if waiting:
         raise ValueError(f"the schedule never ends: {waiting} wait for each other")
     return Simulation(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal.layout.lines import ALIGN_BYTES, Parcel
-from shoal.layout.placement import Placement, place
+from shoal.layout.placement import Placement, place_shards
 from shoal.spec import ParameterServer
 
 
@@ -16,11 +16,11 @@ def place_served(
     """`by_element`: whether the optimizer is. One that works on the whole gets the model as one shard, with a
     backup; where every host has a copy, that is one, too."""
     if spec.servers == "host":
-        return place(parcels, servers=1, shards=1)
+        return place_shards(parcels, servers=1, shards=1)
     if not by_element:
-        whole = place(parcels, servers=1, shards=1)
+        whole = place_shards(parcels, servers=1, shards=1)
         return replace(whole, backups=(1 if spec.num_replicas else None,))
-    return place(
+    return place_shards(
         parcels,
         servers=spec.num_servers,
         capacities=spec.server_capacities,

@@ -14,11 +14,11 @@ from itertools import accumulate, pairwise
 
 from shoal.errors import SpecError
 
-_Owners = Callable[[Sequence["CutMember"]], list[int]]
+_Owners = Callable[[Sequence["CutParameter"]], list[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CutMember:
+class CutParameter:
     """One parameter of a unit."""
 
     layer: str
@@ -46,7 +46,7 @@ class StateCut:
 
 
 def cut_state(
-    units: Sequence[Sequence[CutMember]], *, workers: int, policy: str = "size", capacities: str = "even"
+    units: Sequence[Sequence[CutParameter]], *, workers: int, policy: str = "size", capacities: str = "even"
 ) -> list[StateCut]:
     """Cut every unit; the same arguments give the same answer everywhere.
 
@@ -55,9 +55,9 @@ def cut_state(
     """
     if policy in ("size", "device"):
         shares = _shares(workers, capacities)
-        return [_cut_anywhere(members, shares) for members in units]
+        return [_cut_anywhere(params, shares) for params in units]
     owners = _by_count(workers) if policy == "count" else _by_layer(workers)
-    return [_cut_between(members, owners(members), workers) for members in units]
+    return [_cut_between(params, owners(params), workers) for params in units]
 
 
 def _shares(workers: int, capacities: str) -> list[Fraction]:
@@ -68,33 +68,33 @@ def _shares(workers: int, capacities: str) -> list[Fraction]:
     return [size / sum(sizes) for size in (Fraction(0), *accumulate(sizes))]
 
 
-def _cut_anywhere(members: Sequence[CutMember], shares: Sequence[Fraction]) -> StateCut:
-    numels = tuple(member.numel for member in members)
+def _cut_anywhere(params: Sequence[CutParameter], shares: Sequence[Fraction]) -> StateCut:
+    numels = tuple(param.numel for param in params)
     bounds = tuple(int(share * sum(numels)) for share in shares)
     return StateCut(starts=tuple(accumulate(numels, initial=0))[:-1], numels=numels, bounds=bounds)
 
 
-def _cut_between(members: Sequence[CutMember], owners: Sequence[int], workers: int) -> StateCut:
+def _cut_between(params: Sequence[CutParameter], owners: Sequence[int], workers: int) -> StateCut:
     """Everything of one owner lies together."""
-    starts, bounds, end = [0] * len(members), [0], 0
+    starts, bounds, end = [0] * len(params), [0], 0
     for worker in range(workers):
-        for number, member in enumerate(members):
+        for number, param in enumerate(params):
             if owners[number] == worker:
                 starts[number] = end
-                end += member.numel
+                end += param.numel
         bounds.append(end)
-    return StateCut(starts=tuple(starts), numels=tuple(member.numel for member in members), bounds=tuple(bounds))
+    return StateCut(starts=tuple(starts), numels=tuple(param.numel for param in params), bounds=tuple(bounds))
 
 
 def _by_count(workers: int) -> _Owners:
     """Each parameter goes to whoever keeps the fewest, and of these to the one with the fewest elements."""
     kept = [(0, 0, worker) for worker in range(workers)]
 
-    def owners(members: Sequence[CutMember]) -> list[int]:
+    def owners(params: Sequence[CutParameter]) -> list[int]:
         found = []
-        for member in members:
+        for param in params:
             count, numel, worker = min(kept)
-            kept[worker] = (count + 1, numel + member.numel, worker)
+            kept[worker] = (count + 1, numel + param.numel, worker)
             found.append(worker)
         return found
 
@@ -105,15 +105,15 @@ def _by_layer(workers: int) -> _Owners:
     """Each layer, the largest of a unit first, goes to whoever keeps the fewest elements."""
     kept = [0] * workers
 
-    def owners(members: Sequence[CutMember]) -> list[int]:
+    def owners(params: Sequence[CutParameter]) -> list[int]:
         numels: dict[str, int] = defaultdict(int)
-        for member in members:
-            numels[member.layer] += member.numel
+        for param in params:
+            numels[param.layer] += param.numel
         owner: dict[str, int] = {}
         for layer in sorted(numels, key=lambda layer: -numels[layer]):
             owner[layer] = kept.index(min(kept))
             kept[owner[layer]] += numels[layer]
-        return [owner[member.layer] for member in members]
+        return [owner[param.layer] for param in params]
 
     return owners
 

@@ -45,8 +45,8 @@ class CutLog:
 
     def at(self, step: int) -> Sizes | None:
         """The sizes of a step."""
-        place = bisect_right(self._changes, step, key=lambda change: change[0])
-        return self._changes[place - 1][1] if place else None
+        count = bisect_right(self._changes, step, key=lambda change: change[0])
+        return self._changes[count - 1][1] if count else None
 
     def changes(self, first: int, last: int) -> Iterator[int]:
         """The steps from the first to the last from which on batches were cut otherwise than before."""
@@ -184,19 +184,19 @@ def _spans(book: Book, schedule: Schedule) -> Iterator[Span]:
 
 def _alike(row: BookRow, cuts: CutLog, schedule: Schedule) -> Iterator[tuple[int, int]]:
     """The first and last steps of stretches of a row whose batches have one size and were cut alike."""
-    borders = {row.first, row.last + 1, *cuts.changes(row.first, row.last)}
+    bounds = {row.first, row.last + 1, *cuts.changes(row.first, row.last)}
     if schedule.length % schedule.batch_size:
         ends = range(-(-row.first // schedule.steps_per_epoch), row.last // schedule.steps_per_epoch + 1)
         for end in (epoch * schedule.steps_per_epoch for epoch in ends):
-            borders |= {end, end + 1}
-    return ((begin, end - 1) for begin, end in pairwise(sorted(borders)))
+            bounds |= {end, end + 1}
+    return ((begin, end - 1) for begin, end in pairwise(sorted(bounds)))
 
 
 def _runs(table: np.ndarray) -> Iterator[tuple[int, int]]:
     """From where to where (exclusive) the rows of a table are equal."""
     changes = np.flatnonzero((table[1:] != table[:-1]).any(axis=1)) + 1
-    borders = [0, *changes.tolist(), len(table)]
-    return ((begin, end) for begin, end in pairwise(borders) if begin < end)
+    bounds = [0, *changes.tolist(), len(table)]
+    return ((begin, end) for begin, end in pairwise(bounds) if begin < end)
 
 
 def _is_row(row: Any) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from shoal.errors import TaskError
 from shoal.ledger.order import mix
 
-_DRAW, _SPREAD, _LEFT_OVER, _PLACE = range(101, 105)  # tell the random numbers of one epoch apart
+_DRAW, _SPREAD, _LEFT_OVER, _POSITION = range(101, 105)  # tell the random numbers of one epoch apart
 
 
 def hashed(key: int, count: int, *, start: int = 0) -> np.ndarray:
@@ -97,7 +97,7 @@ def stratified(labels: np.ndarray, batch_size: int, seed: int) -> WholeOrder:
         batch_of = np.full(count, full)
         batch_of[~taken] = shuffled(mix(seed, epoch, _LEFT_OVER), full)[dealt]
         # Within a batch in any order: a slot's part of it should not be all of one class.
-        return by_class[np.lexsort((hashed(mix(seed, epoch, _PLACE), count), batch_of))]
+        return by_class[np.lexsort((hashed(mix(seed, epoch, _POSITION), count), batch_of))]
 
     return WholeOrder(count, make)
 

@@ -31,13 +31,13 @@ class StreamOrder:
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
         shards, ends = self._plan(epoch)
         parts = [np.empty(0, dtype=np.int64)]
-        turn = int(np.searchsorted(ends, start, side="right"))
+        number = int(np.searchsorted(ends, start, side="right"))
         while start < stop:
-            shard = int(shards[turn])
-            offset = start - int(ends[turn] - self._lengths[shard])
-            count = min(stop, int(ends[turn])) - start
+            shard = int(shards[number])
+            offset = start - int(ends[number] - self._lengths[shard])
+            count = min(stop, int(ends[number])) - start
             parts.append(self._firsts[shard] + self._within(epoch, shard, offset, offset + count))
-            start, turn = start + count, turn + 1
+            start, number = start + count, number + 1
         return np.concatenate(parts)
 
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:

@@ -96,16 +96,16 @@ class ProgressSink:
 
 def _run_line(summary: RunSummary) -> RenderableType:
     grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    cells: list[RenderableType] = [Text(summary.state, style="bold")]
+    columns: list[RenderableType] = [Text(summary.state, style="bold")]
     # As wide as the longest state, so that the bar keeps its place.
     grid.add_column(no_wrap=True, min_width=len(State.EVALUATING))
     if summary.total_steps:
         grid.add_column(ratio=1)
-        cells.append(ProgressBar(total=summary.total_steps, completed=summary.step))
+        columns.append(ProgressBar(total=summary.total_steps, completed=summary.step))
         for text, style in _figures(summary):
             grid.add_column(no_wrap=True, justify="right")
-            cells.append(Text(text, style=style))
-    grid.add_row(*cells)
+            columns.append(Text(text, style=style))
+    grid.add_row(*columns)
     return grid
 
 

@@ -181,4 +181,4 @@ def _story(events: Iterable[Event], *kinds: type[Happening]) -> list[str]:
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     lines = [header, ["---"] * len(header), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines]
+    return ["| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |" for texts in lines]

@@ -104,13 +104,13 @@ def audit(told: Audited) -> str:
 
 
 def _audit_of_cells(told: Audited, shards: Sequence[Mapping[str, Any]]) -> str:
-    parts = f"{told.cells or 0:,} parts"
+    cells = f"{told.cells or 0:,} cells"
     never, twice = max(row["never"] for row in shards), max(row["more_than_once"] for row in shards)
     if told.clean and never:
-        return f"{parts}: {never:,} left out by the quorum, the others committed once"
+        return f"{cells}: {never:,} left out by the quorum, the others committed once"
     if told.clean:
-        return f"{parts}: all committed once, on each of {plural(len(shards), 'shard')}"
-    return f"{parts}: {twice:,} committed more than once, {never:,} never"
+        return f"{cells}: all committed once, on each of {plural(len(shards), 'shard')}"
+    return f"{cells}: {twice:,} committed more than once, {never:,} never"
 
 
 def precision(values: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from shoal.comm.words import Misbehave
 from shoal.errors import InjectedFault
-from shoal.feed.parts import Part, Piece
+from shoal.feed.parts import LoadedBatch, Part
 from shoal.spec import Job
 from shoal.spec.chaos import parse_chaos
 
@@ -62,7 +62,7 @@ class Sabotage:
     def spoil(self, part: Part, step: int) -> Part:
         """The same part of a step, with what goes wrong on the way."""
 
-        def load() -> Iterator[Piece]:
+        def load() -> Iterator[LoadedBatch]:
             self._raise_if_due(part.slot, step)
             begun = self._clock()
             # Whoever takes the batches computes on each before it asks for the next, and for the end.

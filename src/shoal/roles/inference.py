@@ -17,7 +17,7 @@ from shoal.roles.evaluation import Evaluator
 from shoal.roles.joining import Fellows
 from shoal.roles.loading import load_task
 from shoal.roles.memory import make_parking
-from shoal.roles.output import WritingTurns, open_output
+from shoal.roles.output import WritingOrder, open_output
 from shoal.roles.reporter import Reporter
 from shoal.roles.starting import read_start
 from shoal.spec import Job, Task, World
@@ -47,7 +47,7 @@ def predict(job: Job, world: World, reporter: Reporter) -> None:
     """The model's outputs over a data set, written in order as they are done."""
     fellows = Fellows(world)
     # The strategy has its own segment for itself.
-    turns, world = WritingTurns(fellows.gather()), fellows.gather()
+    order, world = WritingOrder(fellows.gather()), fellows.gather()
     reading, lanes = _read(job, world), job.conduct.lanes(world.world_size)
     output = open_output(Path(job.options["out"]), reading.length)
     strategy = _open(reading, job, world, Extent(table_rows=lanes, table_columns=1), reporter)
@@ -58,7 +58,7 @@ def predict(job: Job, world: World, reporter: Reporter) -> None:
     reporter.total_steps = reading.num_batches
     for first in range(0, reading.num_batches, lanes):
         for number, rows in rounds.take(first).items():
-            with turns.of(number):
+            with order.of(number):
                 output.append(rows, first=number == 0)
             reporter.on_progress(number + 1, int(reading.samples(number)[-1]) + 1)
     reporter.done({"samples": reading.length, "out": job.options["out"]})

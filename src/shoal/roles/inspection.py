@@ -20,7 +20,7 @@ from shoal.ledger import Cut, make_order
 from shoal.observe.disk import write_whole
 from shoal.roles.loading import load_task
 from shoal.roles.reporter import Reporter
-from shoal.roles.sizing import JobSizes, address_space_bytes, first_piece, size_up
+from shoal.roles.sizing import JobSizes, address_space_bytes, first_microbatch, size_up
 from shoal.roles.training import make_schedule
 from shoal.spec import Cluster, Job, Task, World, parse_strategy
 from shoal.spec.features import check_task
@@ -96,7 +96,7 @@ def _state_bytes(schema: StateSchema, parcels: Sequence[Parcel]) -> int:
 
 def _sizes(job: Job, task: Task, train: Any, replica: Replica, made_bytes: int) -> JobSizes:
     """Of a job to come."""
-    # As its workers will: what follows each other through the model is cut as a task's own pieces are.
+    # As its workers will: what follows each other through the model is cut as a task's own micro-batches are.
     task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
     schedule = make_schedule(task, train, job.num_slots, job.cluster.places)
     interval = task.evaluate_every or schedule.steps_per_epoch
@@ -108,7 +108,7 @@ def _sizes(job: Job, task: Task, train: Any, replica: Replica, made_bytes: int) 
         table_columns=2 + len(task.metrics) if test else 0,
         accumulate=task.accumulate,
     )
-    one = _size_of_pass(job, task, replica, first_piece(job, task, train))
+    one = _size_of_pass(job, task, replica, first_microbatch(job, task, train))
     blueprint = Blueprint.drawn(task, job.numerics) or Blueprint.of(replica)
     return size_up(job, blueprint, extent=extent, one=one, data=made_bytes)
 

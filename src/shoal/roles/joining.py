@@ -100,13 +100,13 @@ class SegmentPoint(MeetingPoint):
     """In memory that all of them were given."""
 
     def __init__(self, world: World, given_fd: int, on_idle: Callable[[], None] | None) -> None:
-        place = Segment(given_fd)
-        place.reserve("counters", counter_bytes(1 + world.world_size))
-        place.reserve("words", _MOST_BYTES)
-        place.map()
+        segment = Segment(given_fd)
+        segment.reserve("counters", counter_bytes(1 + world.world_size))
+        segment.reserve("words", _MOST_BYTES)
+        segment.map()
         self._rank = world.global_rank
-        self._counters = place.counters("counters", on_idle)
-        self._words = place.tensor("words", torch.uint8).numpy()
+        self._counters = segment.counters("counters", on_idle)
+        self._words = segment.tensor("words", torch.uint8).numpy()
         self._said, self._heard = 0, range(1, 1 + world.world_size)
 
     def hear_first(self, text: str) -> str:

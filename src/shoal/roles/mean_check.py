@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shoal.feed.parts import Part, Piece
+from shoal.feed.parts import LoadedBatch, Part
 from shoal.spec import Task
 from shoal.strategies.gradients import plain_loss
 from shoal.strategies.replica import Replica
@@ -27,7 +27,7 @@ _ROUNDING = 100.0
 """So many of the last digit two losses may differ that are equal but for rounding."""
 _NOISE = 16.0
 """So many times what the order of the samples changes; that is much where large numbers make a small loss."""
-_TURNS = 4
+_ROTATIONS = 4
 
 
 class MeanCheck:
@@ -43,7 +43,7 @@ class MeanCheck:
     def watch(self, part: Part) -> Part:
         """The same part; before its first batch is trained on, it is looked at."""
 
-        def load() -> Iterator[Piece]:
+        def load() -> Iterator[LoadedBatch]:
             for batch, weight, samples in part.load():
                 if not self.is_done:
                     self.is_done = True
@@ -111,7 +111,7 @@ def compare(replica: Replica, batch: Any, samples: int) -> MeanComparison | None
 
 def _noise(replica: Replica, batch: Any, samples: int, whole: float) -> float:
     """How far the order of the samples, which no loss depends on, changes it."""
-    starts = {samples * turn // (_TURNS + 1) for turn in range(1, _TURNS + 1)} - {0}
+    starts = {samples * rotation // (_ROTATIONS + 1) for rotation in range(1, _ROTATIONS + 1)} - {0}
     orders = [[*range(start, samples), *range(start)] for start in starts] + [[*range(samples)][::-1]]
     return max(abs(whole - float(plain_loss(replica, rows_of(batch, samples, order)))) for order in orders)
 

@@ -32,7 +32,7 @@ def open_output(path: Path, num_rows: int) -> Output:
     return NumpyOutput(path, num_rows) if path.suffix == ".npy" else TextOutput(path)
 
 
-class WritingTurns:
+class WritingOrder:
     """Whose turn it is: one counter in memory that the writing processes share."""
 
     def __init__(self, world: World) -> None:

@@ -84,12 +84,12 @@ def _cut(job: Job, blueprint: Blueprint) -> CutSize:
 
 
 def size_of_pass(job: Job, task: Task) -> PassSize | None:
-    """Of one piece of a step, where the data is at hand and the task's code runs on tensors without values."""
+    """Of one micro-batch, where the data is at hand and the task's code runs on tensors without values."""
     if is_maker(task.train) or isinstance(task.train, Shipped):
         return None  # to make the data set twice may take long
     generators = Generators("cpu")
     try:
-        batch = first_piece(job, task, task.train)
+        batch = first_microbatch(job, task, task.train)
     except Exception:  # whatever is wrong with the data is told where it is read in earnest
         return None
     finally:
@@ -99,7 +99,7 @@ def size_of_pass(job: Job, task: Task) -> PassSize | None:
     )
 
 
-def first_piece(job: Job, task: Task, train: Any) -> Any:
+def first_microbatch(job: Job, task: Task, train: Any) -> Any:
     """The first samples, as many as a worker computes at a time."""
     schedule = make_schedule(task, train, job.num_slots, job.cluster.places)
     count = max(1, schedule.batch_size // (job.num_slots * task.accumulate))

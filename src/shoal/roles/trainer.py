@@ -13,7 +13,7 @@ import torch
 from shoal.checkpoint.model_stream import TensorStream, save_stream
 from shoal.checkpoint.streamed import StreamedState
 from shoal.errors import SpecError
-from shoal.feed.parts import Part, Piece
+from shoal.feed.parts import LoadedBatch, Part
 from shoal.roles.checkpointing import check_position
 from shoal.roles.devices import choose_device
 from shoal.roles.joining import Fellows, orphan_watch
@@ -64,7 +64,7 @@ class Trainer:
         _check(job)
         limit_memory(None, is_frugal=job.conduct.frees_parameters)
         check_task(task, job.conduct, job.strategy)
-        # What follows each other through the model is cut as a task's own pieces are.
+        # What follows each other through the model is cut as a task's own micro-batches are.
         self._task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
         self._why_no_step = _why_no_step(job)
         self._on_idle = orphan_watch()
@@ -143,7 +143,7 @@ class Trainer:
             raise SpecError(self._why_no_step)
         weight = float(_num_samples(batch)) if self._task.weight is None else float(self._task.weight(batch))
 
-        def load() -> Iterator[Piece]:
+        def load() -> Iterator[LoadedBatch]:
             yield batch, weight, 0  # no book is kept of batches that the user has cut
 
         part = Part(self.lane, load, weight if self._total_is_known else None)

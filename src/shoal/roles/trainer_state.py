@@ -79,16 +79,16 @@ def write_state(path: Path, state: StreamedState) -> str:
     """Make a checkpoint's folder, whole or not at all, in the place of one that is there; the model's digest."""
     if path.exists() and not is_checkpoint(path):
         raise CheckpointError(f"{path} is there, and no checkpoint that may be replaced; choose another name.")
-    stage, before = (path.with_name(f".{path.name}.{word}") for word in ("part", "old"))
+    draft, before = (path.with_name(f".{path.name}.{word}") for word in ("part", "old"))
     with writing(path.parent):
-        shutil.rmtree(stage, ignore_errors=True)  # left by a process that was killed while it saved
-        folder = StreamedFolder(stage, state.step)
+        shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed while it saved
+        folder = StreamedFolder(draft, state.step)
         folder.take(state)
         manifest = folder.finish()
         if path.exists():
             shutil.rmtree(before, ignore_errors=True)
             path.rename(before)
-        stage.rename(path)
+        draft.rename(path)
         sync_folder(path.parent)
         shutil.rmtree(before, ignore_errors=True)
     return manifest.digest

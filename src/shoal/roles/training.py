@@ -116,7 +116,7 @@ class Training:
         )
 
     def sample(self) -> Any:
-        """A batch as large as a slot's pieces, from the first samples."""
+        """A batch as large as a slot's micro-batches, from the first samples."""
         return self._feed.batch(self.schedule.order.samples(0, 0, self.sample_size))
 
     @property

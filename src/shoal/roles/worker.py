@@ -62,7 +62,7 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     task = load_task(job)
     if not job.options.get("evaluate", True):
         task = replace(task, test=None, stop=None)
-    # What follows each other through the model is cut as a task's own pieces are.
+    # What follows each other through the model is cut as a task's own micro-batches are.
     task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
     check_fits(job, task)
     training = Training(

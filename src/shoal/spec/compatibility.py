@@ -64,7 +64,7 @@ def _facts(written: str, conduct: Conduct) -> list[str]:
 
 def _table(columns: list[str], rows: dict[str, list[str]]) -> str:
     lines = [["strategy", *columns], ["---"] * (1 + len(columns))]
-    lines += [[f"`{written}`", *cells] for written, cells in rows.items()]
+    lines += [[f"`{written}`", *marks] for written, marks in rows.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

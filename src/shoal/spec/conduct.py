@@ -71,7 +71,7 @@ class Conduct:
     """Steps that a worker may have taken before it is known what the first of them came to."""
     is_relay: bool = False
     """Workers take turns with whole batches."""
-    takes_turns: bool = False
+    has_phases: bool = False
     """Groups of layers take turns in training, in one process, too."""
     trains_heads: bool = False
     """Groups of layers have heads of their own, which are saved beside the model."""
@@ -91,7 +91,7 @@ class Conduct:
     """Somebody can call the model as a whole, though it may hold a part of it."""
     state: StateHolder = StateHolder.WORKERS
     microbatches: int = 1
-    """Parts of a slot that follow each other through the model, as pieces of a batch do in one process."""
+    """Parts of a slot that follow each other through the model, as those of `accumulate` do in one process."""
     draws_otherwise: bool = False
     """Several processes compute one pass, so that the model draws other random numbers than in one."""
     width: Width | None = None
@@ -111,7 +111,7 @@ class Conduct:
         return self.servers > 0
 
     def lanes(self, workers: int) -> int:
-        """Batches evaluated at a time: one for each worker, or for each line of workers that computes one."""
+        """Batches evaluated at a time: one for each worker, or for each lane of workers."""
         if self.first_evaluates:
             return 1
         return self.slots if self.is_cut or self.is_never_whole else workers

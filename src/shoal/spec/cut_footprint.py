@@ -38,7 +38,7 @@ def cut_footprint(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> F
     if mesh.pipeline > 1:
         tried = _TRIALS + max(model.trained, default=0)
         besides.append(of_worker("layers as their costs are measured", tried, Stay.OPENING))
-    shared = (*talk_regions(cut), *(_line_regions(mesh, model, cut) if shares_state else ()))
+    shared = (*talk_regions(cut), *(_row_regions(mesh, model, cut) if shares_state else ()))
     found = [Footprint(shared=shared, worker=(*row, *besides), workers=run.workers) for row in rows]
     most = max(found, key=lambda each: each.own_bytes)
     return Footprint(shared=shared, worker=most.worker, workers=run.workers, flows=_flows(mesh, model, run, cut))
@@ -54,14 +54,14 @@ def stage_need(mesh: Mesh, trained: int, largest: int, kept: int) -> int:
     return Footprint(worker=tuple(stage_regions(mesh, trained, (largest, 0), kept))).own_bytes
 
 
-def _line_regions(mesh: Mesh, model: ModelSize, cut: CutSize) -> Iterator[MemoryRegion]:
-    """What workers in line share: parameters once, and each worker's gradients, of the whole or of a block."""
+def _row_regions(mesh: Mesh, model: ModelSize, cut: CutSize) -> Iterator[MemoryRegion]:
+    """What workers in a row share: parameters once, and each worker's gradients, of the whole or of a block."""
     whole = _width(mesh, -(-model.parameters // mesh.pipeline), cut.uncut)
-    lines = mesh.num_workers // mesh.shard
+    rows = mesh.num_workers // mesh.shard
     # Those of one block are summed while the next one's come.
-    found = whole if mesh.stage == 1 else 2 * _width(mesh, max(_units(model.trained, mesh, cut)), cut.uncut)
-    for line in range(lines):
-        yield MemoryRegion(name=f"line/{line}", what="parameters of workers in line", num_bytes=whole)
+    found = whole if mesh.level == 1 else 2 * _width(mesh, max(_units(model.trained, mesh, cut)), cut.uncut)
+    for row in range(rows):
+        yield MemoryRegion(name=f"row/{row}", what="parameters of workers in a row", num_bytes=whole)
     for worker in range(mesh.num_workers):
         yield MemoryRegion(name=f"found/{worker}", what="gradients that a worker finds", num_bytes=found)
 
@@ -87,7 +87,7 @@ def stage_regions(
             yield of_worker("gradients of a worker", part, Stay.TRAINING)
         else:
             yield from _sharded_regions(mesh, whole, [_width(mesh, unit, uncut) for unit in units], kept)
-        summed = whole if mesh.stage == 1 else -(-whole // mesh.shard)
+        summed = whole if mesh.level == 1 else -(-whole // mesh.shard)
     else:
         summed = whole
         yield of_worker("parameters of a worker", whole)
@@ -102,15 +102,15 @@ def _sharded_regions(mesh: Mesh, whole: int, units: Sequence[int], kept: int) ->
     part = -(-whole // mesh.shard)
     *blocks, root = units
     largest = max(blocks, default=0)
-    yield of_worker("parameters of a worker", part if mesh.stage == 3 else whole)
+    yield of_worker("parameters of a worker", part if mesh.level == 3 else whole)
     yield of_worker("a block as it is cut", largest + root, Stay.OPENING)
     yield of_worker("optimizer state of a worker", kept * part, Stay.TRAINING)
-    if mesh.stage == 1:
+    if mesh.level == 1:
         yield of_worker("gradients of a worker", whole, Stay.TRAINING)
         yield of_worker("a block's gradients as they are summed", max(largest, root), Stay.TRAINING)
         return
     yield of_worker("gradients of a worker", part, Stay.TRAINING)
-    # What runs has its parameters (stage 3) and its gradients, or these and their copy for the sum.
+    # What runs has its parameters (level 3) and its gradients, or these and their copy for the sum.
     yield of_worker("blocks whole, while they are used", 2 * (largest + root), Stay.TRAINING)
 
 
@@ -120,10 +120,10 @@ def _units(stage: Sequence[int], mesh: Mesh, cut: CutSize) -> Sequence[int]:
 
 
 def _passes(mesh: Mesh, run: RunSize, stage: int, *, largest: int) -> list[MemoryRegion]:
-    """Of the pieces that are on their way through a worker's stages at a time, in the part that is its own;
+    """Of the micro-batches that are on their way through a worker's stages at a time, in the part that is its own;
     `largest`: of one parameter, whose gradient is among them."""
     one, parts = run.one, mesh.num_stages * mesh.tensor
-    made = max(0, one.activations - largest) if mesh.shard > 1 and mesh.stage > 1 else one.activations
+    made = max(0, one.activations - largest) if mesh.shard > 1 and mesh.level > 1 else one.activations
     kept = -(-made // parts) * micro_batches_held(mesh, stage)
     travel = 2 * one.widest * (mesh.pipeline > 1 or mesh.tensor > 1)
     return [of_worker("activations and temporaries", kept + one.batch + travel, Stay.TRAINING)]
@@ -153,11 +153,11 @@ def _flows(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> tuple[Fl
         flows.append(Flow(what=what, medium=medium, num_bytes=num_bytes))
 
     if mesh.shard > 1:
-        gathered = {1: 1, 2: 1, 3: 2}[mesh.stage] * part * (mesh.shard - 1) // mesh.shard
+        gathered = {1: 1, 2: 1, 3: 2}[mesh.level] * part * (mesh.shard - 1) // mesh.shard
         sent("parameters gathered", gathered)
         sent("gradients to their owners", part * (mesh.shard - 1) // mesh.shard)
     if mesh.data > 1:
-        summed = part if mesh.shard == 1 or mesh.stage == 1 else part // mesh.shard
+        summed = part if mesh.shard == 1 or mesh.level == 1 else part // mesh.shard
         sent("gradients summed over copies", 2 * (mesh.data - 1) * summed // mesh.data)
     if mesh.pipeline > 1:
         sent("results between stages, and back, at most", 2 * run.one.widest * mesh.num_microbatches)

@@ -61,7 +61,7 @@ class Layer(StrategySpec):
     phases: int = 0
     """So many groups of layers take turns: one trains, the others are frozen; 0: all train always."""
     every: int = 50
-    """With phases: steps of one turn."""
+    """With phases: steps of one phase."""
     via: str = "auto"
     """How values go from worker to worker: through shared memory (`memory`, the default) or our own `sockets`."""
 
@@ -106,7 +106,7 @@ class Layer(StrategySpec):
         if not self.cuts_model:
             return Conduct(
                 fills=even_fills(slots or workers, workers),
-                takes_turns=True,
+                has_phases=True,
                 why={"has_places": f"strategy={self} sums gradients over sockets and cannot replace workers"},
             )
         return Conduct(
@@ -137,7 +137,7 @@ class Layer(StrategySpec):
         return layered_footprint(model, run, cut or CutSize(), returns=not self.decoupled)
 
     def for_trial(self, steps: int) -> Self:
-        """With a turn for each group of layers where these take turns."""
+        """With a phase for each group of layers where these take turns."""
         return replace(self, every=min(self.every, max(1, steps // self.phases))) if self.phases else self
 
     def for_inference(self) -> StrategySpec:

@@ -55,7 +55,7 @@ class ModelParallel(StrategySpec):
             has_copies=mesh.data > 1,
             is_never_whole=True,
             gathers=True,
-            frees_parameters=mesh.shard > 1 and mesh.stage == 3 and not mesh.shares_memory(cluster),
+            frees_parameters=mesh.shard > 1 and mesh.level == 3 and not mesh.shares_memory(cluster),
             repeats_passes=mesh.schedule != "zero-bubble",
             synchronises=mesh.pipeline == 1,
             can_skip=False,
@@ -68,7 +68,7 @@ class ModelParallel(StrategySpec):
                 "has_places": f"strategy={self} cannot replace workers"
                 if mesh.data > 1
                 else f"with strategy={self} {NOBODY_ELSE}",
-                "slots": f"strategy={self} cuts every batch into {mesh.lanes}, one part for each line of workers",
+                "slots": f"strategy={self} cuts every batch into {mesh.lanes}, one part for each lane of workers",
                 "repeats_passes": "schedule=zero-bubble takes that pass in two parts; use schedule=1f1b",
             },
         )
@@ -228,6 +228,11 @@ class Mesh(ModelParallel):
     def lanes(self) -> int:
         """Parts of the batch: workers of one lane all work on the same one."""
         return self.data * self.shard
+
+    @property
+    def level(self) -> int:
+        """How much the `shard` axis cuts: what users call `stage`, as ZeRO does; here stages are a pipeline's."""
+        return self.stage
 
     def shares_memory(self, cluster: Cluster) -> bool:
         """Whether workers share their state in the host's memory, where the machine can."""

@@ -111,14 +111,14 @@ class CutSize:
 
 @dataclass(frozen=True, kw_only=True)
 class PassSize:
-    """What a forward and backward pass over one piece of a batch makes besides parameters, at its worst moment."""
+    """What a forward and backward pass over one micro-batch makes besides parameters, at its worst moment."""
 
     activations: int = 0
     """Where gradients are taken away as they come: what is kept for the backward pass, and temporaries."""
     with_gradients: int = 0
     """Where they stay until the step."""
     batch: int = 0
-    """The piece itself."""
+    """The micro-batch itself."""
     widest: int = 0
     """The largest result that one layer gives to another."""
 

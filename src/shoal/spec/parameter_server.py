@@ -284,7 +284,7 @@ class ParameterServer(StrategySpec):
 
     @property
     def num_copies(self) -> int:
-        """Places for every part: for who serves it, and for its backup or next holder; or one for each host."""
+        """Homes for every part: for who serves it, and for its backup or next holder; or one for each host."""
         return self.hosts if self.servers == "host" else 2
 
     @property

@@ -1,4 +1,4 @@
-"""What `ps` lays out: places for every shard, and buffers for what the workers push.
+"""What `ps` lays out: homes for every shard, and buffers for what the workers push.
 
 On one host all of it is one segment that servers and workers map; over tcp every process has its own. Much of it
 is room for what follows a death, which is mapped, and not touched while nobody dies.
@@ -33,9 +33,9 @@ class ServedPlan:
     """What of a `ps` spec decides how much is laid out."""
 
     copies: int
-    """Places for every shard; where a shard is a whole copy of the model, one for each of them."""
+    """Homes for every shard; where a shard is a whole copy of the model, one for each of them."""
     used_copies: int
-    """Places that somebody holds while nobody dies or moves."""
+    """Homes that somebody holds while nobody dies or moves."""
     is_by_host: bool
     """Whether each copy is a whole model, with workers of its own."""
     room: int
@@ -103,8 +103,8 @@ def undo_bytes(chunk: ChunkSize, model: ModelSize) -> int:
 
 def _buffer_regions(plan: ServedPlan, model: ModelSize) -> Iterator[MemoryRegion]:
     for number in range(BUFFERS_PER_SLOT * plan.room):
-        slot, place = divmod(number, BUFFERS_PER_SLOT)
-        is_used = slot < plan.used_room and place < BUFFERS_PER_TURN  # the others are for successors
+        slot, buffer = divmod(number, BUFFERS_PER_SLOT)
+        is_used = slot < plan.used_room and buffer < BUFFERS_PER_TURN  # the others are for successors
         yield MemoryRegion(name=f"gradients/{number}", what=BUFFERS, num_bytes=model.laid_out, is_used=is_used)
         tables = {"touched": len(model.trained), "label": LABEL_BYTES, "moved": model.moving}
         for name, size in tables.items():

@@ -85,7 +85,7 @@ class Task:
     """Do not learn from parts of a batch whose loss is below this: their backward pass is left out, and they count
     nothing in the mean of the gradients."""
     accumulate: int = 1
-    """Cut each worker's part of a batch into so many pieces, to save memory."""
+    """Cut each worker's part of a batch into so many micro-batches, to save memory."""
     shuffle: bool = True
     """Train on samples in another order each epoch; the order follows from the seed alone."""
     sampler: Sampler | None = None

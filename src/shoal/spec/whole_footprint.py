@@ -77,7 +77,7 @@ def handed_on(model: ModelSize, run: RunSize) -> Footprint:
     base, state = whole_footprint(model, run), model.parameters + model.fixed + model.state
     # What comes is there whole before it takes the place of what was; no pass runs meanwhile.
     message = max(0, state + min(state, LOOKAHEAD * CHUNK_BYTES) - run.one.activations - run.one.batch)
-    flow = Flow(what="model and optimizer state, at the end of a turn", medium=Medium.NETWORK, num_bytes=state)
+    flow = Flow(what="model and optimizer state, at the end of a block", medium=Medium.NETWORK, num_bytes=state)
     return Footprint(
         worker=(*base.worker, of_worker("the state as it is handed on", message, Stay.TRAINING)),
         workers=run.workers,

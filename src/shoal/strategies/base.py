@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 Fill = Callable[["torch.Tensor", int], None]
-"""Writes the rows of a table that belong to one place."""
+"""Writes the rows of a table that belong to one lane."""
 Report = Callable[[str], None]
 """Takes one line for the user: what a strategy decided and why."""
 
@@ -244,7 +244,7 @@ class Strategy(Protocol):
         begin: at most as many are open as the conduct says."""
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
-        """Every process fills the rows of its places in a float64 table; then all have all rows.
+        """Every process fills the rows of its lanes in a float64 table; then all have all rows.
 
         The replica is at the last committed step when it fills them. `serial` rises by call; one that was left in
         the middle is made again with the same.

@@ -73,7 +73,7 @@ class Units:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Stretch:
     """Units of one length in one piece."""
 
     param: int
@@ -90,16 +90,16 @@ class ChunkNorms:
     def __init__(self, units: Units, chunk: Chunk) -> None:
         self.numbers = units.numbers(chunk.pieces)
         """Of the units, in the order in which their norms are given."""
-        self._runs: list[_Run] = []
-        place = 0
+        self._stretches: list[_Stretch] = []
+        at = 0
         for piece in chunk.pieces:
             size, numel = units.size(piece), piece.stop - piece.start
             start = (piece.offset - chunk.offset) * size // UNIT_BYTES
             for count, width in ((numel // size, size), (1, numel % size)):
                 if count and width:
                     stop = start + count * width
-                    self._runs.append(_Run(piece.param, slice(start, stop), width, slice(place, place + count)))
-                    start, place = stop, place + count
+                    self._stretches.append(_Stretch(piece.param, slice(start, stop), width, slice(at, at + count)))
+                    start, at = stop, at + count
 
     def measure(self, gradient: torch.Tensor, has_gradient: Sequence[bool] | None = None) -> np.ndarray:
         """The squared norms of this chunk's flat gradient; 0 where `has_gradient` denies the parameter one.
@@ -107,7 +107,9 @@ class ChunkNorms:
         Row by row of equal width: a unit's norm must not depend on what lies beside it in this chunk.
         """
         norms = torch.zeros(len(self.numbers), dtype=gradient.dtype.to_real())
-        for run in self._runs:
-            if has_gradient is None or has_gradient[run.param]:
-                torch.linalg.vector_norm(gradient[run.span].view(-1, run.width), dim=1, out=norms[run.units])
+        for stretch in self._stretches:
+            if has_gradient is None or has_gradient[stretch.param]:
+                torch.linalg.vector_norm(
+                    gradient[stretch.span].view(-1, stretch.width), dim=1, out=norms[stretch.units]
+                )
         return np.square(norms.double().numpy())

@@ -25,7 +25,7 @@ _View = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Slot:
+class _Spot:
     """Where a parameter's values are."""
 
     file: ValuesFile
@@ -50,14 +50,14 @@ class _Slot:
 class Parked(torch.Tensor):
     """The whole of a parked parameter, or a view of it."""
 
-    _slot: _Slot
+    _spot: _Spot
     _views: tuple[_View, ...]
     _looks: torch.Tensor
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, slot: _Slot, looks: torch.Tensor, views: tuple[_View, ...] = ()) -> Parked:
+    def __new__(cls, spot: _Spot, looks: torch.Tensor, views: tuple[_View, ...] = ()) -> Parked:
         """`looks` is a tensor without values that has the shape and strides of this."""
         made = torch.Tensor._make_wrapper_subclass(
             cls,
@@ -68,7 +68,7 @@ class Parked(torch.Tensor):
             device=torch.device("cpu"),
         )
         assert isinstance(made, Parked)
-        made._slot, made._looks, made._views = slot, looks, views
+        made._spot, made._looks, made._views = spot, looks, views
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -76,7 +76,7 @@ class Parked(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:
-            copy = park(unpark(self), self._slot.scratch, requires_grad=self.requires_grad)
+            copy = park(unpark(self), self._spot.scratch, requires_grad=self.requires_grad)
             memo[id(self)] = copy if isinstance(self, nn.Parameter) else copy.detach()
         found: torch.Tensor = memo[id(self)]
         return found
@@ -89,10 +89,10 @@ class Parked(torch.Tensor):
     @data.setter
     def data(self, values: torch.Tensor) -> None:
         if not isinstance(values, Parked):
-            values = park(values, self._slot.scratch, requires_grad=False).detach()
+            values = park(values, self._spot.scratch, requires_grad=False).detach()
         assert isinstance(values, Parked)
         torch.Tensor.data.__set__(self, values)  # type: ignore[attr-defined]
-        self._slot, self._looks, self._views = values._slot, values._looks, values._views
+        self._spot, self._looks, self._views = values._spot, values._looks, values._views
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -115,9 +115,9 @@ def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     looks = looked_at(origin._looks)
     if isinstance(looks, torch.Tensor):
-        return Parked(origin._slot, looks, (*origin._views, looked_at))
+        return Parked(origin._spot, looks, (*origin._views, looked_at))
     return [
-        Parked(origin._slot, each, (*origin._views, looked_at, partial(_item, number)))
+        Parked(origin._spot, each, (*origin._views, looked_at, partial(_item, number)))
         for number, each in enumerate(looks)
     ]
 
@@ -129,13 +129,13 @@ def _item(number: int, several: Any) -> torch.Tensor:
 
 def _operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Bring in what is parked, operate, and put back what has changed."""
-    present: dict[_Slot, torch.Tensor] = {}
+    present: dict[_Spot, torch.Tensor] = {}
     origins: dict[int, Parked] = {}
 
     def bring(parked: Parked) -> torch.Tensor:
-        values = present.get(parked._slot)
+        values = present.get(parked._spot)
         if values is None:
-            values = present[parked._slot] = parked._slot.fetch()
+            values = present[parked._spot] = parked._spot.fetch()
         for view in parked._views:
             values = view(values)
         origins[id(values)] = parked
@@ -143,22 +143,22 @@ def _operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     real_args, real_kwargs = tree_map_only(Parked, bring, (args, kwargs))
     found = func(*real_args, **real_kwargs)
-    for slot in _written(func, args, kwargs):
-        slot.scratch.write(slot.offset, present[slot])
-    if func is torch.ops.aten._to_copy.default and isinstance(args[0]._slot.file, ScratchFile):
+    for spot in _written(func, args, kwargs):
+        spot.scratch.write(spot.offset, present[spot])
+    if func is torch.ops.aten._to_copy.default and isinstance(args[0]._spot.file, ScratchFile):
         # A model in another precision is as large as the one before.
-        return park(found, args[0]._slot.file, requires_grad=False).detach()
+        return park(found, args[0]._spot.file, requires_grad=False).detach()
     return tree_map(lambda each: origins.get(id(each), each), found)
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[_Slot]:
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[_Spot]:
     """Those whose values the operation changes."""
-    slots: set[_Slot] = set()
+    spots: set[_Spot] = set()
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[number] if number < len(args) else kwargs.get(argument.name)
-            tree_map_only(Parked, lambda parked: slots.add(parked._slot), given)
-    return slots
+            tree_map_only(Parked, lambda parked: spots.add(parked._spot), given)
+    return spots
 
 
 def park(values: torch.Tensor, file: ScratchFile, *, requires_grad: bool) -> nn.Parameter:
@@ -167,19 +167,19 @@ def park(values: torch.Tensor, file: ScratchFile, *, requires_grad: bool) -> nn.
     if not torch.ops.aten.is_non_overlapping_and_dense.default(values):
         values = values.contiguous()
     looks = torch.empty_strided(values.shape, values.stride(), dtype=values.dtype, device="meta")
-    slot = _Slot(
+    spot = _Spot(
         file=file, offset=file.append(values), shape=values.shape, stride=values.stride(), dtype=values.dtype
     )
-    return nn.Parameter(Parked(slot, looks), requires_grad=requires_grad)
+    return nn.Parameter(Parked(spot, looks), requires_grad=requires_grad)
 
 
 def parked_from(stored: StoredTensor) -> torch.Tensor:
     """A tensor that somebody saved; its values are read when an operation asks for them."""
     looks = torch.empty(stored.shape, dtype=stored.dtype, device="meta")
-    slot = _Slot(
+    spot = _Spot(
         file=stored.file, offset=stored.offset, shape=looks.shape, stride=looks.stride(), dtype=looks.dtype
     )
-    return Parked(slot, looks)
+    return Parked(spot, looks)
 
 
 def take_over(module: nn.Module, saved: Mapping[str, torch.Tensor]) -> set[str]:
@@ -200,7 +200,7 @@ def unpark(tensor: torch.Tensor) -> torch.Tensor:
     """The values themselves, in memory of their own where the tensor is parked; else the tensor."""
     if not isinstance(tensor, Parked):
         return tensor
-    values = tensor._slot.fetch()
+    values = tensor._spot.fetch()
     for view in tensor._views:
         values = view(values)
     return values

@@ -51,19 +51,19 @@ class Parking:
 
     def _park_free(self) -> None:
         """Park those that nobody else refers to."""
-        places: dict[int, list[tuple[nn.Module, str]]] = {}
+        uses: dict[int, list[tuple[nn.Module, str]]] = {}
         for layer, name in self._waiting:
             if _can_be_parked(layer._parameters.get(name)):
-                places.setdefault(id(layer._parameters[name]), []).append((layer, name))
-        self._waiting = [place for held in places.values() if not self._is_parked_now(held) for place in held]
+                uses.setdefault(id(layer._parameters[name]), []).append((layer, name))
+        self._waiting = [use for held in uses.values() if not self._is_parked_now(held) for use in held]
 
-    def _is_parked_now(self, places: list[tuple[nn.Module, str]]) -> bool:
-        layer, name = places[0]
+    def _is_parked_now(self, uses: list[tuple[nn.Module, str]]) -> bool:
+        layer, name = uses[0]
         param = layer._parameters[name]
-        if param is None or sys.getrefcount(param) > len(places) + _REFERENCES_HERE:
+        if param is None or sys.getrefcount(param) > len(uses) + _REFERENCES_HERE:
             return False
         parked = park(param, self._file, requires_grad=param.requires_grad)
-        for layer, name in places:
+        for layer, name in uses:
             layer._parameters[name] = parked
         return True
 

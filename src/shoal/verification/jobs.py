@@ -21,7 +21,7 @@ def alone(job: Job, facts: Facts, *, slots: int | None = None, cuts: CutLog | No
     batch = facts.global_batch(job.cluster.places)
     return replace(
         with_overrides(job, batch),
-        strategy=job.strategy if job.conduct.takes_turns else plain,
+        strategy=job.strategy if job.conduct.has_phases else plain,
         # As many threads as each worker has: the number of threads decides how sums are grouped.
         cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
         slots=slots,

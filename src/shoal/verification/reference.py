@@ -85,7 +85,7 @@ class Reference:
         job = alone(job, self._facts, slots=job.num_slots, cuts=cuts)
         if self._conduct.microbatches == 1:
             return job
-        # What follows each other through a pipeline are one process's pieces of a batch.
+        # What follows each other through a pipeline are one process's micro-batches.
         return with_overrides(job, {"accumulate": self._facts.accumulate * self._conduct.microbatches})
 
     def _synchronised(self, job: Job) -> Job:

@@ -73,9 +73,9 @@ def verify(
 
 
 def _shortened(spec: StrategySpec, run: StrategySpec) -> list[Row]:
-    """What to say where turns were made shorter."""
+    """What to say where phases were made shorter."""
     asked, taken = (getattr(one, "every", 0) for one in (spec, run))
     if asked == taken:
         return []
     note = f"shorter than asked for (every={asked}), so that each group of layers has one"
-    return [Row(comparison="turns", what=f"of {plural(taken, 'step')}", verdict=Verdict.NOT_JUDGED, note=note)]
+    return [Row(comparison="phases", what=f"of {plural(taken, 'step')}", verdict=Verdict.NOT_JUDGED, note=note)]

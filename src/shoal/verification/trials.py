@@ -66,7 +66,7 @@ class Facts:
 
     def synchronised_batch(self, workers: int) -> dict[str, int]:
         """The overrides with which all workers have a part of every batch, the last of an epoch included, and
-        none is cut into pieces: what it takes for BatchNorm over the whole batch to be that of one process."""
+        none is cut further: what it takes for BatchNorm over the whole batch to be that of one process."""
         overrides = {"accumulate": 1}
         if not self.batch_per_worker:
             sizes = range(self.batch_size, workers - 1, -1)

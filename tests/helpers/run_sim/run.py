@@ -36,7 +36,7 @@ from shoal.launch.messages import (
     StartProcess,
     TakeStacks,
 )
-from shoal.launch.places import plan_places
+from shoal.launch.worlds import plan_worlds
 from shoal.observe.happenings import Heartbeat, Saved, StateEntered, StepsTaken
 from shoal.spec import Cluster, Job, World
 
@@ -143,7 +143,7 @@ class SimRun:
 
     def __post_init__(self) -> None:
         self.timeline = Timeline(self.dice)
-        self.machine = SupervisorMachine(self.plan.job, _places(self.plan.job), 0.0)
+        self.machine = SupervisorMachine(self.plan.job, _worlds(self.plan.job), 0.0)
         self.job = self._make_job()
         self.hosts = [SimHost(self.timeline, self._make, self._happen) for _ in range(self.plan.hosts)]
         self.promised: set[int] = set()
@@ -352,11 +352,11 @@ class SimRun:
         ]
 
 
-def _places(job: Job) -> list[World]:
+def _worlds(job: Job) -> list[World]:
     return _planned(job.strategy, job.cluster.workers, job.cluster.spares)
 
 
 @cache
 def _planned(strategy: str, workers: int, spares: int) -> list[World]:
     cluster = Cluster(workers=workers, spares=spares, threads=1)
-    return plan_places(Job(target="toy.py", strategy=strategy, cluster=cluster))
+    return plan_worlds(Job(target="toy.py", strategy=strategy, cluster=cluster))

@@ -11,7 +11,7 @@ from service_stage import COORDINATOR, WORKER, Stage
 
 from shoal.errors import Interrupted, WorkerFailed
 from shoal.launch import LocalEngine, ZygoteProcess
-from shoal.launch.places import plan_places
+from shoal.launch.worlds import plan_worlds
 from shoal.observe.events import Event
 from shoal.observe.wording import line
 from shoal.spec import Cluster, Job
@@ -256,8 +256,8 @@ def test_every_process_has_its_log(tmp_path: Path, zygote: ZygoteProcess) -> Non
     job = Job(target="toy.py", strategy="ps:servers=2", cluster=Cluster(workers=1), run_dir=str(tmp_path / "run"))
     host = LocalEngine(zygote).open(job)
     try:
-        for number, place in enumerate(plan_places(job)):
-            host.start(number, place)
+        for number, world in enumerate(plan_worlds(job)):
+            host.start(number, world)
         names = {path.name for path in (tmp_path / "run" / "logs").iterdir()}
         assert names == {"coordinator-0.log", "server-0.log", "server-1.log", "rank-0.log"}
     finally:

@@ -109,7 +109,7 @@ def test_tensors_are_read_one_by_one(tmp_path: Path) -> None:
 def test_only_the_chunks_of_what_is_read_are_checked(tmp_path: Path) -> None:
     path = save(CheckpointStore(tmp_path, chunk_bytes=4096), state())
     manifest = read_manifest(path)
-    first, *_, last = sorted(manifest.files["model"].places, key=lambda place: (place.offset, place.nbytes))
+    first, *_, last = sorted(manifest.files["model"].locations, key=lambda one: (one.offset, one.nbytes))
     data = bytearray((path / "model.bin").read_bytes())
     data[last.offset] ^= 1
     (path / "model.bin").write_bytes(data)

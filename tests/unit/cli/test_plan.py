@@ -119,8 +119,8 @@ def test_what_happens_on_failure(strategy: str, spares: int, words: str) -> None
 def test_a_grid_says_where_every_worker_stands() -> None:
     found = plan("mesh:data=2,tensor=2", workers=4)
 
-    seats = [(seat.worker, seat.lane, dict(seat.coordinates)) for seat in found.manner.grid]
-    assert seats == [
+    points = [(point.worker, point.lane, dict(point.coordinates)) for point in found.manner.grid]
+    assert points == [
         (0, 0, {"data": 0, "tensor": 0}),
         (1, 0, {"data": 0, "tensor": 1}),
         (2, 1, {"data": 1, "tensor": 0}),

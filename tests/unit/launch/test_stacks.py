@@ -15,7 +15,7 @@ import pytest
 
 import shoal.errors
 from shoal.comm.channel import Channel
-from shoal.launch.frames import find_place
+from shoal.launch.frames import find_frame
 from shoal.launch.stacks import StackSource, collect_stacks, explain_state, write_stacks
 
 GUARD_S = 30.0
@@ -71,9 +71,9 @@ def test_stacks_of_all_are_had_whatever_they_do(start, tmp_path: Path) -> None:
     sources = [sleeping, holding, stopped]
     found = collect_stacks(sources, lambda source: os.kill(source.pid, source.signum))
     for source, function in ((sleeping, "sleeping"), (holding, "holding")):
-        place = find_place(found[source.pid])
-        assert place is not None and place.startswith(f"{tmp_path}/script.py:") and place.endswith(function)
-    assert "stopped (SIGSTOP)" in found[stopped.pid] and find_place(found[stopped.pid]) is None
+        frame = find_frame(found[source.pid])
+        assert frame is not None and frame.startswith(f"{tmp_path}/script.py:") and frame.endswith(function)
+    assert "stopped (SIGSTOP)" in found[stopped.pid] and find_frame(found[stopped.pid]) is None
     path = write_stacks(tmp_path, 12, [("worker 0", found[sleeping.pid]), ("worker 1", found[stopped.pid])])
     assert path.name == "stacks-12.txt"
     assert path.read_text().index("== worker 0 ==") < path.read_text().index("== worker 1 ==")
@@ -97,8 +97,8 @@ Current thread 0x2 (most recent call first):
   File "{shoal.errors.__file__}", line 5 in batch
   File "/home/me/outer.py", line 3 in <module>
 """
-    assert find_place(text) == "/home/me/tasks.py:30 in __getitem__"
-    assert find_place(text.replace("/home/me/", os.path.dirname(shoal.errors.__file__) + "/")) == (
+    assert find_frame(text) == "/home/me/tasks.py:30 in __getitem__"
+    assert find_frame(text.replace("/home/me/", os.path.dirname(shoal.errors.__file__) + "/")) == (
         f"{queue.__file__}:171 in get"
     )
 

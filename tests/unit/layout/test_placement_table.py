@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.nets import gpt, parcels_of, resnet
-from shoal.layout import POLICIES, Parcel, explain, place, render
+from shoal.layout import POLICIES, Parcel, explain, place_shards, render
 
 PARCELS = [
     Parcel(name="embedding.weight", kind="Embedding", numel=512, itemsize=4),
@@ -17,7 +17,7 @@ PARCELS = [
 
 
 def test_rows_say_who_holds_what():
-    placement = place(PARCELS, servers=2, shards=4, replicas=1)
+    placement = place_shards(PARCELS, servers=2, shards=4, replicas=1)
     first, second = explain(placement, PARCELS)
     assert (first.shards, second.shards) == ((0, 1), (2, 3))
     assert (first.backup_of, second.backup_of) == ((2, 3), (0, 1))
@@ -29,14 +29,14 @@ def test_rows_say_who_holds_what():
 
 
 def test_a_parameter_cut_between_shards_of_one_server_is_whole_there():
-    placement = place(PARCELS, servers=1, shards=4)
+    placement = place_shards(PARCELS, servers=1, shards=4)
     (row,) = explain(placement, PARCELS)
     assert not row.cut
     assert "*" not in render(placement, PARCELS)
 
 
 def test_the_table_reads_well():
-    assert render(place(PARCELS, servers=2, shards=4, replicas=1), PARCELS).splitlines() == [
+    assert render(place_shards(PARCELS, servers=2, shards=4, replicas=1), PARCELS).splitlines() == [
         "server  shards     size  share  parameters  cut  backup of",
         "     0     0-1  3.0 KiB  49.5%           2    1        2-3",
         "        embedding.weight, head.weight*",
@@ -48,7 +48,7 @@ def test_the_table_reads_well():
 
 
 def test_a_server_that_has_left_holds_nothing():
-    placement = place(PARCELS, servers=2, shards=4)
+    placement = place_shards(PARCELS, servers=2, shards=4)
     alone = replace(placement, owners=(1, 1, 1, 1), capacities=(0.0, 1.0))
     assert alone.server_bytes == (0, sum(placement.shard_bytes))
     assert render(alone, PARCELS).splitlines()[1].split() == ["0", "–", "0", "B", "0.0%", "0", "0", "–"]
@@ -60,7 +60,7 @@ def test_a_server_that_has_left_holds_nothing():
 @pytest.mark.parametrize("model", [gpt, resnet])
 def test_real_models_fit_80_columns(model, policy, servers):
     parcels = parcels_of(model())
-    placement = place(parcels, servers=servers, policy=policy, replicas=min(1, servers - 1))
+    placement = place_shards(parcels, servers=servers, policy=policy, replicas=min(1, servers - 1))
     text = render(placement, parcels)
     assert max(map(len, text.splitlines())) <= 80
     assert text.splitlines()[-1].startswith("The largest server carries ")
@@ -70,7 +70,7 @@ def test_the_longest_names_and_lists_fit_80_columns():
     parcels = [
         Parcel(name=f"deep.{'er.' * 40}{n}", kind="Linear", numel=4_000_000, itemsize=4) for n in range(200)
     ]
-    placement = place(parcels, servers=2, shards=200)
+    placement = place_shards(parcels, servers=2, shards=200)
     scattered = replace(placement, owners=(0, 1) * 100, backups=(1, 0) * 100)
     lines = render(scattered, parcels).splitlines()
     assert max(map(len, lines)) <= 80

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import SpecError
-from shoal.layout import Parcel, place, rebalance
+from shoal.layout import Parcel, place_shards, rebalance
 from shoal.layout.rebalancing import WORTH_MOVING
 
 sizes_and_owners = st.lists(st.tuples(st.integers(1, 10_000), st.integers(0, 4)), min_size=1, max_size=14)
@@ -65,7 +65,7 @@ def test_a_fresh_placement_stays_as_it_is(servers: int, numel: int, policy: str)
     parcels = [Parcel(name="weight", kind="Linear", numel=numel, itemsize=4)]
     capacities = {server: 1.0 + server for server in range(servers)} if policy == "capacity" else None
     given_capacities = list(capacities.values()) if capacities else ()
-    placement = place(parcels, servers=servers, policy=policy, capacities=given_capacities)
+    placement = place_shards(parcels, servers=servers, policy=policy, capacities=given_capacities)
     after = rebalance(placement.owners, placement.shard_bytes, range(servers), capacities)
     assert after == placement.owners
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import SpecError
-from shoal.layout.state_cuts import CutMember, StateCut, cut_state, kept_numels
+from shoal.layout.state_cuts import CutParameter, StateCut, cut_state, kept_numels
 from shoal.spec.model_parallel import POLICIES
 
 members_drawn = st.builds(
-    lambda layer, numel: CutMember(layer=f"layer{layer}", numel=numel),
+    lambda layer, numel: CutParameter(layer=f"layer{layer}", numel=numel),
     st.integers(0, 5),
     st.integers(0, 9) | st.integers(0, 20_000),
 )
@@ -27,7 +27,7 @@ def capacities_for(policy: str, workers: int) -> str:
     return "+".join(str(number + 1) for number in range(workers)) if policy == "device" else "even"
 
 
-def cut(units: list[list[CutMember]], workers: int, policy: str) -> list[StateCut]:
+def cut(units: list[list[CutParameter]], workers: int, policy: str) -> list[StateCut]:
     return cut_state(units, workers=workers, policy=policy, capacities=capacities_for(policy, workers))
 
 
@@ -39,7 +39,7 @@ def owners(cut: StateCut, workers: int) -> list[list[int]]:
 
 @few
 @given(models, WORKERS, st.sampled_from(POLICIES))
-def test_every_element_has_one_keeper(units: list[list[CutMember]], workers: int, policy: str) -> None:
+def test_every_element_has_one_keeper(units: list[list[CutParameter]], workers: int, policy: str) -> None:
     for unit, one in zip(units, cut(units, workers, policy), strict=True):
         for param, member in enumerate(unit):
             spans = sorted(span for worker in range(workers) if (span := one.span(param, worker)) != (0, 0))
@@ -53,7 +53,7 @@ def test_every_element_has_one_keeper(units: list[list[CutMember]], workers: int
 
 @few
 @given(models, WORKERS, st.sampled_from(["size", "device"]))
-def test_shares_are_exact_in_every_unit(units: list[list[CutMember]], workers: int, policy: str) -> None:
+def test_shares_are_exact_in_every_unit(units: list[list[CutParameter]], workers: int, policy: str) -> None:
     sizes = [number + 1 if policy == "device" else 1 for number in range(workers)]
     for one in cut(units, workers, policy):
         for size, (start, stop) in zip(sizes, pairwise(one.bounds), strict=True):
@@ -63,7 +63,7 @@ def test_shares_are_exact_in_every_unit(units: list[list[CutMember]], workers: i
 @few
 @given(models, WORKERS)
 def test_counts_differ_by_one_at_most_and_parameters_stay_whole(
-    units: list[list[CutMember]], workers: int
+    units: list[list[CutParameter]], workers: int
 ) -> None:
     units = [[member for member in unit if member.numel] for unit in units]
     found = [row for one in cut(units, workers, "count") for row in owners(one, workers)]
@@ -74,7 +74,7 @@ def test_counts_differ_by_one_at_most_and_parameters_stay_whole(
 
 @few
 @given(models, WORKERS)
-def test_layers_stay_together_and_balance_up_to_the_largest(units: list[list[CutMember]], workers: int) -> None:
+def test_layers_stay_together_and_balance_up_to_the_largest(units: list[list[CutParameter]], workers: int) -> None:
     cuts = cut(units, workers, "layer")
     largest = 0
     for unit, one in zip(units, cuts, strict=True):
@@ -90,10 +90,10 @@ def test_layers_stay_together_and_balance_up_to_the_largest(units: list[list[Cut
 
 
 def test_a_bigger_device_keeps_more() -> None:
-    one = cut_state([[CutMember(layer="", numel=900)]], workers=3, policy="device", capacities="2+0+1")
+    one = cut_state([[CutParameter(layer="", numel=900)]], workers=3, policy="device", capacities="2+0+1")
     assert one[0].bounds == (0, 600, 600, 900)
 
 
 def test_capacities_of_nothing_are_refused() -> None:
     with pytest.raises(SpecError, match=r"capacities=0\+0 leave nobody"):
-        cut_state([[CutMember(layer="", numel=9)]], workers=2, policy="device", capacities="0+0")
+        cut_state([[CutParameter(layer="", numel=9)]], workers=2, policy="device", capacities="0+0")

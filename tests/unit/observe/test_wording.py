@@ -122,14 +122,14 @@ CELLS = {"samples": 4000, "cells": 40, "clean": True, "shards": [SHARD, SHARD]}
             SAMPLES | {"once": 3990, "more_than_once": 4, "never": 6, "clean": False},
             "4,000 samples expected: 3,990 committed once, 4 more than once, 6 never",
         ),
-        (CELLS, "4,000 samples expected, in 40 parts: all committed once, on each of 2 shards"),
+        (CELLS, "4,000 samples expected, in 40 cells: all committed once, on each of 2 shards"),
         (
             CELLS | {"shards": [SHARD | {"never": 3}]},
-            "4,000 samples expected, in 40 parts: 3 left out by the quorum, the others committed once",
+            "4,000 samples expected, in 40 cells: 3 left out by the quorum, the others committed once",
         ),
         (
             CELLS | {"shards": [SHARD, SHARD | {"never": 3, "more_than_once": 1}], "clean": False},
-            "4,000 samples expected, in 40 parts: 1 committed more than once, 3 never",
+            "4,000 samples expected, in 40 cells: 1 committed more than once, 3 never",
         ),
     ],
 )

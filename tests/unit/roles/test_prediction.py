@@ -13,7 +13,7 @@ import torch
 
 from shoal.errors import SpecError
 from shoal.roles.inference import PredictionRounds, Reading
-from shoal.roles.output import WritingTurns
+from shoal.roles.output import WritingOrder
 from shoal.spec import World
 
 BATCH, LENGTH = 4, 18
@@ -101,10 +101,10 @@ def test_what_is_no_row_per_sample_is_refused(make: Callable[[torch.Tensor], Any
 
 
 def test_batches_are_written_in_order_whoever_comes_first() -> None:
-    turns, written = WritingTurns(World()), list[int]()
+    order, written = WritingOrder(World()), list[int]()
 
     def write(number: int) -> None:
-        with turns.of(number):
+        with order.of(number):
             written.append(number)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in (2, 1)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.arena import Flat, make_grid
-from shoal.layout import Parcel, place
+from shoal.layout import Parcel, place_shards
 from shoal.strategies.clipping import UNIT_BYTES, ChunkNorms, Units, clip_factor, cut_bytes
 from shoal.strategies.ps.blocks import make_blocks
 
@@ -33,7 +33,7 @@ def test_norms_are_the_same_however_the_model_is_cut() -> None:
     cuts = [make_grid(FLATS, size, cut_bytes=UNIT_BYTES).chunks for size in (1 << 14, 1 << 16, 1 << 20)]
     parcels = [Parcel(name="p", kind="Linear", numel=numel, itemsize=4) for numel in NUMELS]
     for servers in (1, 3):
-        placement = place(parcels, servers=servers, cut_bytes=UNIT_BYTES)
+        placement = place_shards(parcels, servers=servers, cut_bytes=UNIT_BYTES)
         blocks = make_blocks(placement.shards, FLATS, make_grid(FLATS), cut_bytes=UNIT_BYTES)
         cuts.append([block.chunk for shard in blocks for block in shard])
     assert len({len(cut) for cut in cuts}) == len(cuts)

@@ -17,9 +17,9 @@ from torch.utils.data import TensorDataset
 
 from shoal.comm.compression import make_compression
 from shoal.errors import SpecError
-from shoal.feed.parts import Part, Piece
+from shoal.feed.parts import LoadedBatch, Part
 from shoal.layout.schedules import make_schedule
-from shoal.layout.state_cuts import CutMember, cut_state
+from shoal.layout.state_cuts import CutParameter, cut_state
 from shoal.ps.shard import Shard
 from shoal.roles.coordinator import make_plan
 from shoal.spec import Cluster, Conduct, Job, Layer, Mesh, ParameterServer, Task, World, parse_strategy
@@ -90,7 +90,7 @@ def trained(written: str, slots: int = 1) -> Any:
     return strategy
 
 
-def rows(slot: int, slots: int) -> Callable[[], Iterator[Piece]]:
+def rows(slot: int, slots: int) -> Callable[[], Iterator[LoadedBatch]]:
     first, last = BATCH * slot // slots, BATCH * (slot + 1) // slots
     return lambda: iter([((INPUTS[first:last], TARGETS[first:last]), float(last - first), last - first)])
 
@@ -194,9 +194,11 @@ def mesh(written: str, workers: int = 2) -> Mesh:
 def spans(written: str) -> list[tuple[int, int]]:
     """Of each parameter of a layer and of a larger one, what the first of two workers keeps."""
     grid = mesh(written)
-    members = [CutMember(layer=layer, numel=numel) for layer, numel in (("a", 64), ("a", 8), ("b", 300), ("b", 3))]
-    (cut,) = cut_state([members], workers=2, policy=grid.policy, capacities=grid.capacities)
-    return [cut.span(number, 0) for number in range(len(members))]
+    params = [
+        CutParameter(layer=layer, numel=numel) for layer, numel in (("a", 64), ("a", 8), ("b", 300), ("b", 3))
+    ]
+    (cut,) = cut_state([params], workers=2, policy=grid.policy, capacities=grid.capacities)
+    return [cut.span(number, 0) for number in range(len(params))]
 
 
 def order(written: str) -> Any:

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from helpers.forked import in_processes
 from helpers.supplying import OneBatch
-from shoal.feed.parts import Part, Piece
+from shoal.feed.parts import LoadedBatch, Part
 from shoal.spec import Cluster, Task, World, parse_strategy
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Company, Extent, Setting, Work
@@ -35,7 +35,7 @@ TASK = Task(
 )
 
 
-def load() -> Iterator[Piece]:
+def load() -> Iterator[LoadedBatch]:
     for _ in range(MICROBATCHES):
         yield (INPUTS, TARGETS), float(ROWS), ROWS
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from helpers.forked import in_processes
-from shoal.feed.parts import Part, Piece
+from shoal.feed.parts import LoadedBatch, Part
 from shoal.spec import Cluster, Task, World, parse_strategy
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Company, Extent, Setting, Work
@@ -51,7 +51,7 @@ TASK = Task(
 def part(step: int, slot: int, slots: int, bad: range) -> Part:
     rows = slice(BATCH * slot // slots, BATCH * (slot + 1) // slots)
 
-    def load() -> Iterator[Piece]:
+    def load() -> Iterator[LoadedBatch]:
         target = TARGETS[rows] + 3 if step == BAD_STEP and slot in bad else TARGETS[rows]
         yield (INPUTS[rows], target), float(len(target)), len(target)
 

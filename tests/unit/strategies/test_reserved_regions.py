@@ -149,9 +149,9 @@ def test_servers_and_workers(strategy: str, optimizer: str, changes: dict[str, A
 @pytest.mark.parametrize(
     ("strategy", "mapped", "used"),
     [
-        # Two places for values and AdamW's two numbers, six buffers for each of two slots; of these one, and two.
+        # Two homes for values and AdamW's two numbers, six buffers for each of two slots; of these one, and two.
         ("ps", 2 * 3 + 2 * 6, 3 + 2 * 2),
-        # A place each for what is marked, and buffers for eight more workers.
+        # A home each for what is marked, and buffers for eight more workers.
         ("ps:sync=asp", 4 * 3 + 10 * 6, 2 * 3 + 2 * 2),
         ("ps:servers=2", 2 * 3 + 2 * 6, 2 * 3 + 2 * 2),
         ("data", 3 + 2, 3 + 2),

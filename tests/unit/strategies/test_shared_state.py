@@ -17,7 +17,7 @@ from shoal.spec.conduct import even_fills
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Company, Extent, Setting, Work
 from shoal.strategies.grouping import open_group
-from shoal.strategies.mesh.sharded.shared_vector import line_bytes, line_regions
+from shoal.strategies.mesh.sharded.shared_vector import row_bytes, row_regions
 from shoal.strategies.replica import Replica
 
 WORKERS, STEPS, WIDTH = 3, 3, 600
@@ -98,9 +98,9 @@ def test_what_a_line_shares_is_known_beforehand() -> None:
 
     def share(world: World) -> list[int]:
         group = open_group("memory", Setting(world=world, conduct=Conduct(fills=even_fills(2, 2))))
-        segments = [group.share(line_regions(sizes, 2, stage)) for stage in (1, 3)]
+        segments = [group.share(row_regions(sizes, 2, stage)) for stage in (1, 3)]
         return [0 if segment is None else segment.nbytes for segment in segments]
 
-    expected = [line_bytes(sizes, 2, 1), line_bytes(sizes, 2, 3)]
+    expected = [row_bytes(sizes, 2, 1), row_bytes(sizes, 2, 3)]
     assert in_processes(2, share) == [expected] * 2
     assert expected == [3 * 12288, 12288 + 2 * 12288]  # in pages: all of each, or two of the largest

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.cli.plan.parts import Manner, without_successors
-from shoal.launch.places import can_replace
+from shoal.launch.worlds import can_replace
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Data, Job

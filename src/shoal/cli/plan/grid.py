@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.arena import supported
-from shoal.cli.plan.parts import Manner, Seat, without_successors
+from shoal.cli.plan.parts import GridPoint, Manner, without_successors
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Job, Mesh, ModelParallel, as_mesh
@@ -19,7 +19,7 @@ def grid_manner(job: Job, parcels: Sequence[Parcel], facts: Mapping[str, Any]) -
     return Manner(
         meaning=" ".join(_meaning(mesh, shares_memory=supported() and mesh.shares_memory(job.cluster))),
         on_failure=without_successors(job, ", for nobody else has its part of the model" * (mesh.data == 1)),
-        grid=tuple(_seats(mesh)),
+        grid=tuple(_points(mesh)),
     )
 
 
@@ -43,7 +43,7 @@ def _meaning(mesh: Mesh, *, shares_memory: bool) -> list[str]:
         sentences.append("All work on the same batch.")
     if mesh.shard > 1:
         how = f"as {mesh.capacities}" if mesh.policy == "device" else f"by {mesh.policy}"
-        held = _STAGES[min(mesh.stage, 2) if shares_memory else mesh.stage]
+        held = _LEVELS[min(mesh.level, 2) if shares_memory else mesh.level]
         sentences.append(f"{held} cut over {plural(mesh.shard, 'worker')}, {how}.")
         if shares_memory:
             sentences.append("Parameters lie once in the host's memory, where all find them.")
@@ -58,7 +58,7 @@ def _meaning(mesh: Mesh, *, shares_memory: bool) -> list[str]:
     return sentences
 
 
-_STAGES = {
+_LEVELS = {
     1: "The optimizer's state is",
     2: "Gradients and the optimizer's state are",
     3: "Parameters, gradients and the optimizer's state are",
@@ -74,13 +74,13 @@ def _pipeline(mesh: Mesh) -> list[str]:
     ]
 
 
-def _seats(mesh: Mesh) -> list[Seat]:
+def _points(mesh: Mesh) -> list[GridPoint]:
     """Where each worker stands; the last axis turns fastest."""
-    seats = []
+    points = []
     for rank in range(mesh.num_workers):
         rest, coordinates = rank, {}
         for axis, size in reversed(list(zip(AXES, mesh.sizes, strict=True))):
             rest, coordinates[axis] = divmod(rest, size)
         shown = {axis: coordinates[axis] for axis, size in zip(AXES, mesh.sizes, strict=True) if size > 1}
-        seats.append(Seat(worker=rank, lane=mesh.lane_of(rank), coordinates=shown))
-    return seats
+        points.append(GridPoint(worker=rank, lane=mesh.lane_of(rank), coordinates=shown))
+    return points

@@ -12,7 +12,7 @@ from shoal.cli.plan.layers import layer_manner
 from shoal.cli.plan.parts import Manner, ModelBytes, Plan
 from shoal.cli.plan.plain import plain_manner
 from shoal.cli.plan.served import served_manner
-from shoal.launch.places import describe_world
+from shoal.launch.worlds import describe_world
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Job

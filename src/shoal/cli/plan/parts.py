@@ -24,14 +24,14 @@ class ModelBytes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class GridPoint:
     """Where a worker stands in a grid."""
 
     worker: int
     lane: int
     """Which part of a batch it works on."""
     coordinates: Mapping[str, int]
-    """By axis that has several workers: its place along it."""
+    """By axis that has several workers: its index along it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Manner:
     on_failure: str
     placement: Placement | None = None
     """None where no servers share the model out."""
-    grid: tuple[Seat, ...] = ()
+    grid: tuple[GridPoint, ...] = ()
     """None where the model is not cut over workers."""
     width: tuple[str, ...] = ()
     """What becomes of which layers, where they are cut by width."""
@@ -115,7 +115,7 @@ class Plan:
         if self.manner.width:
             plain["width"] = list(self.manner.width)
         if self.manner.grid:
-            plain["grid"] = [asdict(seat) for seat in self.manner.grid]
+            plain["grid"] = [asdict(point) for point in self.manner.grid]
         if self.manner.placement is not None:
             rows = explain(self.manner.placement, self.parcels)
             plain["servers"] = [asdict(row) | {"cut": sorted(row.cut)} for row in rows]

@@ -65,8 +65,8 @@ class Exchange:
         A single empty chunk stands for an empty range, so that ranks meet and compare lengths all the same.
         """
         count = count or self.num_chunks(stop - start)
-        borders = [start + (stop - start) * index // count for index in range(count + 1)]
-        return [slice(low, high) for low, high in pairwise(borders)]
+        bounds = [start + (stop - start) * index // count for index in range(count + 1)]
+        return [slice(low, high) for low, high in pairwise(bounds)]
 
     def num_chunks(self, numel: int) -> int:
         """How many chunks a range of this length needs."""

@@ -20,10 +20,10 @@ class Ring(Collective):
 
     def _allreduce(self, exchange: Exchange) -> None:
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        borders = [exchange.numel * index // self.size for index in range(self.size + 1)]
+        bounds = [exchange.numel * index // self.size for index in range(self.size + 1)]
         # The longest segment decides for all: a chunk must find its match in every other segment.
         count = exchange.num_chunks(-(-exchange.numel // self.size))
-        segments = [exchange.chunks(borders[index], borders[index + 1], count=count) for index in range(self.size)]
+        segments = [exchange.chunks(bounds[index], bounds[index + 1], count=count) for index in range(self.size)]
         num_steps = 2 * (self.size - 1)
         outgoing = [chunk for step in range(num_steps) for chunk in segments[(self.rank - step) % self.size]]
         incoming = [chunk for step in range(num_steps) for chunk in segments[(left - step) % self.size]]

@@ -96,5 +96,5 @@ def _restore(data: np.ndarray, target: np.ndarray, *, shuffled: bool) -> None:
     if not shuffled:
         np.copyto(target, data.reshape(target.shape))
         return
-    for place, group in enumerate(data.reshape(target.shape[::-1])):
-        target[:, place] = group
+    for number, group in enumerate(data.reshape(target.shape[::-1])):
+        target[:, number] = group

@@ -32,10 +32,10 @@ class Letter(NamedTuple):
 
     tag: int
     nbytes: int
-    place: int
+    shelf: int
     """The sender's number of the crate; -1 where nothing is in it."""
     serial: int
-    """Which crate it is that stands at this place now."""
+    """Which crate it is that stands on this shelf now."""
     capacity: int
     pid: int
     fd: int
@@ -114,11 +114,11 @@ class Outbox:
         number = self._posted + 1
         letter = Letter(tag, 0, _NO_CRATE, 0, 0, 0, 0)
         if nbytes := content.numel():
-            place, crate = self._free_crate(nbytes)
+            shelf, crate = self._free_crate(nbytes)
             crate.letter = number
             crate.room[:nbytes].copy_(content)
             pid, fd = map(int, crate.segment.handle.split(":"))
-            letter = Letter(tag, nbytes, place, crate.serial, crate.capacity, pid, fd)
+            letter = Letter(tag, nbytes, shelf, crate.serial, crate.capacity, pid, fd)
         self._letters[number % MOST_LETTERS, : len(letter)] = letter
         self._counters.publish(self._sent_mark, number)
         self._posted = number
@@ -127,31 +127,31 @@ class Outbox:
         """The smallest empty one that is large enough; else a new one, in the place of one that is not."""
         self._drop_large_ones()
         taken = self._counters[self._taken_mark]
-        free = {place: one for place, one in enumerate(self._crates) if one is None or one.letter <= taken}
-        fitting = [(one.capacity, place) for place, one in free.items() if one is not None]
+        free = {shelf: one for shelf, one in enumerate(self._crates) if one is None or one.letter <= taken}
+        fitting = [(one.capacity, shelf) for shelf, one in free.items() if one is not None]
         if fits := [pair for pair in fitting if pair[0] >= nbytes]:
-            place = min(fits)[1]
+            shelf = min(fits)[1]
         else:
-            place = next(iter(free), len(self._crates))
-            if place == len(self._crates):
+            shelf = next(iter(free), len(self._crates))
+            if shelf == len(self._crates):
                 self._crates.append(None)
-            self._drop(place)
+            self._drop(shelf)
             self._num_crates += 1
-            self._crates[place] = _Crate.made(self._num_crates, _capacity(nbytes))
-        crate = self._crates[place]
+            self._crates[shelf] = _Crate.made(self._num_crates, _capacity(nbytes))
+        crate = self._crates[shelf]
         assert crate is not None
-        return place, crate
+        return shelf, crate
 
     def _drop_large_ones(self) -> None:
         taken = self._counters[self._taken_mark]
-        for place, crate in enumerate(self._crates):
+        for shelf, crate in enumerate(self._crates):
             if crate is not None and crate.capacity > LARGEST_KEPT_BYTES and crate.letter <= taken:
-                self._drop(place)
+                self._drop(shelf)
 
-    def _drop(self, place: int) -> None:
-        if (crate := self._crates[place]) is not None:
+    def _drop(self, shelf: int) -> None:
+        if (crate := self._crates[shelf]) is not None:
             crate.segment.close()
-            self._crates[place] = None
+            self._crates[shelf] = None
 
 
 def _capacity(nbytes: int) -> int:
@@ -199,9 +199,9 @@ class Inbox:
         self._counters.publish(self._taken_mark, self._taken)
 
     def _content(self, letter: Letter) -> torch.Tensor:
-        if letter.place == _NO_CRATE:
+        if letter.shelf == _NO_CRATE:
             return torch.empty(0, dtype=torch.uint8)
-        crate = self._crates.pop(letter.place, None)
+        crate = self._crates.pop(letter.shelf, None)
         if crate is None or crate.serial != letter.serial:
             try:
                 crate = _Crate.opened(letter)
@@ -209,7 +209,7 @@ class Inbox:
                 text = f"Worker {self._sender} is gone: what it sent cannot be read ({error.strerror})."
                 raise PeerLost(text, peer=str(self._sender)) from None
         if crate.capacity <= LARGEST_KEPT_BYTES:
-            self._crates[letter.place] = crate
+            self._crates[letter.shelf] = crate
         return crate.room[: letter.nbytes]
 
     def _fill(self, room: torch.Tensor, content: torch.Tensor) -> None:

@@ -46,7 +46,7 @@ class Lookout:
 
 
 class MemoryGroup(Group):
-    """One process's place in it. Tensors of other devices go through the host's memory."""
+    """One process's side of it. Tensors of other devices go through the host's memory."""
 
     shares_memory = True
 
@@ -97,8 +97,8 @@ class MemoryGroup(Group):
     def _fold_shares(self, piece: torch.Tensor, number: int, fold: Fold) -> None:
         """Each makes its share of the result, and takes the others' from them."""
         staging = self._staging
-        borders = [piece.numel() * index // self.size for index in range(self.size + 1)]
-        shares = [slice(start, stop) for start, stop in pairwise(borders)]
+        bounds = [piece.numel() * index // self.size for index in range(self.size + 1)]
+        shares = [slice(start, stop) for start, stop in pairwise(bounds)]
         mine = shares[self.index]
         fold(staging.buffers(number, piece.dtype, mine), piece[mine])
         # Nobody else reads this part of this buffer, so the result may lie where a summand was.

@@ -43,7 +43,7 @@ def check_pieces(setting: Setting) -> None:
     extent, slots = setting.extent, setting.slots
     if extent.smallest_batch is not None and extent.smallest_batch // slots < extent.accumulate:
         raise SpecError(
-            f"batchnorm=sync needs samples for all {slots * extent.accumulate} pieces of every batch, but "
+            f"batchnorm=sync needs samples for all {slots * extent.accumulate} micro-batches of every batch, but "
             f"the last one of an epoch has only {extent.smallest_batch}; choose another batch_size."
         )
 

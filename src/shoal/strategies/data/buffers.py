@@ -42,17 +42,17 @@ class MovingBuffers:
         self.nbytes = grid.nbytes
         device = found[0][1].device if found else "cpu"
         self._own = torch.zeros(grid.nbytes, dtype=torch.uint8, device=device)
-        self._places: list[tuple[torch.dtype, int, int]] = []
+        self._spans: list[tuple[torch.dtype, int, int]] = []
         for (owners, buffer), offset in zip(found, grid.offsets, strict=True):
-            place = (buffer.dtype, offset, buffer.numel())
+            span = (buffer.dtype, offset, buffer.numel())
             # `.data` gives each its own version counter: a change of one must not look to autograd like all.
-            view = _view(self._own, place).view(buffer.shape).data
+            view = _view(self._own, span).view(buffer.shape).data
             view.copy_(buffer)
             for owner, name in owners:
                 owner._buffers[name] = view
             self._owners.append(owners)
             self._views.append(view)
-            self._places.append(place)
+            self._spans.append(span)
 
     def bind(self, segment: Segment, slots: int) -> None:
         """Find the blocks of a segment that was laid out for this many slots."""
@@ -109,14 +109,14 @@ class MovingBuffers:
             return
         total = sum(weight for _, weight in left)
         first, first_weight = left[0]
-        for place in self._places:
-            target = _view(committed, place)
-            if not place[0].is_floating_point:
-                target.copy_(_view(first, place))
+        for span in self._spans:
+            target = _view(committed, span)
+            if not span[0].is_floating_point:
+                target.copy_(_view(first, span))
                 continue
-            mean = _view(first, place) * (first_weight / total)
+            mean = _view(first, span) * (first_weight / total)
             for block, weight in left[1:]:
-                mean.add_(_view(block, place), alpha=weight / total)
+                mean.add_(_view(block, span), alpha=weight / total)
             target.copy_(mean)
 
     @property
@@ -208,6 +208,6 @@ def _moving(module: nn.Module) -> list[tuple[list[Owner], torch.Tensor]]:
     return list(found.values())
 
 
-def _view(block: torch.Tensor, place: tuple[torch.dtype, int, int]) -> torch.Tensor:
-    dtype, offset, count = place
+def _view(block: torch.Tensor, span: tuple[torch.dtype, int, int]) -> torch.Tensor:
+    dtype, offset, count = span
     return block[offset : offset + count * dtype.itemsize].view(dtype)

@@ -43,10 +43,10 @@ class ChunkUpdate:
         self._sum = workspace.sum.view(dtype)[: self._optimizer.values.numel()]
         self._gradients = [self._sum[span] for span in self._optimizer.spans]
         self._live = self._optimizer.live
-        self._saved = self._journal_places(workspace, dtype)
+        self._saved = self._journal_rooms(workspace, dtype)
         self._all_have_gradients = False
 
-    def _journal_places(self, workspace: Workspace, dtype: torch.dtype) -> list[torch.Tensor]:
+    def _journal_rooms(self, workspace: Workspace, dtype: torch.dtype) -> list[torch.Tensor]:
         """Where the old values of all that `apply` changes go."""
         room, small, saved = workspace.undo.view(dtype), workspace.undo_scalars, []
         for live in self._live:

@@ -1,4 +1,4 @@
-"""The grid of workers: along each axis, who is in line with this process."""
+"""The grid of workers: along each axis, who is in a row with this process."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from shoal.strategies.grouping import open_group
 if TYPE_CHECKING:
     from shoal.spec import Mesh
 
-LANES = ("data", "shard")
+LANE_AXES = ("data", "shard")
 """The axes along which workers have parts of the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axes:
-    """The whole grid as this process sees it: along each axis, those in line with it."""
+    """The whole grid as this process sees it: along each axis, those in a row with it."""
 
     data: Group
     shard: Group
     pipeline: Group
     tensor: Group
-    lanes: Group
+    across_lanes: Group
     """Those with the same part of the model, over data and shard together: each has its own part of the batch."""
     world: Group
     """All."""
 
     @classmethod
     def form(cls, mesh: Mesh, setting: Setting) -> Axes:
-        """Meet the others, and draw the lines; everybody draws all of them, in one order."""
+        """Meet the others, and form the rows; everybody forms all of them, in one order."""
         world = open_group(mesh.via, setting)
-        lines = {name: world.split(rows_along((name,), mesh.sizes)) for name in AXES}
-        return cls(**lines, lanes=world.split(rows_along(LANES, mesh.sizes)), world=world)
+        rows = {name: world.split(rows_along((name,), mesh.sizes)) for name in AXES}
+        return cls(**rows, across_lanes=world.split(rows_along(LANE_AXES, mesh.sizes)), world=world)
 
     def close(self) -> None:
         """Leave the others."""
@@ -45,17 +45,17 @@ class Axes:
 
 
 def rows_along(names: Sequence[str], sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """The ranks of every line along these axes of a grid whose axes are so long."""
+    """The ranks of every row along these axes of a grid whose axes are so long."""
     strides = [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
     rows: dict[tuple[int, ...], list[int]] = {}
     for rank in range(math.prod(sizes)):
-        place = [rank // stride % size for stride, size in zip(strides, sizes, strict=True)]
-        others = tuple(at for axis, at in zip(AXES, place, strict=True) if axis not in names)
+        point = [rank // stride % size for stride, size in zip(strides, sizes, strict=True)]
+        others = tuple(at for axis, at in zip(AXES, point, strict=True) if axis not in names)
         rows.setdefault(others, []).append(rank)
     return [tuple(row) for row in rows.values()]
 
 
 def mesh_group_bytes(sizes: Sequence[int]) -> int:
-    """The bytes that the groups of a grid whose axes are so long take on its host; equal lines count once."""
-    grids = {tuple(rows_along(names, sizes)) for names in (AXES, *((axis,) for axis in AXES), LANES)}
+    """The bytes that the groups of a grid whose axes are so long take on its host; equal rows count once."""
+    grids = {tuple(rows_along(names, sizes)) for names in (AXES, *((axis,) for axis in AXES), LANE_AXES)}
     return sum(group_bytes(len(row)) for rows in grids for row in rows)

@@ -34,7 +34,7 @@ class Held:
     shape: torch.Size
     """Of this worker's width of it, before the shard axis cuts it."""
     split: Split | None = None
-    """How the tensor axis cuts it; None: all in line have the same."""
+    """How the tensor axis cuts it; None: all in the row have the same."""
     spans: tuple[HeldSpan, ...] = ()
     """By worker of the shard axis: the elements that each has; none: all have all."""
     stages: tuple[int, ...] = (0,)
@@ -72,7 +72,7 @@ def gather(wanted: Iterable[Wanted], axes: Axes) -> Iterator[tuple[str, torch.Te
         if axes.data.is_first and axes.pipeline.index == one.stage:
             assert one.held is not None
             found = _over_width(one, one.held, _over_spans(one, one.held, axes.shard), axes.tensor)
-        if one.stage and axes.lanes.is_first and axes.tensor.is_first:
+        if one.stage and axes.across_lanes.is_first and axes.tensor.is_first:
             if found is not None:
                 send_values(found, 0, axes.pipeline)
             elif axes.pipeline.is_first:

@@ -17,7 +17,7 @@ from shoal.strategies.parked import Values
 
 
 class Sharding(Protocol):
-    """Trained parameters by name in the task's model. Everybody in line makes the same calls in the same order."""
+    """Trained parameters by name in the task's model. All in the row make the same calls in the same order."""
 
     backward: Backward
     """How a pass runs whose gradients are the step's, where it is one from the loss to all parameters."""
@@ -26,7 +26,7 @@ class Sharding(Protocol):
         """What the optimizer of this process updates: a leaf tensor, empty where nothing of it is kept here."""
 
     def spans(self, name: str) -> tuple[HeldSpan, ...]:
-        """By worker in line: the elements that it keeps; none where all keep all."""
+        """By worker of the row: the elements that it keeps; none where all keep all."""
 
     def in_use(self) -> AbstractContextManager[None]:
         """The model runs, forward or back, only within this; in what order and how often is each lane's own
@@ -39,7 +39,7 @@ class Sharding(Protocol):
         """The whole gradient that they have left, for a parameter of which all keep all; zeros where none."""
 
     def reduce(self, names: Iterable[str]) -> None:
-        """Sum the gradients of these over the line: then `part(name).grad` is this process's part of the sum.
+        """Sum the gradients of these over the row: then `part(name).grad` is this process's part of the sum.
         Whoever has none for one of them adds nothing; the parts of all others have no gradient."""
 
     def refresh(self) -> None:
@@ -67,9 +67,9 @@ def make_sharding(
         from shoal.strategies.mesh.sharded.sharding import StateSharding
 
         return StateSharding(module, trained, axis, mesh, whole=whole, values=values)
-    from shoal.strategies.mesh.sharded.shared import SharedFirstStage, SharedSharding
+    from shoal.strategies.mesh.sharded.shared import SharedFirstLevel, SharedSharding
 
-    made = SharedFirstStage if mesh.stage == 1 else SharedSharding
+    made = SharedFirstLevel if mesh.level == 1 else SharedSharding
     return made(module, trained, axis, mesh, whole=whole, values=values)
 
 

@@ -36,5 +36,5 @@ class Split:
     def fill(self, whole: torch.Tensor, index: int, count: int, part: torch.Tensor) -> None:
         """Put the part of worker `index` of `count` where it belongs."""
         own = self.parts(whole, index, count)
-        for place, values in zip(own, part.split([each.shape[self.dim] for each in own], self.dim), strict=True):
-            place.copy_(values)
+        for target, values in zip(own, part.split([each.shape[self.dim] for each in own], self.dim), strict=True):
+            target.copy_(values)

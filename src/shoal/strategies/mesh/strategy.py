@@ -65,7 +65,7 @@ class MeshStrategy(Lockstep):
         values = self._bring_in(line, numbers)
         if self.mesh.batchnorm == "sync":
             check_pieces(setting)
-            synchronise(line.module, lambda values: axes.lanes.all_reduce_(values.clone()))
+            synchronise(line.module, lambda values: axes.across_lanes.all_reduce_(values.clone()))
         self._buffers = MovingBuffers(line.module)
         trained = {
             line.names[name]: p for name, p in line.module.named_parameters() if line.names[name] in numbers
@@ -93,7 +93,7 @@ class MeshStrategy(Lockstep):
 
     def _bring_in(self, line: Line, trained: Collection[str]) -> Values:
         """Have in memory what is parked and stays here; of what will be cut, a function gives the values."""
-        is_cut = self.axes.shard.size > 1 and self.mesh.stage == 3
+        is_cut = self.axes.shard.size > 1 and self.mesh.level == 3
         cut = {own for own, name in line.names.items() if name in trained and len(line.stages[name]) == 1}
         unpark_module(line.module, but=cut if is_cut else ())
         return hollow_out(line.module)
@@ -124,8 +124,8 @@ class MeshStrategy(Lockstep):
         agreed = self._agree(work, own, moved.counted)
         check_weight(work, agreed.sums)
         is_taken = self._sum_gradients(agreed, work)
-        lanes = self.axes.lanes
-        moved.finish(lanes.all_reduce_, agreed.sums.weight, counted=agreed.counted, speaks=lanes.is_first)
+        across = self.axes.across_lanes
+        moved.finish(across.all_reduce_, agreed.sums.weight, counted=agreed.counted, speaks=across.is_first)
         if is_taken:
             self._clip()
             self._optimizer.step()

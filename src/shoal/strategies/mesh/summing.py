@@ -21,14 +21,14 @@ def sum_flat(tensors: Sequence[torch.Tensor], group: Group) -> None:
             tensor.copy_(part.view(tensor.shape))
 
 
-def add_over_stages(gradient: torch.Tensor, stages: Sequence[int], line: Group) -> None:
+def add_over_stages(gradient: torch.Tensor, stages: Sequence[int], row: Group) -> None:
     """A parameter that several stages use gets the sum of what each found, with the same bits at all of them."""
     room = torch.empty(gradient.shape, dtype=gradient.dtype)
-    if line.index == stages[0]:
+    if row.index == stages[0]:
         for other in stages[1:]:
-            gradient.add_(receive_values(room, other, line).to(gradient.device))
+            gradient.add_(receive_values(room, other, row).to(gradient.device))
         for other in stages[1:]:
-            send_values(gradient, other, line)
+            send_values(gradient, other, row)
     else:
-        send_values(gradient, stages[0], line)
-        gradient.copy_(receive_values(room, stages[0], line))
+        send_values(gradient, stages[0], row)
+        gradient.copy_(receive_values(room, stages[0], row))

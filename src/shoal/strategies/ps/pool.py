@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shoal.feed.parts import Piece
+from shoal.feed.parts import LoadedBatch
 from shoal.spec.update_path import Pooling
 from shoal.strategies.base import Work
 from shoal.strategies.gradients import backward_part
@@ -25,7 +25,7 @@ from shoal.strategies.ps.served import Served
 _LOOK_S = 0.005
 """How long threads may work, or cells be missing, before this worker's messages are looked at."""
 
-Load = Callable[[], Iterator[Piece]]
+Load = Callable[[], Iterator[LoadedBatch]]
 
 
 class PoolMaker:
@@ -109,7 +109,7 @@ class PoolMaker:
         sums = backward_part(self._served.replica, work, part, backward)
         total.count(sums.loss, sums.weight)
 
-    def _read(self, load: Load) -> Iterator[Piece]:
+    def _read(self, load: Load) -> Iterator[LoadedBatch]:
         batches = load()
         while True:
             with self._reading:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shoal.errors import SpecError
-from shoal.feed.parts import Part, Piece
+from shoal.feed.parts import LoadedBatch, Part
 from shoal.layout.schedules import make_schedule
 from shoal.layout.stage_memory import StageDemand
 from shoal.ledger.order import mix
@@ -132,7 +132,9 @@ class PipelineLine:
             samples=sum(samples for _, _, samples in pieces),
         )
 
-    def _microbatch(self, work: Work, part: Part, number: int, piece: Piece, losses: list[float]) -> Microbatch:
+    def _microbatch(
+        self, work: Work, part: Part, number: int, piece: LoadedBatch, losses: list[float]
+    ) -> Microbatch:
         batch, weight, _ = piece
         inputs, target = split_batch(batch)
         share = weight if part.total_weight is None else weight / part.total_weight

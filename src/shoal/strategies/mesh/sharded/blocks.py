@@ -84,7 +84,7 @@ def _users(module: nn.Module, groups: Sequence[Sequence[nn.Module]]) -> Mapping[
     users: dict[int, set[int]] = defaultdict(set)
     inside: set[int] = set()
     for number, group in enumerate(groups):
-        for part in (part for member in group for part in member.modules()):
+        for part in (part for one in group for part in one.modules()):
             inside.add(id(part))
             for param in part.parameters(recurse=False):
                 users[id(param)].add(number)

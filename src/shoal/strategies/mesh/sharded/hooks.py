@@ -9,16 +9,16 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from shoal.strategies.mesh.sharded.turns import UseTurns
+from shoal.strategies.mesh.sharded.agreement import UseAgreement
 from shoal.strategies.mesh.sharded.unit import ShardedUnit
 
 
 class GradientHooks:
     """Reduces a unit's gradients as soon as its backward pass has left all of them."""
 
-    def __init__(self, number: int, unit: ShardedUnit, turns: UseTurns) -> None:
+    def __init__(self, number: int, unit: ShardedUnit, agreement: UseAgreement) -> None:
         self._number = number
-        self._turns = turns
+        self._agreement = agreement
         self.unit = unit
         self._all = {id(param) for param in unit.params.values()}
         self._missing = set(self._all)
@@ -33,7 +33,7 @@ class GradientHooks:
 
     def _end_backward(self) -> None:
         self._missing = set(self._all)
-        self._turns.reduce(self._number)
+        self._agreement.reduce(self._number)
 
     def begin(self) -> None:
         """Something is about to run."""
@@ -42,7 +42,7 @@ class GradientHooks:
         """The passes of this process are over; some may have left only some of the gradients."""
         self._missing = set(self._all)
         if self.unit.has_gradients():
-            self._turns.reduce(self._number)
+            self._agreement.reduce(self._number)
 
     def remove(self) -> None:
         """Let the model run without them."""
@@ -57,8 +57,8 @@ class ParameterHooks(GradientHooks):
     unknown kind of object), the unit stays gathered.
     """
 
-    def __init__(self, number: int, unit: ShardedUnit, turns: UseTurns) -> None:
-        super().__init__(number, unit, turns)
+    def __init__(self, number: int, unit: ShardedUnit, agreement: UseAgreement) -> None:
+        super().__init__(number, unit, agreement)
         self._running = 0
         self._is_in_backward = False
         for module in unit.modules:
@@ -70,7 +70,7 @@ class ParameterHooks(GradientHooks):
 
     def _gather(self) -> None:
         if not self.unit.is_gathered:
-            self._turns.gather(self._number)
+            self._agreement.gather(self._number)
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         self._running += 1
@@ -114,7 +114,7 @@ class RootHooks(GradientHooks):
     """The root's parameters are used anywhere: they are here as long as anything runs."""
 
     def begin(self) -> None:
-        self._turns.gather(self._number)
+        self._agreement.gather(self._number)
 
     def finish(self) -> None:
         self.unit.let_go()

@@ -1,7 +1,7 @@
 """Training state cut over the workers of the shard axis (ZeRO): who keeps what, and when it moves.
 
-Stage 1 cuts the optimizer's state: gradients go to their owners after all backward passes. Stage 2 cuts gradients,
-too: those of a unit (a block of layers) go to their owners as soon as its backward pass is complete. Stage 3 cuts
+Level 1 cuts the optimizer's state: gradients go to their owners after all backward passes. Level 2 cuts gradients,
+too: those of a unit (a block of layers) go to their owners as soon as its backward pass is complete. Level 3 cuts
 parameters, too: a unit is whole only while its layers run.
 """
 
@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from shoal.comm.group import Group
-from shoal.layout.state_cuts import CutMember, StateCut, cut_state
+from shoal.layout.state_cuts import CutParameter, StateCut, cut_state
 from shoal.spec import Mesh
 from shoal.strategies.gradients import Backward
 from shoal.strategies.mesh.held import HeldSpan
+from shoal.strategies.mesh.sharded.agreement import UseAgreement
 from shoal.strategies.mesh.sharded.blocks import ShardedBlock, find_blocks
 from shoal.strategies.mesh.sharded.hooks import GradientHooks, ParameterHooks, RootHooks
-from shoal.strategies.mesh.sharded.turns import UseTurns
 from shoal.strategies.mesh.sharded.unit import ShardedUnit
 from shoal.strategies.mesh.sharded.vector import Vector
 from shoal.strategies.mesh.summing import sum_flat
@@ -43,7 +43,7 @@ class PlannedUnit:
 
 
 class StateSharding:
-    """Implements `Sharding`. Lanes may use the units of stages 2 and 3 in any order, and as often as they like,
+    """Implements `Sharding`. Lanes may use the units of levels 2 and 3 in any order, and as often as they like,
     while they are within `in_use`; what all use in the same order costs the least."""
 
     def __init__(
@@ -58,13 +58,13 @@ class StateSharding:
     ) -> None:
         self.backward: Backward = torch.Tensor.backward
         self._axis = axis
-        self._stage = mesh.stage
+        self._level = mesh.level
         self._whole = {name: param for name, param in trained.items() if name in whole}
         cut = {name: param for name, param in trained.items() if name not in whole}
         self._units = self._make_units(plan_units(find_blocks(module, cut), cut, axis.size, mesh), mesh, values)
         self._vectors = {name: vector for unit in self._units for vector in unit.vectors for name in vector.parts}
         self._unit_of = {name: unit for unit in self._units for name in unit.params}
-        self._turns = UseTurns(self._units, axis)
+        self._agreement = UseAgreement(self._units, axis)
         self._hooks = self._place_hooks()
 
     def _make_units(self, planned: Iterable[PlannedUnit], mesh: Mesh, values: Values) -> list[ShardedUnit]:
@@ -74,17 +74,17 @@ class StateSharding:
                 Vector(params, cut, self._axis, values, apart=_apart(params, mesh)) for params, cut in plan.groups
             ]
             units.append(ShardedUnit(plan.block.modules, plan.params, vectors))
-            if mesh.stage == 3:
+            if mesh.level == 3:
                 units[-1].let_go()  # at once: this process may not hold all of them
         return units
 
     def _place_hooks(self) -> list[GradientHooks]:
-        if self._stage == 1:
+        if self._level == 1:
             return []
-        return [self._kind(unit)(number, unit, self._turns) for number, unit in enumerate(self._units)]
+        return [self._kind(unit)(number, unit, self._agreement) for number, unit in enumerate(self._units)]
 
     def _kind(self, unit: ShardedUnit) -> type[GradientHooks]:
-        if self._stage == 2:
+        if self._level == 2:
             return GradientHooks
         return ParameterHooks if unit.modules else RootHooks
 
@@ -102,7 +102,7 @@ class StateSharding:
         for hooks in self._hooks:
             hooks.finish()
         if self._hooks:
-            self._turns.help_others()
+            self._agreement.help_others()
 
     def has_gradient(self, name: str) -> bool:
         if name in self._whole:
@@ -120,7 +120,7 @@ class StateSharding:
         wanted = set(names)
         self._sum_whole(wanted)
         for unit in self._units:
-            if self._stage == 1 and wanted & unit.params.keys():
+            if self._level == 1 and wanted & unit.params.keys():
                 unit.reduce()
             unit.hand_out(wanted)
 
@@ -130,7 +130,7 @@ class StateSharding:
     def refresh(self) -> None:
         for unit in self._units:
             unit.forget_gradients()
-            if self._stage < 3:
+            if self._level < 3:
                 unit.gather()
 
     def close(self) -> None:
@@ -144,12 +144,12 @@ def plan_units(
     """Each block's parameters, by dtype, and how they are cut over the axis."""
     kept = [block for block in blocks if block.names]
     groups = [_by_dtype({name: params[name] for name in block.names}) for block in kept]
-    members = [
-        [CutMember(layer=name.rpartition(".")[0], numel=param.numel()) for name, param in group.items()]
+    sizes = [
+        [CutParameter(layer=name.rpartition(".")[0], numel=param.numel()) for name, param in group.items()]
         for by_dtype in groups
         for group in by_dtype
     ]
-    cuts = iter(cut_state(members, workers=workers, policy=mesh.policy, capacities=mesh.capacities))
+    cuts = iter(cut_state(sizes, workers=workers, policy=mesh.policy, capacities=mesh.capacities))
     return [
         PlannedUnit(block, [(group, next(cuts)) for group in by_dtype])
         for block, by_dtype in zip(kept, groups, strict=True)
@@ -168,4 +168,4 @@ def _apart(params: _Params, mesh: Mesh) -> str | None:
     device = next(iter(params.values())).device
     if mesh.offload and device.type != "cpu":
         return "cpu"
-    return str(device) if mesh.stage == 3 else None
+    return str(device) if mesh.level == 3 else None

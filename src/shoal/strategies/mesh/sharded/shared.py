@@ -21,14 +21,14 @@ from shoal.strategies.parked import Values
 
 
 class SharedSharding(StateSharding):
-    """Stages 2 and 3: parameters lie once in the host's memory, and gradients pass through room for two of the
+    """Levels 2 and 3: parameters lie once in the host's memory, and gradients pass through room for two of the
     largest vectors. Since nothing is saved by letting parameters go, they stay."""
 
     def _make_units(self, planned: Iterable[PlannedUnit], mesh: Mesh, values: Values) -> list[ShardedUnit]:
         planned = list(planned)
         groups = [group for plan in planned for group in plan.groups]
         looks = [(next(iter(params.values())).dtype, sum(cut.numels)) for params, cut in groups]
-        rooms = share_rooms(looks, self._axis, self._stage)
+        rooms = share_rooms(looks, self._axis, self._level)
         self._shared = [
             SharedVector(params, cut, self._axis, values, room)
             for (params, cut), room in zip(groups, rooms, strict=True)
@@ -48,8 +48,8 @@ class SharedSharding(StateSharding):
         self._axis.barrier()  # all owners have written
 
 
-class SharedFirstStage(SharedSharding):
-    """Stage 1: autograd leaves gradients where their owners read them, as under `data`."""
+class SharedFirstLevel(SharedSharding):
+    """Level 1: autograd leaves gradients where their owners read them, as under `data`."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class SharedFirstStage(SharedSharding):
         for name, view in self._views.items():
             if name in wanted and not self._touched[self._numbers[name]]:
                 view.zero_()  # others have a gradient for it
-        self._axis.barrier()  # all gradients of the step are in their places
+        self._axis.barrier()  # all gradients of the step are where they belong
         for vector in self._shared:
             if wanted & vector.parts.keys():
                 vector.add_up()

@@ -1,4 +1,4 @@
-"""Vectors in memory that all workers of a line share: values exist once on the host, and nobody sends them."""
+"""Vectors in memory that all workers of a row share: values exist once on the host, and nobody sends them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _PIECE_BYTES = 1 << 20
 """Sums are made in pieces that stay in a core's own cache."""
 
 
-def line_regions(vector_bytes: Sequence[int], workers: int, stage: int) -> dict[str, int]:
-    """What the workers of a line share, by name: the parameters of all vectors once; and for each worker the
-    gradients of all of them (stage 1), or of two of the largest."""
+def row_regions(vector_bytes: Sequence[int], workers: int, level: int) -> dict[str, int]:
+    """What the workers of a row share, by name: the parameters of all vectors once; and for each worker the
+    gradients of all of them (level 1), or of two of the largest."""
     total = sum(map(_aligned, vector_bytes))
-    gradients = total if stage == 1 else 2 * _largest(vector_bytes)
+    gradients = total if level == 1 else 2 * _largest(vector_bytes)
     return {
         "parameters": max(total, _ALIGN_BYTES),
         **{_gradients_of(worker): max(gradients, _ALIGN_BYTES) for worker in range(workers)},
     }
 
 
-def line_bytes(vector_bytes: Sequence[int], workers: int, stage: int) -> int:
+def row_bytes(vector_bytes: Sequence[int], workers: int, level: int) -> int:
     """The bytes of all that on their host."""
-    return segment_bytes(line_regions(vector_bytes, workers, stage).values())
+    return segment_bytes(row_regions(vector_bytes, workers, level).values())
 
 
 def _largest(vector_bytes: Sequence[int]) -> int:
@@ -48,42 +48,47 @@ def _gradients_of(worker: int) -> str:
 
 
 class VectorRoom:
-    """Where one vector lies, and the gradients that each worker finds for it: in one place, or in two that all
+    """Where one vector lies, and the gradients that each worker finds for it: at one offset, or at two that all
     vectors use in turns."""
 
     def __init__(
-        self, segment: Segment, look: tuple[torch.dtype, int], at: int, places: Sequence[int], turns: Iterator[int]
+        self,
+        segment: Segment,
+        look: tuple[torch.dtype, int],
+        at: int,
+        offsets: Sequence[int],
+        which: Iterator[int],
     ) -> None:
-        """`at`, `places`: where in their regions; `turns`: gives the number of the next place."""
-        self._segment, self._places = segment, places
+        """`at`, `offsets`: where in their regions; `which`: gives the number of the next offset."""
+        self._segment, self._offsets = segment, offsets
         self._dtype, self._numel = look
-        self.turns = turns
+        self.which = which
         self.parameters = segment.tensor("parameters", self._dtype, offset=at, count=self._numel)
 
     def gradients(self, workers: int) -> list[list[torch.Tensor]]:
-        """By place and worker."""
+        """By offset and worker."""
         return [
             [
                 self._segment.tensor(_gradients_of(worker), self._dtype, offset=at, count=self._numel)
                 for worker in range(workers)
             ]
-            for at in self._places
+            for at in self._offsets
         ]
 
 
-def share_rooms(looks: Sequence[tuple[torch.dtype, int]], axis: Group, stage: int) -> Iterator[VectorRoom]:
+def share_rooms(looks: Sequence[tuple[torch.dtype, int]], axis: Group, level: int) -> Iterator[VectorRoom]:
     """Room for vectors of these dtypes and lengths."""
     sizes = [dtype.itemsize * numel for dtype, numel in looks]
-    segment = axis.share(line_regions(sizes, axis.size, stage))
+    segment = axis.share(row_regions(sizes, axis.size, level))
     assert segment is not None, "asked of groups that share memory alone"
-    start, turns = 0, cycle((0, 1))
+    start, which = 0, cycle((0, 1))
     for look, nbytes in zip(looks, sizes, strict=True):
-        yield VectorRoom(segment, look, start, (start,) if stage == 1 else (0, _largest(sizes)), turns)
+        yield VectorRoom(segment, look, start, (start,) if level == 1 else (0, _largest(sizes)), which)
         start += _aligned(nbytes)
 
 
 class SharedVector(Vector):
-    """Everybody in line sees what an owner writes, at once: owners write when all have told their gradients, and
+    """All in the row see what an owner writes, at once: owners write when all have told their gradients, and
     the next pass begins when all have written. So gathering and letting go are nothing."""
 
     def __init__(
@@ -92,12 +97,12 @@ class SharedVector(Vector):
         super().__init__(params, cut, axis, values, room=room.parameters)
         self._mine = slice(cut.bounds[axis.index], cut.bounds[axis.index + 1])
         self._found = room.gradients(axis.size)
-        self._turns = room.turns
+        self._which = room.which
         self._kept_sum: torch.Tensor | None = None
 
     def _enter(self, values: Values) -> None:
         for name, param in self._params.items():
-            view = self._vector[self._places[name]].view(param.shape)
+            view = self._vector[self._ranges[name]].view(param.shape)
             if self._axis.is_first:  # all have the same
                 view.copy_(values(param))
             param.data = view
@@ -111,11 +116,11 @@ class SharedVector(Vector):
     def gradient_views(self) -> dict[str, torch.Tensor]:
         """Where this worker's gradients belong, by parameter."""
         own = self._found[0][self._axis.index]
-        return {name: own[self._places[name]].view(param.shape) for name, param in self._params.items()}
+        return {name: own[self._ranges[name]].view(param.shape) for name, param in self._params.items()}
 
     def reduce(self) -> set[str]:
         # All reduce vectors in one order. Who is past the barrier has read what was here the time before the last.
-        found = self._found[next(self._turns)]
+        found = self._found[next(self._which)]
         names = self._take_gradients(found[self._axis.index])
         self._axis.barrier()
         if self._own_sum is None:
@@ -131,7 +136,7 @@ class SharedVector(Vector):
         return self._kept_sum
 
     def add_up(self) -> None:
-        """Sum the gradients that all have left in their places; each worker's own part is its alone."""
+        """Sum the gradients that all have left in their rooms; each worker's own part is its alone."""
         (found,) = self._found
         self._own_sum = self._sum(found, found[self._axis.index][self._mine])
 

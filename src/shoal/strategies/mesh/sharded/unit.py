@@ -28,7 +28,7 @@ class ShardedUnit:
         return all(vector.is_gathered for vector in self.vectors)
 
     def gather(self) -> None:
-        """Have the current values of all parameters here; everybody in line calls this."""
+        """Have the current values of all parameters here; everybody in the row calls this."""
         for vector in self.vectors:
             vector.gather()
 
@@ -42,7 +42,7 @@ class ShardedUnit:
         return any(param.grad is not None for param in self.params.values())
 
     def reduce(self) -> None:
-        """Add the gradients to their owners' sums; everybody in line calls this."""
+        """Add the gradients to their owners' sums; everybody in the row calls this."""
         for vector in self.vectors:
             self.touched |= vector.reduce()
 

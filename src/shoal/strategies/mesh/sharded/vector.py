@@ -37,7 +37,7 @@ class Vector:
         self._num_bytes = self._vector.untyped_storage().nbytes()
         self._nothing = torch.full((), torch.nan, dtype=first.dtype, device=first.device)
         self._slices = [self._vector[start:stop] for start, stop in pairwise(cut.bounds)]
-        self._places = {
+        self._ranges = {
             name: slice(start, start + numel)
             for name, start, numel in zip(params, cut.starts, cut.numels, strict=True)
         }
@@ -51,29 +51,29 @@ class Vector:
             name: tuple(HeldSpan(*cut.span(number, worker)) for worker in range(axis.size))
             for number, name in enumerate(params)
         }
-        self._own_places = {name: self._place_in_own(name, cut.bounds[axis.index]) for name in params}
-        self.parts = {name: self._own[place].detach() for name, place in self._own_places.items()}
+        self._own_ranges = {name: self._range_in_own(name, cut.bounds[axis.index]) for name in params}
+        self.parts = {name: self._own[own].detach() for name, own in self._own_ranges.items()}
         """What this worker keeps of each parameter: leaf tensors, some of them empty."""
 
     def _enter(self, values: Values) -> None:
         """Let the parameters lie in the vector, with their values."""
         for name, param in self._params.items():
-            view = self._vector[self._places[name]].view(param.shape)
+            view = self._vector[self._ranges[name]].view(param.shape)
             param.data = view.copy_(values(param))
 
-    def _place_in_own(self, name: str, begin: int) -> slice:
+    def _range_in_own(self, name: str, begin: int) -> slice:
         span = self.spans[name][self._axis.index]
         if span.start == span.stop:
             return slice(0, 0)
-        start = self._places[name].start - begin
+        start = self._ranges[name].start - begin
         return slice(start + span.start, start + span.stop)
 
     def gather(self) -> None:
-        """Have the current values of all parameters here; everybody in line calls this."""
+        """Have the current values of all parameters here; everybody in the row calls this."""
         if not self.is_gathered:
             self._vector.untyped_storage().resize_(self._num_bytes)
             for name, param in self._params.items():
-                param.data = self._vector[self._places[name]].view(param.shape)
+                param.data = self._vector[self._ranges[name]].view(param.shape)
             self.is_gathered = True
         if self._is_apart:
             self._slices[self._axis.index].copy_(self._own)
@@ -89,7 +89,7 @@ class Vector:
         self.is_gathered = False
 
     def reduce(self) -> set[str]:
-        """Add what all workers have found to the owners' sums, and let the gradients go; everybody in line calls
+        """Add what all workers have found to the owners' sums, and let the gradients go; all in the row call
         this. Returns the parameters that had one here."""
         found = torch.empty_like(self._vector)
         names = self._take_gradients(found)
@@ -102,11 +102,11 @@ class Vector:
         """Bring them to where all lie end to end, zeros for those that have none; whose they were."""
         names = set()
         for name, param in self._params.items():
-            place = room[self._places[name]].view(param.shape)
+            target = room[self._ranges[name]].view(param.shape)
             if param.grad is None:
-                place.zero_()
+                target.zero_()
             else:
-                place.copy_(param.grad.to_dense())
+                target.copy_(param.grad.to_dense())
                 param.grad = None
                 names.add(name)
         return names
@@ -118,7 +118,7 @@ class Vector:
         if self._own_sum is None:
             self._own_sum = torch.zeros_like(self._own)
         for name in names & self.parts.keys():
-            self.parts[name].grad = self._own_sum[self._own_places[name]]
+            self.parts[name].grad = self._own_sum[self._own_ranges[name]]
 
     def forget_gradients(self) -> None:
         """The step is over."""

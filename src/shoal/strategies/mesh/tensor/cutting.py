@@ -24,7 +24,7 @@ from shoal.strategies.replica import Replica
 def cut_width(module: nn.Module, mesh: Mesh, axis: Group, replica: Replica, setting: Setting) -> dict[str, Split]:
     """Replace layers of `module`, which is the replica's model or a part of it, by this worker's parts of them.
 
-    Returns, by name in the task's model, how parameters and buffers are cut. Everybody in line calls this.
+    Returns, by name in the task's model, how parameters and buffers are cut. Everybody in the row calls this.
     """
     wishes = Wishes.parse(mesh.plan)
     saves_memory = setting.memory_bytes is not None or replica.recomputes or replica.device != "cpu"

@@ -54,11 +54,11 @@ class InRows:
     def given(self, inputs: Inputs) -> Inputs:
         """The arguments with the stream cut."""
         leaves, form = tree_flatten(inputs)
-        place = stream_of(leaves, self.width)
-        if place is not None:
-            whole = leaves[place]
+        index = stream_of(leaves, self.width)
+        if index is not None:
+            whole = leaves[index]
             rows = cut_rows(whole, self.outside)
-            leaves[place] = SequencePart.wrap(rows, whole.shape[-2], self.worker)
+            leaves[index] = SequencePart.wrap(rows, whole.shape[-2], self.worker)
         return tree_unflatten(leaves, form)
 
     def whole(self, value: Any) -> Any:

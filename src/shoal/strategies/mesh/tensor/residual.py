@@ -161,8 +161,8 @@ class _Finder:
         except Exception:  # it does not even run whole, alone, and on the host
             return "its block could not be tried by itself"
         gives, leaves = trial.output_shape, tree_leaves(inputs)
-        place = stream_of(leaves, gives[-1]) if gives else None
-        if place is None or leaves[place].shape != gives:
+        index = stream_of(leaves, gives[-1]) if gives else None
+        if index is None or leaves[index].shape != gives:
             return "its block gives another shape than it is given"
         if gives[-2] < self._plan.count:
             return f"the sample's sequence of {gives[-2]} is shorter than the workers are many"

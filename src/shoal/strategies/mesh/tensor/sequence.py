@@ -177,13 +177,13 @@ def cut_stream(block: nn.Module, width: int, workers: Group) -> Any:
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         leaves, form = tree_flatten((args, kwargs))
-        place = stream_of(leaves, width)
+        index = stream_of(leaves, width)
         if (
-            place is not None
-            and not isinstance(leaves[place], SequencePart)
-            and can_be_cut(leaves[place], workers)
+            index is not None
+            and not isinstance(leaves[index], SequencePart)
+            and can_be_cut(leaves[index], workers)
         ):
-            leaves[place] = SequencePart.cut(leaves[place], workers)
+            leaves[index] = SequencePart.cut(leaves[index], workers)
         return tree_unflatten(leaves, form)
 
     return block.register_forward_pre_hook(hook, with_kwargs=True)
@@ -191,9 +191,9 @@ def cut_stream(block: nn.Module, width: int, workers: Group) -> Any:
 
 def stream_of(leaves: Sequence[Any], width: int) -> int | None:
     """Which of a block's arguments is the residual stream: the first of its width."""
-    for place, leaf in enumerate(leaves):
+    for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.shape[-1:] == (width,):
-            return place if leaf.dim() >= 2 else None
+            return index if leaf.dim() >= 2 else None
     return None
 
 

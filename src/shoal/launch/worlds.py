@@ -1,4 +1,4 @@
-"""The places of a job: which processes it consists of, and what to call the world they form."""
+"""The worlds of a job: which processes it consists of, where each stands, and what to call them together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from shoal.arena import supported
 from shoal.errors import LaunchError, SpecError
 from shoal.launch import load
-from shoal.launch.seats import spread
+from shoal.launch.sharing import spread
 from shoal.observe.happenings import WorldFormed
 from shoal.spec import Job, World
 from shoal.spec.vocabulary import Purpose, Role
@@ -24,7 +24,7 @@ def servers_of(job: Job) -> int:
     return job.conduct.servers if job.purpose == Purpose.TRAIN else 0
 
 
-def plan_places(job: Job) -> list[World]:
+def plan_worlds(job: Job) -> list[World]:
     """One world for each process: coordinator and servers where there are any, workers, spares.
 
     Without servers `world_size` counts places, of which a worker may host several.
@@ -46,15 +46,15 @@ def plan_places(job: Job) -> list[World]:
     if not servers:
         hosted = spread(workers, load.starting_workers(job.cluster))
         ranks = [ground.hosting(places, generation=0) for places in hosted]
-        return ranks + [member_place(ground, Role.SPARE, number) for number in range(spares)]
+        return ranks + [member_world(ground, Role.SPARE, number) for number in range(spares)]
     roles = [(Role.COORDINATOR, 0)]
     roles += [(Role.SERVER, number) for number in range(servers)]
     roles += [(Role.WORKER, rank) for rank in range(workers)]
-    return [member_place(ground, role, rank, node=node) for node, (role, rank) in enumerate(roles)]
+    return [member_world(ground, role, rank, node=node) for node, (role, rank) in enumerate(roles)]
 
 
-def member_place(other: World, role: Role, number: int, *, node: int = 0, generation: int = 0) -> World:
-    """A place in the same world as `other`'s: a worker's by its rank, any other by its number."""
+def member_world(other: World, role: Role, number: int, *, node: int = 0, generation: int = 0) -> World:
+    """Where one more process stands, beside `other`: a worker by its rank, any other by its number."""
     rank = number if role == Role.WORKER else 0
     # A run may be given more workers than it began with.
     size = max(other.world_size, rank + 1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.launch import load
-from shoal.launch.places import advice_after_loss, can_move, can_replace, describe_world, member_place, plan_places
+from shoal.launch.worlds import advice_after_loss, can_move, can_replace, describe_world, member_world, plan_worlds
 from shoal.spec import Cluster, Job
 
 
@@ -16,8 +16,8 @@ def job(workers: int, strategy: str = "data", **more: int) -> Job:
 
 
 def test_a_job_with_servers() -> None:
-    places = plan_places(job(2, "ps:servers=3"))
-    assert [(place.node, place.role, place.global_rank) for place in places] == [
+    worlds = plan_worlds(job(2, "ps:servers=3"))
+    assert [(world.node, world.role, world.global_rank) for world in worlds] == [
         (0, "coordinator", 0),
         (1, "server", 0),
         (2, "server", 1),
@@ -25,23 +25,23 @@ def test_a_job_with_servers() -> None:
         (4, "worker", 0),
         (5, "worker", 1),
     ]
-    assert {place.world_size for place in places} == {2}
-    assert [place.is_first for place in places].count(True) == 1
+    assert {world.world_size for world in worlds} == {2}
+    assert [world.is_first for world in worlds].count(True) == 1
 
 
-def test_all_places_of_a_run_share_one_secret_and_address() -> None:
+def test_all_processes_of_a_run_share_one_secret_and_address() -> None:
     for asked in (job(2, "ps"), job(2), job(1, spares=1)):
-        first, *others = plan_places(asked)
+        first, *others = plan_worlds(asked)
         assert len(first.secret) == 64 and first.secret not in repr(first)
-        assert {(place.secret, place.coordinator) for place in others} == {(first.secret, first.coordinator)}
-    (alone,) = plan_places(job(1))
+        assert {(world.secret, world.coordinator) for world in others} == {(first.secret, first.coordinator)}
+    (alone,) = plan_worlds(job(1))
     assert alone.secret == "", "nobody else is there to know"
-    assert plan_places(job(2))[0].secret != plan_places(job(2))[0].secret
+    assert plan_worlds(job(2))[0].secret != plan_worlds(job(2))[0].secret
 
 
-def test_a_place_for_one_more_worker() -> None:
-    first = plan_places(job(2, "ps"))[0]
-    added = member_place(first, "worker", 4, node=9)
+def test_one_more_worker_stands_beside_the_others() -> None:
+    first = plan_worlds(job(2, "ps"))[0]
+    added = member_world(first, "worker", 4, node=9)
     assert (added.global_rank, added.world_size, added.node, added.secret) == (4, 5, 9, first.secret)
 
 
@@ -57,9 +57,9 @@ def test_the_world_in_words() -> None:
 def test_fewer_workers_than_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "starting_workers", lambda cluster: 3)
     elastic_job = Job(target="toy.py", cluster=Cluster(workers="1:4", threads=1))  # type: ignore[arg-type]
-    places = plan_places(elastic_job)
-    assert [place.places for place in places] == [(0,), (1,), (2, 3)]
-    assert [place.global_rank for place in places] == [0, 1, 2] and {place.world_size for place in places} == {4}
+    worlds = plan_worlds(elastic_job)
+    assert [world.places for world in worlds] == [(0,), (1,), (2, 3)]
+    assert [world.global_rank for world in worlds] == [0, 1, 2] and {world.world_size for world in worlds} == {4}
     told = describe_world(elastic_job, 3)
     assert told.text.startswith("3 workers (1 to 4) on 1 host") and (told.workers, told.places) == (3, 4)
 

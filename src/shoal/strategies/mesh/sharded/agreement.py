@@ -1,6 +1,6 @@
 """Workers agree on what they gather or reduce next, in the middle of forward and backward passes.
 
-A worker that needs a unit says so in one small message to all in line. Mostly all need the same at the same time.
+A worker that needs a unit says so in one small message to all in its row. Mostly all need the same at a time.
 Where they do not (a branch that only some samples take, a lane without samples, a loss that is skipped) they take
 turns: all join in what is asked for, whether they need it themselves or not. So nobody waits for a call that never
 comes.
@@ -18,7 +18,7 @@ from shoal.strategies.mesh.sharded.unit import ShardedUnit
 _NOTHING = -1
 
 
-class UseTurns:
+class UseAgreement:
     """What is asked for is a number: 2u to gather unit u, 2u + 1 to reduce it; the largest comes first."""
 
     def __init__(self, units: Sequence[ShardedUnit], axis: Group) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from shoal.launch.seats import gifts, leavers, share_out, spread
+from shoal.launch.sharing import gifts, leavers, share_out, spread
 
 
 def test_places_are_spread_evenly_and_in_order() -> None:
