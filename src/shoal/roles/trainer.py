@@ -16,11 +16,13 @@ from shoal.errors import SpecError
 from shoal.feed.parts import Part, Piece
 from shoal.roles.checkpointing import check_position
 from shoal.roles.devices import choose_device
-from shoal.roles.joining import Fellows, orphan_watch
+from shoal.roles.joining import Fellows, GivenFellows, orphan_watch
 from shoal.roles.loop import Loop
 from shoal.roles.memory import limit_memory
 from shoal.roles.observer import Outcome
 from shoal.roles.starting import read_start, start_of
+from shoal.roles.station import Station, current_station, world_at
+from shoal.roles.trainer_service import WatchedNotes, fit_served, looking_up, service_of
 from shoal.roles.trainer_state import StepNotes, snapshot_of, streamed, write_state
 from shoal.roles.training import Training
 from shoal.spec import Cluster, Job, StrategySpec, Task, World, parse_strategy
@@ -37,31 +39,33 @@ class Trainer:
     """Trains a task in this process, together with the others that torchrun or `shoal run` started beside it.
 
     Either `trainer.fit()` runs the whole task, or `trainer.step(batch)` takes one step on a batch of your own;
-    with several processes each passes its own part.
+    with several processes each passes its own part. Without a `strategy` it is that of `shoal run`, or data.
     """
 
     def __init__(
         self,
         task: Task,
         *,
-        strategy: str | StrategySpec = "data",
+        strategy: str | StrategySpec | None = None,
         device: str = "cpu",
         world: World | None = None,
         slots: int | None = None,
         precision: str = "fp32",
         recompute: bool = False,
     ) -> None:
-        world = World.from_environment() if world is None else world
+        station = current_station() if world is None else None
+        world = world_at(station) if world is None else world
+        spec = parse_strategy(strategy or ("data" if station is None else station.job.strategy))
         # What a job may not ask for, a Trainer may not either.
         self._job = job = Job(
             target=type(self).__name__,
-            strategy=str(parse_strategy(strategy)),
+            strategy=str(spec),
             cluster=Cluster(workers=world.world_size, device=device),
             slots=slots,
             precision=precision,
             recompute=recompute,
         )
-        _check(job)
+        self._service = service_of(job, station)
         limit_memory(None, is_frugal=job.conduct.frees_parameters)
         check_task(task, job.conduct, job.strategy)
         # What follows each other through the model is cut as a task's own pieces are.
@@ -69,17 +73,21 @@ class Trainer:
         self._why_no_step = _why_no_step(job)
         self._on_idle = orphan_watch()
         world = replace(world, device=choose_device(device, world.local_rank))
-        self._fellows = Fellows(world, self._on_idle)
+        if self._service is None:
+            self._fellows = Fellows(world, self._on_idle)
+        else:
+            self._on_idle = looking_up(self._on_idle, self._service.reporter)
+            self._fellows = GivenFellows(world)
         self._open(Start())
 
     def _open(self, start: Start) -> None:
         """Join the others, and begin where all of them do."""
         task, job, conduct = self._task, self._job, self._job.conduct
         self.world = world = self._fellows.gather()
-        self._strategy = make_strategy(job.spec, world, conduct.slots)
+        strategy = make_strategy(job.spec, world, conduct.slots)
         self._training = training = Training(
             task,
-            self._strategy,
+            strategy,
             world,
             conduct,
             start=start,
@@ -92,14 +100,19 @@ class Trainer:
         self._setting = Setting(
             world=world,
             conduct=conduct,
-            extent=replace(training.extent, total_steps=total_steps),
+            extent=replace(training.extent, total_steps=total_steps, is_kept=True),
             company=Company(on_idle=self._on_idle),
             supply=training,
             clip_norm=task.clip_norm,
         )
+        if self._service is None:
+            self._strategy, self._notes = strategy, StepNotes(start)
+        else:
+            # Servers have the model in `fit`; before it and after, each process has it to itself.
+            self._strategy = make_strategy(job.spec.for_inference(), World(), 1)
+            self._notes = WatchedNotes(start, self._service.reporter)
         self._strategy.open(training.replica, self._setting)
         self._is_open = True
-        self._notes = StepNotes(start)
         self._loop = Loop(training, self._setting, self._notes)
         self._loop.catch_up()
         training.replica.train_mode()
@@ -154,7 +167,7 @@ class Trainer:
         return result.loss
 
     def fit(self) -> Outcome:
-        """Run the whole task, as `shoal train` would; after `load`, what is left of it."""
+        """Run the whole task, as `shoal train` would; after `load`, what is left of it. Servers end with it."""
         start = self._training.replica.start
         if self.steps > start.step:
             raise SpecError(
@@ -163,11 +176,17 @@ class Trainer:
             )
         check_position(start, self._training.schedule, self._task.seed)
         try:
-            outcome = self._loop.run()
+            outcome = self._loop.run() if self._service is None else self._fit_with(self._service)
         finally:
             self._training.close()
         self.steps = outcome.step
         return outcome
+
+    def _fit_with(self, service: Station) -> Outcome:
+        outcome = fit_served(service, self._job, self._training, self._setting, self._loop)
+        if self.world.is_first or self._training.evaluator is None:
+            return outcome
+        return replace(outcome, results=self.evaluate())  # the first one alone has evaluated
 
     def evaluate(self) -> dict[str, float]:
         """Loss and metrics over the task's test set, spread over the processes."""
@@ -264,18 +283,14 @@ class Trainer:
             self._strategy.close()
 
 
-def _check(job: Job) -> None:
-    """Refuse strategies whose processes need more than the company of their like."""
-    if job.conduct.servers:
-        raise SpecError(
-            f"Trainer: strategy={job.strategy} needs processes besides those that train, which only `shoal train` "
-            "and shoal.train(...) start; use data here."
-        )
-
-
 def _why_no_step(job: Job) -> str:
     """Why a batch of one's own cannot be one step's; empty where it can."""
     conduct = job.conduct
+    if conduct.servers:
+        return (
+            f"Trainer: step(batch) is one part of a step from each process, but with strategy={job.strategy} a "
+            "coordinator hands out parts of the task's own data, and counts them; use fit(), or data."
+        )
     if not conduct.takes_batches:
         why = "lets processes take turns with batches" if conduct.is_relay else "cuts a batch's way through it"
         return (
