@@ -93,8 +93,8 @@ def _train(reporter: Reporter, training: Training, setting: Setting, loop: Loop)
     strategy.open(replica, setting)
     reporter.on_state(State.TRAINING, replica.start.step)
     outcome = loop.run()
+    reporter.on_state(State.SCRIPT, outcome.step)  # no step shows any more that this process moves
     _take_home(strategy, replica)
-    reporter.on_state(State.SCRIPT, outcome.step)
     strategy.close()
     return outcome
 
