@@ -44,6 +44,7 @@ with shoal.Trainer(every_way.task(optimizer)) as trainer:
     trainer.save(f"{folder}/state")
     found = {"step": trainer.steps, "loss": outcome.loss, "results": outcome.results, "again": trainer.evaluate(),
              "before": before, "lr": trainer.lr, "losses": state["losses"],
+             "output": trainer.model(every_way.INPUTS[:2]).tolist(),
              "digests": [digest(state["model"]), digest(state["optimizer"])],
              "saved": trainer.save(f"{folder}/model.safetensors")}
 json.dump(found, open(f"{folder}/rank-{trainer.world.global_rank}.json", "w"))
@@ -149,6 +150,7 @@ def test_lockstep_has_the_bits_of_shoal_train_and_of_one_process(
 def test_all_workers_end_with_the_model_that_they_have_trained_together(scripts: Scripts, strategy: str) -> None:
     first, second = scripts.fitted(strategy, "momentum")
     assert first["digests"] == second["digests"]
+    assert first["output"] == second["output"]
     for told in (first, second):
         assert told["step"] == len(told["losses"]) == WHOLE
         assert told["results"] == told["again"] == first["again"] != told["before"]

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -22,11 +22,13 @@ from shoal.roles.memory import limit_memory
 from shoal.roles.observer import Outcome
 from shoal.roles.starting import read_start, start_of
 from shoal.roles.station import Station, current_station, world_at
-from shoal.roles.trainer_service import WatchedNotes, fit_served, looking_up, service_of
+from shoal.roles.trainer_service import WatchedNotes, attend, looking_up, service_of, train_served
 from shoal.roles.trainer_state import StepNotes, snapshot_of, streamed, write_state
+from shoal.roles.trainer_step import num_samples, why_no_step
 from shoal.roles.training import Training
 from shoal.spec import Cluster, Job, StrategySpec, Task, World, parse_strategy
 from shoal.spec.features import check_task
+from shoal.spec.vocabulary import Role
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Company, Setting, Work
 from shoal.strategies.optimizer_state import check_savable, check_state
@@ -70,7 +72,7 @@ class Trainer:
         check_task(task, job.conduct, job.strategy)
         # What follows each other through the model is cut as a task's own pieces are.
         self._task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
-        self._why_no_step = _why_no_step(job)
+        self._why_no_step = why_no_step(job)
         self._on_idle = orphan_watch()
         world = replace(world, device=choose_device(device, world.local_rank))
         if self._service is None:
@@ -154,7 +156,7 @@ class Trainer:
         """Forward, backward, agree, update. Returns the loss over all processes' batches."""
         if self._why_no_step:
             raise SpecError(self._why_no_step)
-        weight = float(_num_samples(batch)) if self._task.weight is None else float(self._task.weight(batch))
+        weight = float(num_samples(batch)) if self._task.weight is None else float(self._task.weight(batch))
 
         def load() -> Iterator[Piece]:
             yield batch, weight, 0  # no book is kept of batches that the user has cut
@@ -175,15 +177,27 @@ class Trainer:
                 "make a new Trainer."
             )
         check_position(start, self._training.schedule, self._task.seed)
+        if self._service is not None:
+            self._service.begin()
+            if self._service.world.role != Role.WORKER:
+                self._attend(self._service, start)
         try:
-            outcome = self._loop.run() if self._service is None else self._fit_with(self._service)
+            outcome = self._loop.run() if self._service is None else self._train_with(self._service)
         finally:
             self._training.close()
         self.steps = outcome.step
         return outcome
 
-    def _fit_with(self, service: Station) -> Outcome:
-        outcome = fit_served(service, self._job, self._training, self._setting, self._loop)
+    def _attend(self, service: Station, start: Start) -> NoReturn:
+        """Serve those who train until the run is over, and with it this process."""
+        self._leave()
+        # Servers make the model anew, in memory that all share, and the coordinator needs none.
+        del self._training, self._strategy, self._loop, self._setting
+        attend(service, self._job, self._task, start)
+        raise SystemExit(0)
+
+    def _train_with(self, service: Station) -> Outcome:
+        outcome = train_served(service.reporter, self._training, self._setting, self._loop)
         if self.world.is_first or self._training.evaluator is None:
             return outcome
         return replace(outcome, results=self.evaluate())  # the first one alone has evaluated
@@ -281,32 +295,3 @@ class Trainer:
             self._is_open = False
             self._training.close()
             self._strategy.close()
-
-
-def _why_no_step(job: Job) -> str:
-    """Why a batch of one's own cannot be one step's; empty where it can."""
-    conduct = job.conduct
-    if conduct.servers:
-        return (
-            f"Trainer: step(batch) is one part of a step from each process, but with strategy={job.strategy} a "
-            "coordinator hands out parts of the task's own data, and counts them; use fit(), or data."
-        )
-    if not conduct.takes_batches:
-        why = "lets processes take turns with batches" if conduct.is_relay else "cuts a batch's way through it"
-        return (
-            f"Trainer: step(batch) takes each batch through the model at once, but strategy={job.strategy} {why}; "
-            "use fit(), or data, sharded or tensor."
-        )
-    if any(count != 1 for count in conduct.slots_per_worker):
-        return (
-            f"Trainer: step(batch) is one part per process, but slots={conduct.slots} for "
-            f"{job.cluster.workers}; leave slots at its default, or use fit()."
-        )
-    return ""
-
-
-def _num_samples(batch: Any) -> int:
-    """Samples of a batch: the length of its first tensor."""
-    while not isinstance(batch, torch.Tensor):
-        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-    return len(batch)

@@ -14,7 +14,7 @@ from shoal.roles.server import open_served, serve
 from shoal.roles.station import Station
 from shoal.roles.trainer_state import StepNotes
 from shoal.roles.training import Training
-from shoal.spec import Job
+from shoal.spec import Job, Task
 from shoal.spec.vocabulary import Role, State
 from shoal.strategies.base import Setting, StepResult, Strategy
 from shoal.strategies.optimizer_state import by_parameter, copied_state
@@ -73,19 +73,8 @@ def looking_up(look: Callable[[], None], reporter: Reporter) -> Callable[[], Non
     return look_up
 
 
-def fit_served(station: Station, job: Job, training: Training, setting: Setting, loop: Loop) -> Outcome:
-    """This process's part in training `training.task` with servers. Those who do not train end here, when the run
-    does: their script goes no further."""
-    station.begin()
-    if station.world.role == Role.WORKER:
-        return _train(station.reporter, training, setting, loop)
-    training.close()
-    _attend(station, job, training)
-    raise SystemExit(0)
-
-
-def _train(reporter: Reporter, training: Training, setting: Setting, loop: Loop) -> Outcome:
-    """Afterwards this worker has all to itself: the model and the optimizer's state as the servers had them.
+def train_served(reporter: Reporter, training: Training, setting: Setting, loop: Loop) -> Outcome:
+    """A worker's part. Afterwards it has all to itself: model and optimizer state as the servers had them.
 
     One that raises says no goodbye. It is gone, and others decide what follows.
     """
@@ -107,12 +96,10 @@ def _take_home(strategy: Strategy, replica: Replica) -> None:
         replica.optimizer.state[param] = copied_state(param, keys)
 
 
-def _attend(station: Station, job: Job, training: Training) -> None:
-    """Be the server or the coordinator of those who train, as in a run that names its task."""
-    world, task, start = station.meeting_world, training.task, training.replica.start
-    channel, reporter = station.channel, station.reporter
+def attend(station: Station, job: Job, task: Task, start: Start) -> None:
+    """Be the server or the coordinator of those who train, as in a run that names its task; until that is over."""
+    world, channel, reporter = station.meeting_world, station.channel, station.reporter
     if world.role == Role.SERVER:
-        # The script's own model has seen the schedule that the checkpoint is at: servers begin before it.
         serve(open_served(job, task, start, world), world, channel, reporter)
     else:
         plan = plan_training(job, task, world, begun_at=start.step, facts=start.facts)
