@@ -19,7 +19,7 @@ FLAGS = {
     "skip-seen checkpoint resume trust name runs overwrite tensorboard explain progress plain json help",
     "evaluate": "data workers strategy threads device memory trust progress plain json help",
     "predict": "out data workers strategy threads device memory trust progress plain help",
-    "run": "workers port threads help",
+    "run": "workers strategy port threads help",
     "scale": "workers servers runs json help",
     "verify": "workers strategy slots steps arg seed seeds precision replay trust json help",
     "bench": "workers strategies threads device rounds steps seconds arg batch-size seed precision out json help",

@@ -218,7 +218,7 @@ class LocalHost:
 
     def _open_log(self, stem: str, number: int) -> tuple[int, str]:
         if self._echo is not None:
-            return self._echo.open(str(number)), ""
+            return self._echo.open(str(number) if stem == "rank" else f"{stem} {number}"), ""
         if not self._job.run_dir:
             fd, path = tempfile.mkstemp(prefix="shoal-")
             os.unlink(path)  # Only for `last_output`: this run keeps nothing.

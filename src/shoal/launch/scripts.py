@@ -11,6 +11,7 @@ from shoal.errors import SpecError, WorkerFailed
 from shoal.launch.echo import Echo
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
+from shoal.launch.places import servers_of
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
@@ -22,15 +23,26 @@ def run_script(
     arguments: Sequence[str] = (),
     *,
     cluster: Cluster,
+    strategy: str = "data",
     stream: BinaryIO | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     zygote: ZygoteProcess | None = None,
 ) -> None:
-    """Run `script` once per worker, under the variables that torchrun would set, and wait for all."""
+    """Run `script` once per worker, under the variables that torchrun would set, and wait for all.
+
+    `strategy` is that of its Trainers, where they name none. What servers it asks for are started beside the
+    workers, and run the script, too.
+    """
     if not Path(script).is_file():
         raise SpecError(f"There is no script {str(script)!r} in {Path.cwd()}; check the path.")
-    job = Job(purpose=Purpose.SCRIPT, target=str(script), cluster=cluster, options={"argv": list(arguments)})
-    with Echo(stream or sys.stdout.buffer, alone=cluster.workers == 1) as echo:
+    job = Job(
+        purpose=Purpose.SCRIPT,
+        target=str(script),
+        strategy=strategy,
+        cluster=cluster,
+        options={"argv": list(arguments)},
+    )
+    with Echo(stream or sys.stdout.buffer, alone=cluster.workers == 1 and not servers_of(job)) as echo:
         try:
             Supervisor(job, on_event, LocalEngine(zygote, echo=echo)).run()
         except WorkerFailed as failure:

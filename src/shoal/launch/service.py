@@ -24,7 +24,7 @@ from shoal.launch.verdict import Failure, explain_end, failure_of
 from shoal.launch.worlds import member_world
 from shoal.observe.happenings import Audited, Decided, Done, LineSaid, Lost, Raised, Replaced, StateEntered, Warned
 from shoal.spec.told import Told
-from shoal.spec.vocabulary import Role, State
+from shoal.spec.vocabulary import Purpose, Role, State
 
 AUDIT_TIMEOUT_S = 40.0
 """How long the coordinator may take for its last words. One that hangs is found and followed before that."""
@@ -221,7 +221,7 @@ class Service:
             self._tell_end(hand)
             return
         failure = failure_of(hand, reason)
-        if not self._bridge.job.replaces:
+        if not self._bridge.job.replaces or self._is_beyond_training(hand):
             self._bridge.fail(failure)
             return
         if self._log.is_too_much(self._bridge.now):
@@ -257,10 +257,20 @@ class Service:
         code = hand.exit_code
         if self._phase is Phase.CLOSING or hand.is_overdue:
             return True
+        was_asked = self._bridge.is_stopping or hand.dismissed_at is not None
+        if was_asked and self._runs_script and hand.is_worker and code > 0:
+            return True  # A script is interrupted, and says so with a status of its own.
         if self._bridge.is_stopping and (code in STOP_SIGNALS or (code == 0 and hand.is_worker)):
             return True
         has_leave = hand.is_done or hand.dismissed_at is not None
         return code == 0 and (has_leave or (hand.role == Role.SERVER and self._work_is_done()))
+
+    def _is_beyond_training(self, hand: Hand) -> bool:
+        """Whether a script has ended itself, or was past `fit`: coordinator and servers can make good for what is
+        trained, and for nothing else that a script does."""
+        has_ended_itself = hand.exit_code >= 0 and not hand.complaint
+        is_past_fit = hand.is_worker and hand.state == State.SCRIPT
+        return self._runs_script and (has_ended_itself or is_past_fit)
 
     def _succeed_coordinator(self) -> None:
         self._waiting.refuse_all("The coordinator was lost before it answered; ask again.")
@@ -289,6 +299,10 @@ class Service:
 
     def _members(self) -> Iterator[Hand]:
         return self._crew.living(*SCALED_ROLES)
+
+    @property
+    def _runs_script(self) -> bool:
+        return self._bridge.job.purpose == Purpose.SCRIPT
 
     def _work_is_done(self) -> bool:
         return all(hand.is_done for hand in self._crew.living(Role.WORKER))

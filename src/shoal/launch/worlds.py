@@ -21,7 +21,7 @@ _ATTEMPT_BYTES = 8
 
 def servers_of(job: Job) -> int:
     """How many servers a job starts with; those that have none have no coordinator either."""
-    return job.conduct.servers if job.purpose == Purpose.TRAIN else 0
+    return job.conduct.servers if job.purpose in (Purpose.TRAIN, Purpose.SCRIPT) else 0
 
 
 def plan_worlds(job: Job) -> list[World]:

@@ -45,6 +45,10 @@ def tell_failure(error: Exception, world: World, channel: Channel) -> None:
 
 def _main_of(job: Job, world: World) -> Main:
     # Imported on demand: a script needs nothing of what training needs.
+    if job.purpose == Purpose.SCRIPT:  # also in servers, which find their task there
+        from shoal.roles.script import run_script
+
+        return run_script
     if world.role == Role.SERVER:
         from shoal.roles.server import run_server
 
@@ -53,10 +57,6 @@ def _main_of(job: Job, world: World) -> Main:
         from shoal.roles.coordinator import run_coordinator
 
         return run_coordinator
-    if job.purpose == Purpose.SCRIPT:
-        from shoal.roles.script import run_script
-
-        return run_script
     from shoal.roles.worker import run_worker
 
     return run_worker

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from shoal.roles.pulse import Pulse
 from shoal.roles.reporter import Reporter
 from shoal.roles.server import make_replica
 from shoal.roles.training import make_schedule
-from shoal.spec import Job, ParameterServer, World
+from shoal.spec import Job, ParameterServer, Task, World
 from shoal.spec.checkpointing import CheckpointRule
 from shoal.spec.told import Told
 from shoal.spec.vocabulary import State
@@ -57,21 +57,35 @@ def run_coordinator(job: Job, world: World, channel: Channel) -> int:
     reporter = Reporter(world, channel)
     with Beat(channel, reporter.pulse):
         reporter.on_state(State.STARTING, 0)
-        plan = make_plan(job, world)
-        folder = Path(job.run_dir or job.options["scratch"])
-        store = PatientStore(SqliteStore(folder / "coordinator.sqlite", world.attempt), reporter.pulse)
-        with open_wire(world, world.coordinator_address) as wire:
-            wire.watch(channel)
-            machine = Coordinator(plan, store, time.monotonic())
-            reporter.on_state(State.READY, 0)
-            _coordinate(Liaison(machine), Node(world.node, machine, wire), channel, reporter.pulse)
+        coordinate(make_plan(job, world), memory_folder(job), world, channel, reporter)
     return 0
 
 
+def memory_folder(job: Job) -> Path:
+    """Where a run keeps what its coordinator has decided, for a successor."""
+    return Path(job.run_dir or job.options["scratch"])
+
+
+def coordinate(plan: JobPlan, folder: Path, world: World, channel: Channel, reporter: Reporter) -> None:
+    """Decide about a run until told to stop; `folder`: where the decisions outlive this process."""
+    store = PatientStore(SqliteStore(folder / "coordinator.sqlite", world.attempt), reporter.pulse)
+    with open_wire(world, world.coordinator_address) as wire:
+        wire.watch(channel)
+        machine = Coordinator(plan, store, time.monotonic())
+        reporter.on_state(State.READY, 0)
+        _decide_all(Liaison(machine), Node(world.node, machine, wire), channel, reporter.pulse)
+
+
 def make_plan(job: Job, world: World) -> JobPlan:
-    """What the coordinator must know of a job: how the model is cut, and how many parts the data has."""
+    """What the coordinator must know of a job that names its task."""
+    resumed = job.options.get("resume")
+    facts = read_manifest(Path(resumed)).facts if resumed else {}
+    return plan_training(job, load_task(job), world, begun_at=int(job.options.get("resume_step", 0)), facts=facts)
+
+
+def plan_training(job: Job, task: Task, world: World, *, begun_at: int, facts: Mapping[str, Any]) -> JobPlan:
+    """How the model is cut, and how many parts the data has; `facts`: of the checkpoint that it begins from."""
     spec = ParameterServer.of(job)
-    task = load_task(job)
     # Only sizes are wanted: the model goes again as soon as they are known.
     replica = make_replica(task, job.numerics, world)
     placement, outlives = place_model(spec, replica), outlives_servers(spec, replica)
@@ -79,7 +93,6 @@ def make_plan(job: Job, world: World) -> JobPlan:
     if spec.servers == "host":
         placement = one_copy_each(placement, spec.hosts)
     schedule = make_schedule(task, open_dataset(task, "train", lambda: world), job.num_slots, job.cluster.workers)
-    begun_at = int(job.options.get("resume_step", 0))
     num_cells = (schedule.total_steps - begun_at) * job.num_slots
     return JobPlan(
         num_shards=len(placement.shards),
@@ -95,7 +108,7 @@ def make_plan(job: Job, world: World) -> JobPlan:
         most_workers=spec.room(job.num_slots, job.cluster.workers),
         num_cells=num_cells,
         num_samples=schedule.samples_after(schedule.total_steps) - schedule.samples_after(begun_at),
-        past=read_past(job, schedule),
+        past=earlier_cells(facts, begun_at, schedule),
         slots=job.num_slots,
         borders=planned_borders(job, begun_at, num_cells) if spec.is_leased else range(0),
         leased=spec.is_leased,
@@ -110,15 +123,13 @@ def make_plan(job: Job, world: World) -> JobPlan:
     )
 
 
-def read_past(job: Job, schedule: Schedule) -> EarlierCells:
+def earlier_cells(facts: Mapping[str, Any], step: int, schedule: Schedule) -> EarlierCells:
     """What led to the checkpoint that this run goes on from, by the book that was saved with it."""
-    resumed = job.options.get("resume")
-    manifest = read_manifest(Path(resumed)) if resumed else None
-    if manifest is None or manifest.facts.get("book") is None:
+    if facts.get("book") is None:
         return EarlierCells()
-    book = Book.from_plain(manifest.facts["book"])
-    found = audit(book, schedule, manifest.step)
-    cells = (manifest.step - book.since) * schedule.slots
+    book = Book.from_plain(facts["book"])
+    found = audit(book, schedule, step)
+    cells = (step - book.since) * schedule.slots
     return EarlierCells(cells=cells, samples=found["samples"], is_clean=found["clean"])
 
 
@@ -159,8 +170,8 @@ class PatientStore:
             self._store.save(term, state)
 
 
-def _coordinate(liaison: Liaison, node: Node, channel: Channel, pulse: Pulse) -> None:
-    """Coordinate until told to stop."""
+def _decide_all(liaison: Liaison, node: Node, channel: Channel, pulse: Pulse) -> None:
+    """Take in what comes, and say what follows, until told to stop."""
     pulse.enter(State.SERVING)
     try:
         while True:

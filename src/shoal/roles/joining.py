@@ -69,6 +69,19 @@ class Fellows:
             self._folder.close()
 
 
+class GivenFellows(Fellows):
+    """Those of a run with servers. All were given one segment and one folder, and so is whoever comes later in the
+    place of another: nobody has to meet, nor could with one that has just come."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(replace(world, world_size=1, global_rank=0, places=()))
+        self._given = world
+
+    def gather(self) -> World:
+        """What all have."""
+        return self._given
+
+
 def _close_in(pid: int, folder: SocketFolder) -> None:
     """What this process has forked may end before it does."""
     if os.getpid() == pid:

@@ -1,4 +1,8 @@
-"""The `script` role: run any script in a world, under the variables that torchrun would set."""
+"""The `script` role: run any script in a world, under the variables that torchrun would set.
+
+Where the run has servers, they and their coordinator run the script, too: only there is the task that they serve.
+Its `Trainer.fit()` serves in them, and ends them.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,14 @@ from shoal.comm.words import TO_PROCESSES, Stop, understood
 from shoal.errors import LaunchError
 from shoal.observe.happenings import Done, StateEntered
 from shoal.roles.beat import Beat
-from shoal.roles.pulse import Pulse
+from shoal.roles.reporter import Reporter
+from shoal.roles.station import Station, take_station
 from shoal.spec import Job, World
-from shoal.spec.vocabulary import State
+from shoal.spec.vocabulary import Role, State
 from shoal.spec.world import ARENA_VARIABLE, SOCKETS_VARIABLE
+
+_NO_RANK = -1
+"""The RANK of servers and coordinator: they are none of the WORLD_SIZE that train."""
 
 
 def run_script(job: Job, world: World, channel: Channel) -> int:
@@ -29,31 +37,49 @@ def run_script(job: Job, world: World, channel: Channel) -> int:
     sys.argv = [job.target, *job.options.get("argv", [])]
     sys.path.insert(0, str(script.resolve().parent))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as in any script
-    with Beat(channel, Pulse(State.SCRIPT), on_message=_obey):
-        channel.send(StateEntered(state=State.READY).as_message())
-        runpy.run_path(job.target, run_name="__main__")
-        channel.send(Done(results={}).as_message())
+    reporter, is_worker = Reporter(world, channel), world.role == Role.WORKER
+    reporter.pulse.enter(State.SCRIPT)
+    station = Station(job=job, world=world, channel=channel, reporter=reporter)
+    take_station(station)
+    # What servers and coordinator are told, they read themselves as soon as they serve.
+    with Beat(channel, reporter.pulse, on_message=_obey if is_worker else None):
+        if is_worker:
+            reporter.send(StateEntered(state=State.READY))
+        _run_to_its_end(job.target)
+        station.check_begun()
+        if is_worker:
+            reporter.send(Done(results={}))
     return 0
+
+
+def _run_to_its_end(script: str) -> None:
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as request:
+        if request.code not in (None, 0):
+            raise
 
 
 def script_environment(job: Job, world: World) -> dict[str, str]:
     """The variables that torchrun sets, so that its scripts run here unchanged."""
     address, _, port = world.coordinator.partition(":")
-    rank, size = str(world.global_rank), str(world.world_size)
+    is_worker = world.role == Role.WORKER
+    rank, size = str(world.global_rank if is_worker else _NO_RANK), str(world.world_size)
+    alike = {Role.WORKER: world.world_size, Role.SERVER: job.conduct.servers}.get(world.role, 1)
     arena = {} if world.arena_fd is None else {ARENA_VARIABLE: str(world.arena_fd)}
     return {
         **arena,
         SOCKETS_VARIABLE: world.sockets,
         "RANK": rank,
         "WORLD_SIZE": size,
-        "LOCAL_RANK": str(world.local_rank),
+        "LOCAL_RANK": str(world.local_rank if is_worker else _NO_RANK),
         "LOCAL_WORLD_SIZE": str(world.local_size),
         "NODE_RANK": "0",
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
-        "ROLE_NAME": "default",
-        "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": size,
+        "ROLE_NAME": "default" if is_worker else world.role,
+        "ROLE_RANK": str(world.global_rank),
+        "ROLE_WORLD_SIZE": str(alike),
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
         "TORCHELASTIC_RUN_ID": "shoal",

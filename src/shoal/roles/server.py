@@ -32,28 +32,32 @@ def run_server(job: Job, world: World, channel: Channel) -> int:
     reporter = Reporter(world, channel)
     with Beat(channel, reporter.pulse):
         reporter.on_state(State.STARTING, 0)
-        served = open_served(job, world)
-        with open_wire(world, served.listens_at(world)) as wire:
-            machine = ServerMachine(
-                node=world.node,
-                number=world.global_rank,
-                address=wire.address,
-                rules=served.rules,
-                make_values=served.make_values,
-                now=time.monotonic(),
-            )
-            node = Node(world.node, machine, wire, world.coordinator_address)
-            served.before_update = node.flush  # Backups work on a push while this server does.
-            wire.watch(channel)
-            reporter.on_state(State.READY, 0)
-            _serve(node, machine, channel, reporter)
+        serve(open_served(job, load_task(job), read_start(job), world), world, channel, reporter)
     return 0
 
 
-def open_served(job: Job, world: World) -> Served:
+def open_served(job: Job, task: Task, start: Start, world: World) -> Served:
     """The model of a served job, as every process of the run cuts it."""
-    replica = make_replica(load_task(job), job.numerics, world, read_start(job))
+    replica = make_replica(task, job.numerics, world, start)
     return Served.open(ParameterServer.of(job), replica, world, slots=job.num_slots, workers=job.cluster.workers)
+
+
+def serve(served: Served, world: World, channel: Channel, reporter: Reporter) -> None:
+    """Hold this server's part of the model until told to stop."""
+    with open_wire(world, served.listens_at(world)) as wire:
+        machine = ServerMachine(
+            node=world.node,
+            number=world.global_rank,
+            address=wire.address,
+            rules=served.rules,
+            make_values=served.make_values,
+            now=time.monotonic(),
+        )
+        node = Node(world.node, machine, wire, world.coordinator_address)
+        served.before_update = node.flush  # Backups work on a push while this server does.
+        wire.watch(channel)
+        reporter.on_state(State.READY, 0)
+        _answer_all(node, machine, channel, reporter)
 
 
 def make_replica(task: Task, numerics: str, world: World, start: Start | None = None) -> Replica:
@@ -67,8 +71,8 @@ def make_replica(task: Task, numerics: str, world: World, start: Start | None = 
     return Replica(task, numerics=numerics, sample=sample, start=start)
 
 
-def _serve(node: Node, machine: ServerMachine, channel: Channel, reporter: Reporter) -> None:
-    """Serve until told to stop."""
+def _answer_all(node: Node, machine: ServerMachine, channel: Channel, reporter: Reporter) -> None:
+    """Take in what comes until told to stop."""
     reporter.pulse.enter(State.SERVING)
     while not _is_told_to_stop(channel):
         node.pump(_LOOK_EVERY_S)

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -16,15 +16,19 @@ from shoal.errors import SpecError
 from shoal.feed.parts import LoadedBatch, Part
 from shoal.roles.checkpointing import check_position
 from shoal.roles.devices import choose_device
-from shoal.roles.joining import Fellows, orphan_watch
+from shoal.roles.joining import Fellows, GivenFellows, orphan_watch
 from shoal.roles.loop import Loop
 from shoal.roles.memory import limit_memory
 from shoal.roles.observer import Outcome
 from shoal.roles.starting import read_start, start_of
+from shoal.roles.station import Station, current_station, world_at
+from shoal.roles.trainer_service import WatchedNotes, attend, looking_up, service_of, train_served
 from shoal.roles.trainer_state import StepNotes, snapshot_of, streamed, write_state
+from shoal.roles.trainer_step import num_samples, why_no_step
 from shoal.roles.training import Training
 from shoal.spec import Cluster, Job, StrategySpec, Task, World, parse_strategy
 from shoal.spec.features import check_task
+from shoal.spec.vocabulary import Role
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Company, Setting, Work
 from shoal.strategies.optimizer_state import check_savable, check_state
@@ -37,49 +41,55 @@ class Trainer:
     """Trains a task in this process, together with the others that torchrun or `shoal run` started beside it.
 
     Either `trainer.fit()` runs the whole task, or `trainer.step(batch)` takes one step on a batch of your own;
-    with several processes each passes its own part.
+    with several processes each passes its own part. Without a `strategy` it is that of `shoal run`, or data.
     """
 
     def __init__(
         self,
         task: Task,
         *,
-        strategy: str | StrategySpec = "data",
+        strategy: str | StrategySpec | None = None,
         device: str = "cpu",
         world: World | None = None,
         slots: int | None = None,
         precision: str = "fp32",
         recompute: bool = False,
     ) -> None:
-        world = World.from_environment() if world is None else world
+        station = current_station() if world is None else None
+        world = world_at(station) if world is None else world
+        spec = parse_strategy(strategy or ("data" if station is None else station.job.strategy))
         # What a job may not ask for, a Trainer may not either.
         self._job = job = Job(
             target=type(self).__name__,
-            strategy=str(parse_strategy(strategy)),
+            strategy=str(spec),
             cluster=Cluster(workers=world.world_size, device=device),
             slots=slots,
             precision=precision,
             recompute=recompute,
         )
-        _check(job)
+        self._service = service_of(job, station)
         limit_memory(None, is_frugal=job.conduct.frees_parameters)
         check_task(task, job.conduct, job.strategy)
         # What follows each other through the model is cut as a task's own micro-batches are.
         self._task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
-        self._why_no_step = _why_no_step(job)
+        self._why_no_step = why_no_step(job)
         self._on_idle = orphan_watch()
         world = replace(world, device=choose_device(device, world.local_rank))
-        self._fellows = Fellows(world, self._on_idle)
+        if self._service is None:
+            self._fellows = Fellows(world, self._on_idle)
+        else:
+            self._on_idle = looking_up(self._on_idle, self._service.reporter)
+            self._fellows = GivenFellows(world)
         self._open(Start())
 
     def _open(self, start: Start) -> None:
         """Join the others, and begin where all of them do."""
         task, job, conduct = self._task, self._job, self._job.conduct
         self.world = world = self._fellows.gather()
-        self._strategy = make_strategy(job.spec, world, conduct.slots)
+        strategy = make_strategy(job.spec, world, conduct.slots)
         self._training = training = Training(
             task,
-            self._strategy,
+            strategy,
             world,
             conduct,
             start=start,
@@ -92,14 +102,19 @@ class Trainer:
         self._setting = Setting(
             world=world,
             conduct=conduct,
-            extent=replace(training.extent, total_steps=total_steps),
+            extent=replace(training.extent, total_steps=total_steps, is_kept=True),
             company=Company(on_idle=self._on_idle),
             supply=training,
             clip_norm=task.clip_norm,
         )
+        if self._service is None:
+            self._strategy, self._notes = strategy, StepNotes(start)
+        else:
+            # Servers have the model in `fit`; before it and after, each process has it to itself.
+            self._strategy = make_strategy(job.spec.for_inference(), World(), 1)
+            self._notes = WatchedNotes(start, self._service.reporter)
         self._strategy.open(training.replica, self._setting)
         self._is_open = True
-        self._notes = StepNotes(start)
         self._loop = Loop(training, self._setting, self._notes)
         self._loop.catch_up()
         training.replica.train_mode()
@@ -141,7 +156,7 @@ class Trainer:
         """Forward, backward, agree, update. Returns the loss over all processes' batches."""
         if self._why_no_step:
             raise SpecError(self._why_no_step)
-        weight = float(_num_samples(batch)) if self._task.weight is None else float(self._task.weight(batch))
+        weight = float(num_samples(batch)) if self._task.weight is None else float(self._task.weight(batch))
 
         def load() -> Iterator[LoadedBatch]:
             yield batch, weight, 0  # no book is kept of batches that the user has cut
@@ -154,7 +169,7 @@ class Trainer:
         return result.loss
 
     def fit(self) -> Outcome:
-        """Run the whole task, as `shoal train` would; after `load`, what is left of it."""
+        """Run the whole task, as `shoal train` would; after `load`, what is left of it. Servers end with it."""
         start = self._training.replica.start
         if self.steps > start.step:
             raise SpecError(
@@ -162,12 +177,30 @@ class Trainer:
                 "make a new Trainer."
             )
         check_position(start, self._training.schedule, self._task.seed)
+        if self._service is not None:
+            self._service.begin()
+            if self._service.world.role != Role.WORKER:
+                self._attend(self._service, start)
         try:
-            outcome = self._loop.run()
+            outcome = self._loop.run() if self._service is None else self._train_with(self._service)
         finally:
             self._training.close()
         self.steps = outcome.step
         return outcome
+
+    def _attend(self, service: Station, start: Start) -> NoReturn:
+        """Serve those who train until the run is over, and with it this process."""
+        self._leave()
+        # Servers make the model anew, in memory that all share, and the coordinator needs none.
+        del self._training, self._strategy, self._loop, self._setting
+        attend(service, self._job, self._task, start)
+        raise SystemExit(0)
+
+    def _train_with(self, service: Station) -> Outcome:
+        outcome = train_served(service.reporter, self._training, self._setting, self._loop)
+        if self.world.is_first or self._training.evaluator is None:
+            return outcome
+        return replace(outcome, results=self.evaluate())  # the first one alone has evaluated
 
     def evaluate(self) -> dict[str, float]:
         """Loss and metrics over the task's test set, spread over the processes."""
@@ -262,36 +295,3 @@ class Trainer:
             self._is_open = False
             self._training.close()
             self._strategy.close()
-
-
-def _check(job: Job) -> None:
-    """Refuse strategies whose processes need more than the company of their like."""
-    if job.conduct.servers:
-        raise SpecError(
-            f"Trainer: strategy={job.strategy} needs processes besides those that train, which only `shoal train` "
-            "and shoal.train(...) start; use data here."
-        )
-
-
-def _why_no_step(job: Job) -> str:
-    """Why a batch of one's own cannot be one step's; empty where it can."""
-    conduct = job.conduct
-    if not conduct.takes_batches:
-        why = "lets processes take turns with batches" if conduct.is_relay else "cuts a batch's way through it"
-        return (
-            f"Trainer: step(batch) takes each batch through the model at once, but strategy={job.strategy} {why}; "
-            "use fit(), or data, sharded or tensor."
-        )
-    if any(count != 1 for count in conduct.slots_per_worker):
-        return (
-            f"Trainer: step(batch) is one part per process, but slots={conduct.slots} for "
-            f"{job.cluster.workers}; leave slots at its default, or use fit()."
-        )
-    return ""
-
-
-def _num_samples(batch: Any) -> int:
-    """Samples of a batch: the length of its first tensor."""
-    while not isinstance(batch, torch.Tensor):
-        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-    return len(batch)

@@ -55,7 +55,8 @@ class StepNotes(Unwatched):
         self._evaluations = {step: dict(results) for step, results in start.evaluations.items()}
 
     def on_step(self, step: int, result: StepResult, *told: Any, committed: int | None = None) -> None:
-        self.losses.append(result.loss)
+        # Steps that a worker of its own pace had no part in count as this one.
+        self.losses += [result.loss] * (step - len(self.losses))
 
     def on_evaluation(self, step: int, results: dict[str, float]) -> None:
         self._evaluations[step] = dict(results)

@@ -58,7 +58,7 @@ def _facts(written: str, conduct: Conduct) -> list[str]:
     pace = "lockstep" if conduct.is_lockstep else "its own"
     claim = parse_strategy(written).claim(workers=2).value
     holds = "a part of the model" if conduct.is_cut else "the whole model"
-    doors = "–" if conduct.servers else "`fit`, `step`" if conduct.takes_batches else "`fit`"
+    doors = "`fit`, `step`" if conduct.takes_batches and not conduct.servers else "`fit`"
     return [holds, str(conduct.servers or "–"), str(conduct.slots), pace, claim, doors]
 
 

@@ -114,6 +114,8 @@ class Extent:
     """Samples of the smallest batch of all steps, where that is known."""
     is_saved: bool = False
     """Whether the run leaves checkpoints."""
+    is_kept: bool = False
+    """Whether every worker goes on with the trained model, and not the first one alone."""
 
 
 class Supply(Protocol):

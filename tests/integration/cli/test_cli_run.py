@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 
 import pytest
 
-from helpers.commands import GUARD_S, command, environment
+from helpers.commands import GUARD_S, SMALL_TASK, command, environment
 
 
 def test_output_is_shown_by_rank(shoal, tmp_path):
@@ -53,6 +54,22 @@ def test_output_is_shown_while_the_script_runs(zygote, tmp_path):
         process.wait()
     assert process.returncode == 0
     assert sorted(out.splitlines()) == ["[0] going", "[1] going"], "a last line without an end is shown, too"
+
+
+def test_servers_are_started_for_a_strategy_that_has_some(shoal, tmp_path):
+    shutil.copy(SMALL_TASK, tmp_path)
+    (tmp_path / "served.py").write_text(
+        "import shoal, small_task\n"
+        "with shoal.Trainer(small_task.task()) as trainer:\n"
+        "    outcome = trainer.fit()\n"
+        "print(outcome.reason, outcome.step)\n"
+    )
+    answer = shoal("run", "--strategy", "ps:servers=2", "served.py")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == "[0] finished 26\n", "each writes after its name, also where one worker has servers"
+    assert answer.stderr.splitlines()[0].startswith("1 worker, 2 servers and a coordinator on 1 host")
+    refused = shoal("run", "--strategy", "ps:servers=0", "served.py")
+    assert refused.returncode != 0 and "servers" in refused.stderr
 
 
 @pytest.mark.parametrize(

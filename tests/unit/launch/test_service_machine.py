@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from helpers.supervised import Table, events, of, said_to, started
-from shoal.errors import WorkerFailed
-from shoal.launch.messages import Signal, Started
+from shoal.errors import Interrupted, WorkerFailed
+from shoal.launch.messages import Interrupt, Signal, Started
 from shoal.launch.service import AUDIT_TIMEOUT_S
 from shoal.spec import Cluster, Job
+from shoal.spec.vocabulary import Purpose
 
 COORDINATOR, SERVER_0, SERVER_1, WORKER_0, WORKER_1 = range(5)
 KILLED = -signal.SIGKILL
@@ -146,3 +147,51 @@ def test_a_coordinator_whose_words_make_no_sense_ends_nothing(table: Table) -> N
     assert warned["text"].startswith("coordinator 0 said something that cannot be understood")
     table.say(COORDINATOR, "done", results={"clean": 3})
     assert not events("audit", table.asked) and not table.machine.crew.hands[COORDINATOR].is_done
+
+
+@pytest.fixture
+def scripts() -> Table:
+    """The same, where all of them run a script."""
+    cluster = Cluster(workers=2, threads=1)
+    return Table(Job(target="toy.py", purpose=Purpose.SCRIPT, strategy="ps:servers=2", cluster=cluster))
+
+
+def test_a_script_that_dies_before_fit_or_in_it_is_run_again(scripts: Table) -> None:
+    scripts.begin()
+    for process, rank in ((WORKER_0, 0), (WORKER_1, 1)):
+        if process == WORKER_1:
+            scripts.say(process, "state", state="ready", step=0)  # it is not there yet
+        lost = seat(3 + rank, "worker", rank)
+        assert said_to(COORDINATOR, scripts.end(process, KILLED)) == [{"kind": "lost", **lost}]
+        assert started(order(scripts, "start", role="worker", rank=rank)) == [(5 + rank, "worker", rank)]
+    assert not scripts.machine.has_failed
+
+
+@pytest.mark.parametrize(
+    ("state", "code"), [("script", KILLED), ("script", 3), ("training", 3), ("ready", 3), ("ready", 0)]
+)
+def test_a_script_that_ends_itself_or_dies_after_fit_ends_the_run(scripts: Table, state: str, code: int) -> None:
+    scripts.begin()
+    scripts.say(WORKER_1, "state", state=state, step=0)
+    scripts.end(WORKER_1, code)
+    assert scripts.machine.has_failed
+    assert not events("lost", scripts.asked)
+
+
+def test_a_server_whose_script_ends_itself_ends_the_run(scripts: Table) -> None:
+    scripts.begin()
+    scripts.end(SERVER_1, 3)
+    assert scripts.machine.has_failed
+
+
+@pytest.mark.parametrize("code", [130, 1, 0, -signal.SIGINT])
+def test_scripts_that_were_interrupted_have_ended_well(scripts: Table, code: int) -> None:
+    scripts.begin()
+    scripts.tell(Interrupt())
+    for process in (WORKER_0, WORKER_1):
+        assert said_to(process, scripts.asked) == [{"kind": "stop"}]
+        scripts.end(process, code)
+    for process in (COORDINATOR, SERVER_0, SERVER_1):
+        assert said_to(process, scripts.asked)[-1] == {"kind": "stop"}
+        scripts.end(process)
+    assert scripts.machine.over is not None and isinstance(scripts.machine.over.error, Interrupted)

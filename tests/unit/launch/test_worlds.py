@@ -7,8 +7,17 @@ from dataclasses import replace
 import pytest
 
 from shoal.launch import load
-from shoal.launch.worlds import advice_after_loss, can_move, can_replace, describe_world, member_world, plan_worlds
+from shoal.launch.worlds import (
+    advice_after_loss,
+    can_move,
+    can_replace,
+    describe_world,
+    member_world,
+    plan_worlds,
+    servers_of,
+)
 from shoal.spec import Cluster, Job
+from shoal.spec.vocabulary import Purpose
 
 
 def job(workers: int, strategy: str = "data", **more: int) -> Job:
@@ -27,6 +36,15 @@ def test_a_job_with_servers() -> None:
     ]
     assert {world.world_size for world in worlds} == {2}
     assert [world.is_first for world in worlds].count(True) == 1
+
+
+def test_servers_run_a_script_beside_its_workers() -> None:
+    script = Job(target="toy.py", purpose=Purpose.SCRIPT, strategy="ps:servers=2", cluster=Cluster(workers=1))
+    worlds = plan_worlds(script)
+    assert [world.role for world in worlds] == ["coordinator", "server", "server", "worker"]
+    assert all(world.secret and world.coordinator for world in worlds), "a key, and the script's own port"
+    assert describe_world(script).servers == 2
+    assert servers_of(Job(target="toy.py", purpose=Purpose.EVALUATE, strategy="ps:servers=2")) == 0
 
 
 def test_all_processes_of_a_run_share_one_secret_and_address() -> None:

@@ -211,16 +211,19 @@ class ServedModel(WholeModel):
         self.client.ask_to_stop(self._departure.enough)
 
     def _end(self) -> StepResult:
-        """This worker has used up what was its own. The first one waits for the others."""
+        """This worker has used up what was its own. The first one waits for the others, and so does whoever goes
+        on with what all have trained."""
         loss, done = self._loss, self._reached
-        if self._world.is_first:
+        if self._world.is_first or self._setting.extent.is_kept:
             self._await_others()
             if done < self._total and self._turns.leaves_out_the_late:
                 loss = self.client.machine.rounds_loss
-            self._warn_if_diverged(loss)
             done = self._total
+        if self._world.is_first:
+            self._warn_if_diverged(loss)
         self._departure.is_over = True
         self._check_alive()
+        self._keep()
         return StepResult(loss, 0.0, False, done=done, facts=self._facts())
 
     def _await_others(self) -> None:
@@ -234,6 +237,7 @@ class ServedModel(WholeModel):
         """The run ends before its time."""
         self._is_leaving = self._departure.is_over = True
         self._check_alive()
+        self._keep()
         done, is_whole = self._reached, self.client.machine.is_ready and not self._departure.is_in_step
         if self._world.is_first and is_whole and self._spec.is_lockstep:
             # A successor that comes when all have stopped has taken no step itself.
@@ -245,6 +249,11 @@ class ServedModel(WholeModel):
     @property
     def _why_it_ends(self) -> str:
         return "plateau" if self.client.is_told_to_stop else "stopped"
+
+    def _keep(self) -> None:
+        """Others may have pushed since this worker fetched: who goes on with the model takes it as it is now."""
+        if self._setting.extent.is_kept:
+            self.settle()
 
     def _check_alive(self) -> None:
         if (why := self.client.failure) is not None:
