@@ -6,7 +6,7 @@ import pytest
 
 from shoal.comm.channel import Channel
 from shoal.errors import LaunchError, SpecError
-from shoal.launch.places import plan_places
+from shoal.launch.worlds import plan_worlds
 from shoal.roles.joining import GivenFellows
 from shoal.roles.reporter import Reporter
 from shoal.roles.script import script_environment
@@ -28,7 +28,7 @@ def job(strategy: str, purpose: Purpose = Purpose.TRAIN) -> Job:
 def station(strategy: str, role: Role = Role.WORKER) -> Station:
     """The last of a role in a script of two workers."""
     script = job(strategy, Purpose.SCRIPT)
-    world = next(place for place in reversed(plan_places(script)) if place.role == role)
+    world = next(one for one in reversed(plan_worlds(script)) if one.role == role)
     channel, supervisor = Channel.pair()
     SUPERVISORS.append(supervisor)
     return Station(job=script, world=world, channel=channel, reporter=Reporter(world, channel))
