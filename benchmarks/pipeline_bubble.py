@@ -65,7 +65,9 @@ class BubbleContest:
         self._rows = torch.randn(max(MICROBATCHES) * ROWS, WIDTH)
         half = 2 * LAYERS
         stages = Chain(whole, self._rows[:ROWS]).stages([half] * WORKERS)
-        self._executor = Executor({rank: stages[rank]}, WORKERS, TorchGroup(rank, range(WORKERS)))
+        self._executor = Executor(
+            {rank: stages[rank]}, make_schedule("1f1b", workers=WORKERS), TorchGroup(rank, range(WORKERS))
+        )
         self._layers = whole[half * rank : half * (rank + 1)]
 
     def variant(self, name: str, microbatches: int) -> Callable[[], float]:
@@ -75,7 +77,7 @@ class BubbleContest:
         return (self._torchs if owner == "torch" else self._ours)(schedule, microbatches, rows)
 
     def _ours(self, schedule: str, count: int, rows: torch.Tensor) -> Callable[[], float]:
-        actions = make_schedule(schedule, workers=WORKERS, microbatches=count)[self._rank]
+        actions = make_schedule(schedule, workers=WORKERS).actions(count)[self._rank]
         microbatches = [
             Microbatch(given={"input": part}, finish=partial(F.mse_loss, target=part), share=1 / count)
             for part in rows.chunk(count)

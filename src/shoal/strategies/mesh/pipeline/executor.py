@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from shoal.comm.group import Group
-from shoal.layout.schedules import Action, Actions, Kind
+from shoal.layout.schedules import Action, Actions, Kind, StageSchedule
 from shoal.strategies.mesh.pipeline.stage_run import StageRun
 from shoal.strategies.mesh.pipeline.traffic import Crossing, Traffic
 
@@ -41,11 +41,13 @@ class Microbatch:
 class Executor:
     """This worker's stages, and the traffic between them and those of its neighbours."""
 
-    def __init__(self, stages: Mapping[int, nn.Module], num_stages: int, axis: Group, device: str = "cpu") -> None:
+    def __init__(
+        self, stages: Mapping[int, nn.Module], schedule: StageSchedule, axis: Group, device: str = "cpu"
+    ) -> None:
         self._runs = {stage: StageRun(module) for stage, module in stages.items()}
-        self._last = num_stages - 1
+        self._last = schedule.num_stages - 1
         self._device = device
-        self.traffic = Traffic(axis, num_stages)
+        self.traffic = Traffic(axis, schedule)
 
     def run(self, actions: Actions, microbatches: Sequence[Microbatch]) -> None:
         """Take all micro-batches forward and back; gradients are left in the parameters."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from shoal.errors import SpecError
 from shoal.feed.parts import Part, Piece
-from shoal.layout.schedules import make_schedule
+from shoal.layout.schedules import schedule_of
 from shoal.layout.stage_memory import StageDemand
 from shoal.ledger.order import mix
 from shoal.spec import Mesh
@@ -32,28 +32,30 @@ from shoal.strategies.replica import Replica
 
 
 class PipelineLine:
-    """Stage `s` is on worker `s % workers`; a step's pieces follow each other through the stages."""
+    """Each worker has the stages that the schedule gives it; a step's pieces follow each other through them."""
 
     def __init__(self, replica: Replica, mesh: Mesh, axes: Axes, setting: Setting) -> None:
-        self._replica, self._mesh = replica, mesh
+        self._replica = replica
+        self._schedule = schedule = schedule_of(mesh)
         self._worker = axes.pipeline.index
         if replica.recomputes:
             compute_once(replica.module)  # its blocks are taken apart; stages are computed again as a whole
         stages = self._cut(mesh, axes, setting)
         gc.collect()  # tracing leaves cycles that would keep the whole model
         self._note_names(replica.module, stages)
-        own = {number: stage for number, stage in enumerate(stages) if number % mesh.pipeline == self._worker}
+        own = {number: stages[number] for number in schedule.stages_of(self._worker)}
         self.module: nn.Module = nn.ModuleDict({f"stage{number}": stage for number, stage in own.items()})
         self.splits: Mapping[str, Split] = {}
         if mesh.tensor > 1:
             from shoal.strategies.mesh.tensor.cutting import cut_width
 
             self.splits = cut_width(self.module, mesh, axes.tensor, replica, setting)
-        self._speaks = self._worker == mesh.pipeline - 1 and axes.tensor.is_first
+        has_output = schedule.worker_of(schedule.num_stages - 1) == self._worker
+        self._speaks = has_output and axes.tensor.is_first
         if replica.recomputes:
             for stage in own.values():
                 recompute_whole(stage)
-        self._executor = Executor(own, mesh.num_stages, axes.pipeline, replica.device)
+        self._executor = Executor(own, schedule, axes.pipeline, replica.device)
 
     def _cut(self, mesh: Mesh, axes: Axes, setting: Setting) -> list[Stage]:
         """As the first worker finds best: what one measures, others may not."""
@@ -92,7 +94,7 @@ class PipelineLine:
         names: dict[str, str] = {}
         holders: dict[str, set[int]] = {}
         for number, stage in enumerate(stages):
-            worker = number % self._mesh.pipeline
+            worker = self._schedule.worker_of(number)
             for name, tensor in stage.state_dict(keep_vars=True).items():
                 known = canonical.get(id(tensor), name)
                 holders.setdefault(known, set()).add(worker)
@@ -115,16 +117,10 @@ class PipelineLine:
         counted = [piece for piece in pieces if piece[1]]  # padding alone has no mean
         losses: list[float] = []
         if counted:
-            schedule = make_schedule(
-                self._mesh.schedule,
-                workers=self._mesh.pipeline,
-                microbatches=len(counted),
-                per_worker=self._mesh.stages_per_worker,
-            )
             microbatches = [
                 self._microbatch(work, part, number, piece, losses) for number, piece in enumerate(counted)
             ]
-            self._executor.run(schedule[self._worker], microbatches)
+            self._executor.run(self._schedule.actions(len(counted))[self._worker], microbatches)
         weights = [weight for _, weight, _ in counted]
         return Sums(
             loss=sum(value * weight for value, weight in zip(losses, weights, strict=False)),

@@ -11,6 +11,7 @@ import torch
 
 from shoal.comm.group import Group, Transfer
 from shoal.errors import TaskError
+from shoal.layout.schedules import StageSchedule
 from shoal.strategies.mesh.pipeline.messages import Form, MessageRoom, pack
 
 _LENGTH, _HEADER, _VALUES, _GRADIENTS = range(4)
@@ -31,13 +32,13 @@ class Crossing:
 
 
 class Traffic:
-    """What this worker sends to and receives from its neighbours; stage `s` is on worker `s % line.size`."""
+    """What this worker sends to and receives from its neighbours."""
 
-    def __init__(self, line: Group, num_stages: int) -> None:
+    def __init__(self, line: Group, schedule: StageSchedule) -> None:
         self.waited_s = 0.0
         """How long this worker has waited for messages."""
         self._line = line
-        self._num_stages = num_stages
+        self._schedule = schedule
         self._forms: dict[tuple[int, Hashable], Form] = {}
         self._expected: dict[Crossing, tuple[MessageRoom, Transfer]] = {}
         self._sent: dict[Crossing, list[Transfer]] = {}
@@ -106,14 +107,14 @@ class Traffic:
         self._forms[crossing.stage, crossing.shape] = Form.from_bytes(told)
 
     def _tag(self, crossing: Crossing, kind: int) -> int:
-        return (crossing.number * self._num_stages + crossing.stage) * 4 + kind
+        return (crossing.number * self._schedule.num_stages + crossing.stage) * 4 + kind
 
     def _send(self, content: torch.Tensor, stage: int, crossing: Crossing, kind: int) -> None:
-        transfer = self._line.send(content, stage % self._line.size, self._tag(crossing, kind))
+        transfer = self._line.send(content, self._schedule.worker_of(stage), self._tag(crossing, kind))
         self._sent.setdefault(crossing, []).append(transfer)
 
     def _receive(self, room: torch.Tensor, stage: int, crossing: Crossing, kind: int) -> Transfer:
-        return self._line.receive(room, stage % self._line.size, self._tag(crossing, kind))
+        return self._line.receive(room, self._schedule.worker_of(stage), self._tag(crossing, kind))
 
     def _wait(self, transfer: Transfer) -> None:
         began = time.perf_counter()
