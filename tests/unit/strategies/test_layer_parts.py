@@ -14,7 +14,7 @@ from shoal.strategies.layer.heads import AuxiliaryHead
 from shoal.strategies.layer.packing import pack, replace_tensors, tensors_in, unpack
 from shoal.strategies.layer.phased import layer_groups, turn_of
 from shoal.strategies.layer.post import Post
-from shoal.strategies.layer.tracing import trace
+from shoal.strategies.layer.steps import follow
 
 
 def test_values_survive_the_way():
@@ -123,13 +123,13 @@ class Choosing(nn.Module):
 
 
 def test_tracing_opens_a_module_only_for_what_is_placed_inside():
-    assert [node.module for node in trace(Nested()).nodes if node.module] == ["outer"]
-    assert [node.module for node in trace(Nested(), ["outer.1"]).nodes if node.module] == ["outer.0", "outer.1"]
-    assert [node.size for node in trace(Nested()).nodes] == [6, 2, 0, 0]
+    assert [node.module for node in follow(Nested()).nodes if node.module] == ["outer"]
+    assert [node.module for node in follow(Nested(), ["outer.1"]).nodes if node.module] == ["outer.0", "outer.1"]
+    assert [node.size for node in follow(Nested()).nodes] == [6, 2, 0, 0]
 
 
 def test_inputs_by_place_and_by_name():
-    traced = trace(Nested())
+    traced = follow(Nested())
     x = torch.ones(1, 2)
     for inputs in (x, (x,), {"x": x}):
         assert [value is x or value for value in traced.bind(inputs).values()] == [True, None]
@@ -137,4 +137,4 @@ def test_inputs_by_place_and_by_name():
 
 def test_a_forward_that_asks_for_values_cannot_be_followed():
     with pytest.raises(SpecError, match="forward of Choosing cannot be followed"):
-        trace(Choosing())
+        follow(Choosing())

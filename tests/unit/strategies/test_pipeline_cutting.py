@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from shoal.errors import OutOfMemory, SpecError, TaskError
 from shoal.layout.stage_memory import StageDemand
 from shoal.spec import Mesh
+from shoal.strategies.cut.tracing import bind
 from shoal.strategies.mesh.pipeline.costs import balanced_split
 from shoal.strategies.mesh.pipeline.graph import Chain, parse_split
 from shoal.strategies.mesh.pipeline.messages import Form, MessageRoom, pack
 from shoal.strategies.mesh.pipeline.stage_run import StageRun
-from shoal.strategies.mesh.pipeline.tracing import bind
 
 
 class Residual(nn.Module):

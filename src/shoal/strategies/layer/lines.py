@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from shoal.strategies.cut.tracing import state_used
 from shoal.strategies.gradients import check_loss, split_batch
 from shoal.strategies.layer.placement import assign, check_homes, spread
 from shoal.strategies.layer.post import Post
 from shoal.strategies.layer.program import BatchPass, Program, Root
-from shoal.strategies.layer.tracing import Traced, state_used, trace
+from shoal.strategies.layer.steps import Traced, follow
 from shoal.strategies.layer.trained_head import TrainedHead
 from shoal.strategies.replica import Replica
 
@@ -30,7 +31,7 @@ class LayerLine(ABC):
         self._post = post
         self._serial = 0
         module = replica.module
-        traced = {mode: trace(module, placed, training=mode) for mode in (True, False)}
+        traced = {mode: follow(module, placed, training=mode) for mode in (True, False)}
         self.homes: Mapping[str, int] = self._place(traced[True])
         """By submodule that is called: its worker."""
         self._programs = {

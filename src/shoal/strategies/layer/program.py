@@ -17,7 +17,7 @@ from torch import fx, nn
 from shoal.strategies.layer.graph import GraphNode, chains
 from shoal.strategies.layer.packing import replace_tensors, tensors_in
 from shoal.strategies.layer.post import Post
-from shoal.strategies.layer.tracing import Traced
+from shoal.strategies.layer.steps import Traced
 
 _IN_PLACE = frozenset({operator.iadd, operator.isub, operator.imul, operator.itruediv})
 """What `a += b` and the like call; functions and methods of torch's that do so end in an underscore."""

@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shoal.layout.stage_memory import LinkSize, StageDemand, split_within
+from shoal.strategies.cut.tracing import in_mode, state_used
 from shoal.strategies.mesh.pipeline.graph import Chain, carried
 from shoal.strategies.mesh.pipeline.messages import can_travel, leaves
 from shoal.strategies.parked import brought_in, unpark
@@ -58,11 +59,7 @@ def _state_of_links(chain: Chain, homes: Mapping[fx.Node, int]) -> list[dict[str
     names = {id(tensor): name for name, tensor in state.items()}
     used: list[dict[str, torch.Tensor]] = [{} for _ in chain.links]
     for node, home in homes.items():
-        if node.op == "call_module":
-            layer = chain.module.get_submodule(str(node.target))
-            own = [*layer.parameters(), *layer.buffers()]
-        else:
-            own = [state[str(node.target)]] if node.op == "get_attr" and str(node.target) in state else []
+        own = [tensor for tensor in state_used(chain.module, node) if id(tensor) in names]
         used[home].update({names[id(tensor)]: tensor for tensor in own})
     known = {name for link in used for name in link}
     used[0].update({name: tensor for name, tensor in state.items() if name not in known})  # `adopt_unused`
@@ -87,14 +84,8 @@ class _Measuring(fx.Interpreter):
         """By address: the call that made the value there."""
         self._kinds: dict[fx.Node, Hashable] = {}
         self._shortest: dict[Hashable, float] = defaultdict(lambda: float("inf"))
-        modes = {each: each.training for each in chain.module.modules()}
-        chain.module.eval()
-        try:
-            with torch.no_grad():
-                self._repeat([given[node.target] for node in graph.nodes if node.op == "placeholder"])
-        finally:
-            for each, mode in modes.items():
-                each.training = mode
+        with in_mode(chain.module, training=False), torch.no_grad():
+            self._repeat([given[node.target] for node in graph.nodes if node.op == "placeholder"])
 
     def _repeat(self, inputs: list[Any]) -> None:
         began = time.perf_counter()

@@ -17,6 +17,7 @@ from shoal.layout.stage_memory import StageDemand
 from shoal.ledger.order import mix
 from shoal.spec import Mesh
 from shoal.strategies.base import Setting, Work
+from shoal.strategies.cut.tracing import bind
 from shoal.strategies.gradients import Backward, Sums, check_finite, check_loss, seed_slot, split_batch
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.lines import LaneSums
@@ -24,7 +25,6 @@ from shoal.strategies.mesh.pipeline.costs import balanced_split
 from shoal.strategies.mesh.pipeline.executor import Executor, Microbatch
 from shoal.strategies.mesh.pipeline.graph import Chain, parse_split
 from shoal.strategies.mesh.pipeline.stage import Stage
-from shoal.strategies.mesh.pipeline.tracing import bind
 from shoal.strategies.mesh.splits import Split
 from shoal.strategies.optimizers import state_schema
 from shoal.strategies.recompute import compute_once, recompute_whole
