@@ -11,25 +11,9 @@ from shoal.comm.group import SocketGroup
 from shoal.errors import SpecError
 from shoal.spec import Layer
 from shoal.strategies.layer.heads import AuxiliaryHead
-from shoal.strategies.layer.packing import pack, replace_tensors, tensors_in, unpack
 from shoal.strategies.layer.phased import layer_groups, turn_of
 from shoal.strategies.layer.post import Post
 from shoal.strategies.layer.steps import follow
-
-
-def test_values_survive_the_way():
-    value = {"a": (torch.ones(2), [3, None, 2.5]), "b": torch.zeros(()), "c": "text"}
-    plain, tensors = pack(value)
-    found = unpack(plain, tensors)
-    assert found == value
-    assert type(found["a"]) is tuple
-    assert len(tensors_in(value)) == 2
-    assert replace_tensors(value, lambda tensor: tensor.dim()) == {"a": (1, [3, None, 2.5]), "b": 0, "c": "text"}
-
-
-def test_what_cannot_be_sent_is_refused():
-    with pytest.raises(SpecError, match="passes a object on to a layer of another worker"):
-        pack([object()])
 
 
 def post_pair():

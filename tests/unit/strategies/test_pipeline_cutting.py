@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from shoal.errors import OutOfMemory, SpecError, TaskError
 from shoal.layout.stage_memory import StageDemand
 from shoal.spec import Mesh
+from shoal.strategies.cut.packing import Form, MessageRoom, leaves, pack
 from shoal.strategies.cut.tracing import bind
 from shoal.strategies.mesh.pipeline.costs import balanced_split
 from shoal.strategies.mesh.pipeline.graph import Chain, parse_split
-from shoal.strategies.mesh.pipeline.messages import Form, MessageRoom, pack
 from shoal.strategies.mesh.pipeline.stage_run import StageRun
 
 
@@ -101,12 +101,12 @@ MODELS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def over_a_wire(values: list[Any]) -> list[Any]:
+def over_a_wire(values: Any) -> Any:
     form = Form.of(values)
     assert Form.from_bytes(form.to_bytes()) == form
     parcel = MessageRoom(form)
-    parcel.room.copy_(pack(form, values))
-    return parcel.values("cpu")
+    parcel.room.copy_(pack(form, leaves(values)))
+    return parcel.value("cpu")
 
 
 def forward(runs: list[StageRun], given: dict[str, Any]) -> Tensor:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
 
 from shoal.comm.group import Group
-from shoal.strategies.layer.packing import pack, unpack
+from shoal.strategies.cut.packing import Form, MessageRoom, leaves, pack
 
 
 class Post:
     """One worker's end. Every value has a tag, which its sender and its reader agree on; each is read once.
 
-    On its way a value is a header, whose length comes first, and the tensors that the header tells of.
+    On its way a value is a header, whose length comes first, and the message that the header tells of.
     """
 
     def __init__(self, group: Group, *, device: str = "cpu") -> None:
@@ -27,14 +26,12 @@ class Post:
 
     def send(self, peer: int, tag: str, value: Any) -> None:
         """Put a value on its way, and go on. It arrives as it is now, whatever becomes of its memory."""
-        plain, tensors = pack(value)
-        looks = [[str(one.dtype).removeprefix("torch."), list(one.shape), one.requires_grad] for one in tensors]
-        header = json.dumps({"tag": tag, "value": plain, "tensors": looks}).encode()
+        form = Form.of([tag, value])
+        header = form.to_bytes()
         self._group.send(torch.tensor([len(header)]), peer)
-        self._group.send(torch.frombuffer(bytearray(header), dtype=torch.uint8), peer)
-        for tensor in tensors:
-            # A copy: a layer that works in place may change the original before it has left.
-            self._group.send(tensor.detach().to("cpu", copy=True), peer)
+        self._group.send(header, peer)
+        # A copy: a layer that works in place may change the original before it has left.
+        self._group.send(pack(form, leaves(value), copies=True), peer)
 
     def take(self, peer: int, tag: str) -> Any:
         """The value that a peer sent under this tag; waits for it. Tensors that had a history begin a new one."""
@@ -49,13 +46,10 @@ class Post:
         self._group.receive(length, peer).wait()
         header = torch.empty(int(length), dtype=torch.uint8)
         self._group.receive(header, peer).wait()
-        told = json.loads(header.numpy().tobytes())
-        tensors = []
-        for dtype, shape, has_history in told["tensors"]:
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-            self._group.receive(tensor, peer).wait()
-            tensors.append(tensor.to(self._device).requires_grad_(has_history))
-        return told["tag"], unpack(told["value"], tensors)
+        message = MessageRoom(Form.from_bytes(header))
+        self._group.receive(message.room, peer).wait()
+        tag, value = message.value(self._device)
+        return tag, value
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over all workers, in place, with the same bits everywhere. All call this in the same order."""

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from shoal.strategies.cut.packing import replace_tensors, tensors_in
 from shoal.strategies.layer.graph import GraphNode, chains
-from shoal.strategies.layer.packing import replace_tensors, tensors_in
 from shoal.strategies.layer.post import Post
 from shoal.strategies.layer.steps import Traced
 

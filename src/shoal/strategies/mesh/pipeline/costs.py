@@ -12,9 +12,9 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shoal.layout.stage_memory import LinkSize, StageDemand, split_within
+from shoal.strategies.cut.packing import tensors_in
 from shoal.strategies.cut.tracing import in_mode, state_used
 from shoal.strategies.mesh.pipeline.graph import Chain, carried
-from shoal.strategies.mesh.pipeline.messages import can_travel, leaves
 from shoal.strategies.parked import brought_in, unpark
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 50
@@ -115,8 +115,8 @@ class _Measuring(fx.Interpreter):
             self._shortest[kind] = min(self._shortest[kind], time.perf_counter() - began)
         if n.op == "get_attr" and isinstance(value, torch.Tensor):
             value = unpark(value)
-        if can_travel(value):
-            self.num_bytes[n] = sum(leaf.nbytes for leaf in leaves([value]) if isinstance(leaf, torch.Tensor))
+        if _travels_well(value):
+            self.num_bytes[n] = sum(tensor.nbytes for tensor in tensors_in(value))
         self._made |= {_address(leaf): n for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)}
         return value
 
@@ -153,6 +153,12 @@ class _Measuring(fx.Interpreter):
             # Parameters count as such, and what the model is given as data.
             if at not in own and not (at in makers and makers[at].op in ("get_attr", "placeholder"))
         }
+
+
+def _travels_well(value: Any) -> bool:
+    """Whether a value is a tensor, a number, or a tuple of these; other ones might arrive as something else."""
+    parts = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(part, (torch.Tensor, bool, int, float)) for part in parts)
 
 
 def _address(tensor: torch.Tensor) -> int:

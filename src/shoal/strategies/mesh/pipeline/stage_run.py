@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from shoal.strategies.mesh.pipeline.messages import leaves
+from shoal.strategies.cut.packing import tensors_in
 
 Gradient = torch.Tensor | float
 """A number is the gradient of every element: a loss's share of the whole batch's."""
@@ -52,8 +52,7 @@ class StageRun:
         if finish is not None:
             left = finish(left)
         if torch.is_grad_enabled():
-            goes = left if isinstance(left, (tuple, list)) else (left,)
-            self._kept[number] = _Kept(_differentiable(entered), _differentiable(goes))
+            self._kept[number] = _Kept(_differentiable(entered), _differentiable(left))
         return left
 
     def backward(self, number: int, gradients: Sequence[Gradient]) -> list[torch.Tensor]:
@@ -92,8 +91,8 @@ class StageRun:
         return self._splits
 
 
-def _differentiable(values: Sequence[Any]) -> list[torch.Tensor]:
-    return [leaf for leaf in leaves(values) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+def _differentiable(value: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors_in(value) if tensor.requires_grad]
 
 
 def _depends(tensor: torch.Tensor, on: Sequence[torch.Tensor]) -> bool:

@@ -12,7 +12,7 @@ import torch
 from shoal.comm.group import Group, Transfer
 from shoal.errors import TaskError
 from shoal.layout.schedules import StageSchedule
-from shoal.strategies.mesh.pipeline.messages import Form, MessageRoom, pack
+from shoal.strategies.cut.packing import Form, MessageRoom, leaves, pack
 
 _LENGTH, _HEADER, _VALUES, _GRADIENTS = range(4)
 """Kinds of messages between two stages."""
@@ -46,12 +46,10 @@ class Traffic:
     def send(self, crossing: Crossing, values: Sequence[Any]) -> None:
         """Send values to the next stage, or gradients to the one before."""
         if crossing.back:
-            form = self._form(crossing)
-            to, kind = crossing.stage - 1, _GRADIENTS
+            self._send(pack(self._form(crossing), values), crossing.stage - 1, crossing, _GRADIENTS)
         else:
             form = self._tell_form(crossing, Form.of(values))
-            to, kind = crossing.stage, _VALUES
-        self._send(pack(form, values), to, crossing, kind)
+            self._send(pack(form, leaves(values)), crossing.stage, crossing, _VALUES)
 
     def expect(self, crossing: Crossing) -> None:
         """Make room for a message that will be needed, if its form is known."""
@@ -62,7 +60,7 @@ class Traffic:
         sender, kind = (crossing.stage, _GRADIENTS) if crossing.back else (crossing.stage - 1, _VALUES)
         self._expected[crossing] = parcel, self._receive(parcel.room, sender, crossing, kind)
 
-    def receive(self, crossing: Crossing, device: str) -> list[Any]:
+    def receive(self, crossing: Crossing, device: str) -> Sequence[Any]:
         """Wait for a message."""
         if (crossing.stage, crossing.shape) not in self._forms:
             self._learn_form(crossing)
@@ -71,7 +69,8 @@ class Traffic:
         self._wait(transfer)
         if crossing.back:
             self._let_go(replace(crossing, back=False))  # whose gradients these are has been taken
-        return parcel.values(device)
+        values: Sequence[Any] = parcel.value(device)
+        return values
 
     def settle(self) -> None:
         """Wait until all that was sent has been taken."""
