@@ -116,7 +116,7 @@ def test_inputs_by_place_and_by_name():
     traced = follow(Nested())
     x = torch.ones(1, 2)
     for inputs in (x, (x,), {"x": x}):
-        assert [value is x or value for value in traced.bind(inputs).values()] == [True, None]
+        assert [value is x or value for value in traced.given(inputs).values()] == [True, None]
 
 
 def test_a_forward_that_asks_for_values_cannot_be_followed():

@@ -87,7 +87,8 @@ class _Shapes(fx.Interpreter):
     @torch.no_grad()
     def of(self, inputs: Any) -> list[torch.Tensor]:
         """The wanted results."""
-        self.env = self._traced.bind(inputs)
+        given = self._traced.given(inputs)
+        self.env = {node: given[node.target] for node in self._traced.graph.nodes if node.op == "placeholder"}
         with in_mode(self.module, training=False):  # BatchNorm must not move
             for step in self._traced.steps.values():
                 self.env[step] = self.run_node(step)

@@ -6,21 +6,18 @@ its own, so that gradients leave for other workers as soon as they are there, an
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
+from shoal.strategies.cut.graph import StageCode, part_of
 from shoal.strategies.cut.packing import replace_tensors, tensors_in
 from shoal.strategies.layer.graph import GraphNode, chains
 from shoal.strategies.layer.post import Post
 from shoal.strategies.layer.steps import Traced
-
-_IN_PLACE = frozenset({operator.iadd, operator.isub, operator.imul, operator.itruediv})
-"""What `a += b` and the like call; functions and methods of torch's that do so end in an underscore."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,30 +79,30 @@ class Program:
             for name in segment.inputs:
                 if workers[name] != post.rank:
                     self.first_reader.setdefault(name, segment)
-        self._interpreter = fx.Interpreter(module, graph=traced.graph)
+        self._module = module
+        self._codes = {segment.result: self._code(segment) for segment in self.segments}
+
+    def _code(self, segment: ProgramSegment) -> StageCode:
+        traced = self.traced
+        graph = part_of(
+            self._module,
+            traced.graph,
+            [traced.steps[name] for name in segment.steps],
+            entering=[traced.steps[name] for name in segment.inputs],
+            leaving=None if segment.result == traced.output else [traced.steps[segment.result]],
+        )
+        return StageCode(self._module, graph)
 
     @property
     def has_output(self) -> bool:
         """Whether the model's output is made here."""
         return self.workers[self.traced.output] == self.post.rank
 
-    def run(self, segment: ProgramSegment, entered: Mapping[str, Any], inputs: Mapping[fx.Node, Any]) -> Any:
+    def run(self, segment: ProgramSegment, entered: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
         """The result of a segment."""
-        steps, env = self.traced.steps, dict(inputs)
-        if self._works_in_place(steps[segment.steps[0]]):  # which autograd allows on no input of a segment
-            entered = {name: replace_tensors(value, torch.clone) for name, value in entered.items()}
-        env.update({steps[name]: value for name, value in entered.items()})
-        self._interpreter.env = env
-        for name in segment.steps:
-            env[steps[name]] = self._interpreter.run_node(steps[name])
-        self._interpreter.env = {}
-        return env[steps[segment.result]]
-
-    def _works_in_place(self, step: fx.Node) -> bool:
-        if step.op == "call_module":
-            return getattr(self._interpreter.submodules[str(step.target)], "inplace", False)
-        name = str(getattr(step.target, "__name__", step.target))
-        return step.target in _IN_PLACE or name.endswith("_") or bool(step.kwargs.get("inplace"))
+        carried = [entered[name] for name in segment.inputs]
+        found = self._codes[segment.result](self._module, carried, given)
+        return found if segment.result == self.traced.output else found[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +124,7 @@ class BatchPass:
         self._post = program.post
         self._serial = serial
         """The same at all workers for the same batch."""
-        self._inputs = program.traced.bind(inputs)
+        self._given = program.traced.given(inputs)
         self._values: dict[str, Any] = {}
         self._entered: list[dict[str, Any]] = []
         self._gradients: dict[str, list[torch.Tensor | None]] = {}
@@ -138,7 +135,7 @@ class BatchPass:
         for segment in program.segments:
             entered = {name: replace_tensors(self._value(name), _begin_history) for name in segment.inputs}
             self._entered.append(entered)
-            value = self._values[segment.result] = program.run(segment, entered, self._inputs)
+            value = self._values[segment.result] = program.run(segment, entered, self._given)
             leaving = value if program.returns else replace_tensors(value, torch.Tensor.detach)
             for reader in segment.readers:
                 self._post.send(reader, f"{self._serial} {segment.result}", leaving)

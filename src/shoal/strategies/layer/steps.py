@@ -25,10 +25,9 @@ class Traced:
     graph: fx.Graph
     signature: inspect.Signature
 
-    def bind(self, inputs: Any) -> dict[fx.Node, Any]:
-        """Give the model's inputs (a tensor, a tuple of arguments, a dict of named ones) to its placeholders."""
-        given = bind(self.signature, inputs, with_defaults=True)
-        return {node: given[str(node.target)] for node in self.graph.nodes if node.op == "placeholder"}
+    def given(self, inputs: Any) -> dict[str, Any]:
+        """The model's inputs by the names of its arguments, and the defaults of others."""
+        return bind(self.signature, inputs, with_defaults=True)
 
 
 def follow(module: nn.Module, placed: Collection[str] = (), *, training: bool = True) -> Traced:

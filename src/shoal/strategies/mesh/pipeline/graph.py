@@ -12,26 +12,22 @@ one that it can follow.
 from __future__ import annotations
 
 import inspect
-import operator
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from shoal.errors import SpecError, TaskError
+from shoal.strategies.cut.graph import part_of
 from shoal.strategies.cut.tracing import StaysWhole, bind, trace
-from shoal.strategies.mesh.pipeline.stage import CARRIED, Stage, adopt_unused, check_moving
+from shoal.strategies.mesh.pipeline.stage import Stage, adopt_unused, check_moving
 
 Anchor = tuple[str, int]
 """Where a link begins: the name of a layer or parameter, and how often it has been used before."""
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_IN_PLACE = {
-    getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor")
-}
 
 
 class Chain:
@@ -187,50 +183,6 @@ def carried(homes: Mapping[fx.Node, int], stage: int) -> list[fx.Node]:
 
 def _cut(whole: nn.Module, graph: fx.Graph, homes: Mapping[fx.Node, int], count: int) -> Iterator[fx.Graph]:
     for stage in range(count):
-        entering = carried(homes, stage)
         inside = [node for node, home in homes.items() if home == stage]
         leaving = carried(homes, stage + 1) if stage < count - 1 else None
-        yield _part(whole, graph, entering, inside, leaving)
-
-
-def _part(
-    whole: nn.Module,
-    graph: fx.Graph,
-    entering: Sequence[fx.Node],
-    inside: Sequence[fx.Node],
-    leaving: Sequence[fx.Node] | None,
-) -> fx.Graph:
-    """The calls of one stage; `leaving` is None for the last, which ends as the whole does."""
-    part = fx.Graph()
-    made: dict[fx.Node, fx.Node] = {node: part.placeholder(f"{CARRIED}{node.name}") for node in entering}
-    used = {source for node in inside for source in node.all_input_nodes}
-    for node in graph.nodes:
-        if node.op == "placeholder" and node in used:
-            made[node] = part.placeholder(node.target)
-    for node in entering:
-        if any(_changes(whole, user, node) for user in inside):
-            made[node] = part.call_function(torch.clone, (made[node],))  # what autograd began with must stay
-    for node in graph.nodes:
-        if node.op == "get_attr" and node in used:
-            made[node] = part.node_copy(node)
-    for node in inside:
-        if node.op not in ("placeholder", "get_attr", "output"):
-            made[node] = part.node_copy(node, made.__getitem__)
-    if leaving is not None:
-        part.output(tuple(made[node] for node in leaving))
-    else:
-        end = next(node for node in graph.nodes if node.op == "output")
-        part.output(fx.node.map_arg(end.args[0], made.__getitem__))
-    return part
-
-
-def _changes(whole: nn.Module, call: fx.Node, value: fx.Node) -> bool:
-    """Whether a call changes a value in place."""
-    if not call.args or call.args[0] is not value:
-        return False
-    if call.op == "call_module":
-        return bool(getattr(whole.get_submodule(str(call.target)), "inplace", False))
-    if call.op == "call_method":
-        name = str(call.target)
-        return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-    return call.target in _IN_PLACE or call.target is operator.setitem or bool(call.kwargs.get("inplace"))
+        yield part_of(whole, graph, inside, entering=carried(homes, stage), leaving=leaving)
