@@ -1,41 +1,14 @@
-"""Parts of the `layer` strategy: what is sent, heads, and groups that take turns."""
-
-import threading
+"""Parts of the `layer` strategy: heads, groups that take turns, and the steps of a model."""
 
 import pytest
 import torch
 from torch import nn
 
-from shoal.comm import MemoryNetwork
-from shoal.comm.group import SocketGroup
 from shoal.errors import SpecError
 from shoal.spec import Layer
 from shoal.strategies.layer.heads import AuxiliaryHead
 from shoal.strategies.layer.phased import layer_groups, turn_of
-from shoal.strategies.layer.post import Post
 from shoal.strategies.layer.steps import follow
-
-
-def post_pair():
-    network = MemoryNetwork(2)
-    return [Post(SocketGroup(network.transport(rank), range(2))) for rank in range(2)]
-
-
-def test_workers_take_values_by_name_and_agree_on_sums():
-    left, right = post_pair()
-    changed = torch.arange(3.0, requires_grad=True) * 2
-    left.send(1, "second", 5)
-    left.send(1, "first", (changed, None))
-    changed.detach().zero_()
-    found, nothing = right.take(0, "first")
-    assert (found.tolist(), found.requires_grad, nothing) == ([0.0, 2.0, 4.0], True, None)
-    assert right.take(0, "second") == 5
-    sums = [torch.tensor([1.0]), torch.tensor([2.0])]
-    other = threading.Thread(target=right.sum_, args=(sums[1],))
-    other.start()
-    left.sum_(sums[0])
-    other.join(10)
-    assert [float(total) for total in sums] == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from shoal.comm.group import Group
 from shoal.errors import SpecError
 from shoal.ledger.order import mix
 from shoal.strategies.base import Supply
@@ -16,8 +17,6 @@ from shoal.strategies.gradients import split_batch
 from shoal.strategies.layer.graph import groups_by_depth
 from shoal.strategies.layer.heads import AuxiliaryHead
 from shoal.strategies.layer.lines import LayerLine
-from shoal.strategies.layer.post import Post
-from shoal.strategies.layer.program import Root
 from shoal.strategies.layer.steps import Traced
 from shoal.strategies.layer.trained_head import TrainedHead
 from shoal.strategies.replica import Replica
@@ -28,52 +27,38 @@ class DecoupledLine(LayerLine):
 
     returns = False
 
-    def __init__(self, replica: Replica, post: Post, weights: Sequence[float], supply: Supply | None) -> None:
-        super().__init__(replica, post, placed=looked_into(replica.module))
-        self._weight = weights[post.rank]
+    def __init__(self, replica: Replica, group: Group, weights: Sequence[float], supply: Supply | None) -> None:
+        super().__init__(replica, group, placed=looked_into(replica.module))
+        self.weight = weights[group.index]
         if not self.program.has_output:
             assert supply is not None, "only training has groups with heads"
-            self.head = TrainedHead(self._make_head(supply.sample()), replica, reads=self.features)
+            self.head = TrainedHead(self._make_head(supply.sample()), replica, reads=self.program.end)
 
     def _place(self, traced: Traced) -> Mapping[str, int]:
-        groups = groups_by_depth(traced.nodes, self._post.size)
-        if len(groups) < self._post.size:
+        groups = groups_by_depth(traced.nodes, self._group.size)
+        if len(groups) < self._group.size:
             raise SpecError(
-                f"layer: decoupled=on cuts the model into a group of layers for each of the {self._post.size} "
+                f"layer: decoupled=on cuts the model into a group of layers for each of the {self._group.size} "
                 f"workers, but it has only {len(groups)} that follow one another; use fewer workers."
             )
         return {node.module: rank for rank, group in enumerate(groups) for node in group if node.module}
 
     def _assign(self, traced: Traced) -> Mapping[str, int]:
-        groups = groups_by_depth(traced.nodes, self._post.size)
+        groups = groups_by_depth(traced.nodes, self._group.size)
         return {node.name: rank for rank, group in enumerate(groups) for node in group}
 
     def _make_head(self, sample: Any) -> AuxiliaryHead:
         """Of the shapes that a sample has on its way through the model."""
         replica, traced = self._replica, self.program.traced
         inputs, _ = split_batch(sample)
-        shapes = _Shapes(replica.module, traced, (self.features, traced.output))
+        shapes = _Shapes(replica.module, traced, (self.program.end, traced.output))
         found = shapes.of(inputs)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(mix(replica.task.seed, self._post.rank) >> 1)
+            torch.manual_seed(mix(replica.task.seed, self._group.index) >> 1)
             return AuxiliaryHead(*found).to(replica.device)
 
-    @property
-    def features(self) -> str:
-        """The step whose result this worker's group hands on."""
-        program = self.program
-        return [name for name in program.traced.steps if program.workers[name] == self._post.rank][-1]
-
-    def train(self, batch: Any, step: int, share: float) -> float:
-        inputs, target = split_batch(batch)
-        one = self._pass_forward(inputs, step)
-        output = one.result(self.features)
-        if self.head is not None:
-            with self._replica.precision.autocast(step):
-                output = self.head.module(output)
-        loss = self._loss(output, target, step)
-        one.backward(Root(result=self.features, loss=loss, share=share * self._weight))
-        return loss.item()
+    def _output(self, result: Any) -> Any:
+        return result if self.head is None else self.head.module(*result)
 
 
 class _Shapes(fx.Interpreter):

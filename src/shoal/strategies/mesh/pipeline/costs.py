@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from shoal.layout.stage_memory import LinkSize, StageDemand, split_within
 from shoal.strategies.cut.packing import tensors_in
 from shoal.strategies.cut.tracing import in_mode, state_used
-from shoal.strategies.mesh.pipeline.graph import Chain, carried
+from shoal.strategies.mesh.pipeline.chain import Chain, carried
 from shoal.strategies.parked import brought_in, unpark
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 50

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from shoal.errors import SpecError
 from shoal.feed.parts import Part, Piece
@@ -17,13 +18,14 @@ from shoal.layout.stage_memory import StageDemand
 from shoal.ledger.order import mix
 from shoal.spec import Mesh
 from shoal.strategies.base import Setting, Work
+from shoal.strategies.cut.executor import Executor, Microbatch
+from shoal.strategies.cut.stage_run import StageRun
 from shoal.strategies.cut.tracing import bind
 from shoal.strategies.gradients import Backward, Sums, check_finite, check_loss, seed_slot, split_batch
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.lines import LaneSums
+from shoal.strategies.mesh.pipeline.chain import Chain, parse_split
 from shoal.strategies.mesh.pipeline.costs import balanced_split
-from shoal.strategies.mesh.pipeline.executor import Executor, Microbatch
-from shoal.strategies.mesh.pipeline.graph import Chain, parse_split
 from shoal.strategies.mesh.pipeline.stage import Stage
 from shoal.strategies.mesh.splits import Split
 from shoal.strategies.optimizers import state_schema
@@ -55,7 +57,8 @@ class PipelineLine:
         if replica.recomputes:
             for stage in own.values():
                 recompute_whole(stage)
-        self._executor = Executor(own, schedule, axes.pipeline, replica.device)
+        runs = {number: StageRun(stage, stage.parameters) for number, stage in own.items()}
+        self._executor = Executor(runs, schedule, axes.pipeline, device=replica.device)
 
     def _cut(self, mesh: Mesh, axes: Axes, setting: Setting) -> list[Stage]:
         """As the first worker finds best: what one measures, others may not."""
@@ -132,13 +135,13 @@ class PipelineLine:
         batch, weight, _ = piece
         inputs, target = split_batch(batch)
         share = weight if part.total_weight is None else weight / part.total_weight
-        precision = self._replica.precision
+        precision, given = self._replica.precision, bind(self._signature, inputs)
         return Microbatch(
-            given=bind(self._signature, inputs),
+            given=given,
             finish=partial(self._loss, work, part, target, losses),
             share=share * precision.scale,
             forward_in=partial(precision.autocast, work.step),
-            numbers=precision.numbers(work.step),
+            shape=self._shape(given, precision.numbers(work.step), goes_back=True),
             seed=lambda stage: _seed(
                 mix(work.seed, work.step, part.slot, stage, number) >> 1, self._replica.device
             ),
@@ -152,10 +155,18 @@ class PipelineLine:
         return loss
 
     def infer(self, inputs: Any) -> Any:
-        precision = self._replica.precision
+        precision, given = self._replica.precision, bind(self._signature, inputs)
         with precision.autocast():
-            output = self._executor.infer(bind(self._signature, inputs), precision.numbers())
+            output = self._executor.infer(given, self._shape(given, precision.numbers(), goes_back=False))
         return precision.widened(output)
+
+    def _shape(self, given: Mapping[str, Any], numbers: Hashable, *, goes_back: bool) -> Hashable:
+        """What decides the form of all messages; the same at every worker of the pipeline."""
+        shapes = tuple(
+            (leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf)
+            for leaf in tree_leaves(dict(given))
+        )
+        return goes_back, self.module.training, numbers, shapes
 
 
 def _seed(key: int, device: str) -> None:
