@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from shoal.comm.group import Group
 from shoal.layout.schedules import Action, Actions, Kind, StageSchedule
-from shoal.strategies.cut.packing import replace_tensors
 from shoal.strategies.cut.stage_run import Gradient, StageRun
 from shoal.strategies.cut.traffic import Crossing, Traffic
 
@@ -143,14 +143,14 @@ class Executor:
         result = self._results[source, number]
         if stage == self._readers[source][-1]:
             del self._results[source, number]
-        return replace_tensors(result, _begin_history)
+        return tree_map_only(torch.Tensor, _begin_history, result)
 
     def _pass_on(self, stage: int, number: int, result: Any, shape: Hashable) -> None:
         """Keep a result for stages here, and send it to other workers at once."""
         if stage in self._readers:
             self._results[stage, number] = result
         for worker in sorted(self._afar.get(stage, ())):
-            leaving = result if self._returns else replace_tensors(result, torch.Tensor.detach)
+            leaving = result if self._returns else tree_map_only(torch.Tensor, torch.Tensor.detach, result)
             self.traffic.send(Crossing(stage, worker, number, shape), leaving)
 
     def _backward(self, action: Action, microbatch: Microbatch) -> None:

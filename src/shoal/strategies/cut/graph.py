@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-
-from shoal.strategies.cut.packing import replace_tensors
+from torch.utils._pytree import tree_map_only
 
 _CARRIED = "carried_"
 """Begins the names of what other stages carry over; all other arguments the model is given."""
@@ -55,7 +54,7 @@ def part_of(
 
 def copied(value: Any) -> Any:
     """The same value in memory of its own."""
-    return replace_tensors(value, torch.clone)
+    return tree_map_only(torch.Tensor, torch.clone, value)
 
 
 def _changes(whole: nn.Module, call: fx.Node, value: fx.Node) -> bool:

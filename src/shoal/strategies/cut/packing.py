@@ -6,11 +6,12 @@ What the bytes mean (kinds, dtypes, shapes) is a message's form, which is told b
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from shoal.comm.group import as_bytes
 from shoal.errors import TaskError
@@ -82,22 +83,7 @@ def leaves(value: Any) -> list[Any]:
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """All tensors of a value, in order."""
-    found: list[torch.Tensor] = []
-    replace_tensors(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return found
-
-
-def replace_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The same value with other things in the places of its tensors."""
-    match value:
-        case torch.Tensor():
-            return change(value)
-        case tuple() | list():
-            parts = [replace_tensors(item, change) for item in value]
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # named ones
-        case dict():
-            return {key: replace_tensors(item, change) for key, item in value.items()}
-    return value
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _take_apart(value: Any, items: list[Any]) -> Any:

@@ -51,8 +51,7 @@ class DecoupledLine(LayerLine):
         """Of the shapes that a sample has on its way through the model."""
         replica, traced = self._replica, self.program.traced
         inputs, _ = split_batch(sample)
-        shapes = _Shapes(replica.module, traced, (self.program.end, traced.output))
-        found = shapes.of(inputs)
+        found = _results(replica.module, traced, inputs, (self.program.end, traced.output))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(mix(replica.task.seed, self._group.index) >> 1)
             return AuxiliaryHead(*found).to(replica.device)
@@ -61,32 +60,19 @@ class DecoupledLine(LayerLine):
         return result if self.head is None else self.head.module(*result)
 
 
-class _Shapes(fx.Interpreter):
-    """Runs one sample through the whole model, for the looks of some results."""
-
-    def __init__(self, module: nn.Module, traced: Traced, wanted: Sequence[str]) -> None:
-        super().__init__(module, garbage_collect_values=False, graph=traced.graph)
-        self._traced = traced
-        self._wanted = wanted
-
-    @torch.no_grad()
-    def of(self, inputs: Any) -> list[torch.Tensor]:
-        """The wanted results."""
-        given = self._traced.given(inputs)
-        self.env = {node: given[node.target] for node in self._traced.graph.nodes if node.op == "placeholder"}
-        with in_mode(self.module, training=False):  # BatchNorm must not move
-            for step in self._traced.steps.values():
-                self.env[step] = self.run_node(step)
-        return [self._single(name) for name in self._wanted]
-
-    def _single(self, name: str) -> torch.Tensor:
-        value = self.env[self._traced.steps[name]]
+def _results(module: nn.Module, traced: Traced, inputs: Any, names: Sequence[str]) -> list[torch.Tensor]:
+    """What some steps make of a sample."""
+    interpreter = fx.Interpreter(module, garbage_collect_values=False, graph=traced.graph)
+    with in_mode(module, training=False), torch.no_grad():  # BatchNorm must not move
+        interpreter.run(*traced.given(inputs).values())
+    found = {name: interpreter.env[traced.steps[name]] for name in names}
+    for name, value in found.items():
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             raise SpecError(
                 f"layer: decoupled=on needs features and an output that are single tensors, found "
                 f"{type(value).__name__} from {name!r}; use pipeline or place=."
             )
-        return value
+    return list(found.values())
 
 
 def looked_into(module: nn.Module) -> list[str]:
