@@ -11,7 +11,8 @@ from shoal.comm import MemoryNetwork
 from shoal.comm.group import SocketGroup, together
 from shoal.errors import TaskError
 from shoal.layout.schedules import make_schedule
-from shoal.strategies.cut.traffic import Crossing, Traffic, receive_told, send_told
+from shoal.strategies.cut.traffic import Crossing, Traffic
+from shoal.strategies.cut.wires import receive_told, send_told
 
 
 def traffic_pair() -> list[Traffic]:

@@ -13,6 +13,7 @@ from shoal.comm.group import Group, Transfer
 from shoal.errors import TaskError
 from shoal.layout.schedules import StageSchedule
 from shoal.strategies.cut.packing import Form, MessageRoom, leaves, pack
+from shoal.strategies.cut.wires import receive_told, send_told
 
 _LENGTH, _HEADER, _VALUES, _GRADIENTS = range(4)
 """Kinds of messages between two workers about a stage's result."""
@@ -137,23 +138,3 @@ class Traffic:
 def _key(crossing: Crossing) -> tuple[int, int, Hashable]:
     """By which the form of a result is known at both ends."""
     return crossing.source, crossing.reader, crossing.shape
-
-
-def send_told(value: Any, to: int, group: Group, tag: int = 0) -> None:
-    """Send a value, whose form is told with it, and go on. It arrives as it is now, whatever becomes of its
-    memory: a layer that works in place may change it before it has left."""
-    form = Form.of(value)
-    told = form.to_bytes()
-    for content in (torch.tensor([len(told)]), told, pack(form, leaves(value), copies=True)):
-        group.send(content, to, tag)
-
-
-def receive_told(sender: int, group: Group, tag: int = 0, *, device: str = "cpu") -> Any:
-    """Wait for a value that `send_told` sends. Tensors that had a history begin a new one."""
-    length = torch.zeros(1, dtype=torch.int64)
-    group.receive(length, sender, tag).wait()
-    told = torch.empty(int(length), dtype=torch.uint8)
-    group.receive(told, sender, tag).wait()
-    message = MessageRoom(Form.from_bytes(told))
-    group.receive(message.room, sender, tag).wait()
-    return message.value(device)

@@ -17,13 +17,12 @@ from shoal.checkpoint.model_stream import TensorLooks, TensorStream
 from shoal.errors import SpecError
 from shoal.spec import Layer, LayerForm
 from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, Work
-from shoal.strategies.cut.traffic import receive_told, send_told
+from shoal.strategies.cut.names import WholeNames
+from shoal.strategies.cut.wires import receive_told, receive_values, send_told, send_values, share_plain
 from shoal.strategies.gradients import Sums, check_finite, check_weight, seed_slot, step_result
 from shoal.strategies.grouping import open_group
 from shoal.strategies.layer.decoupled import DecoupledLine
 from shoal.strategies.layer.lines import LayerLine, PlacedLine
-from shoal.strategies.mesh.names import WholeNames
-from shoal.strategies.mesh.wires import receive_values, send_values, share_plain
 from shoal.strategies.optimizer_state import load_named_state, state_by_name
 from shoal.strategies.replica import Replica
 from shoal.strategies.updating import Update
