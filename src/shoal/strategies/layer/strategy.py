@@ -116,11 +116,11 @@ class LayerStrategy(Lockstep):
 
     def _sum_shared(self) -> None:
         """A parameter that several workers use gets the sum of what each found, at all of them."""
+        group, device = self._group, self._replica.device
         for name, param in self._replica.trained.items():
             first, *others = self._owners[name]
             if not others or name not in self._own:
                 continue
-            group, device = self._group, self._replica.device
             if group.index != first:
                 send_told(param.grad, first, group)
                 param.grad = receive_told(first, group, device=device)
