@@ -156,7 +156,9 @@ class Executor:
     def _backward(self, action: Action, microbatch: Microbatch) -> None:
         stage, number, shape = action.stage, action.microbatch, microbatch.shape
         run = self._runs[stage]
-        gradients = [microbatch.share] if stage == self._end else self._gradients(stage, number, shape)
+        gradients: Sequence[Gradient] = [microbatch.share]
+        if stage != self._end:
+            gradients = self._gradients(stage, number, shape)
         back = run.backward if action.kind is Kind.BACKWARD else run.backward_input
         for source, found in zip(self._reads[stage], back(number, gradients), strict=True):
             self._give_back(source, stage, number, found, shape)
