@@ -29,8 +29,9 @@ from torch.nn import functional as F
 from benchmarks.fresh import module_command, surroundings
 from shoal.comm.group import TorchGroup
 from shoal.layout.schedules import make_schedule
-from shoal.strategies.mesh.pipeline.executor import Executor, Microbatch
-from shoal.strategies.mesh.pipeline.graph import Chain
+from shoal.strategies.cut.executor import Executor, Microbatch
+from shoal.strategies.cut.stage_run import StageRun
+from shoal.strategies.mesh.pipeline.chain import Chain
 
 WORKERS = 2
 MICROBATCHES = (2, 4, 8, 16)
@@ -65,7 +66,9 @@ class BubbleContest:
         self._rows = torch.randn(max(MICROBATCHES) * ROWS, WIDTH)
         half = 2 * LAYERS
         stages = Chain(whole, self._rows[:ROWS]).stages([half] * WORKERS)
-        self._executor = Executor({rank: stages[rank]}, WORKERS, TorchGroup(rank, range(WORKERS)))
+        run = StageRun(stages[rank], stages[rank].parameters)
+        group = TorchGroup(rank, range(WORKERS))
+        self._executor = Executor({rank: run}, make_schedule("1f1b", workers=WORKERS), group)
         self._layers = whole[half * rank : half * (rank + 1)]
 
     def variant(self, name: str, microbatches: int) -> Callable[[], float]:
@@ -75,9 +78,11 @@ class BubbleContest:
         return (self._torchs if owner == "torch" else self._ours)(schedule, microbatches, rows)
 
     def _ours(self, schedule: str, count: int, rows: torch.Tensor) -> Callable[[], float]:
-        actions = make_schedule(schedule, workers=WORKERS, microbatches=count)[self._rank]
+        actions = make_schedule(schedule, workers=WORKERS).actions(count)[self._rank]
         microbatches = [
-            Microbatch(given={"input": part}, finish=partial(F.mse_loss, target=part), share=1 / count)
+            Microbatch(
+                given={"input": part}, finish=partial(F.mse_loss, target=part), share=1 / count, shape="rows"
+            )
             for part in rows.chunk(count)
         ]
 

@@ -1,8 +1,8 @@
-"""In which order the workers of a pipeline take their parts of the batch forward and back.
+"""Which worker has which stage of a cut model, and in which order each takes parts of the batch forward and back.
 
-Stage `s` is on worker `s % workers`, so that neighbouring stages are on neighbouring workers. Where a worker has
-several stages, micro-batches go round in groups: a worker takes a whole group through one of its stages before it
-turns to the next. Every stage sees the micro-batches in ascending order, forward as well as back.
+In a pipeline stages go round, so that neighbouring stages are on neighbouring workers. Where a worker has several
+stages, micro-batches go round in groups: a worker takes a whole group through one of its stages before it turns to
+the next. Every stage sees the micro-batches in ascending order, forward as well as back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from shoal.errors import unknown
 from shoal.spec.checks import require_count
-from shoal.spec.model_parallel import SCHEDULES
+from shoal.spec.model_parallel import SCHEDULES, Mesh
 
 
 class Kind(Enum):
@@ -52,30 +52,62 @@ UNIT_COSTS: Costs = {
 }
 
 
-def make_schedule(name: str, *, workers: int, microbatches: int, per_worker: int = 1) -> tuple[Actions, ...]:
-    """By worker: what it does with so many micro-batches, one or more of them."""
+@dataclass(frozen=True, kw_only=True)
+class StageSchedule:
+    """Who has which stage, and who does what when."""
+
+    name: str
+    """One of `SCHEDULES`; all but `gpipe` take it that stages go round, and each worker has as many."""
+    homes: tuple[int, ...]
+    """By stage: its worker. A stage comes after those whose results it reads."""
+    num_workers: int
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.homes)
+
+    def worker_of(self, stage: int) -> int:
+        """Who has a stage."""
+        return self.homes[stage]
+
+    def stages_of(self, worker: int) -> list[int]:
+        """What a worker has, in order."""
+        return [stage for stage, home in enumerate(self.homes) if home == worker]
+
+    def actions(self, microbatches: int = 1) -> tuple[Actions, ...]:
+        """By worker: what it does with so many micro-batches, one or more of them."""
+        require_count("pipeline", "microbatches", microbatches)
+        return tuple(self._of_worker(worker, microbatches) for worker in range(self.num_workers))
+
+    def _of_worker(self, worker: int, microbatches: int) -> Actions:
+        own, workers = self.stages_of(worker), self.num_workers
+        groups = _groups(microbatches, microbatches if self.name == "gpipe" else workers)
+        forwards = [(stage, each) for group in groups for stage in own for each in group]
+        backwards = [(stage, each) for group in groups for stage in reversed(own) for each in group]
+        behind = workers - 1 - worker
+        if self.name == "gpipe":
+            ahead = len(forwards)
+        elif len(own) == 1:
+            ahead = behind + 1
+        else:
+            ahead = (len(own) - 1) * len(groups[0]) + 2 * behind + 1
+        lag = worker if self.name == "zero-bubble" else None
+        return _alternate(forwards, backwards, min(ahead, len(forwards)), lag)
+
+
+def make_schedule(name: str, *, workers: int, per_worker: int = 1) -> StageSchedule:
+    """Of a pipeline whose stages go round: stage `s` is on worker `s % workers`."""
     require_count("pipeline", "workers", workers)
-    require_count("pipeline", "microbatches", microbatches)
     require_count("pipeline", "per_worker", per_worker)
     if name not in SCHEDULES:
         raise unknown("pipeline: schedule", name, SCHEDULES)
-    return tuple(_worker_actions(name, worker, workers, microbatches, per_worker) for worker in range(workers))
+    homes = tuple(stage % workers for stage in range(workers * per_worker))
+    return StageSchedule(name=name, homes=homes, num_workers=workers)
 
 
-def _worker_actions(name: str, worker: int, workers: int, microbatches: int, per_worker: int) -> Actions:
-    groups = _groups(microbatches, microbatches if name == "gpipe" else workers)
-    own = [worker + workers * turn for turn in range(per_worker)]
-    forwards = [(stage, each) for group in groups for stage in own for each in group]
-    backwards = [(stage, each) for group in groups for stage in reversed(own) for each in group]
-    behind = workers - 1 - worker
-    if name == "gpipe":
-        ahead = len(forwards)
-    elif per_worker == 1:
-        ahead = behind + 1
-    else:
-        ahead = (per_worker - 1) * len(groups[0]) + 2 * behind + 1
-    lag = worker if name == "zero-bubble" else None
-    return _alternate(forwards, backwards, min(ahead, len(forwards)), lag)
+def schedule_of(mesh: Mesh) -> StageSchedule:
+    """Of the pipeline axis."""
+    return make_schedule(mesh.schedule, workers=mesh.pipeline, per_worker=mesh.stages_per_worker)
 
 
 def _groups(microbatches: int, least: int) -> list[range]:

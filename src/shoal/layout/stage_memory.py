@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from shoal.errors import OutOfMemory
 from shoal.layout.memory_need import ROOM
 from shoal.layout.placement_table import binary_size
-from shoal.layout.schedules import Kind, make_schedule
+from shoal.layout.schedules import Kind, StageSchedule, schedule_of
 from shoal.layout.stage_split import NEVER, split_chain
 from shoal.spec import Mesh
 from shoal.spec.cut_footprint import stage_need
@@ -48,15 +48,9 @@ class StageDemand:
 
     def held(self) -> list[int]:
         """By stage: the most micro-batches that are on their way through it at a time."""
-        mesh = self.mesh
-        schedule = make_schedule(
-            mesh.schedule,
-            workers=mesh.pipeline,
-            microbatches=self.microbatches,
-            per_worker=mesh.stages_per_worker,
-        )
-        most, now = [0] * mesh.num_stages, [0] * mesh.num_stages
-        for action in (action for actions in schedule for action in actions):
+        schedule = schedule_of(self.mesh)
+        most, now = [0] * schedule.num_stages, [0] * schedule.num_stages
+        for action in (action for actions in schedule.actions(self.microbatches) for action in actions):
             if action.kind is Kind.FORWARD:
                 now[action.stage] += 1
                 most[action.stage] = max(most[action.stage], now[action.stage])
@@ -101,55 +95,59 @@ def split_within(
     costs: Sequence[float], crossings: Sequence[float], links: Sequence[LinkSize], demand: StageDemand
 ) -> tuple[int, ...]:
     """How many links each stage has: nearly as fast as can be, with stages that their workers can hold."""
-    sizes, mesh = StageSizes(links, demand), demand.mesh
+    sizes, schedule = StageSizes(links, demand), schedule_of(demand.mesh)
 
     def split(most: Sequence[float]) -> tuple[int, ...] | None:
         def fits(stage: int, first: int, stop: int) -> bool:
             return sizes(stage, first, stop) <= most[stage]
 
-        return split_chain(costs, mesh.num_stages, crossings, fits=fits, sizes=sizes, slack=SLACK)
+        return split_chain(costs, schedule.num_stages, crossings, fits=fits, sizes=sizes, slack=SLACK)
 
     # Some of the limit is better left to what is not counted.
     for allowed in (NEVER,) if demand.limit is None else (ROOM * demand.limit, float(demand.limit)):
-        if (counts := _split_for(allowed, split, sizes, mesh)) is not None:
+        if (counts := _split_for(allowed, split, sizes, schedule)) is not None:
             return counts
     # Whatever it costs.
     forbidden = [NEVER if crossing == NEVER else 0.0 for crossing in crossings]
-    counts = split_chain([0.0] * len(links), mesh.num_stages, forbidden, sizes=sizes, slack=SLACK)
+    counts = split_chain([0.0] * len(links), schedule.num_stages, forbidden, sizes=sizes, slack=SLACK)
     assert counts is not None and demand.limit is not None
-    least = max(_by_worker(_by_stage(counts, sizes), mesh))
+    least = max(_by_worker(_by_stage(counts, sizes), schedule))
     if least <= demand.limit:
         return counts
     raise OutOfMemory(
         f"Cluster: memory allows each worker {binary_size(demand.limit)}, but however the model is cut into "
-        f"{mesh.num_stages} stages for {mesh.pipeline} workers, one needs at least {binary_size(least)} for "
-        "parameters, gradients, optimizer state and the activations of its micro-batches; use more workers, more "
-        "microbatches, --recompute or sharded, or allow more."
+        f"{schedule.num_stages} stages for {schedule.num_workers} workers, one needs at least "
+        f"{binary_size(least)} for parameters, gradients, optimizer state and the activations of its "
+        "micro-batches; use more workers, more microbatches, --recompute or sharded, or allow more."
     )
 
 
 def _split_for(
-    allowed: float, split: Callable[[Sequence[float]], tuple[int, ...] | None], sizes: StageSizes, mesh: Mesh
+    allowed: float,
+    split: Callable[[Sequence[float]], tuple[int, ...] | None],
+    sizes: StageSizes,
+    schedule: StageSchedule,
 ) -> tuple[int, ...] | None:
     """The split whose workers need no more than is allowed. Stages of one worker get equal shares; where that is
     too little for one of them, the others get what it leaves."""
-    counts = split([allowed / mesh.stages_per_worker] * mesh.num_stages)
-    if counts is not None or mesh.stages_per_worker == 1:
+    per_worker = len(schedule.stages_of(0))
+    counts = split([allowed / per_worker] * schedule.num_stages)
+    if counts is not None or per_worker == 1:
         return counts
-    most = [allowed] * mesh.num_stages
+    most = [allowed] * schedule.num_stages
     for _ in range(_ATTEMPTS):
         counts = split(most)
-        if counts is None or not _lower(most, _by_stage(counts, sizes), mesh, allowed):
+        if counts is None or not _lower(most, _by_stage(counts, sizes), schedule, allowed):
             return counts
     return None
 
 
-def _lower(most: list[float], needs: Sequence[int], mesh: Mesh, allowed: float) -> bool:
+def _lower(most: list[float], needs: Sequence[int], schedule: StageSchedule, allowed: float) -> bool:
     """Where a worker's stages together need more than is allowed, leave less to all but the largest; whether any
     do."""
-    too_much = [worker for worker, need in enumerate(_by_worker(needs, mesh)) if need > allowed]
+    too_much = [worker for worker, need in enumerate(_by_worker(needs, schedule)) if need > allowed]
     for worker in too_much:
-        *others, largest = sorted(range(worker, mesh.num_stages, mesh.pipeline), key=needs.__getitem__)
+        *others, largest = sorted(schedule.stages_of(worker), key=needs.__getitem__)
         for stage in others:
             most[stage] = (allowed - needs[largest]) / len(others)
     return bool(too_much)
@@ -160,5 +158,5 @@ def _by_stage(counts: Sequence[int], sizes: StageSizes) -> list[int]:
     return [sizes(stage, first, stop) for stage, (first, stop) in enumerate(cuts)]
 
 
-def _by_worker(needs: Sequence[int], mesh: Mesh) -> list[int]:
-    return [sum(needs[worker :: mesh.pipeline]) for worker in range(mesh.pipeline)]
+def _by_worker(needs: Sequence[int], schedule: StageSchedule) -> list[int]:
+    return [sum(needs[stage] for stage in schedule.stages_of(worker)) for worker in range(schedule.num_workers)]

@@ -204,7 +204,7 @@ def spans(written: str) -> list[tuple[int, int]]:
 def order(written: str) -> Any:
     """What two workers do with four micro-batches."""
     grid = mesh(written)
-    return make_schedule(grid.schedule, workers=2, microbatches=4, per_worker=grid.stages_per_worker)
+    return make_schedule(grid.schedule, workers=2, per_worker=grid.stages_per_worker).actions(4)
 
 
 def cut_layers(written: str) -> list[str]:

@@ -106,14 +106,14 @@ def test_placements_must_name_layers_and_employ_everybody():
 def test_segments_are_lines_of_one_worker():
     workers = assign(DIAMOND, {"left": 0, "right": 1, "head": 0})
     found = cut_into_segments(DIAMOND, workers)
-    assert [(one.worker, one.steps, one.inputs, one.readers) for one in found] == [
-        (0, ("stem", "relu"), (), (1,)),
-        (0, ("left",), ("relu",), ()),
-        (1, ("right", "tanh"), ("relu",), (0,)),
-        (0, ("cat", "head", "output"), ("left", "tanh"), ()),
+    assert [(one.worker, one.steps, one.inputs) for one in found] == [
+        (0, ("stem", "relu"), ()),
+        (0, ("left",), ("relu",)),
+        (1, ("right", "tanh"), ("relu",)),
+        (0, ("cat", "head", "output"), ("left", "tanh")),
     ]
     across = cut_into_segments(LINE, {"first": 0, "relu": 0, "second": 1, "third": 1, "output": 1})
-    assert [(one.worker, one.result, one.readers) for one in across] == [(0, "relu", (1,)), (1, "output", ())]
+    assert [(one.worker, one.result, one.inputs) for one in across] == [(0, "relu", ()), (1, "output", ("relu",))]
 
 
 def test_a_line_is_divided_evenly():

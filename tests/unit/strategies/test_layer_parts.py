@@ -1,57 +1,14 @@
-"""Parts of the `layer` strategy: what is sent, heads, and groups that take turns."""
-
-import threading
+"""Parts of the `layer` strategy: heads, groups that take turns, and the steps of a model."""
 
 import pytest
 import torch
 from torch import nn
 
-from shoal.comm import MemoryNetwork
-from shoal.comm.group import SocketGroup
 from shoal.errors import SpecError
 from shoal.spec import Layer
 from shoal.strategies.layer.heads import AuxiliaryHead
-from shoal.strategies.layer.packing import pack, replace_tensors, tensors_in, unpack
 from shoal.strategies.layer.phased import layer_groups, turn_of
-from shoal.strategies.layer.post import Post
-from shoal.strategies.layer.tracing import trace
-
-
-def test_values_survive_the_way():
-    value = {"a": (torch.ones(2), [3, None, 2.5]), "b": torch.zeros(()), "c": "text"}
-    plain, tensors = pack(value)
-    found = unpack(plain, tensors)
-    assert found == value
-    assert type(found["a"]) is tuple
-    assert len(tensors_in(value)) == 2
-    assert replace_tensors(value, lambda tensor: tensor.dim()) == {"a": (1, [3, None, 2.5]), "b": 0, "c": "text"}
-
-
-def test_what_cannot_be_sent_is_refused():
-    with pytest.raises(SpecError, match="passes a object on to a layer of another worker"):
-        pack([object()])
-
-
-def post_pair():
-    network = MemoryNetwork(2)
-    return [Post(SocketGroup(network.transport(rank), range(2))) for rank in range(2)]
-
-
-def test_workers_take_values_by_name_and_agree_on_sums():
-    left, right = post_pair()
-    changed = torch.arange(3.0, requires_grad=True) * 2
-    left.send(1, "second", 5)
-    left.send(1, "first", (changed, None))
-    changed.detach().zero_()
-    found, nothing = right.take(0, "first")
-    assert (found.tolist(), found.requires_grad, nothing) == ([0.0, 2.0, 4.0], True, None)
-    assert right.take(0, "second") == 5
-    sums = [torch.tensor([1.0]), torch.tensor([2.0])]
-    other = threading.Thread(target=right.sum_, args=(sums[1],))
-    other.start()
-    left.sum_(sums[0])
-    other.join(10)
-    assert [float(total) for total in sums] == [3.0, 3.0]
+from shoal.strategies.layer.steps import follow
 
 
 @pytest.mark.parametrize(
@@ -123,18 +80,18 @@ class Choosing(nn.Module):
 
 
 def test_tracing_opens_a_module_only_for_what_is_placed_inside():
-    assert [node.module for node in trace(Nested()).nodes if node.module] == ["outer"]
-    assert [node.module for node in trace(Nested(), ["outer.1"]).nodes if node.module] == ["outer.0", "outer.1"]
-    assert [node.size for node in trace(Nested()).nodes] == [6, 2, 0, 0]
+    assert [node.module for node in follow(Nested()).nodes if node.module] == ["outer"]
+    assert [node.module for node in follow(Nested(), ["outer.1"]).nodes if node.module] == ["outer.0", "outer.1"]
+    assert [node.size for node in follow(Nested()).nodes] == [6, 2, 0, 0]
 
 
 def test_inputs_by_place_and_by_name():
-    traced = trace(Nested())
+    traced = follow(Nested())
     x = torch.ones(1, 2)
     for inputs in (x, (x,), {"x": x}):
-        assert [value is x or value for value in traced.bind(inputs).values()] == [True, None]
+        assert [value is x or value for value in traced.given(inputs).values()] == [True, None]
 
 
 def test_a_forward_that_asks_for_values_cannot_be_followed():
     with pytest.raises(SpecError, match="forward of Choosing cannot be followed"):
-        trace(Choosing())
+        follow(Choosing())

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from shoal.errors import OutOfMemory, SpecError, TaskError
 from shoal.layout.stage_memory import StageDemand
 from shoal.spec import Mesh
+from shoal.strategies.cut.packing import Form, MessageRoom, leaves, pack
+from shoal.strategies.cut.stage_run import StageRun
+from shoal.strategies.cut.tracing import bind
+from shoal.strategies.mesh.pipeline.chain import Chain, parse_split
 from shoal.strategies.mesh.pipeline.costs import balanced_split
-from shoal.strategies.mesh.pipeline.graph import Chain, parse_split
-from shoal.strategies.mesh.pipeline.messages import Form, MessageRoom, pack
-from shoal.strategies.mesh.pipeline.stage_run import StageRun
-from shoal.strategies.mesh.pipeline.tracing import bind
 
 
 class Residual(nn.Module):
@@ -101,28 +101,28 @@ MODELS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def over_a_wire(values: list[Any]) -> list[Any]:
+def over_a_wire(values: Any) -> Any:
     form = Form.of(values)
     assert Form.from_bytes(form.to_bytes()) == form
     parcel = MessageRoom(form)
-    parcel.room.copy_(pack(form, values))
-    return parcel.values("cpu")
+    parcel.room.copy_(pack(form, leaves(values)))
+    return parcel.value("cpu")
 
 
 def forward(runs: list[StageRun], given: dict[str, Any]) -> Tensor:
     """Through all stages, each beginning with what came over a wire."""
-    values: Any = []
-    for number, run in enumerate(runs):
-        values = run.forward(0, values, given, None)
-        if number < len(runs) - 1:
-            values = over_a_wire(values)
-    assert isinstance(values, Tensor)
-    return values
+    entered: list[Any] = []
+    for run in runs[:-1]:
+        entered = [over_a_wire(run.forward(0, entered, given))]
+    output = runs[-1].forward(0, entered, given)
+    assert isinstance(output, Tensor)
+    return output
 
 
 def backward(runs: list[StageRun], gradients: list[Any], *, split: bool) -> None:
     for run in reversed(runs):
-        gradients = run.backward_input(0, gradients) if split else run.backward(0, gradients)
+        found = run.backward_input(0, gradients) if split else run.backward(0, gradients)
+        gradients = [gradient for result in found for gradient in result]
     for run in runs if split else []:
         run.backward_weight(0)
 
@@ -142,7 +142,7 @@ def test_any_cut_computes_the_same(name: str, training: bool, split: bool) -> No
     for first in range(1, len(chain.links), 1 + len(chain.links) // 10):
         chain.module.zero_grad(set_to_none=True)
         stages = chain.stages([first, len(chain.links) - first])
-        runs = [StageRun(stage.train(training)) for stage in stages]
+        runs = [StageRun(stage.train(training), stage.parameters) for stage in stages]
         torch.manual_seed(1)
         found = forward(runs, given)
         assert torch.equal(found, expected)
@@ -157,7 +157,8 @@ def test_any_cut_computes_the_same(name: str, training: bool, split: bool) -> No
 
 def test_another_batch_size() -> None:
     chain = Chain(Blocks().eval(), torch.randint(0, 11, (4, 7)))
-    runs = [StageRun(stage.eval()) for stage in chain.stages([3, len(chain.links) - 3])]
+    stages = chain.stages([3, len(chain.links) - 3])
+    runs = [StageRun(stage.eval(), stage.parameters) for stage in stages]
     tokens = torch.randint(0, 11, (1, 3))
     assert torch.equal(forward(runs, {"tokens": tokens}), chain.module(tokens))
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from shoal.comm.group.regions import group_bytes
 from shoal.spec import Layer
 from shoal.spec.model_size import CutSize
+from shoal.strategies.cut.tracing import state_used
 from shoal.strategies.layer.decoupled import looked_into
 from shoal.strategies.layer.graph import groups_by_depth
 from shoal.strategies.layer.placement import assign, spread
-from shoal.strategies.layer.tracing import Traced, state_used, trace
+from shoal.strategies.layer.steps import Traced, follow
 from shoal.strategies.model_size import Blueprint
 
 
@@ -19,7 +20,7 @@ def cut_size(spec: Layer, blueprint: Blueprint, workers: int) -> CutSize:
     if not spec.cuts_model:
         return CutSize()
     module = blueprint.module
-    traced = trace(module, looked_into(module) if spec.decoupled else spec.homes)
+    traced = follow(module, looked_into(module) if spec.decoupled else spec.homes)
     homes = _homes(spec, traced, workers)
     trained = {id(p): p.nbytes for p in blueprint.trained.values()}
     users: dict[int, set[int]] = {key: set() for key in trained}

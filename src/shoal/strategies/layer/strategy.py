@@ -17,12 +17,12 @@ from shoal.checkpoint.model_stream import TensorLooks, TensorStream
 from shoal.errors import SpecError
 from shoal.spec import Layer, LayerForm
 from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, Work
+from shoal.strategies.cut.names import WholeNames
+from shoal.strategies.cut.wires import receive_told, receive_values, send_told, send_values, share_plain
 from shoal.strategies.gradients import Sums, check_finite, check_weight, seed_slot, step_result
 from shoal.strategies.grouping import open_group
 from shoal.strategies.layer.decoupled import DecoupledLine
 from shoal.strategies.layer.lines import LayerLine, PlacedLine
-from shoal.strategies.layer.post import Post
-from shoal.strategies.mesh.names import WholeNames
 from shoal.strategies.optimizer_state import load_named_state, state_by_name
 from shoal.strategies.replica import Replica
 from shoal.strategies.updating import Update
@@ -38,16 +38,15 @@ class LayerStrategy(Lockstep):
         self._replica = replica
         self._setting = setting
         _check(self._spec, replica)
-        self._step = replica.start.step
         self._names = WholeNames(replica)
-        self._post = post = Post(open_group(_form(self._spec, setting), setting), device=setting.world.device)
-        self._update = Update(replica, setting.clip_norm, post.sum_)
+        self._group = group = open_group(_form(self._spec, setting), setting)
+        self._update = Update(replica, setting.clip_norm, group.all_reduce_)
         for param in replica.module.parameters():
-            post.broadcast_(param.data)
+            group.broadcast_(param.data)
         self._line = self._make_line()
         users, tensors = self._line.owners(), replica.module.state_dict(keep_vars=True)
         self._owners = {name: users.get(id(tensors[name]), (0,)) for name in self._names.distinct}
-        self._own = {name: tensors[name] for name, workers in self._owners.items() if post.rank in workers}
+        self._own = {name: tensors[name] for name, workers in self._owners.items() if group.index in workers}
         load_named_state(replica)
         self._forget_others()
         self._updated = {name: p for name, p in replica.trained.items() if name in self._own}
@@ -59,9 +58,9 @@ class LayerStrategy(Lockstep):
 
     def _make_line(self) -> LayerLine:
         if self._spec.form is LayerForm.DECOUPLED:
-            weights = self._spec.loss_weights(self._post.size)
-            return DecoupledLine(self._replica, self._post, weights, self._setting.supply)
-        return PlacedLine(self._replica, self._post, self._spec.homes)
+            weights = self._spec.loss_weights(self._group.size)
+            return DecoupledLine(self._replica, self._group, weights, self._setting.supply)
+        return PlacedLine(self._replica, self._group, self._spec.homes)
 
     def _forget_others(self) -> None:
         """Keep of parameters that only others use no more than their looks, and no state."""
@@ -76,16 +75,16 @@ class LayerStrategy(Lockstep):
             self._setting.company.report(
                 f"layer: the checkpoint has no head that reads {head.reads}, so it begins anew"
             )
-        if self._setting.world.is_first and self._post.size > 1:
+        if self._setting.world.is_first and self._group.size > 1:
             homes = self._line.homes
-            for worker in range(self._post.size):
+            for worker in range(self._group.size):
                 own = ", ".join(module for module, home in homes.items() if home == worker)
                 self._setting.company.report(f"layer: worker {worker} has {own or 'functions alone'}")
 
     def take(self, work: Work) -> StepResult:
         own = self._backward(work)
-        agreed = self._post.sum_(torch.tensor([own.loss, float(work.stop), float(work.save)], dtype=torch.float64))
-        loss, stop, save = agreed.tolist()
+        said = torch.tensor([own.loss, float(work.stop), float(work.save)], dtype=torch.float64)
+        loss, stop, save = self._group.all_reduce_(said).tolist()
         sums = Sums(loss, own.weight, samples=own.samples)  # all have read the same batches
         check_weight(work, sums)
         self._sum_shared()
@@ -96,13 +95,12 @@ class LayerStrategy(Lockstep):
                 self._line.head.step()
         for param in self._updated.values():
             param.grad = None
-        self._step += 1
         return step_result(sums, stop=bool(stop), save=bool(save), counts=[int(sums.samples)])
 
     def _backward(self, work: Work) -> Sums:
         """This worker's gradients of all pieces of the batch; the loss only where the model's output is."""
         part = work.parts[0]
-        seed_slot(work, self._post.rank, self._replica.device)  # each worker draws its own numbers
+        seed_slot(work, self._group.index, self._replica.device)  # each worker draws its own numbers
         sums, scale = Sums(), self._replica.precision.scale
         for batch, weight, samples in part.load():
             sums += Sums(samples=samples)
@@ -118,27 +116,27 @@ class LayerStrategy(Lockstep):
 
     def _sum_shared(self) -> None:
         """A parameter that several workers use gets the sum of what each found, at all of them."""
+        group, device = self._group, self._replica.device
         for name, param in self._replica.trained.items():
             first, *others = self._owners[name]
             if not others or name not in self._own:
                 continue
-            tag = f"shared {self._step} {name}"
-            if self._post.rank != first:
-                self._post.send(first, tag, param.grad)
-                param.grad = self._post.take(first, tag)
+            if group.index != first:
+                send_told(param.grad, first, group)
+                param.grad = receive_told(first, group, device=device)
                 continue
             for other in others:
-                found = self._post.take(other, tag)
+                found = receive_told(other, group, device=device)
                 param.grad = found if param.grad is None else param.grad if found is None else param.grad + found
             for other in others:
-                self._post.send(other, tag, param.grad)
+                send_told(param.grad, other, group)
 
     def _gradients(self) -> list[torch.Tensor]:
         return [param.grad for param in self._updated.values() if param.grad is not None]
 
     def _counted(self) -> dict[str, torch.Tensor]:
         """Gradients by name, without those that another worker has, too, and counts."""
-        others = {name for name, users in self._owners.items() if users[0] != self._post.rank}
+        others = {name for name, users in self._owners.items() if users[0] != self._group.index}
         return {name: p.grad for name, p in self._updated.items() if p.grad is not None and name not in others}
 
     def infer(self, replica: Replica, inputs: Any) -> Any:
@@ -149,41 +147,51 @@ class LayerStrategy(Lockstep):
         fill(table, 0)
         if not self._line.program.has_output:
             table.zero_()  # who has the model's output speaks
-        return self._post.sum_(table)
+        return self._group.all_reduce_(table)
 
     def model_stream(self, replica: Replica) -> TensorStream:
         names = self._names
         own = {name: self._own[first] for name, first in names.canonical.items() if first in self._own}
         homes = {name: self._owners[first][0] for name, first in names.canonical.items()}
-        return TensorStream(looks=names.looks, tensors=self._bring_all(own, homes), same=names.canonical)
+        tensors = self._bring_all(own, names.looks, homes)
+        return TensorStream(looks=names.looks, tensors=tensors, same=names.canonical)
 
     def state_stream(self) -> TensorStream:
         trained = {
-            name: p for name, p in self._replica.trained.items() if self._owners[name][0] == self._post.rank
+            name: p for name, p in self._replica.trained.items() if self._owners[name][0] == self._group.index
         }
         own = state_by_name(self._replica.optimizer, trained)
         if self._line.head is not None:
             own |= put_aside(self._line.head.state())
-        told = self._post.share({path: [str(value.dtype), list(value.shape)] for path, value in own.items()})
+        about = {path: [str(value.dtype), list(value.shape)] for path, value in own.items()}
+        told = share_plain(about, self._group)
         homes = {path: rank for rank, each in enumerate(told) for path in each}
         looks = {
             path: TensorLooks(dtype=getattr(torch, dtype.removeprefix("torch.")), shape=tuple(shape))
             for each in told
             for path, (dtype, shape) in each.items()
         }
-        return TensorStream(looks=looks, tensors=self._bring_all(own, homes))
+        return TensorStream(looks=looks, tensors=self._bring_all(own, looks, homes))
 
     def _bring_all(
-        self, own: Mapping[str, torch.Tensor], homes: Mapping[str, int]
+        self, own: Mapping[str, torch.Tensor], looks: Mapping[str, TensorLooks], homes: Mapping[str, int]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """One tensor after the other, in the order of their names, at the first worker."""
+        """One tensor after the other, in the order of their names, at the first worker: it asks for each when it
+        wants it, so that it never has more than one that is not its own."""
+        group, asking = self._group, torch.zeros(1)
         for name in sorted(homes):
-            tensor = self._post.bring(own.get(name), homes[name])
-            if tensor is not None:
-                yield name, tensor.detach()
+            owner = homes[name]
+            if group.is_first and owner:
+                group.send(asking, owner)
+                yield name, receive_values(looks[name].room(), owner, group)
+            elif group.is_first:
+                yield name, own[name].detach()
+            elif group.index == owner:
+                receive_values(asking, 0, group)
+                send_values(own[name], 0, group)
 
     def close(self) -> None:
-        self._post.close()
+        self._group.close()
 
 
 def _form(spec: Layer, setting: Setting) -> str:

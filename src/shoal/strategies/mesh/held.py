@@ -9,9 +9,9 @@ import torch
 
 from shoal.checkpoint.model_stream import TensorLooks
 from shoal.comm.group import Group
+from shoal.strategies.cut.wires import receive_values, send_values
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.splits import Split
-from shoal.strategies.mesh.wires import receive_values, send_values
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import torch
 
 from shoal.checkpoint.model_stream import TensorLooks
 from shoal.errors import SpecError
+from shoal.strategies.cut.wires import share_plain
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.held import Held, HeldSpan
-from shoal.strategies.mesh.wires import share_plain
 from shoal.strategies.optimizer_state import by_parameter, copied_state
 from shoal.strategies.optimizers import (
     ELEMENTWISE,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from shoal.comm.group import Group
-from shoal.strategies.mesh.wires import receive_values, send_values
+from shoal.strategies.cut.wires import receive_values, send_values
 
 
 def sum_flat(tensors: Sequence[torch.Tensor], group: Group) -> None:

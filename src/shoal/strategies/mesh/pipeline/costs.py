@@ -12,8 +12,9 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shoal.layout.stage_memory import LinkSize, StageDemand, split_within
-from shoal.strategies.mesh.pipeline.graph import Chain, carried
-from shoal.strategies.mesh.pipeline.messages import can_travel, leaves
+from shoal.strategies.cut.packing import tensors_in
+from shoal.strategies.cut.tracing import in_mode, state_used
+from shoal.strategies.mesh.pipeline.chain import Chain, carried
 from shoal.strategies.parked import brought_in, unpark
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 50
@@ -58,11 +59,7 @@ def _state_of_links(chain: Chain, homes: Mapping[fx.Node, int]) -> list[dict[str
     names = {id(tensor): name for name, tensor in state.items()}
     used: list[dict[str, torch.Tensor]] = [{} for _ in chain.links]
     for node, home in homes.items():
-        if node.op == "call_module":
-            layer = chain.module.get_submodule(str(node.target))
-            own = [*layer.parameters(), *layer.buffers()]
-        else:
-            own = [state[str(node.target)]] if node.op == "get_attr" and str(node.target) in state else []
+        own = [tensor for tensor in state_used(chain.module, node) if id(tensor) in names]
         used[home].update({names[id(tensor)]: tensor for tensor in own})
     known = {name for link in used for name in link}
     used[0].update({name: tensor for name, tensor in state.items() if name not in known})  # `adopt_unused`
@@ -87,14 +84,8 @@ class _Measuring(fx.Interpreter):
         """By address: the call that made the value there."""
         self._kinds: dict[fx.Node, Hashable] = {}
         self._shortest: dict[Hashable, float] = defaultdict(lambda: float("inf"))
-        modes = {each: each.training for each in chain.module.modules()}
-        chain.module.eval()
-        try:
-            with torch.no_grad():
-                self._repeat([given[node.target] for node in graph.nodes if node.op == "placeholder"])
-        finally:
-            for each, mode in modes.items():
-                each.training = mode
+        with in_mode(chain.module, training=False), torch.no_grad():
+            self._repeat([given[node.target] for node in graph.nodes if node.op == "placeholder"])
 
     def _repeat(self, inputs: list[Any]) -> None:
         began = time.perf_counter()
@@ -124,8 +115,8 @@ class _Measuring(fx.Interpreter):
             self._shortest[kind] = min(self._shortest[kind], time.perf_counter() - began)
         if n.op == "get_attr" and isinstance(value, torch.Tensor):
             value = unpark(value)
-        if can_travel(value):
-            self.num_bytes[n] = sum(leaf.nbytes for leaf in leaves([value]) if isinstance(leaf, torch.Tensor))
+        if _travels_well(value):
+            self.num_bytes[n] = sum(tensor.nbytes for tensor in tensors_in(value))
         self._made |= {_address(leaf): n for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)}
         return value
 
@@ -162,6 +153,12 @@ class _Measuring(fx.Interpreter):
             # Parameters count as such, and what the model is given as data.
             if at not in own and not (at in makers and makers[at].op in ("get_attr", "placeholder"))
         }
+
+
+def _travels_well(value: Any) -> bool:
+    """Whether a value is a tensor, a number, or a tuple of these; other ones might arrive as something else."""
+    parts = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(part, (torch.Tensor, bool, int, float)) for part in parts)
 
 
 def _address(tensor: torch.Tensor) -> int:

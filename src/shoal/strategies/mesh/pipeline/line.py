@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from shoal.errors import SpecError
 from shoal.feed.parts import LoadedBatch, Part
-from shoal.layout.schedules import make_schedule
+from shoal.layout.schedules import schedule_of
 from shoal.layout.stage_memory import StageDemand
 from shoal.ledger.order import mix
 from shoal.spec import Mesh
 from shoal.strategies.base import Setting, Work
+from shoal.strategies.cut.executor import Executor, Microbatch
+from shoal.strategies.cut.stage_run import StageRun
+from shoal.strategies.cut.tracing import bind
 from shoal.strategies.gradients import Backward, Sums, check_finite, check_loss, seed_slot, split_batch
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.lines import LaneSums
+from shoal.strategies.mesh.pipeline.chain import Chain, parse_split
 from shoal.strategies.mesh.pipeline.costs import balanced_split
-from shoal.strategies.mesh.pipeline.executor import Executor, Microbatch
-from shoal.strategies.mesh.pipeline.graph import Chain, parse_split
 from shoal.strategies.mesh.pipeline.stage import Stage
-from shoal.strategies.mesh.pipeline.tracing import bind
 from shoal.strategies.mesh.splits import Split
 from shoal.strategies.optimizers import state_schema
 from shoal.strategies.recompute import compute_once, recompute_whole
@@ -32,28 +34,31 @@ from shoal.strategies.replica import Replica
 
 
 class PipelineLine:
-    """Stage `s` is on worker `s % workers`; a step's pieces follow each other through the stages."""
+    """Each worker has the stages that the schedule gives it; a step's pieces follow each other through them."""
 
     def __init__(self, replica: Replica, mesh: Mesh, axes: Axes, setting: Setting) -> None:
-        self._replica, self._mesh = replica, mesh
+        self._replica = replica
+        self._schedule = schedule = schedule_of(mesh)
         self._worker = axes.pipeline.index
         if replica.recomputes:
             compute_once(replica.module)  # its blocks are taken apart; stages are computed again as a whole
         stages = self._cut(mesh, axes, setting)
         gc.collect()  # tracing leaves cycles that would keep the whole model
         self._note_names(replica.module, stages)
-        own = {number: stage for number, stage in enumerate(stages) if number % mesh.pipeline == self._worker}
+        own = {number: stages[number] for number in schedule.stages_of(self._worker)}
         self.module: nn.Module = nn.ModuleDict({f"stage{number}": stage for number, stage in own.items()})
         self.splits: Mapping[str, Split] = {}
         if mesh.tensor > 1:
             from shoal.strategies.mesh.tensor.cutting import cut_width
 
             self.splits = cut_width(self.module, mesh, axes.tensor, replica, setting)
-        self._speaks = self._worker == mesh.pipeline - 1 and axes.tensor.is_first
+        has_output = schedule.worker_of(schedule.num_stages - 1) == self._worker
+        self._speaks = has_output and axes.tensor.is_first
         if replica.recomputes:
             for stage in own.values():
                 recompute_whole(stage)
-        self._executor = Executor(own, mesh.num_stages, axes.pipeline, replica.device)
+        runs = {number: StageRun(stage, stage.parameters) for number, stage in own.items()}
+        self._executor = Executor(runs, schedule, axes.pipeline, device=replica.device)
 
     def _cut(self, mesh: Mesh, axes: Axes, setting: Setting) -> list[Stage]:
         """As the first worker finds best: what one measures, others may not."""
@@ -92,7 +97,7 @@ class PipelineLine:
         names: dict[str, str] = {}
         holders: dict[str, set[int]] = {}
         for number, stage in enumerate(stages):
-            worker = number % self._mesh.pipeline
+            worker = self._schedule.worker_of(number)
             for name, tensor in stage.state_dict(keep_vars=True).items():
                 known = canonical.get(id(tensor), name)
                 holders.setdefault(known, set()).add(worker)
@@ -115,16 +120,10 @@ class PipelineLine:
         counted = [piece for piece in pieces if piece[1]]  # padding alone has no mean
         losses: list[float] = []
         if counted:
-            schedule = make_schedule(
-                self._mesh.schedule,
-                workers=self._mesh.pipeline,
-                microbatches=len(counted),
-                per_worker=self._mesh.stages_per_worker,
-            )
             microbatches = [
                 self._microbatch(work, part, number, piece, losses) for number, piece in enumerate(counted)
             ]
-            self._executor.run(schedule[self._worker], microbatches)
+            self._executor.run(self._schedule.actions(len(counted))[self._worker], microbatches)
         weights = [weight for _, weight, _ in counted]
         return Sums(
             loss=sum(value * weight for value, weight in zip(losses, weights, strict=False)),
@@ -138,13 +137,13 @@ class PipelineLine:
         batch, weight, _ = piece
         inputs, target = split_batch(batch)
         share = weight if part.total_weight is None else weight / part.total_weight
-        precision = self._replica.precision
+        precision, given = self._replica.precision, bind(self._signature, inputs)
         return Microbatch(
-            given=bind(self._signature, inputs),
+            given=given,
             finish=partial(self._loss, work, part, target, losses),
             share=share * precision.scale,
             forward_in=partial(precision.autocast, work.step),
-            numbers=precision.numbers(work.step),
+            shape=self._shape(given, precision.numbers(work.step), goes_back=True),
             seed=lambda stage: _seed(
                 mix(work.seed, work.step, part.slot, stage, number) >> 1, self._replica.device
             ),
@@ -158,10 +157,18 @@ class PipelineLine:
         return loss
 
     def infer(self, inputs: Any) -> Any:
-        precision = self._replica.precision
+        precision, given = self._replica.precision, bind(self._signature, inputs)
         with precision.autocast():
-            output = self._executor.infer(bind(self._signature, inputs), precision.numbers())
+            output = self._executor.infer(given, self._shape(given, precision.numbers(), goes_back=False))
         return precision.widened(output)
+
+    def _shape(self, given: Mapping[str, Any], numbers: Hashable, *, goes_back: bool) -> Hashable:
+        """What decides the form of all messages; the same at every worker of the pipeline."""
+        shapes = tuple(
+            (leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf)
+            for leaf in tree_leaves(dict(given))
+        )
+        return goes_back, self.module.training, numbers, shapes
 
 
 def _seed(key: int, device: str) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from shoal.errors import TaskError
-
-CARRIED = "carried_"
-"""Begins the names of what the stage before carries over; all other arguments the model is given."""
+from shoal.strategies.cut.graph import StageCode
 
 
 class Stage(nn.Module):
@@ -23,23 +21,11 @@ class Stage(nn.Module):
             for node in graph.nodes:
                 if node.op in ("call_module", "get_attr"):
                     _adopt(whole, self, node.target)
-        self._given = {
-            training: [
-                node.target
-                for node in graph.nodes
-                if node.op == "placeholder" and not node.target.startswith(CARRIED)
-            ]
-            for training, graph in graphs.items()
-        }
-        # Only the code: it looks the layers up here, where they may have been replaced meanwhile.
-        self._code: dict[bool, Callable[..., Any]] = {
-            training: type(fx.GraphModule(self, graph)).forward for training, graph in graphs.items()
-        }
+        self._code = {training: StageCode(self, graph) for training, graph in graphs.items()}
 
     def forward(self, carried: Sequence[Any], given: Mapping[str, Any]) -> Any:
         """From what the stage before carries over, and what the model is given."""
-        needed = (given[name] for name in self._given[self.training])
-        return self._code[self.training](self, *carried, *needed)
+        return self._code[self.training](self, carried, given)
 
 
 def check_moving(whole: nn.Module, stages: Sequence[Stage]) -> None:

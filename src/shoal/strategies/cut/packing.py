@@ -1,6 +1,6 @@
-"""What travels from one stage to the next: tensors and numbers, packed into one run of bytes.
+"""What travels from one worker to another: tensors and plain values, packed into one run of bytes.
 
-Its form (kinds, dtypes, shapes) follows from the shape of what the model is given, so it is told once for each.
+What the bytes mean (kinds, dtypes, shapes) is a message's form, which is told before it, or known.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from shoal.comm.group import as_bytes
 from shoal.errors import TaskError
 
-_ALIGN_BYTES = 16
+_ALIGN_BYTES = 64
+"""Tensors begin where memory of their own would: how kernels group their sums may depend on that."""
 _NUMBERS: dict[str, type] = {"bool": bool, "int": int, "float": float}
 
 
@@ -41,71 +43,99 @@ class Item:
 
 @dataclass(frozen=True)
 class Form:
-    """How values are laid out in a message."""
+    """How a value is laid out in a message."""
 
     items: tuple[Item, ...]
-    lengths: tuple[int, ...]
-    """By value: how many items it has as a tuple; -1: it is a single one."""
+    layout: Any
+    """The value as plain data, in which `["item"]` stands for each item, in order."""
 
     @classmethod
-    def of(cls, values: Sequence[Any]) -> Form:
-        """The form of these values; TaskError where one of them cannot travel."""
-        lengths = tuple(len(value) if isinstance(value, tuple) else -1 for value in values)
-        return cls(tuple(_describe(leaf) for leaf in leaves(values)), lengths)
+    def of(cls, value: Any) -> Form:
+        """The form of a value; TaskError where something in it cannot travel."""
+        found: list[Any] = []
+        layout = _take_apart(value, found)
+        return cls(tuple(map(_describe, found)), layout)
 
     @property
     def differentiable(self) -> Form:
         """The form of the gradients that come back."""
         items = tuple(item for item in self.items if item.differentiable)
-        return Form(items, (-1,) * len(items))
+        return Form(items, ["list", [["item"] for _ in items]])
 
     def to_bytes(self) -> torch.Tensor:
-        """To be told to the next stage."""
+        """To be told to whoever receives the message."""
         return torch.frombuffer(bytearray(json.dumps(asdict(self)).encode()), dtype=torch.uint8)
 
     @classmethod
     def from_bytes(cls, told: torch.Tensor) -> Form:
-        """What the stage before has told."""
-        plain = json.loads(bytes(told.tolist()))
+        """What the sender has told."""
+        plain = json.loads(told.numpy().tobytes())
         items = tuple(Item(**{**item, "shape": tuple(item["shape"])}) for item in plain["items"])
-        return cls(items, tuple(plain["lengths"]))
-
-    def arrange(self, found: Sequence[Any]) -> list[Any]:
-        """Values from their items."""
-        rest = iter(found)
-        return [next(rest) if length < 0 else tuple(next(rest) for _ in range(length)) for length in self.lengths]
+        return cls(items, plain["layout"])
 
 
-def leaves(values: Sequence[Any]) -> Iterator[Any]:
-    """The items of values, each a single one or a tuple."""
-    for value in values:
-        if isinstance(value, tuple):
-            yield from value
-        else:
-            yield value
+def leaves(value: Any) -> list[Any]:
+    """The tensors and numbers of a value, in order: what a message has as items."""
+    found: list[Any] = []
+    _take_apart(value, found)
+    return found
 
 
-def can_travel(value: Any) -> bool:
-    """Whether a value is a tensor, a number, or a tuple of these."""
-    return all(isinstance(leaf, (torch.Tensor, bool, int, float)) for leaf in leaves([value]))
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors of a value, in order."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _take_apart(value: Any, items: list[Any]) -> Any:
+    match value:
+        case torch.Tensor() | bool() | int() | float():
+            items.append(value)
+            return ["item"]
+        case tuple() | list():
+            kind = "list" if isinstance(value, list) else "tuple"
+            return [kind, [_take_apart(one, items) for one in value]]
+        case dict():
+            return ["dict", [[key, _take_apart(one, items)] for key, one in value.items()]]
+        case None | str():
+            return ["plain", value]
+    raise TaskError(
+        f"Task: a layer passes a {type(value).__name__} on to a layer of another worker, but only tensors and "
+        "plain numbers, and tuples, lists and dicts of them, can go there; keep both on one worker, pass such "
+        "values as arguments, or use sharded or data."
+    )
+
+
+def _put_together(layout: Any, items: Iterator[Any]) -> Any:
+    """The value that `_take_apart` took apart."""
+    match layout:
+        case ["item"]:
+            return next(items)
+        case ["tuple", parts]:
+            return tuple(_put_together(part, items) for part in parts)
+        case ["list", parts]:
+            return [_put_together(part, items) for part in parts]
+        case ["dict", parts]:
+            return {key: _put_together(part, items) for key, part in parts}
+        case ["plain", value]:
+            return value
+    raise AssertionError(f"no value is laid out as {layout!r}")
 
 
 def _describe(leaf: Any) -> Item:
     if isinstance(leaf, torch.Tensor):
         dtype = str(leaf.dtype).removeprefix("torch.")
         return Item("tensor", dtype, tuple(leaf.shape), leaf.requires_grad)
-    if not can_travel(leaf):
-        raise TaskError(
-            f"Task: a {type(leaf).__name__} would have to travel between stages of the pipeline, which takes "
-            "tensors, numbers and tuples of them; pass such values as arguments, or use sharded or data."
-        )
-    return Item(type(leaf).__name__, "float64" if isinstance(leaf, float) else "int64", ())
+    kind = next(name for name, number in _NUMBERS.items() if isinstance(leaf, number))
+    return Item(kind, "float64" if kind == "float" else "int64", ())
 
 
-def pack(form: Form, values: Sequence[Any]) -> torch.Tensor:
-    """The bytes of a message; of a single tensor in the host's memory, its own."""
-    tensors = [_as_tensor(leaf, item) for leaf, item in zip(leaves(values), form.items, strict=True)]
-    if len(tensors) == 1:
+def pack(form: Form, items: Sequence[Any], *, copies: bool = False) -> torch.Tensor:
+    """The bytes of a message; those of a single tensor in the host's memory are its own, unless it `copies`.
+
+    A tensor that is not there (None), such as a gradient that nobody found, is one of zeros.
+    """
+    tensors = [_as_tensor(leaf, item) for leaf, item in zip(items, form.items, strict=True)]
+    if len(tensors) == 1 and not copies:
         return as_bytes(tensors[0])
     packed = torch.empty(_num_bytes(form), dtype=torch.uint8)
     for tensor, start in zip(tensors, _starts(form), strict=True):
@@ -114,6 +144,8 @@ def pack(form: Form, values: Sequence[Any]) -> torch.Tensor:
 
 
 def _as_tensor(leaf: Any, item: Item) -> torch.Tensor:
+    if leaf is None:
+        return item.empty().zero_()
     if isinstance(leaf, torch.Tensor):
         return leaf.detach().cpu().contiguous()
     return torch.tensor(leaf, dtype=getattr(torch, item.dtype))
@@ -135,7 +167,7 @@ class MessageRoom:
                 for item, start in zip(form.items, _starts(form), strict=True)
             ]
 
-    def values(self, device: str) -> list[Any]:
+    def value(self, device: str) -> Any:
         """What has come; differentiable tensors are leaves that gather gradients."""
         found: list[Any] = []
         for item, tensor in zip(self._form.items, self._tensors, strict=True):
@@ -143,7 +175,7 @@ class MessageRoom:
                 found.append(tensor.to(device).requires_grad_(item.differentiable and torch.is_grad_enabled()))
             else:
                 found.append(_NUMBERS[item.kind](tensor.item()))
-        return self._form.arrange(found)
+        return _put_together(self._form.layout, iter(found))
 
 
 def _starts(form: Form) -> list[int]:

@@ -3,31 +3,31 @@
 A link begins at a layer (or at a parameter that is used by itself) and ends before the next. Between two stages
 travel all values that were made before the cut and are used after it. What the model is given does not travel:
 every worker of the pipeline has it.
+
+Layers of torch stay whole, and so do modules that have no others inside. Containers and the task's own modules are
+looked into, unless torch.fx cannot follow what they do: then they stay whole, too. The outermost module must be
+one that it can follow.
 """
 
 from __future__ import annotations
 
 import inspect
-import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from shoal.errors import SpecError, TaskError
-from shoal.strategies.mesh.pipeline.stage import CARRIED, Stage, adopt_unused, check_moving
-from shoal.strategies.mesh.pipeline.tracing import bind, trace
+from shoal.strategies.cut.graph import part_of
+from shoal.strategies.cut.tracing import StaysWhole, bind, trace
+from shoal.strategies.mesh.pipeline.stage import Stage, adopt_unused, check_moving
 
 Anchor = tuple[str, int]
 """Where a link begins: the name of a layer or parameter, and how often it has been used before."""
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_IN_PLACE = {
-    getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor")
-}
 
 
 class Chain:
@@ -38,8 +38,8 @@ class Chain:
         self.module = module
         self.signature = inspect.signature(module.forward)
         given = bind(self.signature, inputs)
-        whole = set() if opens_layers else set(_children(module))
-        self.graphs = {training: trace(module, given, whole, training=training) for training in (True, False)}
+        whole = () if opens_layers else tuple(_children(module))
+        self.graphs = {training: _follow(module, given, whole, training) for training in (True, False)}
         anchors = {training: list(_anchors(graph).values()) for training, graph in self.graphs.items()}
         common = set(anchors[True]) & set(anchors[False])
         self.links: list[Anchor] = [anchor for anchor in anchors[False] if anchor in common]
@@ -82,6 +82,46 @@ class Chain:
         check_moving(self.module, stages)
         adopt_unused(self.module, stages)
         return stages
+
+
+def _follow(module: nn.Module, given: Collection[str], whole: Collection[nn.Module], training: bool) -> fx.Graph:
+    """Arguments that are not `given` have their defaults; modules in `whole` are not looked into."""
+    parameters = inspect.signature(module.forward).parameters
+    absent = {name: each.default for name, each in parameters.items() if name not in given}
+    try:
+        opaque = _opaque(module, whole, training)
+        return trace(module, _unless_in(opaque), training=training, absent=absent, records_buffers=True)
+    except Exception as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise TaskError(
+            f"Task: pipeline cuts a model by following its forward pass, but that of {type(module).__name__} "
+            f"cannot be followed ({why}); make it an nn.Sequential of its blocks, or use data, sharded or ps."
+        ) from error
+
+
+def _opaque(module: nn.Module, whole: Collection[nn.Module], training: bool) -> set[nn.Module]:
+    """Modules of the task's own inside of this one that cannot be followed; inner ones are tried first."""
+    found = set(whole)
+    for inner in reversed(list(module.modules())):
+        if inner is module:
+            continue
+        if "forward" in vars(inner):  # somebody has wrapped it, to compute it twice perhaps: leave it so
+            found.add(inner)
+        if inner in found or type(inner).__module__.startswith("torch.nn."):
+            continue
+        try:
+            trace(inner, _unless_in(found), training=training, records_buffers=True)
+        except Exception:  # whatever its code does when it is not given tensors
+            found.add(inner)
+    return found
+
+
+def _unless_in(opaque: Collection[nn.Module]) -> StaysWhole:
+    """Look into modules that have others inside, but for these and the layers of torch."""
+    is_of_torch = fx.Tracer().is_leaf_module
+    return lambda inner, name: (
+        not any(True for _ in inner.children()) or inner in opaque or is_of_torch(inner, name)
+    )
 
 
 def parse_split(chain: Chain, split: str, num_stages: int) -> tuple[int, ...]:
@@ -143,50 +183,6 @@ def carried(homes: Mapping[fx.Node, int], stage: int) -> list[fx.Node]:
 
 def _cut(whole: nn.Module, graph: fx.Graph, homes: Mapping[fx.Node, int], count: int) -> Iterator[fx.Graph]:
     for stage in range(count):
-        entering = carried(homes, stage)
         inside = [node for node, home in homes.items() if home == stage]
         leaving = carried(homes, stage + 1) if stage < count - 1 else None
-        yield _part(whole, graph, entering, inside, leaving)
-
-
-def _part(
-    whole: nn.Module,
-    graph: fx.Graph,
-    entering: Sequence[fx.Node],
-    inside: Sequence[fx.Node],
-    leaving: Sequence[fx.Node] | None,
-) -> fx.Graph:
-    """The calls of one stage; `leaving` is None for the last, which ends as the whole does."""
-    part = fx.Graph()
-    made: dict[fx.Node, fx.Node] = {node: part.placeholder(f"{CARRIED}{node.name}") for node in entering}
-    used = {source for node in inside for source in node.all_input_nodes}
-    for node in graph.nodes:
-        if node.op == "placeholder" and node in used:
-            made[node] = part.placeholder(node.target)
-    for node in entering:
-        if any(_changes(whole, user, node) for user in inside):
-            made[node] = part.call_function(torch.clone, (made[node],))  # what autograd began with must stay
-    for node in graph.nodes:
-        if node.op == "get_attr" and node in used:
-            made[node] = part.node_copy(node)
-    for node in inside:
-        if node.op not in ("placeholder", "get_attr", "output"):
-            made[node] = part.node_copy(node, made.__getitem__)
-    if leaving is not None:
-        part.output(tuple(made[node] for node in leaving))
-    else:
-        end = next(node for node in graph.nodes if node.op == "output")
-        part.output(fx.node.map_arg(end.args[0], made.__getitem__))
-    return part
-
-
-def _changes(whole: nn.Module, call: fx.Node, value: fx.Node) -> bool:
-    """Whether a call changes a value in place."""
-    if not call.args or call.args[0] is not value:
-        return False
-    if call.op == "call_module":
-        return bool(getattr(whole.get_submodule(str(call.target)), "inplace", False))
-    if call.op == "call_method":
-        name = str(call.target)
-        return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-    return call.target in _IN_PLACE or call.target is operator.setitem or bool(call.kwargs.get("inplace"))
+        yield part_of(whole, graph, inside, entering=carried(homes, stage), leaving=leaving)
