@@ -18,8 +18,6 @@ from shoal.checkpoint.wholeness import newest_whole
 from shoal.observe.checkpoint_names import folder_name
 from shoal.observe.disk import explain_refusal, is_full, writing
 
-__all__ = ["CheckpointStore", "Entry"]
-
 
 class CheckpointStore:
     """The folder `checkpoints` of a run. One process writes at a time; anybody may read."""

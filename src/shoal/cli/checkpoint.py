@@ -13,7 +13,7 @@ from shoal.cli.json_output import print_json
 from shoal.errors import SpecError
 
 if TYPE_CHECKING:
-    from shoal.checkpoint import Entry
+    from shoal.checkpoint.listing import Entry
 
 checkpoint = typer.Typer(
     no_args_is_help=True,
@@ -126,8 +126,8 @@ def export(
     """
     if out.suffix != ".safetensors" or not out.absolute().parent.is_dir():
         raise SpecError(f"The file to write must be NAME.safetensors in a folder that exists, found {str(out)!r}.")
-    from shoal.checkpoint import save_tensors
     from shoal.checkpoint.folder import read_folder
+    from shoal.checkpoint.model_file import save_tensors
     from shoal.observe.checkpoint_names import find_checkpoint
 
     found = read_folder(find_checkpoint(which, runs), ["model", "optimizer"] if optimizer else ["model"])
@@ -153,9 +153,9 @@ def diff(
 
     [dim]shoal checkpoint diff demo@100 demo@200[/dim]
     """
-    from shoal.checkpoint import digest
     from shoal.checkpoint.comparing import differences
     from shoal.checkpoint.folder import read_folder
+    from shoal.checkpoint.model_file import digest
     from shoal.cli.checkpoint_tables import differences_table
     from shoal.observe.checkpoint_names import find_checkpoint
 

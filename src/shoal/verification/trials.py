@@ -183,6 +183,6 @@ def told_cuts(events: Iterable[Event]) -> CutLog:
 
 
 def _load(path: Path) -> Tensors:
-    from shoal.checkpoint import load_tensors
+    from shoal.checkpoint.model_file import load_tensors
 
     return load_tensors(path)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from shoal.checkpoint import TensorStream, load_tensors, save_stream, save_tensors
+from shoal.checkpoint.model_file import load_tensors, save_tensors
+from shoal.checkpoint.model_stream import TensorStream, save_stream
 from shoal.errors import CheckpointError
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.comm import MemoryNetwork
 from shoal.comm.group import SocketGroup
+from shoal.comm.memory_transport import MemoryNetwork
 from shoal.errors import SpecError
 from shoal.spec import Layer
 from shoal.strategies.layer.heads import AuxiliaryHead
