@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.arguments import RECORD, AsJson, SavedRun
+from shoal.cli.arguments import AsJson, Runs, SavedRun
 from shoal.cli.json_output import print_json
 from shoal.errors import SpecError
 
@@ -25,9 +25,12 @@ checkpoint = typer.Typer(
     shoal checkpoint export demo@200 model.safetensors[/dim]""",
 )
 
-_WHICH = "A checkpoint's folder, RUN@STEP, or RUN for its latest."
-Which = Annotated[str, typer.Argument(metavar="CHECKPOINT", help=_WHICH, show_default=False)]
-Runs = Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel=RECORD)]
+Which = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT", help="A checkpoint's folder, RUN@STEP, or RUN for its latest.", show_default=False
+    ),
+]
 RUNS = Path("runs")
 
 
@@ -141,12 +144,7 @@ def export(
 
 
 @checkpoint.command()
-def diff(
-    first: Which,
-    second: Annotated[str, typer.Argument(metavar="CHECKPOINT", help=_WHICH, show_default=False)],
-    runs: Runs = RUNS,
-    as_json: AsJson = False,
-) -> None:
+def diff(first: Which, second: Which, runs: Runs = RUNS, as_json: AsJson = False) -> None:
     """Compare the models and optimizer states of two checkpoints, tensor by tensor.
 
     The exit status is 1 where they differ.
