@@ -24,7 +24,7 @@ from shoal.comm.security import RunKey, leaves_host
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import CommTimeout, LaunchError, PeerLost, SpecError
 from shoal.ps.plain import table
-from shoal.ps.plain.reach import reply_address
+from shoal.ps.plain.client import reply_address
 from shoal.ps.plain.table import MOST_NAME_BYTES
 from shoal.spec import World
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from shoal.checkpoint.listing import Entry
-from shoal.checkpoint.room import Room
-from shoal.checkpoint.snapshot import Snapshot
+from shoal.checkpoint.snapshot import Room, Snapshot
 from shoal.checkpoint.store import CheckpointStore
 from shoal.checkpoint.streamed import StreamedState
 

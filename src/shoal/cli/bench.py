@@ -87,8 +87,7 @@ def bench(
     shoal bench digits.py -w 4 -s data,sharded,ps:servers=2,sync=asp
     shoal bench gpt.py --steps 50 --rounds 5 --out compared[/dim]
     """
-    from shoal.bench.choice import chosen_strategies
-    from shoal.bench.comparison import SECONDS, BenchOrder, compare_strategies
+    from shoal.bench.comparison import SECONDS, BenchOrder, chosen_strategies, compare_strategies
     from shoal.launch.runs import locate
     from shoal.spec import Cluster
 

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from helpers.checkpoint_states import assert_same, state
-from shoal.checkpoint.folder import CHUNK_BYTES, write_folder
+from shoal.checkpoint.folder import CHUNK_BYTES, load_model, write_folder
 from shoal.checkpoint.freeing import ASIDE_BYTES
-from shoal.checkpoint.loading import load_model
 from shoal.checkpoint.model_file import digest, save_tensors
 from shoal.checkpoint.snapshot import Snapshot
 from shoal.checkpoint.store import CheckpointStore

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from shoal.checkpoint.loading import load_model
+from shoal.checkpoint.folder import load_model
 from shoal.checkpoint.model_file import digest, load_tensors, save_tensors
 from shoal.errors import CheckpointError, LaunchError
 

@@ -17,8 +17,7 @@ from shoal.checkpoint.model_stream import TensorStream
 from shoal.checkpoint.saver import BackgroundSaver
 from shoal.checkpoint.snapshot import Snapshot
 from shoal.checkpoint.store import CheckpointStore
-from shoal.checkpoint.stored import PartReader, StoredTensor
-from shoal.checkpoint.stored_model import ModelReader
+from shoal.checkpoint.stored import ModelReader, PartReader, StoredTensor
 from shoal.checkpoint.streamed import StreamedState
 from shoal.checkpoint.wholeness import check_folder
 from shoal.errors import CheckpointError, LaunchError
