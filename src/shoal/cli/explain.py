@@ -130,5 +130,5 @@ def _traffic(flows: Sequence[Flow]) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     for flow in flows:
-        table.add_row(flow.what, binary_size(flow.num_bytes), flow.medium.value)
+        table.add_row(flow.what, binary_size(flow.num_bytes), flow.medium)
     return table
