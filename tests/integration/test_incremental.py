@@ -10,7 +10,7 @@ import pytest
 
 from helpers.training import Train, Trained
 from shoal.checkpoint.folder import read_folder
-from shoal.checkpoint.model_file import save_tensors
+from shoal.checkpoint.model_stream import save_tensors
 from shoal.errors import ShoalError
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import first_options

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.checkpoint.model_file import load_tensors, save_tensors
+from shoal.checkpoint.model_file import load_tensors
+from shoal.checkpoint.model_stream import save_tensors
 from shoal.errors import LaunchError, WorkerFailed
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess

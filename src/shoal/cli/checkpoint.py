@@ -130,7 +130,7 @@ def export(
     if out.suffix != ".safetensors" or not out.absolute().parent.is_dir():
         raise SpecError(f"The file to write must be NAME.safetensors in a folder that exists, found {str(out)!r}.")
     from shoal.checkpoint.folder import read_folder
-    from shoal.checkpoint.model_file import save_tensors
+    from shoal.checkpoint.model_stream import save_tensors
     from shoal.observe.checkpoint_names import find_checkpoint
 
     found = read_folder(find_checkpoint(which, runs), ["model", "optimizer"] if optimizer else ["model"])

@@ -12,8 +12,8 @@ import torch
 
 from helpers.checkpoint_states import assert_same, state
 from shoal.checkpoint.listing import read_manifest
-from shoal.checkpoint.model_file import digest, save_tensors
-from shoal.checkpoint.model_stream import TensorStream
+from shoal.checkpoint.model_file import digest
+from shoal.checkpoint.model_stream import TensorStream, save_tensors
 from shoal.checkpoint.saver import BackgroundSaver
 from shoal.checkpoint.snapshot import Snapshot
 from shoal.checkpoint.store import CheckpointStore
