@@ -9,7 +9,9 @@ from pathlib import Path
 import psutil
 
 from benchmarks.bars import BarFinding, Ceiling
-from shoal.launch import LocalEngine, Supervisor, start_zygote
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import start_zygote
+from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measurement import Timeline
-from shoal.checkpoint import load_tensors
-from shoal.launch import run_job
+from shoal.checkpoint.model_file import load_tensors
+from shoal.launch.supervisor import run_job
 from shoal.observe import Event, RunFolder
 from shoal.roles.timeline import read_timeline
 from shoal.spec import Job

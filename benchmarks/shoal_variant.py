@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.measurement import Measurement, Timeline, summarise, summarise_timeline
 from benchmarks.models import WORKLOADS, warm_up_steps
 from benchmarks.straggler import STRAGGLERS
-from shoal.launch import run_job
+from shoal.launch.supervisor import run_job
 from shoal.roles.timeline import read_timeline
 from shoal.spec import Cluster, Job, parse_strategy
 from shoal.spec.strategy import StrategySpec

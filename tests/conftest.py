@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.launch import ZygoteProcess, start_zygote
+from shoal.launch.owner import ZygoteProcess, start_zygote
 
 END_GRACE_S = 5.0
 

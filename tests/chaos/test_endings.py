@@ -17,7 +17,7 @@ from helpers.commands import GUARD_S, command, environment
 from helpers.observed import ObservedEngine
 from helpers.striking import Striker
 from shoal.errors import Interrupted, WorkerFailed
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.runs import train
 from shoal.observe import Event, read_events
 from shoal.spec import Cluster, Job

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from shoal.errors import Interrupted, WorkerFailed
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.runs import train
+from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 from shoal.spec.chaos import parse_chaos

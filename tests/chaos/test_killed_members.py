@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from helpers.observed import ObservedEngine
-from shoal.checkpoint import load_tensors
-from shoal.launch import LocalHost, ZygoteProcess
+from shoal.checkpoint.model_file import load_tensors
+from shoal.launch.local import LocalHost
+from shoal.launch.owner import ZygoteProcess
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 

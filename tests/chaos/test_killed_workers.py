@@ -11,7 +11,7 @@ import pytest
 from helpers.killing import Killer, anywhere
 from helpers.observed import ObservedEngine
 from shoal.errors import Interrupted
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 

@@ -14,9 +14,10 @@ import pytest
 
 from helpers.observed import ObservedEngine
 from shoal.errors import Interrupted
-from shoal.launch import LocalHost, ZygoteProcess
 from shoal.launch.control import request_scale
 from shoal.launch.crew import Hand
+from shoal.launch.local import LocalHost
+from shoal.launch.owner import ZygoteProcess
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 

@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 from remains import children_of, left_by, processes_in
 
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess, start_zygote
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZygoteProcess, start_zygote
+from shoal.launch.supervisor import Supervisor
 from shoal.spec import Cluster, Job
 
 WORK = """

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from shoal.errors import WorkerFailed
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZygoteProcess
+from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 

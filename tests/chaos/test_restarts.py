@@ -16,9 +16,11 @@ from remains import processes_in
 
 from shoal.checkpoint.listing import read_manifest
 from shoal.errors import Interrupted, WorkerFailed
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import resumed_job
 from shoal.launch.runs import Run, train
+from shoal.launch.supervisor import Supervisor
 from shoal.observe import RunFolder, RunSummary, read_events
 from shoal.observe.report import counted_losses
 

@@ -10,16 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from shoal.comm import (
-    COLLECTIVES,
-    Collective,
-    Faults,
-    MemoryNetwork,
-    RunKey,
-    Transport,
-    ZmqTransport,
-    make_collective,
-)
+from shoal.comm.collectives import COLLECTIVES, Collective, make_collective
+from shoal.comm.memory_transport import Faults, MemoryNetwork
+from shoal.comm.security import RunKey
+from shoal.comm.transport import Transport
+from shoal.comm.zmq_transport import ZmqTransport
 from shoal.errors import CommTimeout, PeerLost, ProtocolError, SpecError
 
 HANG_GUARD_S = 60.0
@@ -208,7 +203,9 @@ def test_tensors_that_cannot_be_summed_say_why():
 
 PROCESSES = """
 import multiprocessing, os, signal, torch
-from shoal.comm import RunKey, ZmqTransport, make_collective
+from shoal.comm.collectives import make_collective
+from shoal.comm.security import RunKey
+from shoal.comm.zmq_transport import ZmqTransport
 from shoal.errors import PeerLost
 
 key = RunKey.create()

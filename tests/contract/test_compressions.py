@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from helpers.packed import carried, gaussian
-from shoal.comm import Message, codec
+from shoal.comm import codec
+from shoal.comm.codec import Message
 from shoal.comm.compression import COMPRESSIONS, Packed, make_compression
 from shoal.errors import SpecError, TaskError
 

@@ -12,9 +12,10 @@ import pytest
 
 from helpers.actors import ActorEngine
 from shoal.comm.words import Adopt, Stop
-from shoal.launch import LocalEngine, ZygoteProcess
 from shoal.launch.engine import Host
+from shoal.launch.local import LocalEngine
 from shoal.launch.messages import Ended, Load, News, Said, Started
+from shoal.launch.owner import ZygoteProcess
 from shoal.spec import Cluster, Job, World
 from shoal.spec.vocabulary import Purpose
 

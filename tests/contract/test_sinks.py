@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from helpers.training import Train
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.observe import Event, JsonlSink, PlainSink, ProgressSink, Sink, TensorBoardSink
 from shoal.observe.jsonl import FILE_NAME
 

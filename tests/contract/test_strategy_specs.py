@@ -7,9 +7,9 @@ from importlib import import_module
 
 import pytest
 
+from helpers.compatibility_page import SHOWN
 from shoal.errors import SpecError
 from shoal.spec import Claim, Cluster, Conduct, Job, StrategySpec, parse_strategy
-from shoal.spec.compatibility import SHOWN
 from shoal.spec.features import JOB_FEATURES, TASK_FEATURES
 
 WRITTEN = [

@@ -13,7 +13,11 @@ import pytest
 import torch
 
 from helpers.addresses import any_address
-from shoal.comm import Faults, MemoryNetwork, Message, RunKey, Transport, ZmqTransport
+from shoal.comm.codec import Message
+from shoal.comm.memory_transport import Faults, MemoryNetwork
+from shoal.comm.security import RunKey
+from shoal.comm.transport import Transport
+from shoal.comm.zmq_transport import ZmqTransport
 from shoal.errors import CommTimeout, LaunchError, PeerLost, ProtocolError, SpecError
 
 HANG_GUARD_S = 20.0

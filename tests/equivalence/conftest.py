@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.training import Train, Trained
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 
 TASKS = Path(__file__).with_name("small_tasks.py")
 

@@ -17,7 +17,7 @@ from helpers.training import Train, Trained, largest_difference
 from shoal.checkpoint.aside import split_aside
 from shoal.checkpoint.listing import read_manifest
 from shoal.errors import ShoalError
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import left_out
 from shoal.ledger import Order
 from shoal.ledger.order import mix

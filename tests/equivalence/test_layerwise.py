@@ -13,7 +13,7 @@ import torch
 from helpers.training import Train, Trained, largest_difference
 from shoal.checkpoint.folder import read_folder
 from shoal.errors import ShoalError
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.observe.checkpoint_names import find_checkpoint
 
 TASKS = Path(__file__).with_name("layer_tasks.py")

@@ -7,7 +7,7 @@ from cut_references import TASKS, References, check
 
 from helpers.training import Train
 from shoal.errors import SpecError
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.saved import evaluate
 from shoal.spec import Cluster, Job
 

@@ -12,7 +12,7 @@ import pytest
 from cut_references import TASKS, References, check, check_half
 
 from helpers.training import Train, Trained
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 
 SHARDED = [f"sharded:stage={stage}" for stage in (1, 2, 3)]
 PIPELINES = [f"pipeline:schedule={name}" for name in ("gpipe", "1f1b", "interleaved", "zero-bubble")]

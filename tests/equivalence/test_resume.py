@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from helpers.training import Train, Trained
-from shoal.checkpoint import digest, load_tensors
 from shoal.checkpoint.listing import list_entries
+from shoal.checkpoint.model_file import digest, load_tensors
 from shoal.errors import Interrupted, WorkerFailed
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import find_whole, resumed_job
 from shoal.observe import Event, RunFolder
 from shoal.spec import Cluster

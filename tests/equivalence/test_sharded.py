@@ -10,7 +10,7 @@ import torch
 
 from helpers.training import Train, Trained, largest_difference
 from shoal.errors import WorkerFailed
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.spec import Cluster
 
 WHOLE_BATCH = 1e-9

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.training import Train, Trained, largest_difference
 from shoal.errors import WorkerFailed
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 
 STEPS = 60
 ENOUGH = 0.9

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.training import Train, Trained, largest_difference
 from shoal.errors import WorkerFailed
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.spec import Cluster
 
 BOUND = 1e-9

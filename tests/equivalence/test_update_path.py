@@ -12,7 +12,7 @@ import pytest
 from helpers.observed import ObservedEngine
 from helpers.training import Train, Trained, largest_difference
 from shoal.errors import Interrupted, WorkerFailed
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 

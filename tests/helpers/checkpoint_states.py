@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shoal.checkpoint import Snapshot
+from shoal.checkpoint.snapshot import Snapshot
 
 
 def state(step: int = 200, *, width: int = 700, facts: dict[str, Any] | None = None) -> Snapshot:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 
 GUARD_S = 60.0
 SMALL_TASK = Path(__file__).parents[1] / "integration" / "cli" / "small_task.py"

@@ -16,8 +16,8 @@ import torch
 
 from helpers.commands import command, environment
 from helpers.counting_task import SAMPLES
-from shoal.checkpoint import load_tensors
-from shoal.launch import ZygoteProcess
+from shoal.checkpoint.model_file import load_tensors
+from shoal.launch.owner import ZygoteProcess
 
 TASK = Path(__file__).with_name("counting_task.py")
 GUARD_S = 120.0

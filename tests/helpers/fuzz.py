@@ -11,11 +11,10 @@ import msgpack
 import torch
 import zmq
 
-from shoal.comm import Message, RunKey, encode
-from shoal.comm.codec import checksum
+from shoal.comm.codec import Message, checksum, encode
 from shoal.comm.envelope import Envelope, PacketKind
 from shoal.comm.gate import unlock
-from shoal.comm.security import leaves_host
+from shoal.comm.security import RunKey, leaves_host
 
 LINGER_MS = 60_000
 GUARD_S = 20.0

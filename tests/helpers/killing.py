@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from helpers.observed import ObservedEngine
 from shoal.arena.waits import LINE
-from shoal.launch import LocalHost, ZygoteProcess
+from shoal.launch.local import LocalHost
+from shoal.launch.owner import ZygoteProcess
 from shoal.observe import Event
 from shoal.spec import Job, World
 from shoal.strategies.base import Setting

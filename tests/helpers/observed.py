@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal.launch import LocalEngine, LocalHost, Supervisor
 from shoal.launch.crew import Crew, Hand
+from shoal.launch.local import LocalEngine, LocalHost
+from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.spec import Job
 

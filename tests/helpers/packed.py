@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from shoal.comm import Message, codec
+from shoal.comm import codec
+from shoal.comm.codec import Message
 from shoal.comm.compression import Compression, Packed, make_compression
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from helpers.observed import ObservedEngine
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.observe import Event
 from shoal.spec import Job
 

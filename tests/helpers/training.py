@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-from shoal.checkpoint import load_tensors
 from shoal.checkpoint.listing import read_manifest
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.checkpoint.model_file import load_tensors
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import resumed_job
+from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.observe.checkpoint_names import find_checkpoint
 from shoal.spec import Cluster, Job

@@ -14,8 +14,8 @@ import pytest
 
 from helpers.forked import in_processes
 from helpers.memory import MIB, held
-from shoal.comm import ZmqWire
 from shoal.comm.reliable import Packet
+from shoal.comm.zmq_wire import ZmqWire
 from shoal.spec import World
 
 GUARD_S = 55.0

@@ -118,7 +118,7 @@ def main() -> None:
     import shoal.cli.app
     import shoal.launch.runs
     import shoal.launch.saved  # noqa: F401
-    from shoal.launch import start_zygote
+    from shoal.launch.owner import start_zygote
 
     with start_zygote() as zygote:
         for line in sys.stdin:

@@ -42,14 +42,14 @@ class PlainSums(WholeModel):
             own, counts[part.slot] = own + sums, sums.samples
         control = torch.tensor([own.loss, own.weight, work.stop, *counts], dtype=torch.float64)
         for values in (control, *(param.grad.view(-1) for param in params)):
-            self._summing.allreduce_(values)
+            self._summing.all_reduce_(values)
         self._replica.optimizer.step()
         loss, weight, stop, *used = control.tolist()
         return step_result(Sums(loss, weight), stop=bool(stop), counts=[int(count) for count in used])
 
     def exchange(self, serial, shape, fill):
         fill(table := torch.zeros(shape, dtype=torch.float64), self._rank)
-        self._summing.allreduce_(table.view(-1))
+        self._summing.all_reduce_(table.view(-1))
         return table
 
     def snapshot(self):

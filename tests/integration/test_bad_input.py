@@ -14,7 +14,7 @@ import pytest
 import shoal
 from shoal.cli.app import run
 from shoal.errors import SpecError
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 
 GUARD_S = 10.0
 TASK = """

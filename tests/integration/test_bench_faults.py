@@ -6,8 +6,7 @@ import pytest
 
 from benchmarks import chaos, torchrun_peer
 from benchmarks.recorded import record
-from shoal.launch import ZygoteProcess
-from shoal.launch.owner import ZYGOTE_VARIABLE
+from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
 
 STEPS = 64
 """Whole epochs, so that every sample is applied equally often."""

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.training import Train
 from shoal.errors import ShoalError
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 
 TASKS = Path(__file__).with_name("data_tasks.py")
 WAYS = [

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
 from shoal.launch.control import request_scale
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZygoteProcess
+from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 

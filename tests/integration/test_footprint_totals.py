@@ -15,7 +15,9 @@ import pytest
 
 from shoal.cli.app import run
 from shoal.errors import WorkerFailed
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZygoteProcess
+from shoal.launch.supervisor import Supervisor
 from shoal.spec import Cluster, Job
 
 TASKS = Path(__file__).with_name("footprint_tasks.py")

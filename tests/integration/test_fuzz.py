@@ -11,8 +11,12 @@ from helpers.addresses import any_address
 from helpers.fuzz import announced_command, bare_connection, damaged_packets, fuzz_port, greeting, valid_packets
 from helpers.memory import held, require_flat_under
 from helpers.under_fire import TRIES, Target, Volley, let_wires_leak, shot_at
-from shoal.comm import Message, Reliability, RunKey, ZmqTransport, ZmqWire, decode
+from shoal.comm.codec import Message, decode
 from shoal.comm.envelope import Envelope
+from shoal.comm.reliable import Reliability
+from shoal.comm.security import RunKey
+from shoal.comm.zmq_transport import ZmqTransport
+from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import CommTimeout, ProtocolError
 
 GUARD_S = 60.0

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from shoal.errors import SpecError
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.runs import train as start
+from shoal.launch.supervisor import Supervisor
 from shoal.spec import Cluster, Job
 
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"

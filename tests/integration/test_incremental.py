@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from helpers.training import Train, Trained
-from shoal.checkpoint import save_tensors
 from shoal.checkpoint.folder import read_folder
+from shoal.checkpoint.model_stream import save_tensors
 from shoal.errors import ShoalError
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import first_options
 from shoal.launch.runs import new_job
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from helpers.checkpoint_states import assert_same, state
-from shoal.checkpoint import CheckpointStore
+from shoal.checkpoint.store import CheckpointStore
 
 KILLS = 40
 WIDTH = 20_000

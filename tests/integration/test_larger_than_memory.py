@@ -15,10 +15,13 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.checkpoint import load_tensors, save_tensors
+from shoal.checkpoint.model_file import load_tensors
+from shoal.checkpoint.model_stream import save_tensors
 from shoal.errors import LaunchError, WorkerFailed
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import find_whole, resumed_job
+from shoal.launch.supervisor import Supervisor
 from shoal.spec import Cluster, Job
 
 TASKS = Path(__file__).with_name("large_tasks.py")

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.training import Train, largest_difference
 from shoal.errors import SpecError, WorkerFailed
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 
 TASKS = Path(__file__).with_name("odd_tasks.py")
 

@@ -20,11 +20,11 @@ from torch import nn
 import shoal
 from helpers.addresses import any_address
 from helpers.forked import in_processes
-from shoal.comm import RunKey, ZmqWire
-from shoal.comm.security import leaves_host
+from shoal.comm.security import RunKey, leaves_host
+from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import CommTimeout, LaunchError, PeerLost, SpecError
 from shoal.ps.plain import table
-from shoal.ps.plain.reach import reply_address
+from shoal.ps.plain.client import reply_address
 from shoal.ps.plain.table import MOST_NAME_BYTES
 from shoal.spec import World
 

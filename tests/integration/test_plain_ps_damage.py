@@ -13,7 +13,8 @@ import shoal
 from helpers.fuzz import fuzz_port
 from helpers.memory import require_flat_under
 from helpers.under_fire import TRIES, Target, Volley, let_wires_leak, shot_at
-from shoal.comm import RunKey, encode
+from shoal.comm.codec import encode
+from shoal.comm.security import RunKey
 from shoal.ps.plain.messages import Ask, Request, write_request
 from shoal.ps.plain.tensors import pack
 

@@ -9,7 +9,7 @@ import pytest
 
 import shoal
 from helpers.training import Train, Trained, largest_difference
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.observe import RunFolder
 from shoal.spec import Cluster, Job
 

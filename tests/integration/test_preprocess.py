@@ -11,7 +11,7 @@ from preprocess_tasks import BATCH
 
 from helpers.training import Train
 from shoal.errors import LaunchError, ShoalError
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.observe import Event
 
 TASKS = Path(__file__).with_name("preprocess_tasks.py")

@@ -9,7 +9,7 @@ import half_tasks
 import pytest
 
 from helpers.training import Train, Trained, largest_difference
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.spec import Cluster, Job
 
 TASKS = Path(half_tasks.__file__)

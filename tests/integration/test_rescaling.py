@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from shoal.errors import Interrupted, LaunchError
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess, elastic, load
+from shoal.launch import elastic, load
 from shoal.launch.control import request_scale
+from shoal.launch.local import LocalEngine
 from shoal.launch.messages import Load
+from shoal.launch.owner import ZygoteProcess
+from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 

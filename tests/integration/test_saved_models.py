@@ -17,8 +17,10 @@ from torch.nn import functional as F
 
 import shoal
 from helpers.training import largest_difference
-from shoal.checkpoint import load_model, load_tensors, save_tensors
-from shoal.launch import ZygoteProcess
+from shoal.checkpoint.folder import load_model
+from shoal.checkpoint.model_file import load_tensors
+from shoal.checkpoint.model_stream import save_tensors
+from shoal.launch.owner import ZygoteProcess
 from shoal.spec import Cluster, Job
 
 TASKS = Path(__file__).with_name("odd_tasks.py")

@@ -16,8 +16,11 @@ from helpers.addresses import any_address
 from helpers.fuzz import bare_connection, greeting
 from helpers.memory import require_flat
 from helpers.under_fire import Target, Volley, shot_at
-from shoal.comm import Message, RunKey, ZmqTransport, ZmqWire, encode
+from shoal.comm.codec import Message, encode
 from shoal.comm.gate import unlock
+from shoal.comm.security import RunKey
+from shoal.comm.zmq_transport import ZmqTransport
+from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import CommTimeout, PeerLost
 
 GUARD_S = 20.0

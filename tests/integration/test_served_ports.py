@@ -17,9 +17,9 @@ import zmq
 from helpers.fuzz import fuzz_port
 from helpers.memory import MIB, require_flat_under
 from helpers.observed import ObservedEngine
-from shoal.comm import RunKey
+from shoal.comm.security import RunKey
 from shoal.comm.socket_folder import PREFIX
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.observe import Event
 from shoal.ps.messages import Ack, Join, Push, View, shard_rows
 from shoal.ps.node import decode_bundle, encode_bundle

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.training import Train
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 
 pytestmark = pytest.mark.alone
 

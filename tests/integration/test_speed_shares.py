@@ -11,7 +11,7 @@ import pytest
 from paced_tasks import UNPACED
 
 from helpers.training import Train
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.runs import Run, train
 from shoal.observe.jsonl import read_events
 from shoal.verification import replay_run

@@ -22,11 +22,12 @@ from helpers.fuzz import announced_command, bare_connection, greeting
 from helpers.memory import MIB, require_flat
 from helpers.observed import ObservedEngine
 from helpers.other_user import as_another_user, needs_root
-from shoal.comm import RunKey, ZmqWire
 from shoal.comm.pieces import MAX_PART_BYTES
+from shoal.comm.security import RunKey
 from shoal.comm.socket_folder import PREFIX
-from shoal.launch import ZygoteProcess
+from shoal.comm.zmq_wire import ZmqWire
 from shoal.launch.control import FILE_NAME
+from shoal.launch.owner import ZygoteProcess
 from shoal.observe import Event
 from shoal.ps.node import open_wire
 from shoal.spec import Cluster, Job, World

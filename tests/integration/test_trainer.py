@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import shoal
-from shoal.checkpoint import digest, load_tensors
+from shoal.checkpoint.model_file import digest, load_tensors
 from shoal.errors import SpecError, TaskError
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.scripts import run_script
 from shoal.ledger import Order
 from shoal.spec import Cluster, World

@@ -16,10 +16,10 @@ import pytest
 import shoal
 from helpers.observed import ObservedEngine
 from helpers.training import Train, Trained
-from shoal.checkpoint import digest, load_tensors
 from shoal.checkpoint.listing import read_manifest
+from shoal.checkpoint.model_file import digest, load_tensors
 from shoal.errors import Interrupted, SpecError, WorkerFailed
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.scripts import run_script
 from shoal.observe import Event
 from shoal.roles.trainer import Trainer
@@ -32,7 +32,7 @@ PACED_STEPS = 200
 FITTED = """
 import json, sys
 import every_way, shoal
-from shoal.checkpoint import digest
+from shoal.checkpoint.model_file import digest
 
 folder, optimizer, *loaded = sys.argv[1:]
 with shoal.Trainer(every_way.task(optimizer)) as trainer:
@@ -53,7 +53,7 @@ PACED = f"""
 import json, sys, time
 from dataclasses import replace
 import every_way, shoal
-from shoal.checkpoint import digest
+from shoal.checkpoint.model_file import digest
 
 the_task = every_way.task(steps={PACED_STEPS})
 

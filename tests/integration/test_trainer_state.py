@@ -13,8 +13,8 @@ import torch
 from every_way import INPUTS, TARGETS
 
 from helpers.forked import in_processes
-from shoal.checkpoint import digest, load_tensors
 from shoal.checkpoint.listing import read_manifest
+from shoal.checkpoint.model_file import digest, load_tensors
 from shoal.errors import CheckpointError, ShoalError, SpecError
 from shoal.roles.starting import load_weights
 from shoal.roles.trainer import Trainer

@@ -18,9 +18,9 @@ from every_way import INPUTS, TARGETS
 import shoal
 from helpers.forked import in_processes
 from helpers.training import largest_difference
-from shoal.checkpoint import load_tensors
+from shoal.checkpoint.model_file import load_tensors
 from shoal.errors import SpecError
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.scripts import run_script
 from shoal.roles.trainer import Trainer
 from shoal.spec import Cluster, World

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.app import run
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.runs import train
 from shoal.verification import Row, Verdict, VerifyReport, replay_run, verify
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.verification import Row, Verdict, VerifyReport, verify
 
 SMALL_TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"

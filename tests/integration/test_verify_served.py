@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.app import run
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 from shoal.verification import ResultReport, Verdict, VerifyReport, verify
 
 TESTS = Path(__file__).parents[1]

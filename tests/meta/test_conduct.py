@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.spec.compatibility import page
+from helpers.compatibility_page import page
 from shoal.spec.strategy import StrategySpec
 
 SOURCE = Path(shoal.__file__).parent
@@ -74,5 +74,5 @@ def test_nobody_asks_for_the_type_of_a_strategy() -> None:
 def test_the_page_about_compatibility_is_up_to_date() -> None:
     written = Path(__file__).parents[2] / "docs" / "compatibility.md"
     assert written.read_text(encoding="utf-8") == page(), (
-        "run python -m shoal.spec.compatibility > docs/compatibility.md"
+        "run python tests/helpers/compatibility_page.py > docs/compatibility.md"
     )

@@ -47,13 +47,11 @@ PROMISED = [
 PACKAGES = [
     "spec",
     "observe",
-    "comm",
     "arena",
     "ledger",
     "ps",
     "checkpoint",
     "strategies",
-    "launch",
     "bench",
     "verification",
 ]

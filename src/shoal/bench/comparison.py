@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from shoal.bench.report import ONE_PROCESS, BenchReport
 from shoal.bench.track import TaskFacts, Track
 from shoal.errors import Interrupted, ShoalError, SpecError
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
-from shoal.spec import Cluster, Job
+from shoal.spec import Cluster, Job, parse_strategy
 from shoal.spec.checks import require_count
+from shoal.spec.strategy import ENTRY_POINTS, known_strategies
 
+USUAL = ("data", "ps", "ps:sync=asp", "sharded", "tensor", "pipeline", "layer")
+"""Each strategy as it is without keys, and servers without lockstep. A mesh needs sizes, so it must be named."""
 SECONDS = 3.0
 MOST_STEPS = 500
 """Where a time is given: with more, strategies that are much slower than one process would take for ever."""
@@ -193,3 +197,23 @@ class BenchSession:
 
     def _tell(self, label: str, part: float = 0.0) -> None:
         self._progress(min(1.0, (self._runs_done + part) / self._runs_in_all), label)
+
+
+def chosen_strategies(text: str | None) -> list[str]:
+    """The strategies of a list, each in its shortest form; without a list the usual ones and what others bring."""
+    named = [*USUAL, *sorted(entry_points(group=ENTRY_POINTS).names)] if text is None else split_strategies(text)
+    return list(dict.fromkeys(str(parse_strategy(written)) for written in named))
+
+
+def split_strategies(text: str) -> list[str]:
+    """`data,ps:servers=2,sync=asp` names two: a comma also parts the keys of one, and what some keys hold."""
+    known = set(known_strategies())
+    found: list[str] = []
+    for piece in text.split(","):
+        name = piece.partition(":")[0].strip()
+        has_keys = bool(found) and ":" in found[-1]
+        if has_keys and name not in known:
+            found[-1] += f",{piece.strip()}"
+        else:
+            found.append(piece.strip())
+    return found

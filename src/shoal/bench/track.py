@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from shoal.bench.laps import Course, Lap, final_loss, speed
 from shoal.launch.owner import ZygoteProcess
-from shoal.launch.supervisor import run_job
+from shoal.launch.supervisor import inspect_task, run_job
 from shoal.observe.events import Event
 from shoal.roles.timeline import read_timeline
-from shoal.spec import Cluster, Job
-from shoal.spec.vocabulary import Purpose
+from shoal.spec import Job
 
 PartDone = Callable[[float], None]
 """Takes how much of the present run is done, from 0 to 1."""
@@ -45,17 +42,8 @@ class Track:
         """What the job's task is made of, and which of these strategies cannot train it."""
         folder = self._folder / "inspection"
         folder.mkdir()
-        inspection = Job(
-            target=job.target,
-            args=job.args,
-            purpose=Purpose.INSPECT,
-            cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
-            overrides=job.overrides,
-            run_dir=str(folder),
-            options={"probe": False, "workers": job.cluster.workers, "strategies": list(strategies)},
-        )
-        run_job(inspection, lambda event: None, self._zygote)
-        found: dict[str, Any] = json.loads((folder / "inspection.json").read_text(encoding="utf-8"))
+        options = {"probe": False, "workers": job.cluster.workers, "strategies": list(strategies)}
+        found = inspect_task(job, folder, self._zygote, options)
         return TaskFacts(
             batch_size=found["global_batch"],
             batch_per_worker=found["batch_per_worker"],

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import torch
 import xxhash
+from torch import nn
 
 from shoal.checkpoint.block import Block
 from shoal.checkpoint.fields import Malformed
 from shoal.checkpoint.listing import read_manifest, torn
 from shoal.checkpoint.manifest import PARTS, Manifest, PartFile
-from shoal.checkpoint.model_file import digest
+from shoal.checkpoint.model_file import digest, load_tensors
 from shoal.checkpoint.snapshot import PackedSnapshot
 from shoal.checkpoint.wholeness import PIECE_BYTES, file_name, open_part, read_chunk
+from shoal.errors import CheckpointError
 from shoal.observe.checkpoint_names import MANIFEST
 
 CHUNK_BYTES = 64 << 20
@@ -143,3 +145,14 @@ def _read_chunks(path: Path, expected: PartFile, chunk_bytes: int) -> torch.Tens
         for index in range(len(expected.checksums)):
             read_chunk(file, view[index * chunk_bytes : (index + 1) * chunk_bytes], expected, index)
     return memory
+
+
+def load_model(path: Path, module: nn.Module) -> None:
+    """Give a module of the same shape the values of a saved model, or of a checkpoint's folder."""
+    tensors = read_folder(path, ["model"]).model if path.is_dir() else load_tensors(path)
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path} does not fit the task's model; use the arguments it was trained with. ({error})"
+        ) from None

@@ -1,4 +1,4 @@
-"""Write and read tensors by name, whole or not at all; nothing is unpickled."""
+"""Read tensors by name, and know them by one digest; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from pathlib import Path
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from shoal.errors import CheckpointError
-from shoal.observe.disk import writing
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -29,33 +27,6 @@ def add_to_digest(total: xxhash.xxh3_128, name: str, tensor: torch.Tensor) -> No
     total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
     if tensor.numel():
         total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-
-
-def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], **metadata: str) -> str:
-    """Write a safetensors file in one move; returns the digest, which the file carries too."""
-    named = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    # Tied weights are one tensor under two names; the format wants each name to have its own memory.
-    end = 0
-    for name in sorted(named, key=lambda name: named[name].data_ptr()):
-        start = named[name].data_ptr()
-        if start < end and named[name].numel():
-            named[name] = named[name].clone()
-        end = max(end, start + named[name].nbytes)
-    key = digest(named)
-    part = path.with_name(f".{path.name}.part")
-    with writing(path.parent):
-        try:
-            save_file(named, part, {"digest": key, **metadata})
-            with part.open("rb") as file:
-                os.fsync(file.fileno())
-            part.replace(path)
-        except SafetensorError as error:
-            part.unlink(missing_ok=True)
-            raise _as_os_error(error, path) from None
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
-    return key
 
 
 def _as_os_error(error: SafetensorError, path: Path) -> Exception:

@@ -87,9 +87,14 @@ class TensorStream:
             pass
 
 
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], **metadata: str) -> str:
+    """Write tensors that are all there, as `save_stream` does."""
+    return save_stream(path, TensorStream.of(tensors), **metadata)
+
+
 def save_stream(path: Path, stream: TensorStream, *, shelf: Shelf | None = None, **metadata: str) -> str:
     """Write a safetensors file in one move, with one tensor at a time in memory; returns the digest, which the
-    file carries too, and which is that of `save_tensors`.
+    file carries too.
 
     Where the disk is full, room is made on the shelf.
     """

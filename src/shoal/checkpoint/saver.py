@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from shoal.checkpoint.listing import Entry
 from shoal.checkpoint.snapshot import Room, Snapshot
-from shoal.checkpoint.store import CheckpointStore, Entry
+from shoal.checkpoint.store import CheckpointStore
 from shoal.checkpoint.streamed import StreamedState
 
 THREAD_NAME = "shoal-checkpoint"

@@ -11,14 +11,11 @@ from shoal.checkpoint.folder import CHUNK_BYTES, read_folder, sync_folder, write
 from shoal.checkpoint.freeing import Shelf
 from shoal.checkpoint.listing import Entry, entry_of, list_entries
 from shoal.checkpoint.manifest import Location, Manifest
-from shoal.checkpoint.room import Room
-from shoal.checkpoint.snapshot import PackedSnapshot, Snapshot
+from shoal.checkpoint.snapshot import PackedSnapshot, Room, Snapshot
 from shoal.checkpoint.streamed import StreamedFolder, StreamedState, lay_out_stream
 from shoal.checkpoint.wholeness import newest_whole
 from shoal.observe.checkpoint_names import folder_name
 from shoal.observe.disk import explain_refusal, is_full, writing
-
-__all__ = ["CheckpointStore", "Entry"]
 
 
 class CheckpointStore:

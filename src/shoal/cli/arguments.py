@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -96,6 +97,13 @@ Memory = Annotated[
         rich_help_panel=CLUSTER,
     ),
 ]
+FactoryArguments = Annotated[
+    list[str] | None,
+    typer.Option("--arg", help="An argument of the factory, name=value; repeatable.", rich_help_panel=TASK),
+]
+BatchSize = Annotated[int | None, typer.Option(help="Samples of one step of all workers.", rich_help_panel=TASK)]
+Seed = Annotated[int | None, typer.Option(help="Decides every random number.", rich_help_panel=TASK)]
+Runs = Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel=RECORD)]
 DataPart = Annotated[str, typer.Option(help="Which of the task's sets: test or train.", metavar="test|train")]
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.arguments import CLUSTER, RECORD, TASK, AsJson, Device, Threads, Workers, parse_arguments
+from shoal.cli import arguments as option
+from shoal.cli.arguments import CLUSTER, RECORD, TASK, given, parse_arguments
 from shoal.cli.failures import FAILED, INTERRUPTED
 from shoal.cli.json_output import print_json
 from shoal.errors import SpecError
@@ -29,7 +30,7 @@ def bench(
         str,
         typer.Argument(metavar="TASK", help="path.py:factory or package.module:factory.", show_default=False),
     ],
-    workers: Workers = 2,
+    workers: option.Workers = 2,
     strategies: Annotated[
         str | None,
         typer.Option(
@@ -40,8 +41,8 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    threads: Threads = None,
-    device: Device = "cpu",
+    threads: option.Threads = None,
+    device: option.Device = "cpu",
     rounds: Annotated[
         int, typer.Option(help="Measure each strategy so often, all in turn.", rich_help_panel=MEASURE)
     ] = 3,
@@ -58,14 +59,9 @@ def bench(
             rich_help_panel=MEASURE,
         ),
     ] = None,
-    arg: Annotated[
-        list[str] | None,
-        typer.Option(help="An argument of the factory, name=value; repeatable.", rich_help_panel=TASK),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples of one step of all workers.", rich_help_panel=TASK)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides every random number.", rich_help_panel=TASK)] = None,
+    arg: option.FactoryArguments = None,
+    batch_size: option.BatchSize = None,
+    seed: option.Seed = None,
     precision: Annotated[
         str,
         typer.Option(help="What the model computes in.", metavar="fp32|bf16|fp16|adaptive", rich_help_panel=TASK),
@@ -79,7 +75,7 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: option.AsJson = False,
 ) -> None:
     """Compare strategies on your task: speed, first step, memory and loss, beside one process.
 
@@ -91,20 +87,18 @@ def bench(
     shoal bench digits.py -w 4 -s data,sharded,ps:servers=2,sync=asp
     shoal bench gpt.py --steps 50 --rounds 5 --out compared[/dim]
     """
-    from shoal.bench.choice import chosen_strategies
-    from shoal.bench.comparison import SECONDS, BenchOrder, compare_strategies
+    from shoal.bench.comparison import SECONDS, BenchOrder, chosen_strategies, compare_strategies
     from shoal.launch.runs import locate
     from shoal.spec import Cluster
 
     if steps is not None and seconds is not None:
         raise SpecError("bench: --steps and --seconds both say how long a run is; give one of them.")
-    overrides = {"batch_size": batch_size, "seed": seed}
     order = BenchOrder(
         target=locate(target),
         strategies=chosen_strategies(strategies),
         cluster=Cluster(workers=workers, threads=threads, device=device),
         args=parse_arguments(arg or ()),
-        overrides={name: value for name, value in overrides.items() if value is not None},
+        overrides=given(batch_size=batch_size, seed=seed),
         precision=precision,
         rounds=rounds,
         steps=steps,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.arguments import RECORD, AsJson, SavedRun
+from shoal.cli.arguments import AsJson, Runs, SavedRun
 from shoal.cli.json_output import print_json
 from shoal.errors import SpecError
 
 if TYPE_CHECKING:
-    from shoal.checkpoint import Entry
+    from shoal.checkpoint.listing import Entry
 
 checkpoint = typer.Typer(
     no_args_is_help=True,
@@ -25,9 +25,12 @@ checkpoint = typer.Typer(
     shoal checkpoint export demo@200 model.safetensors[/dim]""",
 )
 
-_WHICH = "A checkpoint's folder, RUN@STEP, or RUN for its latest."
-Which = Annotated[str, typer.Argument(metavar="CHECKPOINT", help=_WHICH, show_default=False)]
-Runs = Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel=RECORD)]
+Which = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT", help="A checkpoint's folder, RUN@STEP, or RUN for its latest.", show_default=False
+    ),
+]
 RUNS = Path("runs")
 
 
@@ -126,8 +129,8 @@ def export(
     """
     if out.suffix != ".safetensors" or not out.absolute().parent.is_dir():
         raise SpecError(f"The file to write must be NAME.safetensors in a folder that exists, found {str(out)!r}.")
-    from shoal.checkpoint import save_tensors
     from shoal.checkpoint.folder import read_folder
+    from shoal.checkpoint.model_stream import save_tensors
     from shoal.observe.checkpoint_names import find_checkpoint
 
     found = read_folder(find_checkpoint(which, runs), ["model", "optimizer"] if optimizer else ["model"])
@@ -141,21 +144,16 @@ def export(
 
 
 @checkpoint.command()
-def diff(
-    first: Which,
-    second: Annotated[str, typer.Argument(metavar="CHECKPOINT", help=_WHICH, show_default=False)],
-    runs: Runs = RUNS,
-    as_json: AsJson = False,
-) -> None:
+def diff(first: Which, second: Which, runs: Runs = RUNS, as_json: AsJson = False) -> None:
     """Compare the models and optimizer states of two checkpoints, tensor by tensor.
 
     The exit status is 1 where they differ.
 
     [dim]shoal checkpoint diff demo@100 demo@200[/dim]
     """
-    from shoal.checkpoint import digest
     from shoal.checkpoint.comparing import differences
     from shoal.checkpoint.folder import read_folder
+    from shoal.checkpoint.model_file import digest
     from shoal.cli.checkpoint_tables import differences_table
     from shoal.observe.checkpoint_names import find_checkpoint
 

@@ -16,8 +16,8 @@ from rich.text import Text
 from shoal.observe.wording import near, number, plural
 
 if TYPE_CHECKING:
-    from shoal.checkpoint import Entry
     from shoal.checkpoint.comparing import TensorDifference
+    from shoal.checkpoint.listing import Entry
     from shoal.checkpoint.manifest import Manifest
 
 MOST_ROWS = 40

@@ -6,34 +6,23 @@ import sys
 
 import typer
 
-from shoal.cli.arguments import (
-    AsJson,
-    DataPart,
-    Device,
-    Memory,
-    Progress,
-    ReadingStrategy,
-    ReadingWorkers,
-    SavedModel,
-    Threads,
-    Trust,
-    given,
-)
+from shoal.cli import arguments as option
+from shoal.cli.arguments import given
 from shoal.cli.json_output import print_json
 
 
 def evaluate(
     ctx: typer.Context,
-    run: SavedModel,
-    data: DataPart = "test",
-    workers: ReadingWorkers = None,
-    strategy: ReadingStrategy = None,
-    threads: Threads = None,
-    device: Device = "cpu",
-    memory: Memory = None,
-    trust: Trust = False,
-    progress: Progress = None,
-    as_json: AsJson = False,
+    run: option.SavedModel,
+    data: option.DataPart = "test",
+    workers: option.ReadingWorkers = None,
+    strategy: option.ReadingStrategy = None,
+    threads: option.Threads = None,
+    device: option.Device = "cpu",
+    memory: option.Memory = None,
+    trust: option.Trust = False,
+    progress: option.Progress = None,
+    as_json: option.AsJson = False,
 ) -> None:
     """Evaluate a run's model; the result is the same for any number of workers.
 

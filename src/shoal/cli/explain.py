@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.json_output import print_json
 from shoal.cli.plan import Plan, make_plan
 from shoal.cli.plan.parts import GridPoint
-from shoal.launch.supervisor import run_job
+from shoal.launch.supervisor import inspect_task
 from shoal.layout import binary_size
-from shoal.spec import Cluster, Job
+from shoal.spec import Job
 from shoal.spec.footprint import Flow, Stay, told_of
-from shoal.spec.vocabulary import Purpose
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,25 +33,9 @@ def explain(job: Job, zygote: ZygoteProcess | None, *, as_json: bool) -> None:
 
 def _inspect(job: Job, zygote: ZygoteProcess | None) -> dict[str, Any]:
     """What the job's task is made of."""
+    options = {"probe": False, "slots": job.num_slots, "workers": job.cluster.places, "job": job.to_json()}
     with tempfile.TemporaryDirectory(prefix="shoal-explain-") as folder:
-        inspection = Job(
-            target=job.target,
-            args=job.args,
-            purpose=Purpose.INSPECT,
-            cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
-            overrides=job.overrides,
-            run_dir=folder,
-            options={
-                "probe": False,
-                "slots": job.num_slots,
-                "workers": job.cluster.places,
-                "job": job.to_json(),
-                **_width(job),
-            },
-        )
-        run_job(inspection, lambda event: None, zygote)
-        facts: dict[str, Any] = json.loads((Path(folder) / "inspection.json").read_text(encoding="utf-8"))
-        return facts
+        return inspect_task(job, Path(folder), zygote, {**options, **_width(job)})
 
 
 def _width(job: Job) -> dict[str, Any]:
@@ -148,5 +130,5 @@ def _traffic(flows: Sequence[Flow]) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     for flow in flows:
-        table.add_row(flow.what, binary_size(flow.num_bytes), flow.medium.value)
+        table.add_row(flow.what, binary_size(flow.num_bytes), flow.medium)
     return table

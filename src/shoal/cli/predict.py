@@ -7,35 +7,25 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.arguments import (
-    DataPart,
-    Device,
-    Memory,
-    Progress,
-    ReadingStrategy,
-    ReadingWorkers,
-    SavedModel,
-    Threads,
-    Trust,
-    given,
-)
+from shoal.cli import arguments as option
+from shoal.cli.arguments import given
 
 
 def predict(
     ctx: typer.Context,
-    run: SavedModel,
+    run: option.SavedModel,
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="The file to write: .jsonl, .csv or .npy.", show_default=False),
     ],
-    data: DataPart = "test",
-    workers: ReadingWorkers = None,
-    strategy: ReadingStrategy = None,
-    threads: Threads = None,
-    device: Device = "cpu",
-    memory: Memory = None,
-    trust: Trust = False,
-    progress: Progress = None,
+    data: option.DataPart = "test",
+    workers: option.ReadingWorkers = None,
+    strategy: option.ReadingStrategy = None,
+    threads: option.Threads = None,
+    device: option.Device = "cpu",
+    memory: option.Memory = None,
+    trust: option.Trust = False,
+    progress: option.Progress = None,
 ) -> None:
     """Write the outputs of a run's model, one row per sample, in order, as they are done.
 

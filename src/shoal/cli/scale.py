@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.arguments import CLUSTER, RECORD, AsJson, SavedRun
+from shoal.cli.arguments import CLUSTER, AsJson, Runs, SavedRun
 from shoal.cli.json_output import print_json
 
 
@@ -21,7 +21,7 @@ def scale(
         int | None,
         typer.Option(min=1, help="So many servers shall share the model.", rich_help_panel=CLUSTER),
     ] = None,
-    runs: Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel=RECORD)] = Path("runs"),
+    runs: Runs = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """Change how many workers and servers a running job has, or tell how many there are.

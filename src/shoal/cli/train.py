@@ -8,22 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.arguments import (
-    CLUSTER,
-    RECORD,
-    SCREEN,
-    TASK,
-    AsJson,
-    DeviceOrSaved,
-    Memory,
-    Port,
-    Progress,
-    Threads,
-    Trust,
-    WorkersOrLimits,
-    given,
-    parse_arguments,
-)
+from shoal.cli import arguments as option
+from shoal.cli.arguments import CLUSTER, RECORD, SCREEN, TASK, given, parse_arguments
 from shoal.cli.json_output import print_json
 
 if TYPE_CHECKING:
@@ -40,7 +26,7 @@ def train(
             show_default=False,
         ),
     ] = None,
-    workers: WorkersOrLimits = None,
+    workers: option.WorkersOrLimits = None,
     strategy: Annotated[
         str | None,
         typer.Option("--strategy", "-s", help="How: name:key=value,…; default data.", rich_help_panel=CLUSTER),
@@ -72,10 +58,10 @@ def train(
             rich_help_panel=CLUSTER,
         ),
     ] = None,
-    threads: Threads = None,
-    device: DeviceOrSaved = None,
-    port: Port = None,
-    memory: Memory = None,
+    threads: option.Threads = None,
+    device: option.DeviceOrSaved = None,
+    port: option.Port = None,
+    memory: option.Memory = None,
     chaos: Annotated[
         str,
         typer.Option(
@@ -85,16 +71,11 @@ def train(
             show_default=False,
         ),
     ] = "",
-    arg: Annotated[
-        list[str] | None,
-        typer.Option(help="An argument of the factory, name=value; repeatable.", rich_help_panel=TASK),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples of one step of all workers.", rich_help_panel=TASK)
-    ] = None,
+    arg: option.FactoryArguments = None,
+    batch_size: option.BatchSize = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.", rich_help_panel=TASK)] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop after so many steps.", rich_help_panel=TASK)] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides every random number.", rich_help_panel=TASK)] = None,
+    seed: option.Seed = None,
     accumulate: Annotated[
         int | None, typer.Option(help="Pieces of a worker's batch, to save memory.", rich_help_panel=TASK)
     ] = None,
@@ -162,11 +143,11 @@ def train(
             rich_help_panel=RECORD,
         ),
     ] = None,
-    trust: Trust = False,
+    trust: option.Trust = False,
     name: Annotated[
         str | None, typer.Option(help="The run's name; default target and time.", rich_help_panel=RECORD)
     ] = None,
-    runs: Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel=RECORD)] = Path("runs"),
+    runs: option.Runs = Path("runs"),
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier run of that name.", rich_help_panel=RECORD)
     ] = False,
@@ -176,8 +157,8 @@ def train(
     explain: Annotated[
         bool, typer.Option("--explain", help="Print the plan in place of training.", rich_help_panel=SCREEN)
     ] = False,
-    progress: Progress = None,
-    as_json: AsJson = False,
+    progress: option.Progress = None,
+    as_json: option.AsJson = False,
 ) -> None:
     """Train a task with one or many processes of this machine.
 
@@ -203,14 +184,8 @@ def train(
         fold=fold,
         skip_loss_below=skip_loss_below,
     )
-    said: dict[str, Any] = {
-        "strategy": strategy,
-        "cluster": cluster,
-        "slots": slots,
-        "chaos": chaos,
-        "checkpoint": checkpoint,
-    }
-    said |= {"on_failure": on_failure, "max_failures": max_failures}
+    said: dict[str, Any] = {"strategy": strategy, "cluster": cluster, "slots": slots, "chaos": chaos}
+    said |= {"checkpoint": checkpoint, "on_failure": on_failure, "max_failures": max_failures}
     said |= {"precision": precision, "recompute": recompute}
     arguments = parse_arguments(arg or ())
     if explain:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.arguments import CLUSTER, TASK, AsJson, Trust, Workers, parse_arguments
+from shoal.cli.arguments import CLUSTER, TASK, AsJson, FactoryArguments, Seed, Trust, Workers, parse_arguments
 from shoal.cli.json_output import print_json
 from shoal.errors import SpecError
 
@@ -38,11 +38,8 @@ def verify(
             rich_help_panel=TASK,
         ),
     ] = None,
-    arg: Annotated[
-        list[str] | None,
-        typer.Option(help="An argument of the factory, name=value; repeatable.", rich_help_panel=TASK),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides every random number.", rich_help_panel=TASK)] = None,
+    arg: FactoryArguments = None,
+    seed: Seed = None,
     seeds: Annotated[
         int,
         typer.Option(help="Seeds to compare results over, where timing decides them.", rich_help_panel=TASK),

@@ -6,7 +6,6 @@ Each side reads what it hears once, at its border; what cannot be understood bec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -16,7 +15,6 @@ from shoal.spec.told import Told, by_kind, read_message
 from shoal.spec.vocabulary import Role
 
 
-@dataclass(frozen=True, kw_only=True)
 class Garbled(Told, kind="garbled"):
     """Something was said that means nothing here."""
 
@@ -26,7 +24,6 @@ class Garbled(Told, kind="garbled"):
 # What processes say.
 
 
-@dataclass(frozen=True, kw_only=True)
 class StacksOffered(Told, kind="stacks"):
     """How to ask a process where it is."""
 
@@ -42,7 +39,6 @@ class OrderedAction(StrEnum):
     END = "end"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ordered(Told, kind="order"):
     """A coordinator wants a process started, or one ended."""
 
@@ -53,7 +49,6 @@ class Ordered(Told, kind="order"):
     """Which process is to end; one that is to start gets its number from the supervisor."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScaleAnswered(Told, kind="answer"):
     """What becomes of a request for other numbers of processes."""
 
@@ -66,12 +61,10 @@ class ScaleAnswered(Told, kind="answer"):
 # What they are told.
 
 
-@dataclass(frozen=True, kw_only=True)
 class Stop(Told, kind="stop"):
     """The process is to end: a worker after its step."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Takeover(Told, kind="takeover"):
     """A spare is to go on with these places."""
 
@@ -79,7 +72,6 @@ class Takeover(Told, kind="takeover"):
     generation: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Adopt(Told, kind="adopt"):
     """A worker is to do the work of these places, too: at once, also in the middle of a step."""
 
@@ -87,7 +79,6 @@ class Adopt(Told, kind="adopt"):
     generation: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Release(Told, kind="release"):
     """A worker is to let go of these places at the next border between steps."""
 
@@ -95,7 +86,6 @@ class Release(Told, kind="release"):
     generation: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Misbehave(Told, kind="chaos"):
     """A worker is to do to itself what the user asked for: `slow` or `raise`."""
 
@@ -105,7 +95,6 @@ class Misbehave(Told, kind="chaos"):
     """How long it is slow; None: for ever."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MemberLost(Told, kind="lost"):
     """To a coordinator: this process has ended before its time."""
 
@@ -114,7 +103,6 @@ class MemberLost(Told, kind="lost"):
     rank: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class MemberLeft(Told, kind="left"):
     """To a coordinator: this process has done its work, and ended."""
 
@@ -123,7 +111,6 @@ class MemberLeft(Told, kind="left"):
     rank: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class MembersLiving(Told, kind="living"):
     """To a coordinator that can hear from now on: who lives, and which workers have done their work."""
 
@@ -132,7 +119,6 @@ class MembersLiving(Told, kind="living"):
     left: list[dict[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScaleWanted(Told, kind="scale"):
     """The user wants so many workers and servers; where both are None, to know how many there are."""
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
-from shoal.coordinator.audit import audit
 from shoal.coordinator.holding import planned_hold
-from shoal.coordinator.leases import Leases
+from shoal.coordinator.leases import Leases, Recovery
 from shoal.coordinator.members import SERVER, WORKER, Member, MemberOrder, Seat
 from shoal.coordinator.plan import JobPlan
-from shoal.coordinator.recovery import Recovery
-from shoal.coordinator.reports import Reports
+from shoal.coordinator.reports import Reports, audit
 from shoal.coordinator.shards import ShardTable
 from shoal.coordinator.state import JobState
 from shoal.coordinator.store import DurableStore, StoreError, Superseded

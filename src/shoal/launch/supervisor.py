@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import selectors
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,8 @@ from shoal.launch.stacks import write_stacks
 from shoal.launch.worlds import plan_worlds, servers_of
 from shoal.observe.events import Event
 from shoal.observe.happenings import Warned
-from shoal.spec import Job
+from shoal.spec import Cluster, Job
+from shoal.spec.vocabulary import Purpose
 
 
 class Supervisor:
@@ -167,3 +169,21 @@ class Supervisor:
 def run_job(job: Job, on_event: Callable[[Event], None], zygote: ZygoteProcess | None = None) -> dict[str, Any]:
     """Run a job on this host to its end; its results."""
     return Supervisor(job, on_event, LocalEngine(zygote)).run()
+
+
+def inspect_task(
+    job: Job, folder: Path, zygote: ZygoteProcess | None, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What the job's task is made of: found out in a process of its own, which leaves it in this folder."""
+    inspection = Job(
+        target=job.target,
+        args=job.args,
+        purpose=Purpose.INSPECT,
+        cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
+        overrides=job.overrides,
+        run_dir=str(folder),
+        options=dict(options or {}),
+    )
+    run_job(inspection, lambda event: None, zygote)
+    found: dict[str, Any] = json.loads((folder / "inspection.json").read_text(encoding="utf-8"))
+    return found

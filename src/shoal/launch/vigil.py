@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from shoal.launch.crew import Hand
-from shoal.launch.frames import find_frame
 from shoal.launch.hangs import Finding, HangJudge, Patience
 from shoal.launch.messages import Sight, StacksTaken, TakeStacks
 from shoal.launch.succession import Bridge
@@ -17,6 +19,11 @@ from shoal.observe.wording import near
 _SIGHT_TIMEOUT_S = 5.0
 """How long hosts may take to say where processes are; who hangs is ended then all the same."""
 _UNSEEN = Sight()
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
+_SHOAL = f"{Path(__file__).resolve().parents[1]}/"
+_LIBRARIES = tuple(
+    f"{folder}/" for name, folder in sysconfig.get_paths().items() if name in ("stdlib", "purelib", "platlib")
+)
 
 
 @dataclass(frozen=True)
@@ -103,3 +110,17 @@ def _reason(hand: Hand, finding: Finding, state: str | None) -> str:
     if state is not None:
         return f"{silence}: {state}"
     return f"{silence}: something in it holds Python's lock" if hand.life.has_beaten else silence
+
+
+def find_frame(text: str) -> str | None:
+    """`file:line in function` of the innermost frame of the main thread that is the user's own, if there is one.
+
+    Where all frames are a library's the innermost that is not ours; None where there are no frames.
+    """
+    main_thread = text.split("\n\n")[-1]  # The oldest comes last.
+    frames = list(_FRAME.finditer(main_thread))
+    outside = [frame for frame in frames if not frame["file"].startswith(("<", _SHOAL))]
+    own = [frame for frame in outside if not frame["file"].startswith(_LIBRARIES)]
+    for frame in (*own, *outside, *frames):
+        return f"{frame['file']}:{frame['line']} in {frame['function']}"
+    return None

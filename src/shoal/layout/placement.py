@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import accumulate
 
 from shoal.errors import SpecError
 from shoal.layout.lines import ALIGN_BYTES, ParameterLine, Parcel, Span, Stretch
+from shoal.spec import ParameterServer
 from shoal.spec.checks import require_choice, require_count
 
 POLICIES = ("size", "count", "layer", "capacity")
@@ -196,3 +197,24 @@ def _spread(lines: Sequence[ParameterLine], shares: Sequence[Fraction]) -> tuple
         for shard, spans in zip(shards, line.spans(cuts), strict=True):
             shard += spans
     return tuple(tuple(sorted(shard)) for shard in shards)
+
+
+def place_served(
+    spec: ParameterServer, parcels: Sequence[Parcel], *, by_element: bool, cut_bytes: int = ALIGN_BYTES
+) -> Placement:
+    """`by_element`: whether the optimizer is. One that works on the whole gets the model as one shard, with a
+    backup; where every host has a copy, that is one, too."""
+    if spec.servers == "host":
+        return place_shards(parcels, servers=1, shards=1)
+    if not by_element:
+        whole = place_shards(parcels, servers=1, shards=1)
+        return replace(whole, backups=(1 if spec.num_replicas else None,))
+    return place_shards(
+        parcels,
+        servers=spec.num_servers,
+        capacities=spec.server_capacities,
+        policy=spec.placement,
+        shards=spec.num_shards,
+        replicas=spec.num_replicas,
+        cut_bytes=cut_bytes,
+    )

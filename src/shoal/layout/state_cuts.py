@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from shoal.errors import SpecError
 
@@ -116,9 +116,3 @@ def _by_layer(workers: int) -> _Owners:
         return [owner[param.layer] for param in params]
 
     return owners
-
-
-def kept_numels(cuts: Sequence[StateCut]) -> list[int]:
-    """By worker: the elements that it keeps of all units."""
-    by_unit = [[stop - start for start, stop in pairwise(cut.bounds)] for cut in cuts]
-    return [sum(numels) for numels in zip(*by_unit, strict=True)]

@@ -49,14 +49,7 @@ def best_sizes(count: int, seconds_per_sample: Sequence[float]) -> Sizes:
     return tuple(sizes)
 
 
-def sizes_by_speed(
-    count: int,
-    seconds_per_sample: Sequence[float],
-    previous: Sequence[int],
-    *,
-    damping: float = DAMPING,
-    tolerance: float = TOLERANCE,
-) -> Sizes:
+def sizes_by_speed(count: int, seconds_per_sample: Sequence[float], previous: Sequence[int]) -> Sizes:
     """The next sizes for slots of these speeds: part of the way from the previous sizes to the best ones.
 
     While the previous ones are nearly as good as the best they stay. A speed that was not measured (zero, or no
@@ -66,9 +59,9 @@ def sizes_by_speed(
     if not all(0 < seconds < math.inf for seconds in seconds_per_sample):
         return now
     best = best_sizes(count, seconds_per_sample)
-    if _slowest(now, seconds_per_sample) <= (1 + tolerance) * _slowest(best, seconds_per_sample):
+    if _slowest(now, seconds_per_sample) <= (1 + TOLERANCE) * _slowest(best, seconds_per_sample):
         return now
-    nearer = scaled_sizes(count, [size + damping * (goal - size) for size, goal in _pairs(now, best)])
+    nearer = scaled_sizes(count, [size + DAMPING * (goal - size) for size, goal in _pairs(now, best)])
     # Rounding must neither keep sizes that are too far off nor make them worse.
     return nearer if _slowest(nearer, seconds_per_sample) < _slowest(now, seconds_per_sample) else best
 

@@ -5,7 +5,7 @@ These are the fields that stand under `values` in `events.jsonl`, and in what pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
 
 from shoal.spec.told import Told, by_kind
@@ -22,7 +22,6 @@ class Happening(Told):
 # Where a run stands.
 
 
-@dataclass(frozen=True, kw_only=True)
 class WorldFormed(Happening, kind="world"):
     """All workers are ready."""
 
@@ -39,7 +38,6 @@ class WorldFormed(Happening, kind="world"):
     servers: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class StateEntered(Happening, kind="state"):
     """A process is at something else."""
 
@@ -47,7 +45,6 @@ class StateEntered(Happening, kind="state"):
     step: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Heartbeat(Happening, kind="beat"):
     """A sign of life; shown, never kept."""
 
@@ -63,7 +60,6 @@ class Heartbeat(Happening, kind="beat"):
     """By how much its beats have been late, at most."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MemoryPeaks(Happening, kind="memory"):
     """What is kept of the beats: of each rank, the most bytes it held."""
 
@@ -71,7 +67,6 @@ class MemoryPeaks(Happening, kind="memory"):
     """`[rank, bytes]` each."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepsTaken(Happening, kind="steps"):
     """Steps that are done."""
 
@@ -86,7 +81,6 @@ class StepsTaken(Happening, kind="steps"):
     """`[parts, weight]` of these steps that were learnt already, where there were any."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProgressMade(Happening, kind="progress"):
     """Work without a loss, as prediction."""
 
@@ -95,7 +89,6 @@ class ProgressMade(Happening, kind="progress"):
     samples: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evaluated(Happening, kind="evaluation"):
     """The model was tried on the test set."""
 
@@ -103,7 +96,6 @@ class Evaluated(Happening, kind="evaluation"):
     results: Numbers
 
 
-@dataclass(frozen=True, kw_only=True)
 class LineSaid(Happening, kind="line"):
     """What a process has to say."""
 
@@ -111,7 +103,6 @@ class LineSaid(Happening, kind="line"):
     level: str = "info"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Warned(Happening, kind="warning"):
     """What somebody should know."""
 
@@ -121,7 +112,6 @@ class Warned(Happening, kind="warning"):
 # What goes wrong, and what follows.
 
 
-@dataclass(frozen=True, kw_only=True)
 class FaultInjected(Happening, kind="fault"):
     """A fault that the user asked for; its fields are those of `spec.chaos.Fault`."""
 
@@ -135,7 +125,6 @@ class FaultInjected(Happening, kind="fault"):
     always: bool
 
 
-@dataclass(frozen=True, kw_only=True)
 class Hung(Happening, kind="hung"):
     """A process hangs; it is ended next."""
 
@@ -149,7 +138,6 @@ class Hung(Happening, kind="hung"):
     """A path, where the stacks of all could be kept."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Lost(Happening, kind="lost"):
     """A process is gone that others go on without, or follow."""
 
@@ -161,7 +149,6 @@ class Lost(Happening, kind="lost"):
     node: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Replaced(Happening, kind="replaced"):
     """Somebody goes on with the work of one that was lost."""
 
@@ -178,7 +165,6 @@ class Replaced(Happening, kind="replaced"):
     node: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Restarted(Happening, kind="restarted"):
     """All begin again after `step`: what was told of later steps is void."""
 
@@ -191,14 +177,12 @@ class Restarted(Happening, kind="restarted"):
     """Lost with them."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Resumed(Happening, kind="resumed"):
     """The user goes on after `step`: what was told of later steps is void."""
 
     step: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Raised(Happening, kind="raised"):
     """What a worker said about the error that ended it."""
 
@@ -212,7 +196,6 @@ class Raised(Happening, kind="raised"):
     """Another process could do no better."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Failed(Happening, kind="failed"):
     """A process, or the run, has failed."""
 
@@ -227,7 +210,6 @@ class Failed(Happening, kind="failed"):
 # Who does whose work.
 
 
-@dataclass(frozen=True, kw_only=True)
 class Adopted(Happening, kind="adopted"):
     """A worker goes on with these places."""
 
@@ -235,7 +217,6 @@ class Adopted(Happening, kind="adopted"):
     generation: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Released(Happening, kind="released"):
     """A worker has let go of these places."""
 
@@ -243,7 +224,6 @@ class Released(Happening, kind="released"):
     generation: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scaled(Happening, kind="scaled"):
     """The number of workers has changed."""
 
@@ -254,7 +234,6 @@ class Scaled(Happening, kind="scaled"):
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Decided(Happening, kind="decision"):
     """The coordinator has decided something."""
 
@@ -267,7 +246,6 @@ class Decided(Happening, kind="decision"):
     """What it was decided by."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CutsChanged(Happening, kind="cuts"):
     """From this step on slots have these sizes."""
 
@@ -279,7 +257,6 @@ class CutsChanged(Happening, kind="cuts"):
 # What is left.
 
 
-@dataclass(frozen=True, kw_only=True)
 class Audited(Happening, kind="audit"):
     """What became of the data: of every sample, or of its parts by shard where there are servers."""
 
@@ -292,7 +269,6 @@ class Audited(Happening, kind="audit"):
     shards: list[Numbers] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class CheckpointWritten(Happening, kind="checkpoint"):
     """A training state is on disk."""
 
@@ -306,7 +282,6 @@ class CheckpointWritten(Happening, kind="checkpoint"):
     """Seconds for which training stood still."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Saved(Happening, kind="saved"):
     """The model is on disk."""
 
@@ -314,7 +289,6 @@ class Saved(Happening, kind="saved"):
     digest: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Done(Happening, kind="done"):
     """One process is done; `observe/results.py` says what a run's results are."""
 
@@ -323,7 +297,6 @@ class Done(Happening, kind="done"):
     """The most bytes that it held, by kind: `host`, `gpu`."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Finished(Happening, kind="finished"):
     """The run is done."""
 
@@ -332,7 +305,6 @@ class Finished(Happening, kind="finished"):
     samples_per_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Stopped(Happening, kind="stopped"):
     """The run ended before its time."""
 

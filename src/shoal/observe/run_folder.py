@@ -23,71 +23,48 @@ DEFAULT_ROOT = "runs"
 PARTIAL_MODEL = "model.partial.safetensors"
 
 
+class _Inside:
+    """A path in a run's folder, by the name of what lies there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
+        return folder.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFolder:
-    """One run's folder and the places in it."""
+    """One run's folder and the paths in it."""
 
     path: Path
+    job = _Inside("job.json")
+    """What was asked for."""
+    events = _Inside(FILE_NAME)
+    """What happened."""
+    result = _Inside("result.json")
+    """What came out, in numbers."""
+    report = _Inside("report.md")
+    """All of it, to read."""
+    chart = _Inside("loss.png")
+    """The report's picture."""
+    model = _Inside("model.safetensors")
+    """The trained model."""
+    partial_model = _Inside(PARTIAL_MODEL)
+    """The model of a run that has not come to its end, or failed: never what was asked for."""
+    checkpoints = _Inside("checkpoints")
+    """What training can go on from."""
+    decisions = _Inside("coordinator.sqlite")
+    """What a coordinator must not forget."""
+    logs = _Inside("logs")
+    """What each process printed."""
+    tensorboard = _Inside("tensorboard")
+    """Scalars for TensorBoard, where it was asked for."""
 
     @property
     def name(self) -> str:
         """The run's name."""
         return self.path.name
-
-    @property
-    def job(self) -> Path:
-        """What was asked for."""
-        return self.path / "job.json"
-
-    @property
-    def events(self) -> Path:
-        """What happened."""
-        return self.path / FILE_NAME
-
-    @property
-    def result(self) -> Path:
-        """What came out, in numbers."""
-        return self.path / "result.json"
-
-    @property
-    def report(self) -> Path:
-        """All of it, to read."""
-        return self.path / "report.md"
-
-    @property
-    def chart(self) -> Path:
-        """The report's picture."""
-        return self.path / "loss.png"
-
-    @property
-    def model(self) -> Path:
-        """The trained model."""
-        return self.path / "model.safetensors"
-
-    @property
-    def partial_model(self) -> Path:
-        """The model of a run that has not come to its end, or failed: never what was asked for."""
-        return self.path / PARTIAL_MODEL
-
-    @property
-    def checkpoints(self) -> Path:
-        """What training can go on from."""
-        return self.path / "checkpoints"
-
-    @property
-    def decisions(self) -> Path:
-        """What a coordinator must not forget."""
-        return self.path / "coordinator.sqlite"
-
-    @property
-    def logs(self) -> Path:
-        """What each process printed."""
-        return self.path / "logs"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Scalars for TensorBoard, where it was asked for."""
-        return self.path / "tensorboard"
 
     @classmethod
     def create(

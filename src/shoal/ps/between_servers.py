@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from shoal.ps.messages import PsMessage
@@ -10,7 +9,6 @@ from shoal.ps.messages import PsMessage
 # Primary and backup.
 
 
-@dataclass(frozen=True, kw_only=True)
 class Replicate(PsMessage):
     """One entry of a shard's log, for its backup."""
 
@@ -22,7 +20,6 @@ class Replicate(PsMessage):
     """The push or control that was logged, packed; its bulk is in `frames`."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Replicated(PsMessage):
     """The backup has every entry up to this one."""
 
@@ -31,7 +28,6 @@ class Replicated(PsMessage):
     index: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Fill(PsMessage):
     """All of a shard, for a new backup: bookkeeping here, values and optimizer state in `frames`."""
 
@@ -42,7 +38,6 @@ class Fill(PsMessage):
     books: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Filled(PsMessage):
     """The new backup has all of it; also told to the coordinator, by the primary."""
 
@@ -54,7 +49,6 @@ class Filled(PsMessage):
 # Shards that close their rounds together.
 
 
-@dataclass(frozen=True, kw_only=True)
 class RoundPart(PsMessage):
     """What a shard contributes to a round that all shards close together; see `settlement.py`."""
 
@@ -68,7 +62,6 @@ class RoundPart(PsMessage):
     """What the pushes in it count, where shards are whole copies: cells, weight, loss, scaled."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PartRequest(PsMessage):
     """A shard whose round is complete asks for a part that has not come."""
 
@@ -78,7 +71,6 @@ class PartRequest(PsMessage):
     round: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Settle(PsMessage):
     """An entry of a shard's log: all parts of its complete round are known, and the update may be made.
 

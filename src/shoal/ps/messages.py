@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 from shoal.comm.codec import Frame
 
@@ -19,15 +19,17 @@ COORDINATOR = 0
 KINDS: dict[str, type[PsMessage]] = {}
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 @dataclass(frozen=True, kw_only=True)
 class PsMessage:
-    """One message. Fields are plain data; the bulk, if any, lies in `frames`."""
+    """One message, a frozen dataclass for each kind. Fields are plain data; the bulk, if any, lies in `frames`."""
 
     kind: ClassVar[str] = ""
     frames: tuple[Frame, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        dataclass(frozen=True, kw_only=True)(cls)
         cls.kind = cls.__dict__.get("kind", cls.__name__.lower())
         KINDS[cls.kind] = cls
 
@@ -48,7 +50,6 @@ class PushOutcome(StrEnum):
 # Worker and server.
 
 
-@dataclass(frozen=True, kw_only=True)
 class Push(PsMessage):
     """A gradient (or locally trained parameters) for one shard."""
 
@@ -88,7 +89,6 @@ class Push(PsMessage):
         return bool(self.found) and self.found[0] > 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ack(PsMessage):
     """The push is safe: its sender may forget it."""
 
@@ -108,7 +108,6 @@ class Ack(PsMessage):
     found: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Refused(PsMessage):
     """Not my shard, or not in this generation: look at the newest view, or ask the coordinator for it."""
 
@@ -118,7 +117,6 @@ class Refused(PsMessage):
     sequence: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Clocks(PsMessage):
     """How far a shard is: the answer to `Hello`, and told to all workers when their floor rises."""
 
@@ -137,7 +135,6 @@ class Clocks(PsMessage):
     found: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Hello(PsMessage):
     """A worker asks a shard how far it is: when it starts, and when news is overdue."""
 
@@ -146,7 +143,6 @@ class Hello(PsMessage):
     rank: int
 
 
-@dataclass(frozen=True, kw_only=True)
 class Pull(PsMessage):
     """A worker that shares no memory with the server asks for a shard's values."""
 
@@ -158,7 +154,6 @@ class Pull(PsMessage):
     """Optimizer state, too."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Values(PsMessage):
     """Part of a shard's values, as frames; parts come in parameter order, first layers first."""
 
@@ -173,7 +168,6 @@ class Values(PsMessage):
 # Everybody and the coordinator.
 
 
-@dataclass(frozen=True, kw_only=True)
 class Join(PsMessage):
     """A member has started; repeated until a view names it."""
 
@@ -185,7 +179,6 @@ class Join(PsMessage):
     address: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class Report(PsMessage):
     """A member's sign of life, several times a second, and how it is doing."""
 
@@ -198,7 +191,6 @@ class Report(PsMessage):
     """step, loss, samples_per_s, queue, rss, and by shard version, delay (mean and largest), floor."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class LeaseRequest(PsMessage):
     """A worker asks for cells to train on, and says which of its cells every shard has acknowledged."""
 
@@ -213,7 +205,6 @@ class LeaseRequest(PsMessage):
     """Cells it has been given and that not every shard has acknowledged yet."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Lease(PsMessage):
     """All the cells that the worker holds now; `over` where there will be no more."""
 
@@ -228,7 +219,6 @@ class Lease(PsMessage):
     over: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class Control(PsMessage):
     """A decision that a shard takes at one point of its log, so that its backup takes it at the same."""
 
@@ -242,7 +232,6 @@ class Control(PsMessage):
     values: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Controlled(PsMessage):
     """The control is in the shard's log, and in its backup's."""
 
@@ -264,7 +253,6 @@ class ShardView:
     """Which of the shard's two places in shared memory is the primary's; the backup's is the other."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class View(PsMessage):
     """The world as the coordinator has decided it. The newest (term, number) counts."""
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from shoal.checkpoint.listing import Entry
 from shoal.checkpoint.model_stream import TensorStream
 from shoal.checkpoint.saver import BackgroundSaver
 from shoal.checkpoint.snapshot import Snapshot
-from shoal.checkpoint.store import CheckpointStore, Entry
+from shoal.checkpoint.store import CheckpointStore
 from shoal.checkpoint.streamed import StreamedState
 from shoal.errors import CheckpointError, SpecError
 from shoal.ledger import Schedule

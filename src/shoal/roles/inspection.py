@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from shoal.checkpoint import save_tensors
+from shoal.checkpoint.model_stream import save_tensors
 from shoal.errors import SpecError
 from shoal.feed.feed import Feed
 from shoal.layout import Parcel

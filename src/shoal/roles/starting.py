@@ -12,8 +12,7 @@ from shoal.checkpoint.folder import read_folder
 from shoal.checkpoint.listing import read_manifest
 from shoal.checkpoint.model_file import load_tensors
 from shoal.checkpoint.snapshot import Snapshot
-from shoal.checkpoint.stored import PartReader, StoredTensor
-from shoal.checkpoint.stored_model import ModelReader
+from shoal.checkpoint.stored import ModelReader, PartReader, StoredTensor
 from shoal.errors import CheckpointError
 from shoal.ledger.book import Book
 from shoal.observe.checkpoint_names import is_checkpoint

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shoal.checkpoint import save_stream
 from shoal.checkpoint.freeing import Shelf
+from shoal.checkpoint.model_stream import save_stream
 from shoal.comm.channel import Channel
 from shoal.ledger.book import CutLog, audit
 from shoal.observe.happenings import Audited, Saved

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
 from shoal.errors import SpecError
-from shoal.spec.byte_sizes import parse_bytes
 from shoal.spec.checks import require_choice, require_count
 
 ENGINES = ("local",)
 DEVICES = ("cpu", "cuda")
+_UNITS = {
+    "B": 1,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,3 +119,15 @@ def parse_workers(text: str) -> tuple[int, int | None]:
     if colon and int(most) < int(least):
         raise SpecError(f"Cluster: workers={text} names a lower limit above the upper; write {most}:{least}.")
     return int(least), int(most) if colon else None
+
+
+def parse_bytes(owner: str, name: str, text: str) -> int:
+    """How many bytes a text such as `1.5GiB` means."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip(), re.ASCII)
+    unit = None if found is None else _UNITS.get(found[2])
+    if found is None or unit is None or float(found[1]) * unit < 1:
+        raise SpecError(
+            f"{owner}: {name} must be a size such as 1.5GiB or 800MB, found {text!r}; the units are "
+            f"{', '.join(_UNITS)}."
+        )
+    return int(float(found[1]) * unit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 PAGE_BYTES = 4096
@@ -17,14 +17,14 @@ LINE_BYTES = 64
 """A cache line: tensors begin at multiples of it."""
 
 
-class Medium(Enum):
+class Medium(StrEnum):
     """What bytes go through on their way from one process to another."""
 
     MEMORY = "the host's memory"
     NETWORK = "sockets"
 
 
-class Stay(Enum):
+class Stay(StrEnum):
     """How long a process has a region."""
 
     ALWAYS = "always"
@@ -121,11 +121,7 @@ class Footprint:
 
     def plain(self) -> dict[str, Any]:
         """As data that JSON can hold."""
-        found: dict[str, Any] = {"workers": self.workers, "servers": self.servers}
-        for part in ("shared", "worker", "server"):
-            found[part] = [{**asdict(one), "stay": one.stay.value} for one in getattr(self, part)]
-        found["flows"] = [{**asdict(flow), "medium": flow.medium.value} for flow in self.flows]
-        return found
+        return asdict(self)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Footprint:

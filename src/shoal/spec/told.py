@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from types import NoneType
-from typing import Any, ClassVar, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform, get_args, get_origin, get_type_hints
 
 from shoal.errors import ProtocolError
 
@@ -14,9 +14,10 @@ _MORE = "more"
 _MOST_SHOWN = 60
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """One thing that is told: a frozen dataclass of plain data for each kind.
+    """One thing that is told: each subclass is a frozen dataclass of plain data, for one kind.
 
     A field whose default is None is left out where it is None; a field `more` holds the keys that have no field of
     their own, which lie beside the others on the way. Keys that nobody knows are passed over.
@@ -27,6 +28,7 @@ class Told:
 
     def __init_subclass__(cls, *, kind: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        dataclass(frozen=True, kw_only=True)(cls)
         cls.kind_name = kind
 
     def plain(self) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from shoal.spec.footprint import Flow, Footprint, Medium, MemoryRegion, Stay
 from shoal.spec.model_size import ModelSize, PassSize, RunSize
 
@@ -33,11 +31,11 @@ def activations(one: PassSize, *, counted: int | None = None) -> MemoryRegion:
     return of_worker("activations and temporaries", most + one.batch, Stay.TRAINING)
 
 
-def whole_footprint(model: ModelSize, run: RunSize, flows: Iterable[Flow] = ()) -> Footprint:
+def whole_footprint(model: ModelSize, run: RunSize) -> Footprint:
     """Parameters, gradients and optimizer state in each worker."""
     gradients = of_worker("gradients", model.parameters, Stay.TRAINING)
     regions = _whole_regions(model, run, gradients, activations(run.one, counted=model.parameters))
-    return Footprint(worker=regions, workers=run.workers, flows=tuple(flows))
+    return Footprint(worker=regions, workers=run.workers)
 
 
 def _whole_regions(model: ModelSize, run: RunSize, *besides: MemoryRegion) -> tuple[MemoryRegion, ...]:

@@ -13,9 +13,8 @@ from shoal.verification.bounds import FLOAT64_BOUND, first_step_bound
 from shoal.verification.jobs import alone, with_overrides
 from shoal.verification.judging import STATE, Comparison, compare_trials, movement, use_of_half
 from shoal.verification.reference import Reference
-from shoal.verification.report import BITWISE, Row, Verdict, VerifyReport
+from shoal.verification.report import BITWISE, Row, Verdict, VerifyReport, numbers_of
 from shoal.verification.trials import Facts, Laboratory, Trial
-from shoal.verification.words import numbers_of
 
 if TYPE_CHECKING:
     from shoal.verification.difference import Tensors

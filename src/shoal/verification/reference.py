@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from shoal.ledger.book import CutLog
 from shoal.spec import Job
 from shoal.verification.jobs import alone, with_overrides
+from shoal.verification.report import in_half
 from shoal.verification.trials import Facts
-from shoal.verification.words import in_half
 
 _SAME_SLOTS = "the same slots"
 _SAME_CUT = "the same slots and micro-batches"

@@ -80,3 +80,13 @@ class VerifyReport:
 def _plain(value: float | None) -> float | str | None:
     """JSON has no infinity."""
     return "infinite" if value == float("inf") else value
+
+
+def numbers_of(precision: str) -> str:
+    """The word for a job's precision."""
+    return {"fp32": "float32", "adaptive": "adaptive precision"}.get(precision, precision)
+
+
+def in_half(precision: str) -> str:
+    """` in bf16`, to be put behind a noun; nothing in float32, which goes without saying."""
+    return "" if precision == "fp32" else f" in {numbers_of(precision)}"

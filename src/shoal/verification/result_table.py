@@ -11,10 +11,9 @@ from rich.text import Text
 
 from shoal.observe import wording
 from shoal.verification.noise import RULE, Spread
-from shoal.verification.report import Verdict
+from shoal.verification.report import Verdict, in_half
 from shoal.verification.result_report import Pushes, ResultReport, SeedRun
 from shoal.verification.table import STYLES
-from shoal.verification.words import in_half
 
 _MOST_SENTENCES = 3
 

@@ -8,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal.verification.report import BITWISE, Row, Verdict, VerifyReport
-from shoal.verification.words import in_half
+from shoal.verification.report import BITWISE, Row, Verdict, VerifyReport, in_half
 
 STYLES = {
     Verdict.EQUAL: "green",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
@@ -14,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
-from shoal.launch.supervisor import run_job
+from shoal.launch.supervisor import inspect_task, run_job
 from shoal.ledger.book import CutLog
 from shoal.observe import Event
 from shoal.observe.happenings import CutsChanged
 from shoal.observe.summary import UNDOING
-from shoal.spec import Cluster, Job
-from shoal.spec.vocabulary import Purpose
+from shoal.spec import Job
 
 if TYPE_CHECKING:
     from shoal.verification.difference import Tensors
@@ -54,9 +52,8 @@ class Facts:
     """The same with dropout off: only augmentation, or dropout that is never off."""
 
     @classmethod
-    def from_json(cls, text: str) -> Facts:
-        """The facts that inspection wrote."""
-        found: dict[str, Any] = json.loads(text)
+    def from_plain(cls, found: Mapping[str, Any]) -> Facts:
+        """The facts among all that inspection found."""
         values = {field.name: found[field.name] for field in fields(cls)}
         return cls(**values | {name: tuple(values[name]) for name in ("trained", "untrained", "buffers")})
 
@@ -111,17 +108,7 @@ class Laboratory:
     def inspect(self, job: Job) -> tuple[Facts, Tensors]:
         """What the job's task is made of, and its initial model."""
         folder = self._begin("inspecting the task")
-        self._run(
-            Job(
-                target=job.target,
-                args=job.args,
-                purpose=Purpose.INSPECT,
-                cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker),
-                overrides=job.overrides,
-                run_dir=str(folder),
-            )
-        )
-        facts = Facts.from_json((folder / "inspection.json").read_text(encoding="utf-8"))
+        facts = Facts.from_plain(inspect_task(job, folder, self._zygote))
         return facts, _load(folder / "model.safetensors")
 
     def train(self, label: str, job: Job) -> Trial:
@@ -183,6 +170,6 @@ def told_cuts(events: Iterable[Event]) -> CutLog:
 
 
 def _load(path: Path) -> Tensors:
-    from shoal.checkpoint import load_tensors
+    from shoal.checkpoint.model_file import load_tensors
 
     return load_tensors(path)

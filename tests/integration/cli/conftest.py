@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.commands import GUARD_S, SMALL_TASK, Shoal, command, environment
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,10 @@ import torch
 from small_task import NUM_TEST, task
 
 from helpers.checkpoint_states import state
-from shoal.checkpoint import CheckpointStore, Snapshot, digest, load_tensors, save_tensors
+from shoal.checkpoint.model_file import digest, load_tensors
+from shoal.checkpoint.model_stream import save_tensors
+from shoal.checkpoint.snapshot import Snapshot
+from shoal.checkpoint.store import CheckpointStore
 from shoal.cli.app import run as run_command
 from shoal.observe import RunFolder
 from shoal.spec import Job

@@ -13,7 +13,7 @@ from small_task import NUM_TEST, NUM_TRAIN, task
 
 from helpers.commands import SMALL_TASK
 from helpers.other_user import NOBODY, needs_root
-from shoal.checkpoint import load_model
+from shoal.checkpoint.folder import load_model
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from shoal.launch import LocalEngine, Supervisor, ZygoteProcess
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZygoteProcess
+from shoal.launch.supervisor import Supervisor
 from shoal.observe.events import Event
 from shoal.spec import Cluster, Job
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.actors import ActorEngine, ActorHost
-from shoal.launch import Supervisor
+from shoal.launch.supervisor import Supervisor
 from shoal.observe.events import Event
 from shoal.observe.run_folder import RunFolder
 from shoal.spec import Cluster, Job

@@ -16,7 +16,8 @@ import pytest
 import shoal
 from helpers.commands import GUARD_S, SMALL_TASK, environment
 from shoal.errors import Interrupted, LaunchError, SpecError, WorkerFailed
-from shoal.launch import LiveRun, ZygoteProcess
+from shoal.launch.live import LiveRun
+from shoal.launch.owner import ZygoteProcess
 from shoal.observe import Event, read_events
 from shoal.observe.happenings import Evaluated, Scaled, StepsTaken, Stopped
 from shoal.spec import Cluster, Job

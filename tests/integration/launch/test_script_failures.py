@@ -11,8 +11,10 @@ import pytest
 
 from helpers.observed import ObservedEngine
 from shoal.errors import Interrupted, LaunchError, WorkerFailed
-from shoal.launch import ZygoteProcess, run_job, start_zygote, zygote_line
+from shoal.launch import zygote_line
+from shoal.launch.owner import ZygoteProcess, start_zygote
 from shoal.launch.stacks import explain_state
+from shoal.launch.supervisor import run_job
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 

@@ -169,7 +169,8 @@ def test_an_unwritable_run_folder_is_told(run_script) -> None:
 
 def test_starting_a_zygote_waits_for_no_slow_import(run_script) -> None:
     code = (
-        "import sys; from shoal.launch import start_zygote; print({'torch', 'numpy', 'rich'} & set(sys.modules))"
+        "import sys; from shoal.launch.owner import start_zygote; "
+        "print({'torch', 'numpy', 'rich'} & set(sys.modules))"
     )
     with os.popen(f'{sys.executable} -c "{code}"') as answer:
         assert answer.read() == "set()\n"

@@ -10,7 +10,8 @@ import pytest
 from service_stage import COORDINATOR, WORKER, Stage
 
 from shoal.errors import Interrupted, WorkerFailed
-from shoal.launch import LocalEngine, ZygoteProcess
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZygoteProcess
 from shoal.launch.worlds import plan_worlds
 from shoal.observe.events import Event
 from shoal.observe.wording import line

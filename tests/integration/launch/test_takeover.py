@@ -11,7 +11,7 @@ import pytest
 
 from helpers.actors import ActorEngine
 from shoal.errors import WorkerFailed
-from shoal.launch import Supervisor
+from shoal.launch.supervisor import Supervisor
 from shoal.observe.events import Event
 from shoal.spec import Cluster, Job
 

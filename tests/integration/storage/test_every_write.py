@@ -13,7 +13,7 @@ import pytest
 from helpers.commands import SMALL_TASK
 from helpers.disk_faults import DiskFaults
 from helpers.warm_commands import Answer, WarmCommands
-from shoal.checkpoint import digest, load_tensors
+from shoal.checkpoint.model_file import digest, load_tensors
 from shoal.checkpoint.wholeness import check_folder
 from shoal.errors import CheckpointError
 from shoal.observe import read_events

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from helpers.commands import SMALL_TASK, command
-from shoal.launch import ZygoteProcess
+from shoal.launch.owner import ZygoteProcess
 
 TRAIN = ("train", str(SMALL_TASK), "--workers", "2", "--name", "mine")
 GUARD_S = 60.0

@@ -16,9 +16,10 @@ from helpers.commands import SMALL_TASK
 from helpers.disk_faults import DiskFaults
 from helpers.observed import ObservedEngine
 from helpers.striking import Striker
-from shoal.checkpoint import CheckpointStore
+from shoal.checkpoint.store import CheckpointStore
 from shoal.errors import DiskRefused, Interrupted
-from shoal.launch import LiveRun, ZygoteProcess, start_zygote
+from shoal.launch.live import LiveRun
+from shoal.launch.owner import ZygoteProcess, start_zygote
 from shoal.launch.runs import new_job
 from shoal.observe import Event, RunFolder
 from shoal.spec import Cluster, Job

@@ -4,7 +4,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from shoal.bench import choice
+from shoal.bench import comparison
 from shoal.errors import SpecError
 
 
@@ -19,11 +19,11 @@ from shoal.errors import SpecError
     ],
 )
 def test_a_comma_parts_strategies_and_keys_of_one(text, found):
-    assert choice.split_strategies(text) == found
+    assert comparison.split_strategies(text) == found
 
 
 def test_each_is_named_once_in_its_shortest_form():
-    assert choice.chosen_strategies("data:via=auto,data,sharded:stage=3") == ["data", "sharded"]
+    assert comparison.chosen_strategies("data:via=auto,data,sharded:stage=3") == ["data", "sharded"]
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,17 @@ def test_each_is_named_once_in_its_shortest_form():
 )
 def test_what_is_written_wrong_is_named(text, sentence):
     with pytest.raises(SpecError, match=sentence):
-        choice.chosen_strategies(text)
+        comparison.chosen_strategies(text)
 
 
 def test_the_usual_ones_are_all_there_is_without_sizes():
-    assert choice.chosen_strategies(None)[: len(choice.USUAL)] == list(choice.USUAL)
-    kinds = {written.partition(":")[0] for written in choice.USUAL}
+    assert comparison.chosen_strategies(None)[: len(comparison.USUAL)] == list(comparison.USUAL)
+    kinds = {written.partition(":")[0] for written in comparison.USUAL}
     assert kinds == {"data", "ps", "sharded", "tensor", "pipeline", "layer"}
 
 
 def test_strategies_of_other_packages_are_compared_too(monkeypatch):
     brought = EntryPoints([EntryPoint("sharded", "somewhere:Spec", "shoal.strategies")])
-    monkeypatch.setattr(choice, "entry_points", lambda group: brought)
-    monkeypatch.setattr(choice, "USUAL", ("data",))
-    assert choice.chosen_strategies(None) == ["data", "sharded"]
+    monkeypatch.setattr(comparison, "entry_points", lambda group: brought)
+    monkeypatch.setattr(comparison, "USUAL", ("data",))
+    assert comparison.chosen_strategies(None) == ["data", "sharded"]

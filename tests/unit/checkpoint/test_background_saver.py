@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from helpers.checkpoint_states import assert_same, state
-from shoal.checkpoint import BackgroundSaver, CheckpointStore, Room
+from shoal.checkpoint.saver import BackgroundSaver
+from shoal.checkpoint.snapshot import Room
+from shoal.checkpoint.store import CheckpointStore
 
 GUARD_S = 30.0
 

@@ -14,9 +14,12 @@ import torch
 from torch import nn
 
 from helpers.checkpoint_states import assert_same, state
-from shoal.checkpoint import CheckpointStore, Snapshot, digest, load_model, save_tensors
-from shoal.checkpoint.folder import CHUNK_BYTES, write_folder
+from shoal.checkpoint.folder import CHUNK_BYTES, load_model, write_folder
 from shoal.checkpoint.freeing import ASIDE_BYTES
+from shoal.checkpoint.model_file import digest
+from shoal.checkpoint.model_stream import save_tensors
+from shoal.checkpoint.snapshot import Snapshot
+from shoal.checkpoint.store import CheckpointStore
 from shoal.errors import CheckpointError, LaunchError
 from shoal.spec import Job
 

@@ -13,7 +13,9 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from shoal.checkpoint import digest, load_model, load_tensors, save_tensors
+from shoal.checkpoint.folder import load_model
+from shoal.checkpoint.model_file import digest, load_tensors
+from shoal.checkpoint.model_stream import save_tensors
 from shoal.errors import CheckpointError, LaunchError
 
 TENSORS = {

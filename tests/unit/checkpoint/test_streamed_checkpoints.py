@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from helpers.checkpoint_states import assert_same, state
-from shoal.checkpoint import CheckpointStore, Snapshot, TensorStream, digest, save_tensors
 from shoal.checkpoint.listing import read_manifest
+from shoal.checkpoint.model_file import digest
+from shoal.checkpoint.model_stream import TensorStream, save_tensors
 from shoal.checkpoint.saver import BackgroundSaver
-from shoal.checkpoint.stored import PartReader, StoredTensor
-from shoal.checkpoint.stored_model import ModelReader
+from shoal.checkpoint.snapshot import Snapshot
+from shoal.checkpoint.store import CheckpointStore
+from shoal.checkpoint.stored import ModelReader, PartReader, StoredTensor
 from shoal.checkpoint.streamed import StreamedState
 from shoal.checkpoint.wholeness import check_folder
 from shoal.errors import CheckpointError, LaunchError

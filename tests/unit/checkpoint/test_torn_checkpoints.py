@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from helpers.checkpoint_states import assert_same, state
-from shoal.checkpoint import CheckpointStore
+from shoal.checkpoint.store import CheckpointStore
 from shoal.errors import CheckpointError
 
 NUM_TORN = 200

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import pytest
 
 from helpers.checkpoint_states import assert_same, state
-from shoal.checkpoint import CheckpointStore
 from shoal.checkpoint.fields import Malformed
 from shoal.checkpoint.listing import list_entries
 from shoal.checkpoint.manifest import checksum, parse_manifest
+from shoal.checkpoint.store import CheckpointStore
 from shoal.errors import CheckpointError
 
 

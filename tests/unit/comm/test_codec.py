@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.comm import Message, decode, encode
-from shoal.comm.codec import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, checksum
+from shoal.comm.codec import MAX_FRAME_BYTES, MAX_FRAMES, MAX_HEADER_BYTES, Message, checksum, decode, encode
 from shoal.comm.envelope import Envelope, PacketKind
 from shoal.errors import ProtocolError
 

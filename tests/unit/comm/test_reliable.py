@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.comm import Message, Reliability, TransportCounters
+from shoal.comm.codec import Message
 from shoal.comm.envelope import Envelope, PacketKind
-from shoal.comm.reliable import Link, Packet
+from shoal.comm.reliable import Link, Packet, Reliability
+from shoal.comm.transport import TransportCounters
 from shoal.errors import ProtocolError
 
 RELIABILITY = Reliability(window=8, acknowledge_every=4, acknowledge_after_s=0.01, resend_after_s=0.1)

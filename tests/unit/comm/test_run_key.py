@@ -8,8 +8,8 @@ import stat
 import pytest
 from zmq import curve_public
 
-from shoal.comm import RunKey, ZmqWire
-from shoal.comm.security import leaves_host
+from shoal.comm.security import RunKey, leaves_host
+from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import SpecError
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from helpers.other_user import as_another_user, needs_root
-from shoal.comm import RunKey, ZmqWire
+from shoal.comm.security import RunKey
 from shoal.comm.socket_folder import SocketFolder
+from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import LaunchError
 
 KEY = RunKey.create()

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from shoal.comm import RunKey, ZmqWire
 from shoal.comm.channel import Channel
 from shoal.comm.gate import unlock
+from shoal.comm.security import RunKey
+from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import SpecError
 
 GUARD_S = 20.0

@@ -15,8 +15,8 @@ import pytest
 
 import shoal.errors
 from shoal.comm.channel import Channel
-from shoal.launch.frames import find_frame
 from shoal.launch.stacks import StackSource, collect_stacks, explain_state, write_stacks
+from shoal.launch.vigil import find_frame
 
 GUARD_S = 30.0
 CODE = """

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.schedule_times import simulate
 from shoal.errors import SpecError
-from shoal.layout.schedules import Action, Actions, Kind, StageSchedule, make_schedule, simulate
+from shoal.layout.schedules import Action, Actions, Kind, StageSchedule, make_schedule
 from shoal.spec.model_parallel import SCHEDULES
 
 names = st.sampled_from(SCHEDULES)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers.checkpoint_states import state
-from shoal.checkpoint import CheckpointStore
+from shoal.checkpoint.store import CheckpointStore
 from shoal.comm.channel import Channel
 from shoal.roles.checkpointing import Checkpointing
 from shoal.roles.reporter import Reporter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ FOUND = {
 
 
 def facts(**changes: Any) -> Facts:
-    return Facts.from_json(json.dumps(FOUND | changes))
+    return Facts.from_plain(FOUND | changes)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ FOUND = {
 
 def reference(strategy: str, workers: int = 4, **changes: Any) -> Reference:
     job = Job(target="a.py", strategy=strategy, cluster=Cluster(workers=workers))
-    return Reference(job, Facts.from_json(json.dumps(FOUND | changes)))
+    return Reference(job, Facts.from_plain(FOUND | changes))
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from shoal.arena import supported
 from shoal.cli.plan.parts import GridPoint, Manner, without_successors
-from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Job, Mesh, ModelParallel, as_mesh
 from shoal.spec.model_parallel import AXES
 
 
-def grid_manner(job: Job, parcels: Sequence[Parcel], facts: Mapping[str, Any]) -> Manner:
+def grid_manner(job: Job) -> Manner:
     """Meaning, failures and grid of a model that is cut over workers."""
     mesh = as_mesh(ModelParallel.of(job), job.cluster.places)
     return Manner(

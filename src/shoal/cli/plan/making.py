@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shoal.cli.plan.data import data_manner
-from shoal.cli.plan.grid import grid_manner
-from shoal.cli.plan.layers import layer_manner
-from shoal.cli.plan.parts import Manner, ModelBytes, Plan
-from shoal.cli.plan.plain import plain_manner
-from shoal.cli.plan.served import served_manner
+from shoal.cli.plan.manners import manner_of
+from shoal.cli.plan.parts import ModelBytes, Plan
 from shoal.launch.worlds import describe_world
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
@@ -32,7 +28,7 @@ def make_plan(job: Job, facts: Mapping[str, Any]) -> Plan:
         target=job.target,
         world=describe_world(job).text,
         strategy=job.strategy,
-        manner=replace(_manner(job, parcels, facts), width=tuple(facts.get("width", ()))),
+        manner=replace(manner_of(job, parcels, facts), width=tuple(facts.get("width", ()))),
         data=(
             f"{plural(steps, 'step')} of {facts['global_batch']:,} samples ({facts['num_samples']:,} in all), "
             f"each in {plural(slots, 'slot')}: {steps * slots:,} cells"
@@ -46,16 +42,3 @@ def make_plan(job: Job, facts: Mapping[str, Any]) -> Plan:
         limited=Footprint.from_plain(facts["limited"]),
         process_bytes=facts["process_bytes"],
     )
-
-
-def _manner(job: Job, parcels: tuple[Parcel, ...], facts: Mapping[str, Any]) -> Manner:
-    return _MANNERS.get(job.spec.name, plain_manner)(job, parcels, facts)
-
-
-_MANNERS: Mapping[str, Callable[[Job, tuple[Parcel, ...], Mapping[str, Any]], Manner]] = {
-    "data": data_manner,
-    "ps": served_manner,
-    "layer": layer_manner,
-    **dict.fromkeys(("sharded", "tensor", "pipeline", "mesh"), grid_manner),
-}
-"""By strategy: who explains it better than its facts do."""

@@ -110,7 +110,7 @@ class Plan:
                 "worker": _plain(told_of(found.worker)),
                 "server": _plain(told_of(found.server)),
             },
-            "traffic": [{**asdict(flow), "medium": flow.medium.value} for flow in found.flows],
+            "traffic": [asdict(flow) for flow in found.flows],
         }
         if self.manner.width:
             plain["width"] = list(self.manner.width)
@@ -124,4 +124,4 @@ class Plan:
 
 
 def _plain(holdings: Iterable[Holding]) -> list[dict[str, Any]]:
-    return [{**asdict(one), "stay": one.stay.value, "total": one.total} for one in holdings]
+    return [{**asdict(one), "total": one.total} for one in holdings]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from shoal.comm.collectives.allgather import AllGather
 from shoal.comm.collectives.base import Collective
-from shoal.comm.collectives.central import Central
 from shoal.comm.collectives.ring import Ring
-from shoal.comm.collectives.tree import Tree
+from shoal.comm.collectives.tree import Central, Tree
 from shoal.comm.transport import Transport
 from shoal.errors import unknown
 

@@ -1,4 +1,7 @@
-"""Tree all-reduce: sums climb a binary tree and totals come down; few hops, for small tensors."""
+"""Tree all-reduce: sums climb a binary tree and totals come down; few hops, for small tensors.
+
+Central all-reduce is a tree of one level: everything to rank 0, which is the bottleneck, and back.
+"""
 
 from __future__ import annotations
 
@@ -43,3 +46,19 @@ class Tree(Collective):
             exchange.view(chunk).copy_(exchange.take(self.parent, chunk))
         for child in self.children:
             exchange.send(child, chunk)
+
+
+class Central(Tree):
+    """A tree of one level: rank 0 at the top, all others right below it."""
+
+    name: ClassVar[str] = "central"
+
+    @property
+    def parent(self) -> int:
+        """Rank 0."""
+        return 0
+
+    @property
+    def children(self) -> list[int]:
+        """Everyone else, in rank order, for rank 0; nobody for the others."""
+        return list(range(1, self.size)) if self.rank == 0 else []

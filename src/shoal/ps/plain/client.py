@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -13,9 +15,9 @@ from torch import Tensor
 
 from shoal.comm.codec import Buffer, decode, encode
 from shoal.comm.compression import make_compression
-from shoal.comm.security import RunKey
+from shoal.comm.security import RunKey, host_of
 from shoal.comm.zmq_wire import ZmqWire
-from shoal.errors import CommTimeout, PeerLost, ProtocolError, SpecError
+from shoal.errors import CommTimeout, LaunchError, PeerLost, ProtocolError, SpecError
 from shoal.ps.plain.messages import (
     CLIENT_ID_BYTES,
     UNCOMPRESSED,
@@ -26,7 +28,6 @@ from shoal.ps.plain.messages import (
     read_answer,
     write_request,
 )
-from shoal.ps.plain.reach import reply_address
 from shoal.ps.plain.tensors import Specs, pack, require_fit, require_known, unpack
 
 _SERVER = 0
@@ -206,3 +207,33 @@ class Client:
             raise SpecError(answer.reason)
         self.version = answer.version
         return answer
+
+
+def reply_address(server: str) -> str:
+    """A place to listen on the network through which the server is reached."""
+    if server.startswith("ipc://@"):
+        return f"ipc://@shoal-{os.getpid()}-{secrets.token_hex(8)}"
+    if server.startswith("ipc:///"):
+        return f"{server.rpartition('/')[0]}/*"
+    host, port = _split(server)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        family, kind, protocol, _, there = found[0]
+        # Connecting a datagram socket sends nothing; it only asks the system for the way.
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(there)
+            here = probe.getsockname()[0]
+    except OSError as error:
+        raise LaunchError(f"There is no way to the server's address {server} ({error.strerror}).") from None
+    return f"tcp://[{here}]:*" if ":" in here else f"tcp://{here}:*"
+
+
+def _split(address: str) -> tuple[str, int]:
+    transport, _, host_and_port = address.partition("://")
+    port = host_and_port.rpartition(":")[2]
+    if transport != "tcp" or not host_of(host_and_port) or not (port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise SpecError(
+            f"A server's address is tcp://ADDRESS:PORT, ipc:///FOLDER/NAME or ipc://@NAME, found {address!r}; "
+            "copy what the server shows as its address."
+        )
+    return host_of(host_and_port), int(port)

@@ -58,7 +58,7 @@ class CollectiveData(WholeModel):
 
     def _sum_over_slots(self, values: torch.Tensor) -> torch.Tensor:
         total = values.clone()
-        self._summing.allreduce_(total)
+        self._summing.all_reduce_(total)
         return total
 
     def take(self, work: Work) -> StepResult:
@@ -73,7 +73,7 @@ class CollectiveData(WholeModel):
         for slot, samples in used.items():
             counts[slot] = samples
         control = torch.cat([head, weights, counts, torch.from_numpy(self._touched).double()])
-        self._summing.allreduce_(control)
+        self._summing.all_reduce_(control)
         loss, skipped, skipped_parts, stop, counted = control[: len(head)].tolist()
         weights, counts, touched = control[len(head) :].split([len(weights), len(counts), len(self._touched)])
         sums = Sums(loss, float(weights.sum()), skipped, skipped_parts)
@@ -81,7 +81,7 @@ class CollectiveData(WholeModel):
         if sums.weight:
             is_taken = self._sum_up(work, sums.weight)
             speaks = int(weights.nonzero()[0]) == self._setting.world.global_rank
-            moved.finish(self._summing.allreduce_, sums.weight, counted=bool(counted), speaks=speaks)
+            moved.finish(self._summing.all_reduce_, sums.weight, counted=bool(counted), speaks=speaks)
             if is_taken:
                 self._step(touched > 0)
         else:  # all of the batch was learnt already
@@ -91,7 +91,7 @@ class CollectiveData(WholeModel):
     def _sum_up(self, work: Work, weight: float) -> bool:
         """Make every worker's gradients the mean of all; whether they are fit for a step."""
         for flat in self._flats:
-            self._summing.allreduce_(flat)
+            self._summing.all_reduce_(flat)
         # The sums are the same bits everywhere, and so is what follows from them.
         named = zip(self._replica.trained, self._views, strict=True)
         return self._update.scale_and_check(work, weight, self._flats, named)
@@ -125,7 +125,7 @@ class CollectiveData(WholeModel):
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         table = torch.zeros(shape, dtype=torch.float64)
         fill(table, self._setting.world.global_rank)
-        self._summing.allreduce_(table.view(-1))
+        self._summing.all_reduce_(table.view(-1))
         return table
 
     def snapshot(self) -> dict[str, torch.Tensor]:

@@ -28,8 +28,6 @@ _PATIENCE_S = 300.0
 class RelayData(WholeModel):
     """Workers take turns. Who trains tells the others the loss of each step; who follows gets the state, too."""
 
-    """One worker has the last step's state: to save it all must give it to the first together."""
-
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
         self._setting = setting

@@ -6,41 +6,24 @@ from typing import Protocol
 
 import torch
 
-from shoal.comm.group import Group
 from shoal.strategies.backend import PATIENCE, open_backend
 from shoal.strategies.base import Setting
 from shoal.strategies.data.meeting import Meeting, listening_address
 
 
 class Summing(Protocol):
-    """Sums flat tensors over all workers, in place, with the same bits everywhere."""
+    """Sums flat tensors over all workers, in place, with the same bits everywhere; as a `Group` does."""
 
-    def allreduce_(self, tensor: torch.Tensor) -> None: ...
+    def all_reduce_(self, tensor: torch.Tensor) -> object: ...
 
-    def broadcast_(self, tensor: torch.Tensor) -> None: ...
+    def broadcast_(self, tensor: torch.Tensor) -> object: ...
 
     def close(self) -> None: ...
 
 
 def make_summing(via: str, setting: Setting) -> Summing:
     """Connect to the other workers."""
-    return GroupSumming(open_backend(setting)) if via == "backend" else SocketSumming(via, setting)
-
-
-class GroupSumming:
-    """Through a group of all workers."""
-
-    def __init__(self, group: Group) -> None:
-        self._group = group
-
-    def allreduce_(self, tensor: torch.Tensor) -> None:
-        self._group.all_reduce_(tensor)
-
-    def broadcast_(self, tensor: torch.Tensor) -> None:
-        self._group.broadcast_(tensor)
-
-    def close(self) -> None:
-        self._group.close()
+    return open_backend(setting) if via == "backend" else SocketSumming(via, setting)
 
 
 class SocketSumming:
@@ -62,7 +45,7 @@ class SocketSumming:
         collective = make_collective(
             via, self._transport, world.global_rank, world.world_size, timeout_s=PATIENCE.total_seconds()
         )
-        self.allreduce_ = collective.allreduce_
+        self.all_reduce_ = collective.allreduce_
         self.broadcast_ = collective.broadcast_
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""`docs/compatibility.md`, made from the facts: `python -m shoal.spec.compatibility > docs/compatibility.md`."""
+"""Makes `docs/compatibility.md` from the facts: run it as a script, and write there what it prints."""
 
 from __future__ import annotations
 

@@ -1,0 +1,95 @@
+"""How strategies would train a model, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shoal.cli.plan.grid import grid_manner
+from shoal.cli.plan.parts import Manner, without_successors
+from shoal.cli.plan.served import served_manner
+from shoal.launch.worlds import can_replace
+from shoal.layout import Parcel
+from shoal.observe.wording import plural
+from shoal.spec import Data, Job, Layer, LayerForm
+
+
+def manner_of(job: Job, parcels: Sequence[Parcel], facts: Mapping[str, Any]) -> Manner:
+    """How the job's strategy would train: what is written about it, or what its facts say."""
+    if job.spec.name == "ps":
+        return served_manner(job, parcels, facts)
+    return _MANNERS.get(job.spec.name, _plain_manner)(job)
+
+
+def _plain_manner(job: Job) -> Manner:
+    """Of a strategy that nobody has written a page about."""
+    conduct, workers = job.conduct, job.cluster.places
+    has = "a part of the model" if conduct.is_cut else "the whole model"
+    pace = "all take the same step" if conduct.is_lockstep else "each goes at its own pace"
+    return Manner(
+        meaning=f"{plural(workers, 'worker')} with {has} fill {plural(conduct.slots, 'slot')}; {pace}.",
+        on_failure=without_successors(job),
+    )
+
+
+def _data_manner(job: Job) -> Manner:
+    return Manner(meaning=_data_meaning(Data.of(job), job), on_failure=_data_on_failure(job))
+
+
+def _data_meaning(spec: Data, job: Job) -> str:
+    workers = job.cluster.places
+    if workers == 1:
+        return "One process trains alone."
+    if spec.partition == "relay":
+        return (
+            f"{plural(workers, 'worker')} take turns, each with a block of an epoch's batches, and hand the model "
+            "and optimizer state on."
+        )
+    shares_memory = spec.shares_memory and job.cluster.device == "cpu"
+    shares = job.conduct.slots_per_worker
+    slots = " + ".join(map(str, shares)) if len(set(shares)) > 1 else f"{shares[0]} each"
+    how = "in shared memory" if shares_memory else f"via {spec.via}"
+    return (
+        f"{plural(workers, 'worker')} compute the gradients of their slots ({slots}), add them up {how}, and all "
+        "take the same step."
+    )
+
+
+def _data_on_failure(job: Job) -> str:
+    if not job.replaces or not can_replace(job):
+        return without_successors(job)
+    if job.on_failure == "shrink":
+        return "When a worker dies, the others finish its step and do its work from then on; no bit changes."
+    spares = job.cluster.spares
+    successor = f"one of {plural(spares, 'spare')}" if spares else "a fresh process"
+    return f"A worker that dies is replaced by {successor}, which finishes its step; no bit changes."
+
+
+def _layer_manner(job: Job) -> Manner:
+    return Manner(meaning=_layer_meaning(Layer.of(job), job.cluster.places), on_failure=without_successors(job))
+
+
+def _layer_meaning(spec: Layer, workers: int) -> str:
+    if spec.form is LayerForm.PHASED:
+        return (
+            f"{plural(spec.phases, 'group')} of layers take turns of {plural(spec.every, 'step')}: one trains, "
+            f"the others are frozen; each batch is shared by {plural(workers, 'worker')}."
+        )
+    if spec.form is LayerForm.DECOUPLED:
+        return (
+            f"The model is cut by depth into {plural(workers, 'group')} of layers, one for each worker; each "
+            "trains with a head of its own on what the one before it sends, and waits for no gradient."
+        )
+    where = "branches go to different workers" if spec.place == "auto" else f"as {spec.place} says"
+    return (
+        f"All work on the same batch, each of {plural(workers, 'worker')} on its layers, {where}; branches run at "
+        "the same time."
+    )
+
+
+_MANNERS: Mapping[str, Callable[[Job], Manner]] = {
+    "data": _data_manner,
+    "layer": _layer_manner,
+    **dict.fromkeys(("sharded", "tensor", "pipeline", "mesh"), grid_manner),
+}
+"""By strategy: who explains it better than its facts do."""
