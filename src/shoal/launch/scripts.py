@@ -11,8 +11,8 @@ from shoal.errors import SpecError, WorkerFailed
 from shoal.launch.echo import Echo
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
-from shoal.launch.worlds import servers_of
 from shoal.launch.supervisor import Supervisor
+from shoal.launch.worlds import servers_of
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 from shoal.spec.vocabulary import Purpose

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import pytest
 import torch
 
-from shoal.comm import MemoryNetwork
+from shoal.comm.memory_transport import MemoryNetwork
 from shoal.comm.group import SocketGroup, together
 from shoal.errors import TaskError
 from shoal.layout.schedules import make_schedule
