@@ -7,8 +7,8 @@ from collections.abc import Hashable
 import pytest
 import torch
 
-from shoal.comm.memory_transport import MemoryNetwork
 from shoal.comm.group import SocketGroup, together
+from shoal.comm.memory_transport import MemoryNetwork
 from shoal.errors import TaskError
 from shoal.layout.schedules import make_schedule
 from shoal.strategies.cut.traffic import Crossing, Traffic
