@@ -6,6 +6,7 @@ environment, which names the zygote that workers are forked from: what is preloa
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -126,11 +127,13 @@ def main() -> None:
     """Serve until nobody asks any more."""
     import matplotlib.backends.backend_agg
     import matplotlib.figure  # noqa: F401
+    import torch  # noqa: F401  # which some commands need
 
     import shoal.cli.app
     import shoal.launch.runs
     import shoal.launch.saved  # noqa: F401
 
+    gc.freeze()  # What is frozen is never visited by a command's collector, so its pages stay shared.
     for line in sys.stdin:
         print(json.dumps(_run(json.loads(line))), flush=True)
 
