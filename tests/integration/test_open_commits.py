@@ -16,15 +16,20 @@ MODULE = Path(__file__).with_name("deferred_strategy.py")
 TASK = """
 import torch, shoal
 from torch import nn
+from torch.utils.data import TensorDataset
+
+def samples(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.rand(count, 64, generator=generator)
+    return TensorDataset(inputs, inputs[:, :10].argmax(1))
 
 def task():
-    train, test = shoal.datasets.digits()
     return shoal.Task(
         model=lambda: nn.Sequential(nn.Linear(64, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 10)),
         loss=nn.functional.cross_entropy,
         optimizer=lambda params: torch.optim.AdamW(params, lr=0.01),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.9),
-        train=train, test=test, batch_size=64, epochs=2, max_steps=38, evaluate_every=10,
+        train=samples(1400, 1), test=samples(360, 2), batch_size=64, epochs=2, max_steps=38, evaluate_every=10,
         metrics={"accuracy": shoal.metrics.accuracy},
     )
 """
