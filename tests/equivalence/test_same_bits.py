@@ -11,8 +11,20 @@ from helpers.training import Train, largest_difference
 WORLDS = {"2": (2, "even"), "4": (4, "even"), "1+3": (2, "1+3")}
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
-@pytest.mark.parametrize("model", ["mlp", "gpt", "conv"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        ("mlp", "adamw"),
+        ("gpt", "momentum"),
+        ("conv", "adamw"),
+        pytest.param("mlp", "momentum", marks=LONG),
+        pytest.param("gpt", "adamw", marks=LONG),
+        pytest.param("conv", "momentum", marks=LONG),
+    ],
+)
 def test_four_slots_on_any_number_of_processes(train: Train, model: str, optimizer: str) -> None:
     alone = train(model, workers=1, slots=4, optimizer=optimizer)
     assert alone.state
@@ -59,8 +71,18 @@ def test_other_ways_to_sum_stay_close(train: Train, via: str, workers: int) -> N
         assert other.results["loss"] == pytest.approx(arena.results["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize("via", ["arena", "backend", "ring"])
-@pytest.mark.parametrize("model", ["mlp", "gpt", "conv", "padded"])
+@pytest.mark.parametrize(
+    ("model", "via"),
+    [
+        *((model, "arena") for model in ("mlp", "gpt", "conv", "padded")),
+        *(("conv", via) for via in ("backend", "ring")),
+        *(
+            pytest.param(model, via, marks=LONG)
+            for model in ("mlp", "gpt", "padded")
+            for via in ("backend", "ring")
+        ),
+    ],
+)
 def test_float64_equals_the_whole_batch(train: Train, model: str, via: str) -> None:
     whole = train.once(model, workers=1, strategy="data", numerics="float64")
     parts = train(model, workers=2, strategy=f"data:via={via},batchnorm=sync", numerics="float64")

@@ -32,7 +32,7 @@ def test_ssp_without_slack_is_bsp(train: Train) -> None:
     assert train("mlp", workers=2, strategy="ps:servers=2,sync=ssp:0").digests() == bsp.digests()
 
 
-@pytest.mark.parametrize("model", ["mlp", "gpt", "conv"])
+@pytest.mark.parametrize("model", ["mlp", "conv", pytest.param("gpt", marks=pytest.mark.long)])
 def test_asp_with_one_worker_is_one_process(train: Train, model: str) -> None:
     alone = train(model, workers=1, strategy="data:via=arena", optimizer="adamw")
     served = train(model, workers=1, strategy="ps:servers=2,sync=asp", optimizer="adamw")
