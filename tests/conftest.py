@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -16,6 +17,12 @@ from helpers.warm_commands import WarmCommands
 from shoal.launch import ZygoteProcess, start_zygote
 
 END_GRACE_S = 5.0
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no collector of a test, or of a process forked here, looks at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
