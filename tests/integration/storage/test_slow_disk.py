@@ -24,7 +24,7 @@ from shoal.observe import Event, RunFolder
 from shoal.spec import Cluster, Job
 
 STEPS, EVERY = 30, 10
-LONGER_THAN_PATIENCE_S = 2.5
+LONGER_THAN_PATIENCE_S = 2.0
 """A worker of short steps that does not move for a second, while others wait, counts as hung."""
 
 
