@@ -1,8 +1,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# How many tests run side by side.
+# How many tests run side by side. Files come in their order, those of single units last: they are short, so that all
+# who work through them end at about the same time.
 JOBS ?= 2
+SIDE_BY_SIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # One thread per process: several processes share the cores, and results stay comparable.
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
@@ -26,11 +28,11 @@ lint: $(VENV)/ready
 # What measures nothing runs side by side; the rest has the machine for itself.
 ALONE = $(shell grep -rl "mark.alone" tests --include=*.py)
 test: lint
-	$(BIN)/pytest -m "not long and not alone" -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -m "not long and not alone" $(SIDE_BY_SIDE)
 	$(BIN)/pytest -m "not long and alone" $(ALONE)
 
 test-all: lint
-	$(BIN)/pytest -m "not alone" -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -m "not alone" $(SIDE_BY_SIDE)
 	$(BIN)/pytest -m "alone" $(ALONE)
 
 # TensorFlow in an environment of its own; where it cannot be had, the benchmark runs without it and says so.

@@ -1,7 +1,8 @@
-"""One warm zygote for all tests; and no test leaves a process or a thread of ours behind."""
+"""One warm zygote and one warm command line for all tests; no test leaves a process or a thread of ours behind."""
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -11,15 +12,31 @@ from pathlib import Path
 
 import pytest
 
+from helpers.commands import GUARD_S
+from helpers.warm_commands import WarmCommands
 from shoal.launch.owner import ZygoteProcess, start_zygote
 
 END_GRACE_S = 5.0
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no collector of a test, or of a process forked here, looks at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[ZygoteProcess]:
     with start_zygote() as process:
         yield process
+
+
+@pytest.fixture(scope="session")
+def warm_commands(zygote: ZygoteProcess) -> Iterator[WarmCommands]:
+    """`warm_commands(folder, "train", …)` runs the command there to its end."""
+    commands = WarmCommands(zygote, GUARD_S)
+    yield commands
+    commands.close()
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from helpers.commands import GUARD_S, command, environment
 from helpers.observed import ObservedEngine
 from helpers.striking import Striker
+from helpers.warm_commands import WarmCommands
 from shoal.errors import Interrupted, WorkerFailed
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.runs import train
@@ -117,17 +116,10 @@ def test_a_failed_run_ends_when_it_ends(tmp_path: Path, zygote: ZygoteProcess) -
     assert stopped.time == max(event.time for event in events if event.kind != "memory")
 
 
-def test_what_json_prints_is_json(tmp_path: Path, zygote: ZygoteProcess) -> None:
+def test_what_json_prints_is_json(tmp_path: Path, warm_commands: WarmCommands) -> None:
     words = ["train", f"{TASKS}:task", "--arg", "kind=unmeasured", "--name", "mine", "--json"]
-    answer = subprocess.run(
-        command(*words),
-        cwd=tmp_path,
-        env=environment(zygote),
-        capture_output=True,
-        text=True,
-        timeout=GUARD_S,
-        check=True,
-    )
-    for text in (answer.stdout, (tmp_path / "runs/mine/result.json").read_text()):
+    answer = warm_commands(tmp_path, *words)
+    assert answer.status == 0, answer.text
+    for text in (answer.out, (tmp_path / "runs/mine/result.json").read_text()):
         json.loads(text, parse_constant=pytest.fail)
-    assert json.loads(answer.stdout)["results"]["odd"] is None
+    assert answer.result["results"]["odd"] is None

@@ -172,7 +172,7 @@ def test_a_stopped_coordinator_is_replaced(run: Run) -> None:
     assert results["audit"]["clean"]
 
 
-@pytest.mark.parametrize("strategy", [SERVED, f"{SERVED},sync=asp"])
+@pytest.mark.parametrize("strategy", [f"{SERVED},sync=asp", pytest.param(SERVED, marks=pytest.mark.long)])
 def test_a_worker_of_a_served_job_that_deadlocks_is_replaced(run: Run, strategy: str) -> None:
     mark = run.folder / "mark"
     results = run("served", strategy=strategy, how="deadlock", mark=str(mark), **FEW)

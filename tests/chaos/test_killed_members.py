@@ -136,7 +136,10 @@ def train_under_fire(
 VICTIMS = ("server", "coordinator", "worker", "server", "coordinator", "worker", "server", "worker", "server")
 
 
-@pytest.mark.parametrize(("kills", "steps"), [(5, 600), pytest.param(9, 1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("kills", "steps"),
+    [(3, 400), *(pytest.param(*more, marks=pytest.mark.long) for more in ((5, 600), (9, 1000)))],
+)
 def test_kills_change_no_bit_in_lockstep(tmp_path: Path, zygote: ZygoteProcess, kills: int, steps: int) -> None:
     calm, _ = run(tmp_path / "calm", ObservedEngine(zygote), "data:via=arena", steps=steps)
     victims = VICTIMS[:kills]
@@ -149,12 +152,17 @@ def test_kills_change_no_bit_in_lockstep(tmp_path: Path, zygote: ZygoteProcess, 
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    ["ps:servers=2,sync=ssp:3,wire=tcp", pytest.param("ps:servers=3,sync=asp", marks=pytest.mark.long)],
+    ("strategy", "kills", "steps"),
+    [
+        ("ps:servers=2,sync=ssp:3,wire=tcp", 3, 450),
+        pytest.param("ps:servers=2,sync=ssp:3,wire=tcp", 4, 600, marks=pytest.mark.long),
+        pytest.param("ps:servers=3,sync=asp", 4, 600, marks=pytest.mark.long),
+    ],
 )
-def test_every_update_counts_once(tmp_path: Path, zygote: ZygoteProcess, strategy: str) -> None:
-    steps = 600
-    _, results, _ = train_under_fire(tmp_path / "run", zygote, strategy, VICTIMS[:4], steps=steps)
+def test_every_update_counts_once(
+    tmp_path: Path, zygote: ZygoteProcess, strategy: str, kills: int, steps: int
+) -> None:
+    _, results, _ = train_under_fire(tmp_path / "run", zygote, strategy, VICTIMS[:kills], steps=steps)
     for row in results["audit"]["shards"]:
         assert row["once"] == 2 * steps and row["never"] == row["more_than_once"] == 0
 
@@ -178,14 +186,21 @@ def test_a_worker_killed_before_it_joins_is_followed_at_once(
     assert results["audit"]["clean"]
 
 
+FOLLOWED = ("server", "server", "coordinator", "worker", "server", "server")
+
+
 @pytest.mark.parametrize(
-    "strategy",
-    ["ps", pytest.param("ps:servers=2,replicas=0,shards=4", marks=pytest.mark.long)],
+    ("strategy", "kills", "steps"),
+    [
+        ("ps", 4, 400),
+        pytest.param("ps", 6, 600, marks=pytest.mark.long),
+        pytest.param("ps:servers=2,replicas=0,shards=4", 6, 600, marks=pytest.mark.long),
+    ],
 )
 def test_a_server_without_backup_is_followed_and_no_bit_changes(
-    tmp_path: Path, zygote: ZygoteProcess, strategy: str
+    tmp_path: Path, zygote: ZygoteProcess, strategy: str, kills: int, steps: int
 ) -> None:
-    steps, victims = 600, ("server", "server", "coordinator", "server", "worker", "server")
+    victims = FOLLOWED[:kills]
     calm, _ = run(tmp_path / "calm", ObservedEngine(zygote), "data:via=arena", steps=steps)
     _, results, events = train_under_fire(tmp_path / "fire", zygote, strategy, victims, steps=steps)
     assert any(event.values.get("what") == "adopted" for event in events if event.kind == "decision")
@@ -195,11 +210,18 @@ def test_a_server_without_backup_is_followed_and_no_bit_changes(
     assert all(states[0][name].equal(states[1][name]) for name in states[0])
 
 
-@pytest.mark.parametrize("strategy", ["ps:sync=asp", pytest.param("ps:sync=ssp:2", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("strategy", "kills", "steps"),
+    [
+        ("ps:sync=asp", 3, 400),
+        pytest.param("ps:sync=asp", 5, 600, marks=pytest.mark.long),
+        pytest.param("ps:sync=ssp:2", 5, 600, marks=pytest.mark.long),
+    ],
+)
 def test_what_a_server_without_backup_has_counts_once(
-    tmp_path: Path, zygote: ZygoteProcess, strategy: str
+    tmp_path: Path, zygote: ZygoteProcess, strategy: str, kills: int, steps: int
 ) -> None:
-    steps, victims = 600, ("server", "worker", "server", "coordinator", "server")
+    victims = ("server", "worker", "coordinator", "server", "server")[:kills]
     _, results, _ = train_under_fire(tmp_path / "run", zygote, strategy, victims, steps=steps)
     for row in results["audit"]["shards"]:
         assert row["once"] == 2 * steps and row["never"] == row["more_than_once"] == 0

@@ -23,7 +23,8 @@ from shoal.spec import Cluster, Job
 
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 PLACES = 4
-ROUNDS = 24
+FEW, MANY = 12, 24
+"""Rounds: where all tests must be quick, and where they need not."""
 GUARD_S = 60.0
 
 
@@ -31,10 +32,12 @@ class Storm(ObservedEngine):
     """Asks for another number of workers, or of servers, and kills one of them, in turn, at any moment; then stops
     the run."""
 
-    def __init__(self, zygote: ZygoteProcess, folder: Path, role: str = "worker", most: int = PLACES) -> None:
+    def __init__(
+        self, zygote: ZygoteProcess, folder: Path, rounds: int, role: str = "worker", most: int = PLACES
+    ) -> None:
         super().__init__(zygote)
         self.killed = 0
-        self._folder = folder
+        self._folder, self._rounds = folder, rounds
         self._role, self._most = role, most
         self._random = random.Random(8)
         self._begin, self._scaled, self._over = threading.Event(), threading.Event(), threading.Event()
@@ -64,7 +67,7 @@ class Storm(ObservedEngine):
     def _run(self) -> None:
         self._begin.wait(GUARD_S)
         try:
-            for _ in range(ROUNDS):
+            for _ in range(self._rounds):
                 if self._over.wait(self._random.uniform(0.0, 0.15)):
                     return
                 self._ask_for(self._random.randint(1, self._most))
@@ -114,7 +117,7 @@ def train(
         run_dir=str(folder),
         options={"state": str(folder / "state.safetensors")},
         on_failure=policy,
-        max_failures=ROUNDS,
+        max_failures=MANY,
     )
     events: list[Event] = []
 
@@ -133,23 +136,25 @@ def train(
     return next(e.values["results"] for e in events if e.kind == "done" and e.rank == 0), events
 
 
+@pytest.mark.parametrize("rounds", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
 @pytest.mark.parametrize("policy", ["replace", "shrink"])
-def test_kills_while_places_change_hands(tmp_path: Path, zygote: ZygoteProcess, policy: str) -> None:
-    storm = Storm(zygote, tmp_path / "stormy")
+def test_kills_while_places_change_hands(tmp_path: Path, zygote: ZygoteProcess, policy: str, rounds: int) -> None:
+    storm = Storm(zygote, tmp_path / "stormy", rounds)
     stormy, events = train(tmp_path / "stormy", storm, 100_000, policy)
     calm, _ = train(tmp_path / "calm", ObservedEngine(zygote), stormy["steps"], policy)
-    assert storm.killed == ROUNDS
+    assert storm.killed == rounds
     for kind in ("lost", "replaced", "scaled"):
         assert any(event.kind == kind for event in events), f"nobody was {kind}"
     assert (stormy["digest"], stormy["state_digest"]) == (calm["digest"], calm["state_digest"])
     assert stormy["loss"] == calm["loss"]
 
 
-def test_kills_while_shards_change_hands(tmp_path: Path, zygote: ZygoteProcess) -> None:
-    storm = Storm(zygote, tmp_path / "stormy", role="server", most=3)
+@pytest.mark.parametrize("rounds", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
+def test_kills_while_shards_change_hands(tmp_path: Path, zygote: ZygoteProcess, rounds: int) -> None:
+    storm = Storm(zygote, tmp_path / "stormy", rounds, role="server", most=3)
     stormy, events = train(tmp_path / "stormy", storm, 100_000, strategy="ps:servers=2,shards=6")
     calm, _ = train(tmp_path / "calm", ObservedEngine(zygote), stormy["steps"])
-    assert storm.killed == ROUNDS
+    assert storm.killed == rounds
     decided = {event.values["what"] for event in events if event.kind == "decision"}
     assert {"moved", "lost"} <= decided, decided
     assert stormy["digest"] == calm["digest"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from helpers.scripts import run_as_main
 from shoal.comm.collectives import COLLECTIVES, Collective, make_collective
 from shoal.comm.memory_transport import Faults, MemoryNetwork
 from shoal.comm.security import RunKey
@@ -250,8 +249,7 @@ for worker in workers:
 """
 
 
-def test_real_processes_sum_and_notice_a_kill():
-    done = subprocess.run(
-        [sys.executable, "-c", PROCESSES], capture_output=True, text=True, timeout=HANG_GUARD_S, check=False
-    )
+def test_real_processes_sum_and_notice_a_kill(tmp_path, zygote):
+    (tmp_path / "processes.py").write_text(PROCESSES)
+    done = run_as_main(tmp_path / "processes.py", folder=tmp_path, zygote=zygote)
     assert done.stdout.split() == ["sums", "True", "True", "True", "lost", "2", "2"], done.stderr

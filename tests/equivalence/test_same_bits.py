@@ -11,8 +11,20 @@ from helpers.training import Train, largest_difference
 WORLDS = {"2": (2, "even"), "4": (4, "even"), "1+3": (2, "1+3")}
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
-@pytest.mark.parametrize("model", ["mlp", "gpt", "conv"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        ("mlp", "adamw"),
+        ("gpt", "momentum"),
+        ("conv", "adamw"),
+        pytest.param("mlp", "momentum", marks=LONG),
+        pytest.param("gpt", "adamw", marks=LONG),
+        pytest.param("conv", "momentum", marks=LONG),
+    ],
+)
 def test_four_slots_on_any_number_of_processes(train: Train, model: str, optimizer: str) -> None:
     alone = train(model, workers=1, slots=4, optimizer=optimizer)
     assert alone.state
@@ -46,21 +58,37 @@ def test_the_journal_changes_nothing(train: Train) -> None:
     assert with_journal.digests() == without.digests()
 
 
+WAYS_TO_SUM = [("ring", 3), ("tree", 3), ("central", 2), ("allgather", 2), ("backend", 2)]
+
+
 @pytest.mark.parametrize(
-    ("via", "workers"), [("ring", 3), ("tree", 3), ("central", 2), ("allgather", 2), ("backend", 2)]
+    ("via", "workers", "model"),
+    [
+        *((*way, "conv") for way in WAYS_TO_SUM),
+        *(pytest.param(*way, "mlp", marks=LONG) for way in WAYS_TO_SUM),
+    ],
 )
-def test_other_ways_to_sum_stay_close(train: Train, via: str, workers: int) -> None:
+def test_other_ways_to_sum_stay_close(train: Train, via: str, workers: int, model: str) -> None:
     """Sums in another order differ in the last bits; momentum over 20 steps keeps that small."""
-    for model in ("mlp", "conv"):
-        arena = train.once(model, workers=workers)
-        other = train(model, workers=workers, strategy=f"data:via={via}")
-        assert largest_difference(arena.model, other.model) < 2e-4
-        assert largest_difference(arena.state, other.state) < 2e-3
-        assert other.results["loss"] == pytest.approx(arena.results["loss"], rel=1e-4)
+    arena = train.once(model, workers=workers)
+    other = train(model, workers=workers, strategy=f"data:via={via}")
+    assert largest_difference(arena.model, other.model) < 2e-4
+    assert largest_difference(arena.state, other.state) < 2e-3
+    assert other.results["loss"] == pytest.approx(arena.results["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize("via", ["arena", "backend", "ring"])
-@pytest.mark.parametrize("model", ["mlp", "gpt", "conv", "padded"])
+@pytest.mark.parametrize(
+    ("model", "via"),
+    [
+        *((model, "arena") for model in ("mlp", "gpt", "conv", "padded")),
+        *(("conv", via) for via in ("backend", "ring")),
+        *(
+            pytest.param(model, via, marks=LONG)
+            for model in ("mlp", "gpt", "padded")
+            for via in ("backend", "ring")
+        ),
+    ],
+)
 def test_float64_equals_the_whole_batch(train: Train, model: str, via: str) -> None:
     whole = train.once(model, workers=1, strategy="data", numerics="float64")
     parts = train(model, workers=2, strategy=f"data:via={via},batchnorm=sync", numerics="float64")

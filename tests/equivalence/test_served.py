@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from helpers.training import Train, largest_difference
 
+IN_LOCKSTEP = [("mlp", 1, "momentum"), ("gpt", 3, "adamw"), ("conv", 3, "momentum"), ("conv", 1, "adamw")]
+MORE_IN_LOCKSTEP = [
+    row for row in product(("mlp", "gpt", "conv"), (1, 3), ("momentum", "adamw")) if row not in IN_LOCKSTEP
+]
+
 
 @pytest.mark.parametrize(
-    ("servers", "optimizer"),
-    [
-        (1, "momentum"),
-        (3, "adamw"),
-        pytest.param(1, "adamw", marks=pytest.mark.long),
-        pytest.param(3, "momentum", marks=pytest.mark.long),
-    ],
+    ("model", "servers", "optimizer"),
+    [*IN_LOCKSTEP, *(pytest.param(*row, marks=pytest.mark.long) for row in MORE_IN_LOCKSTEP)],
 )
-@pytest.mark.parametrize("model", ["mlp", "gpt", "conv"])
 def test_bsp_is_data_bit_for_bit(train: Train, model: str, servers: int, optimizer: str) -> None:
     data = train.once(model, workers=2, optimizer=optimizer)
     served = train(model, workers=2, strategy=f"ps:servers={servers}", optimizer=optimizer)
@@ -32,7 +33,7 @@ def test_ssp_without_slack_is_bsp(train: Train) -> None:
     assert train("mlp", workers=2, strategy="ps:servers=2,sync=ssp:0").digests() == bsp.digests()
 
 
-@pytest.mark.parametrize("model", ["mlp", "gpt", "conv"])
+@pytest.mark.parametrize("model", ["mlp", "conv", pytest.param("gpt", marks=pytest.mark.long)])
 def test_asp_with_one_worker_is_one_process(train: Train, model: str) -> None:
     alone = train(model, workers=1, strategy="data:via=arena", optimizer="adamw")
     served = train(model, workers=1, strategy="ps:servers=2,sync=asp", optimizer="adamw")
@@ -89,7 +90,14 @@ def test_an_optimizer_of_whole_matrices_keeps_its_bits(train: Train) -> None:
 
 
 @pytest.mark.parametrize(
-    ("compress", "ratio"), [("zstd", 1.0), ("bf16", 0.5), ("int8", 0.26), ("topk:0.1", 0.21), ("powersgd:4", 0.2)]
+    ("compress", "ratio"),
+    [
+        ("zstd", 1.0),
+        ("int8", 0.26),
+        ("powersgd:4", 0.2),
+        pytest.param("bf16", 0.5, marks=pytest.mark.long),
+        pytest.param("topk:0.1", 0.21, marks=pytest.mark.long),
+    ],
 )
 def test_compression_states_its_ratio(train: Train, compress: str, ratio: float) -> None:
     plain = train.once("mlp", workers=2, strategy="ps:wire=tcp")

@@ -22,12 +22,12 @@ GUARD_S = 20.0
 Packet = list[bytes]
 
 
-def valid_packets(sender: int = 1) -> list[Packet]:
-    """A few genuine messages, as `sender` would put them on the wire."""
+def valid_packets(sender: int = 1, rows: int = 32) -> list[Packet]:
+    """A few genuine messages, as `sender` would put them on the wire; one has a table of so many rows."""
     messages = [
         Message("step", {"step": 7, "loss": 0.25, "who": [1, 2, None]}),
         # Large enough that memory would tell if damaged packets were kept.
-        Message("push", {"block": "layer.0"}, [torch.arange(2048.0).view(32, 64), b"plain"]),
+        Message("push", {"block": "layer.0"}, [torch.arange(64.0 * rows).view(rows, 64), b"plain"]),
         Message("pull", {"blocks": list(range(40))}, [torch.zeros(3, 0), torch.ones(5, dtype=torch.int8)]),
     ]
     return [

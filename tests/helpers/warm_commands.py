@@ -1,20 +1,25 @@
-"""The command line from a process that has imported everything: hundreds of runs need one start.
+"""The command line from a process that has imported everything: hundreds of commands need one start.
 
-Run as a program it reads a line of JSON for each command, forks, and answers how that ended. It and the zygote
-that it starts keep their environment: what is preloaded there is in every process of every run.
+Run as a program it reads a line of JSON for each command, forks, and answers how that ended. It keeps its
+environment, which names the zygote that workers are forked from: what is preloaded there is in every command.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from helpers.commands import environment
+from shoal.launch.owner import ZygoteProcess
 
 TESTS = Path(__file__).parents[1]
 
@@ -42,21 +47,23 @@ class Answer:
 
 
 class WarmCommands:
-    """`commands(folder, "train", …)` runs the command there to its end."""
+    """`commands(folder, "train", …)` runs the command there to its end; modules are found in `site`, too."""
 
-    def __init__(self, environment: dict[str, str], guard_s: float) -> None:
+    def __init__(self, zygote: ZygoteProcess, guard_s: float, **more_environment: str) -> None:
         self._guard_s = guard_s
         self._process = subprocess.Popen(
             [sys.executable, "-m", "helpers.warm_commands"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=TESTS,
-            env={**os.environ, **environment, "OPENBLAS_NUM_THREADS": "1", "COLUMNS": "80"},
+            # Who forks must have one thread, and OpenBLAS would start its own when numpy is imported.
+            env={**environment(zygote), **more_environment, "OPENBLAS_NUM_THREADS": "1"},
         )
 
-    def __call__(self, folder: Path, *words: str) -> Answer:
+    def __call__(self, folder: Path, *words: str, site: Path | None = None) -> Answer:
         assert self._process.stdin is not None and self._process.stdout is not None
-        request = {"words": words, "folder": str(folder), "guard_s": self._guard_s}
+        path = [] if site is None else [str(site)]
+        request = {"words": words, "folder": str(folder), "path": path, "guard_s": self._guard_s}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         return Answer(**json.loads(self._process.stdout.readline()))
@@ -68,8 +75,8 @@ class WarmCommands:
         self._process.stdout.close()
 
 
-def _run(request: dict[str, Any], zygote: Any) -> dict[str, Any]:
-    from shoal.cli.app import run
+def _run(request: dict[str, Any]) -> dict[str, Any]:
+    from shoal.cli import main
 
     began = time.monotonic()
     folder = Path(request["folder"])
@@ -83,7 +90,13 @@ def _run(request: dict[str, Any], zygote: Any) -> dict[str, Any]:
         status = 1
         try:
             os.chdir(folder)
-            status = run(request["words"], zygote)
+            sys.path[:0] = request["path"]
+            sys.argv[:] = ["shoal", *request["words"]]
+            main()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+        except BaseException:
+            traceback.print_exc()  # as Python itself would
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -114,15 +127,15 @@ def main() -> None:
     """Serve until nobody asks any more."""
     import matplotlib.backends.backend_agg
     import matplotlib.figure  # noqa: F401
+    import torch  # noqa: F401  # which some commands need
 
     import shoal.cli.app
     import shoal.launch.runs
     import shoal.launch.saved  # noqa: F401
-    from shoal.launch.owner import start_zygote
 
-    with start_zygote() as zygote:
-        for line in sys.stdin:
-            print(json.dumps(_run(json.loads(line), zygote)), flush=True)
+    gc.freeze()  # What is frozen is never visited by a command's collector, so its pages stay shared.
+    for line in sys.stdin:
+        print(json.dumps(_run(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

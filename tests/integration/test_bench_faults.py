@@ -8,7 +8,7 @@ from benchmarks import chaos, torchrun_peer
 from benchmarks.recorded import record
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
 
-STEPS = 64
+STEPS = 32
 """Whole epochs, so that every sample is applied equally often."""
 
 
@@ -16,7 +16,7 @@ def test_a_kill_is_found_in_the_timeline(zygote: ZygoteProcess, monkeypatch: pyt
     monkeypatch.setenv(ZYGOTE_VARIABLE, zygote.name)  # nothing here depends on how long a start takes
     scenario = chaos.SCENARIOS[0]
     calm = record(scenario.job(STEPS))
-    stormy = record(replace(scenario.job(STEPS), chaos="kill worker:0 at step 20; kill worker:1 at step 40"))
+    stormy = record(replace(scenario.job(STEPS), chaos="kill worker:0 at step 10; kill worker:1 at step 20"))
     found = chaos.assess(scenario, calm, stormy, calm)
     assert found.faults == {"kill": 2} and found.has_same_bits and found.is_count_exact
     assert [outage.kind for outage in found.outages] == ["kill", "kill"]

@@ -11,6 +11,7 @@ from shoal.errors import ShoalError
 from shoal.launch.owner import ZygoteProcess
 
 TASKS = Path(__file__).with_name("data_tasks.py")
+LONG = pytest.mark.long
 WAYS = [
     {"workers": 2},
     {"workers": 2, "strategy": "data:via=ring"},
@@ -24,14 +25,19 @@ def train(tmp_path: Path, zygote: ZygoteProcess) -> Train:
     return Train(TASKS, tmp_path, zygote)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[3], *(pytest.param(way, marks=LONG) for way in WAYS[1:3])], ids=str)
 def test_loading_ahead_changes_no_bit(train: Train, way: dict[str, object]) -> None:
     usual, ahead = (train("slow", prefetch=prefetch, **way) for prefetch in (0, 8))
     assert ahead.digests() == usual.digests()
     assert ahead.results["results"] == usual.results["results"]
 
 
-@pytest.mark.parametrize("way", [*WAYS[:3], {"workers": 1, "slots": 2, "strategy": "data"}], ids=str)
+ALONE = {"workers": 1, "slots": 2, "strategy": "data"}
+
+
+@pytest.mark.parametrize(
+    "way", [WAYS[0], WAYS[2], *(pytest.param(way, marks=LONG) for way in (WAYS[1], ALONE))], ids=str
+)
 def test_workers_without_the_data_train_as_those_that_have_it(
     train: Train, way: dict[str, object], tmp_path: Path
 ) -> None:

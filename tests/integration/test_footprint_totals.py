@@ -113,7 +113,12 @@ def check(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "optimizer"), [("data", "adamw"), ("ps:sync=asp", "adamw"), ("layer:place=0@0+5@1", "sgd")]
+    ("strategy", "optimizer"),
+    [
+        ("data", "adamw"),
+        ("ps:sync=asp", "adamw"),
+        pytest.param("layer:place=0@0+5@1", "sgd", marks=pytest.mark.long),
+    ],
 )
 def test_a_worker_takes_what_was_said(
     tmp_path: Path, zygote: ZygoteProcess, capfd: pytest.CaptureFixture[str], strategy: str, optimizer: str

@@ -25,6 +25,13 @@ def train(tmp_path: Path, zygote: ZygoteProcess) -> Train:
     return Train(Path(__file__).with_name("growing_task.py"), tmp_path, zygote)
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory, zygote: ZygoteProcess) -> Trained:
+    """A run whose weights others begin from, and that has seen all samples."""
+    train = Train(Path(__file__).with_name("growing_task.py"), tmp_path_factory.mktemp("first"), zygote)
+    return train("task", strategy="data", checkpoint=SAVE)
+
+
 def begin(train: Train, source: Trained | str, *, skip_seen: bool = True, **said: Any) -> Trained:
     """A new run from the weights of another, of a checkpoint or of a file."""
     name = source if isinstance(source, str) else source.job.run_dir
@@ -96,8 +103,9 @@ def test_a_resumed_run_keeps_to_the_new_samples(train: Train, tmp_path: Path) ->
         ({"args": {"by_weight": True}}, "and so does the task's sampler"),
     ],
 )
-def test_what_cannot_be_skipped_is_one_sentence(train: Train, said: dict[str, Any], text: str) -> None:
-    first = train("task", strategy="data", checkpoint=SAVE)
+def test_what_cannot_be_skipped_is_one_sentence(
+    train: Train, first: Trained, said: dict[str, Any], text: str
+) -> None:
     source = f"{first.job.run_dir}/{said.pop('source')}" if "source" in said else first
     with pytest.raises(ShoalError, match=text):
         begin(train, source, **said)

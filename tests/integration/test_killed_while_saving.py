@@ -14,7 +14,8 @@ import torch
 from helpers.checkpoint_states import assert_same, state
 from shoal.checkpoint.store import CheckpointStore
 
-KILLS = 40
+FEW, MANY = 20, 60
+"""Kills: where all tests must be quick, and where they need not."""
 WIDTH = 20_000
 GUARD_S = 30.0
 
@@ -47,11 +48,12 @@ def kill_at(store, first_step, delay_s):
         os.close(pipe)
 
 
-def test_whenever_it_is_killed_what_counts_is_whole(tmp_path):
+@pytest.mark.parametrize("kills", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
+def test_whenever_it_is_killed_what_counts_is_whole(tmp_path, kills):
     store, dice = CheckpointStore(tmp_path, keep=3, chunk_bytes=1 << 16), random.Random(4)
     store.save(state(1, width=WIDTH))
     top, interrupted = 1, 0
-    for _ in range(KILLS):
+    for _ in range(kills):
         # Half of the time later steps, half of the time the same again: that replaces a checkpoint.
         kill_at(store, top + dice.randint(0, 1), dice.random() * 0.03)
         interrupted += any(path.name.startswith(".") for path in tmp_path.iterdir())
@@ -59,6 +61,6 @@ def test_whenever_it_is_killed_what_counts_is_whole(tmp_path):
         assert_same(snapshot, state(snapshot.step, width=WIDTH))
         assert all(store.load(entry).step == entry.step for entry in store.entries())
         top = max(entry.step for entry in store.entries())
-    assert interrupted >= KILLS // 4, "hardly any save was hit"
+    assert interrupted >= kills // 4, "hardly any save was hit"
     store.save(state(top + 1, width=WIDTH))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

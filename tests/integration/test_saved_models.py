@@ -26,11 +26,23 @@ from shoal.spec import Cluster, Job
 TASKS = Path(__file__).with_name("odd_tasks.py")
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, zygote: ZygoteProcess) -> shoal.Run:
+    return shoal.train(
+        f"{TASKS}:evaluated_often",
+        cluster={"workers": 2, "threads": 1},
+        runs=tmp_path_factory.mktemp("trained"),
+        output=io.StringIO(),
+        zygote=zygote,
+    )
+
+
 @pytest.fixture
-def run(tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch) -> shoal.Run:
+def run(trained: shoal.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> shoal.Run:
+    """A trained model, for who only reads it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return shoal.train(f"{TASKS}:evaluated_often", workers=2, name="mine", output=io.StringIO(), zygote=zygote)
+    return trained
 
 
 def test_rows_come_in_order_from_any_number_of_workers(run: shoal.Run, zygote: ZygoteProcess) -> None:

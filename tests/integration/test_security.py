@@ -151,7 +151,18 @@ def knock(address: str, stranger: Callable[[Dealer, str], None], times: int) -> 
     return Volley(shots=times, sent_bytes=0)
 
 
-@pytest.mark.parametrize("stranger", [no_key, wrong_password, wrong_caller_pair])
+STUBBORN = [*((kind, wrong_password) for kind in KINDS), ("tcp", no_key), ("curve", wrong_caller_pair)]
+MORE_STUBBORN = [
+    (kind, stranger)
+    for kind in KINDS
+    for stranger in (no_key, wrong_caller_pair)
+    if (kind, stranger) not in STUBBORN
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stranger"), [*STUBBORN, *(pytest.param(*more, marks=pytest.mark.long) for more in MORE_STUBBORN)]
+)
 def test_a_stubborn_stranger_takes_no_memory(kind, stranger):
     def knock_often(address: str, number: int) -> Volley:
         return knock(address, stranger, KNOCKS[min(number, 1)])

@@ -26,6 +26,13 @@ FITTED = ("pipeline:split=3+3", "data:partition=relay")
 """These take no batches from outside."""
 
 
+def each_with_one_optimizer(strategies: tuple[str, ...]) -> list[Any]:
+    """In turn; with the other one where tests need not be quick."""
+    pairs = [(strategy, ("momentum", "adamw")[number % 2]) for number, strategy in enumerate(strategies)]
+    others = [(strategy, ("adamw", "momentum")[number % 2]) for number, strategy in enumerate(strategies)]
+    return [*pairs, *(pytest.param(*other, marks=pytest.mark.long) for other in others)]
+
+
 def told(trainer: Trainer) -> dict[str, Any]:
     """Where a Trainer is, as plain data: of the tensors, where they are, their digests."""
     state = trainer.state_dict()
@@ -50,8 +57,7 @@ def check(answers: list[list[dict[str, Any]]]) -> None:
     assert digest({}) not in (answers[0][0]["model"], answers[0][0]["optimizer"])
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
-@pytest.mark.parametrize("strategy", STEPPED)
+@pytest.mark.parametrize(("strategy", "optimizer"), each_with_one_optimizer(STEPPED))
 def test_steps_go_on_as_if_nobody_had_stopped(strategy: str, optimizer: str, tmp_path: Path) -> None:
     """From a folder, and from a dictionary; random numbers and learning rate go on, too."""
     folder = tmp_path / "state"
@@ -81,8 +87,7 @@ def test_steps_go_on_as_if_nobody_had_stopped(strategy: str, optimizer: str, tmp
     assert read_manifest(folder).step == HALF
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
-@pytest.mark.parametrize("strategy", FITTED)
+@pytest.mark.parametrize(("strategy", "optimizer"), each_with_one_optimizer(FITTED))
 def test_fit_goes_on_as_if_nobody_had_stopped(strategy: str, optimizer: str, tmp_path: Path) -> None:
     folder = tmp_path / "state"
 

@@ -63,11 +63,6 @@ def augmented():
     return shoal.Task(**{**vars(dropout()), "train": Augmented(8)})
 
 
-def per_worker():
-    task = dropout()
-    return shoal.Task(**{**vars(task), "batch_per_worker": True})
-
-
 class Unseeded(nn.Linear):
     def forward(self, x):
         return super().forward(x) * (1 + int.from_bytes(os.urandom(2), "little") / 65536)
@@ -89,7 +84,7 @@ class HalfUsed(nn.Module):
 
 
 def half_used():
-    return make(HalfUsed, 8)
+    return make(HalfUsed, 8, batch_per_worker=True)
 
 
 class Fickle(nn.Linear):
@@ -163,10 +158,6 @@ def test_dropout_and_clipping_with_a_ring_stay_within_the_bound(tasks: str, zygo
     assert rows(report, "one process in float32, whole batch")["parameters"].measured > 1e-3
 
 
-def test_batch_per_worker_is_the_same_global_batch_in_one_process(tasks: str, zygote: ZygoteProcess) -> None:
-    assert verify(f"{tasks}:per_worker", steps=3, zygote=zygote).ok
-
-
 def test_augmentation_is_compared_only_where_its_random_numbers_are_the_same(
     tasks: str, zygote: ZygoteProcess
 ) -> None:
@@ -202,6 +193,7 @@ def test_a_model_that_computes_something_else_on_a_part_is_caught(tasks: str, zy
 
 
 def test_unused_and_frozen_parameters_are_named(tasks: str, zygote: ZygoteProcess) -> None:
+    """Its batch is per worker; one process has the same global batch."""
     report = verify(f"{tasks}:half_used", steps=3, zygote=zygote)
 
     moved = rows(report, "moved from the start")

@@ -3,8 +3,6 @@
 import importlib.util
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import shoal
+from helpers.scripts import run_as_main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PARAMETERS = {
@@ -24,7 +23,6 @@ PARAMETERS = {
     "resnet": 23_520_842,
 }
 SCRIPTS = {"parameter_server_objects"}
-GUARD_S = 120.0
 
 
 def load(name: str) -> ModuleType:
@@ -115,9 +113,9 @@ def test_gpt_decays_matrices_only_and_follows_the_cosine():
     assert scheduler.get_last_lr()[0] == pytest.approx(0.1)
 
 
-def test_the_plain_parameter_server_trains_digits():
-    script = EXAMPLES / "parameter_server_objects.py"
-    output = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=GUARD_S)
+def test_the_plain_parameter_server_trains_digits(tmp_path, zygote):
+    output = run_as_main(EXAMPLES / "parameter_server_objects.py", folder=tmp_path, zygote=zygote)
+    assert output.returncode == 0, output.stderr
     assert len(re.findall(r"worker [01]: 200 updates sent", output.stdout)) == 2
     found = re.search(r"server: 400 updates applied, test accuracy (0\.\d+)", output.stdout)
     assert found is not None and float(found[1]) > 0.9

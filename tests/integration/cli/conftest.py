@@ -1,4 +1,4 @@
-"""The command line as a process of its own, and one trained run for all who only read it."""
+"""The command line, and one trained run for all who only read it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from helpers.commands import GUARD_S, SMALL_TASK, Shoal, command, environment
-from shoal.launch.owner import ZygoteProcess
+from helpers.commands import SMALL_TASK, Shoal
+from helpers.warm_commands import WarmCommands
 
 
 @pytest.fixture(scope="session")
-def shoal_in(zygote: ZygoteProcess) -> Shoal:
+def shoal_in(warm_commands: WarmCommands) -> Shoal:
     """`shoal_in(folder, "train", …)` runs the command there to its end."""
 
     def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command(*words),
-            cwd=folder,
-            env=environment(zygote),
-            capture_output=True,
-            text=True,
-            timeout=GUARD_S,
-            check=False,
-        )
+        answer = warm_commands(folder, *words)
+        assert answer.status is not None, f"it hangs: {answer.text}"
+        return subprocess.CompletedProcess(words, answer.status, answer.out, answer.err)
 
     return run
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from helpers.commands import GUARD_S, SMALL_TASK, command, environment
 
-DIGITS = Path(__file__).parents[3] / "examples" / "digits.py"
 OBJECTIVE_TASK = """
 import shoal, torch
 from torch import nn
@@ -29,14 +27,14 @@ def task(batch_per_worker: bool = True):
 """
 
 
-def test_strategies_are_compared_on_an_example(shoal, tmp_path):
+def test_strategies_are_compared_on_a_task(shoal, tmp_path):
     words = ["--workers", "2", "--steps", "20", "--rounds", "1", "--strategies", "data,ps:sync=asp"]
-    answer = shoal("bench", str(DIGITS), *words, "--json", "--out", "kept")
+    answer = shoal("bench", str(SMALL_TASK), *words, "--json", "--out", "kept")
     assert answer.returncode == 0, answer.stderr
     found = json.loads(answer.stdout)
     alone, data, asynchronous = found["rows"]
     assert [row["strategy"] for row in found["rows"]] == ["one process", "data", "ps:sync=asp"]
-    assert found["left_out"] == {} and (found["steps"], found["total_steps"], found["batch_size"]) == (20, 28, 64)
+    assert found["left_out"] == {} and (found["steps"], found["total_steps"], found["batch_size"]) == (20, 28, 16)
     for row in found["rows"]:
         assert row["samples_per_s"] > 0 and row["first_step_s"] > 0 and row["peak_memory"] > 1e6
     assert [len(row["rounds"][0]["peak_memory"]) for row in found["rows"]] == [1, 2, 2]

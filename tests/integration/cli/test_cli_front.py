@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
 import shoal as package
+from helpers.commands import GUARD_S, command
 from shoal.cli.checks import check_cores, check_extras
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"), [(["--version"], 0, f"shoal {package.__version__}\n"), (["trian"], 2, "Usage")]
+)
+def test_the_program_itself(words, status, text):
+    """Other tests fork the command from a process that is warm; this is how a user starts it."""
+    answer = subprocess.run(command(*words), capture_output=True, text=True, timeout=GUARD_S, check=False)
+    assert answer.returncode == status and text in answer.stdout + answer.stderr
 
 
 def test_version_and_help(shoal):

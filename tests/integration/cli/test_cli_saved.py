@@ -35,8 +35,15 @@ def read(path):
     return np.array([json.loads(line) for line in path.read_text().splitlines()])
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("ending", ["jsonl", "csv", "npy"])
+@pytest.mark.parametrize(
+    ("ending", "workers"),
+    [
+        ("jsonl", "1"),
+        ("csv", "2"),
+        ("npy", "2"),
+        *(pytest.param(*row, marks=pytest.mark.long) for row in (("jsonl", "2"), ("csv", "1"), ("npy", "1"))),
+    ],
+)
 def test_predictions_are_the_models_outputs_in_order(shoal, trained, expected, tmp_path, ending, workers):
     answer = shoal("predict", str(trained), "--out", f"out.{ending}", "--workers", workers, "--threads", "1")
     assert answer.returncode == 0, answer.stderr

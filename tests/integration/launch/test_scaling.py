@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from service_stage import COORDINATOR, WORKER, Stage
 
-from helpers.commands import GUARD_S, command
+from helpers.warm_commands import Answer, WarmCommands
 from shoal.launch.control import FILE_NAME
 from shoal.observe.events import Event
 
@@ -21,35 +20,32 @@ AFTER_THE_ANSWER = f'await_note("asked"); {WORKER}'
 class Client:
     """Scales the run as soon as its world is formed, and tells the actors when it has its answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, commands: WarmCommands) -> None:
         self.words: tuple[str, ...] = ()
-        self.process: subprocess.Popen[str] | None = None
+        self._commands = commands
+        self._folder = Path.cwd()
+        self._answer: Answer | None = None
+        self._thread = threading.Thread(target=self._ask)
 
     def on_event(self, event: Event) -> None:
         if event.kind == "world":
             assert (Path("runs/demo") / FILE_NAME).stat().st_mode & 0o777 == 0o600
-            words = command("scale", "demo", *self.words)
-            code = (
-                "import subprocess, sys; code = subprocess.call(sys.argv[1:]); open('asked', 'w'); sys.exit(code)"
-            )
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
+            self._thread.start()
 
-    def answer(self) -> tuple[int, str, str]:
+    def answer(self) -> tuple[int | None, str, str]:
         """Exit status, output and errors of the command."""
-        assert self.process is not None, "the run never asked"
-        out, err = self.process.communicate(timeout=GUARD_S)
-        return self.process.returncode, out, err
+        self.join()
+        assert self._answer is not None, "the run never asked"
+        return self._answer.status, self._answer.out, self._answer.err
 
+    def join(self) -> None:
+        """Wait for the command, which ends with the run at the latest."""
+        if self._thread.ident is not None:
+            self._thread.join()
 
-@pytest.fixture
-def client() -> Iterator[Client]:
-    asking = Client()
-    yield asking
-    if asking.process is not None and asking.process.poll() is None:
-        asking.process.kill()
-        asking.process.communicate()
+    def _ask(self) -> None:
+        self._answer = self._commands(self._folder, "scale", "demo", *self.words)
+        (self._folder / "asked").touch()
 
 
 @pytest.fixture
@@ -57,6 +53,13 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.chdir(tmp_path)
     Path("runs").mkdir()
     return Stage()
+
+
+@pytest.fixture
+def client(play: Stage, warm_commands: WarmCommands) -> Iterator[Client]:
+    asking = Client(warm_commands)
+    yield asking
+    asking.join()
 
 
 def test_the_coordinator_is_asked_and_its_answer_printed(play: Stage, client: Client) -> None:

@@ -234,3 +234,4 @@ def test_a_stopped_zygote_ends_the_run_with_a_sentence(
         pids = [process.pid for process in engine.host.processes.values() if process.pid is not None]
         assert len(pids) == (0 if when == "before it forks" else 2)
         assert all(explain_state(pid) == "it has ended" for pid in pids)
+        os.kill(zygote.pid, signal.SIGKILL)  # Stopped, it would not hear for seconds that it should end.

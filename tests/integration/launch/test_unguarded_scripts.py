@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
-from helpers.commands import GUARD_S, SMALL_TASK, environment
+from helpers.commands import SMALL_TASK
+from helpers.scripts import run_as_main
 
 GUARDED = """
 if __name__ == "__main__":
@@ -27,15 +26,7 @@ if __name__ == "__main__":
 def test_a_call_without_the_guard_is_refused_in_the_worker(zygote, tmp_path, verb, calls):
     script = tmp_path / "script.py"
     script.write_text(f"{SMALL_TASK.read_text()}\n\n{calls}\n")
-    answer = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env=environment(zygote),
-        capture_output=True,
-        text=True,
-        timeout=GUARD_S,
-        check=False,
-    )
+    answer = run_as_main(script, folder=tmp_path, zygote=zygote)
     assert answer.returncode == 1
     last = answer.stderr.strip().splitlines()[-1]
     assert f"shoal.{verb} was called in " in last and 'put the call under `if __name__ == "__main__":`' in last

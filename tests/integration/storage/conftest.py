@@ -8,6 +8,7 @@ import pytest
 
 from helpers.disk_faults import DiskFaults, build_library
 from helpers.warm_commands import WarmCommands
+from shoal.launch.owner import ZygoteProcess, start_zygote
 
 GUARD_S = 90.0
 
@@ -20,9 +21,20 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> DiskFaults:
 
 
 @pytest.fixture(scope="session")
-def shoal(disk: DiskFaults) -> Iterator[WarmCommands]:
+def disk_zygote(disk: DiskFaults) -> Iterator[ZygoteProcess]:
+    """Its processes write to the disk that may fail."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in disk.environment.items():
+            patch.setenv(name, value)
+        process = start_zygote()
+    with process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def shoal(disk: DiskFaults, disk_zygote: ZygoteProcess) -> Iterator[WarmCommands]:
     """`shoal(folder, "train", …)` runs the command there, on the disk that may fail."""
-    commands = WarmCommands(disk.environment, GUARD_S)
+    commands = WarmCommands(disk_zygote, GUARD_S, **disk.environment)
     yield commands
     commands.close()
 

@@ -10,10 +10,18 @@ from helpers.ps_sim import Cluster, Kill, NetFaults, Scenario, check
 from helpers.ps_sim.scenario import WORKER
 
 ROUGH = NetFaults(drop=0.1, duplicate=0.1, delay=0.1, corrupt=0.05)
+MODES = ["bsp", "asp", "ssp:1", "alternate:2", "quorum:1/2"]
+ON_ROUGH_NETWORKS = ["bsp", "asp"]
 
 
-@pytest.mark.parametrize("faults", [NetFaults(), ROUGH])
-@pytest.mark.parametrize("sync", ["bsp", "asp", "ssp:1", "alternate:2", "quorum:1/2"])
+@pytest.mark.parametrize(
+    ("sync", "faults"),
+    [
+        *((sync, NetFaults()) for sync in MODES),
+        *((sync, ROUGH) for sync in ON_ROUGH_NETWORKS),
+        *(pytest.param(sync, ROUGH, marks=pytest.mark.long) for sync in MODES if sync not in ON_ROUGH_NETWORKS),
+    ],
+)
 def test_a_worker_that_is_cut_off_is_given_up_and_replaced(sync, faults):
     scenario = Scenario(sync=sync, steps=8, faults=faults)
     calm = check(Cluster(scenario, seed=4).run())

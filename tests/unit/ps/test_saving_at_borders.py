@@ -46,15 +46,15 @@ def save_under_fire(seeds: range, *, on_demand: bool, syncs: tuple[str, ...] = (
 
 
 def test_what_is_asked_for_is_saved_as_it_was():
-    save_under_fire(range(100), on_demand=True)
+    save_under_fire(range(50), on_demand=True)
 
 
 def test_what_is_planned_is_saved_at_its_step_whoever_dies():
-    save_under_fire(range(100), on_demand=False)
+    save_under_fire(range(50), on_demand=False)
 
 
 def test_ranks_with_cells_of_their_own_meet_at_one_border():
-    save_under_fire(range(150), on_demand=True, syncs=RANKED)
+    save_under_fire(range(75), on_demand=True, syncs=RANKED)
 
 
 def test_a_border_is_past_what_a_dead_worker_has_pushed_to_some_shards():
@@ -64,13 +64,13 @@ def test_a_border_is_past_what_a_dead_worker_has_pushed_to_some_shards():
 
 @pytest.mark.long
 @pytest.mark.parametrize("on_demand", [True, False])
-def test_ten_times_as_many(on_demand):
-    save_under_fire(range(1000, 2000), on_demand=on_demand)
+def test_twenty_times_as_many(on_demand):
+    save_under_fire(range(50, 1050), on_demand=on_demand)
 
 
 @pytest.mark.long
-def test_ten_times_as_many_with_cells_of_their_own():
-    save_under_fire(range(1000, 2500), on_demand=True, syncs=RANKED)
+def test_twenty_times_as_many_with_cells_of_their_own():
+    save_under_fire(range(75, 1575), on_demand=True, syncs=RANKED)
 
 
 def test_the_simulation_finds_a_border_below_what_is_done(monkeypatch):
