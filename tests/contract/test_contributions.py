@@ -74,7 +74,7 @@ class Client:
             take=lambda now: None, is_over=True, is_dry=True, is_closed=lambda cells: len(cells) >= SLOTS
         )
         self.machine = SimpleNamespace(leases=leases, rank=0)
-        self.scale = SimpleNamespace(measure=lambda place, cells: None)
+        self.scale = SimpleNamespace(measure=lambda buffer, cells: None)
 
     def inherited(self, clock: int, cell: int, slot: int) -> None:
         return None
@@ -83,8 +83,8 @@ class Client:
         self.tap.aim(self.views(0), self.served.memory.touched(0).numpy())
         return 0
 
-    def views(self, place: int) -> list[torch.Tensor]:
-        return self.served.memory.views(f"gradients/{place}")
+    def views(self, buffer: int) -> list[torch.Tensor]:
+        return self.served.memory.views(f"gradients/{buffer}")
 
     def offer_parameters(self, slot: int, clock: int) -> int:
         for view, param in zip(self.views(0), self.served.memory.params, strict=True):
@@ -93,7 +93,7 @@ class Client:
 
     def push(self, made: Contribution) -> None:
         self.pushed.append(made)
-        self.values = [view.clone() for view in self.views(made.place)]
+        self.values = [view.clone() for view in self.views(made.buffer)]
 
     def open_push(self, made: Contribution) -> None:
         self._open = made

@@ -40,8 +40,8 @@ class Backup:
         self._send = send
 
     @property
-    def place(self) -> int:
-        """Which of the shard's two places is its own."""
+    def copy(self) -> int:
+        """Which of the shard's two copies is its own."""
         return 1 - self.holders.copy
 
     def note_moving(self, is_moving: bool) -> None:

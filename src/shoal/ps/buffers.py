@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal.ps.link import Offer
 from shoal.ps.worker import WorkerMachine
-from shoal.spec.served_footprint import BUFFERS_PER_SLOT, BUFFERS_PER_TURN, TURNS
+from shoal.spec.served_footprint import BUFFER_SETS, BUFFERS_PER_SET, BUFFERS_PER_SLOT
 
 
 @dataclass(frozen=True)
@@ -65,43 +65,43 @@ class Buffers:
     def __init__(self, machine: WorkerMachine, labels: Labels, generation: int) -> None:
         self._machine = machine
         self._labels = labels
-        self._turn = generation % TURNS
+        self._set = generation % BUFFER_SETS
         self._pushes: dict[int, int] = {}
         """By buffer: the push whose gradient it holds."""
         self._label: Label | None = None
         self.sequence = 0
         """Of the push under way."""
-        self.place = 0
+        self.buffer = 0
         """Where it lies."""
 
-    def place_of(self, slot: int, clock: int) -> int:
+    def buffer_of(self, slot: int, clock: int) -> int:
         """The buffer for what is computed for a slot in this step."""
-        return BUFFERS_PER_SLOT * slot + BUFFERS_PER_TURN * self._turn + clock % BUFFERS_PER_TURN
+        return BUFFERS_PER_SLOT * slot + BUFFERS_PER_SET * self._set + clock % BUFFERS_PER_SET
 
-    def is_free(self, place: int) -> bool:
+    def is_free(self, buffer: int) -> bool:
         """Whether no server reads the buffer any more."""
-        return place not in self._pushes or self._machine.is_released(self._pushes[place])
+        return buffer not in self._pushes or self._machine.is_released(self._pushes[buffer])
 
-    def begin(self, place: int) -> None:
+    def begin(self, buffer: int) -> None:
         """The buffer, which is free, is about to change."""
-        self._labels.put_label(place, Label())
+        self._labels.put_label(buffer, Label())
 
     def open(self, offer: Offer, label: Label | None) -> None:
         """Name the push of a buffer. Its label waits until it is whole; None where it has one already."""
-        self.sequence, self.place = self._machine.open_push(offer), offer.place
-        self._pushes[self.place] = self.sequence
+        self.sequence, self.buffer = self._machine.open_push(offer), offer.buffer
+        self._pushes[self.buffer] = self.sequence
         self._label = label
 
     def complete(self) -> Collection[int]:
         """All of the gradient is there; returns the shards that have not been sent theirs."""
         if self._label is not None:
-            self._labels.put_label(self.place, self._label)
+            self._labels.put_label(self.buffer, self._label)
         return self._machine.unsent(self.sequence)
 
     def left_by_another(self, slot: int, clock: int, cell: int) -> tuple[int, Label] | None:
         """The whole buffer, if any, in which somebody before has left what is now this worker's to push."""
-        for place in range(BUFFERS_PER_SLOT * slot, BUFFERS_PER_SLOT * (slot + 1)):
-            label = self._labels.label(place)
+        for buffer in range(BUFFERS_PER_SLOT * slot, BUFFERS_PER_SLOT * (slot + 1)):
+            label = self._labels.label(buffer)
             if label.clock and (label.clock, label.cell) == (clock, cell):
-                return place, label
+                return buffer, label
         return None

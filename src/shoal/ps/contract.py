@@ -59,7 +59,7 @@ class ShardValues(Protocol):
         """Become what the model is at first."""
 
     def resume(self, facts: dict[str, Any]) -> None:
-        """Become what a killed server left in this place; `facts` are those of the journal's books."""
+        """Become what a killed server left in this home; `facts` are those of the journal's books."""
 
     def fits(self, push: Push) -> bool:
         """Whether the push's bulk has this shard's sizes; others are refused before anything is logged."""

@@ -88,7 +88,7 @@ class Offer:
     loss: float
     scaled: bool = True
     scale: float = 1.0
-    place: int = 0
+    buffer: int = 0
     half: Sequence[float] = ()
     found: Sequence[float] = ()
 
@@ -117,7 +117,7 @@ class Offer:
             loss=self.loss,
             scaled=self.scaled,
             scale=self.scale,
-            place=self.place,
+            buffer=self.buffer,
             half=list(self.half),
             found=list(self.found),
             frames=tuple(frames),

@@ -76,7 +76,7 @@ class Push(PsMessage):
     scale: float = 1.0
     """What the gradient is to be multiplied by: its worker has scaled it up, or clipped it, where it is an update
     of its own. The same for all that are gathered in one round."""
-    place: int = 0
+    buffer: int = 0
     """Where the bulk lies, for transports that do not carry it as frames: the buffer's number."""
     half: list[float] = field(default_factory=list)
     """With half precision, in lockstep: what all workers knew of the loss scale when they began this step."""
@@ -250,7 +250,7 @@ class ShardView:
     filled: bool = False
     """The backup has everything and may take over; else it is being filled, and nobody waits for it."""
     copy: int = 0
-    """Which of the shard's two places in shared memory is the primary's; the backup's is the other."""
+    """Which of the shard's two homes in shared memory is the primary's; the backup's is the other."""
 
 
 class View(PsMessage):

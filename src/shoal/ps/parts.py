@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.ps.between_servers import RoundPart, Settle
 from shoal.ps.messages import NOBODY, Push
-from shoal.ps.shard import Shard, sum_by_place
+from shoal.ps.shard import Shard, sum_by_position
 
 
 def own_part(shard: Shard, number: int) -> RoundPart:
@@ -100,5 +100,5 @@ def _sum_of_facts(all_facts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "weight": sum(facts["weight"] for facts in listed),
         "loss": sum(facts["loss"] for facts in listed),
         "scaled": all(facts["scaled"] for facts in listed),
-        "found": sum_by_place(facts["found"] for facts in listed),
+        "found": sum_by_position(facts["found"] for facts in listed),
     }

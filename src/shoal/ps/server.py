@@ -18,7 +18,7 @@
    on what it is told in a generation that it does not know yet: it would look for the values in a dead copy.
 8. Progress. Whoever waits repeats: pushes, entries, `Fill`, `Filled`, each until it is answered. Repeating is
    harmless by 6, by the log's indices, and because a backup is filled once in a generation.
-9. Places. Where copies lie in one memory, a place is written by one node: the coordinator hands it on when its
+9. Homes. Where copies lie in one memory, a home is written by one node: the coordinator hands it on when its
    last holder has reported under the view that took it away, or is dead.
 10. Together. Where shards close their rounds together, what each has learnt of the others is an entry of its log
     before it is used, so 5 holds; and what it tells them is, as in 7, what its backup has too.
@@ -59,7 +59,7 @@ leave few gaps; with a quorum every cell that came late is one for ever, and wha
 
 
 class ServerMachine:
-    """A server's part of the protocol. `make_values(shard, copy)` opens the place of a shard's values."""
+    """A server's part of the protocol. `make_values(shard, copy)` opens the home of a shard's values."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class ServerMachine:
                 self._be_backup(shard, holders)
             elif self.held.pop(shard, None) is not None:
                 # Whatever was logged here and not answered, its senders bring to the new primary. Who is to have
-                # this place waits until the coordinator knows that nobody writes here any more.
+                # this home waits until the coordinator knows that nobody writes here any more.
                 self._report_due = now
             if shard in self._early_fills:
                 self._on_primary(*self._early_fills.pop(shard), now)
@@ -175,8 +175,8 @@ class ServerMachine:
         duty.adopt(holders, self.view.workers, [shard.primary for shard in self.view.shard_views], now)
 
     def _shard_to_lead(self, number: int, holders: ShardView, duty: Backup | None) -> Shard | None:
-        """A new primary's shard: what it was filled with as backup, or what lies in the place that it is given."""
-        if duty is not None and duty.place == holders.copy:
+        """A new primary's shard: what it was filled with as backup, or what lies in the home that it is given."""
+        if duty is not None and duty.copy == holders.copy:
             return duty.shard
         values = self._make_values(number, holders.copy)
         return inherit(number, self._rules, values) if duty is None or values.journal is not None else duty.shard
@@ -200,7 +200,7 @@ class ServerMachine:
         return () if self.view is None else self.view.settings.get("moving", ())
 
     def _copy_of(self, number: int, holders: ShardView) -> ShardValues:
-        """Values in the place beside the primary's."""
+        """Values in the home beside the primary's."""
         values = self._make_values(number, 1 - holders.copy)
         if values.journal is not None:
             values.journal.give_up()  # Its primary keeps one, as long as this is no copy.

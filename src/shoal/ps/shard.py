@@ -175,7 +175,7 @@ class Shard:
         self.open_round = []
         self._update(pushes, gathered=True, factor=factor)
         self.rounds = number
-        self.half, self.found = pushes[0].half, sum_by_place(push.found for push in pushes)
+        self.half, self.found = pushes[0].half, sum_by_position(push.found for push in pushes)
 
     def in_order(self) -> list[Push]:
         """The pushes of the open round, in the order of their slots."""
@@ -295,6 +295,6 @@ class Shard:
         return shard
 
 
-def sum_by_place(rows: Iterable[Sequence[float]]) -> list[float]:
+def sum_by_position(rows: Iterable[Sequence[float]]) -> list[float]:
     """Lists of numbers added up, the first with the first and so on."""
     return [sum(column) for column in zip(*rows, strict=False)]

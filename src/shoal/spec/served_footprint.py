@@ -13,11 +13,11 @@ from shoal.spec.footprint import LINE_BYTES, PAGE_BYTES, Flow, Footprint, Medium
 from shoal.spec.model_size import SCALAR_BYTES, TABLES, ChunkSize, CutSize, ModelSize, RunSize
 from shoal.spec.whole_footprint import activations, common_regions, of_worker, saved_copy
 
-BUFFERS_PER_TURN = 2
+BUFFERS_PER_SET = 2
 """While servers read one, the worker fills the other."""
-TURNS = 3
+BUFFER_SETS = 3
 """A worker that replaces another leaves alone what the other pushed last: servers may not be done with it."""
-BUFFERS_PER_SLOT = BUFFERS_PER_TURN * TURNS
+BUFFERS_PER_SLOT = BUFFERS_PER_SET * BUFFER_SETS
 LABEL_BYTES = 6 * 8
 JOURNAL_BYTES = 1 << 19
 JOURNAL_SHARE = 64
@@ -86,11 +86,11 @@ def _copy_regions(plan: ServedPlan, model: ModelSize, cut: CutSize, copy: int) -
 def _journal_regions(plan: ServedPlan, model: ModelSize, cut: CutSize, copy: int) -> Iterator[MemoryRegion]:
     """What a killed server's successor needs besides the values; with a backup nobody writes it."""
     is_used = plan.is_by_host or (copy == 0 and plan.used_copies == 1)
-    slot = JOURNAL_BYTES + model.laid_out // JOURNAL_SHARE
+    half = JOURNAL_BYTES + model.laid_out // JOURNAL_SHARE
     for shard, chunks in enumerate(cut.shards):
         name = f"journal/{copy}/{shard}"
         undo = max((undo_bytes(chunk, model) for chunk in chunks), default=0)
-        sizes = {name: PAGE_BYTES, f"{name}/0": slot, f"{name}/1": slot, f"undo/{copy}/{shard}": undo}
+        sizes = {name: PAGE_BYTES, f"{name}/0": half, f"{name}/1": half, f"undo/{copy}/{shard}": undo}
         for each, size in sizes.items():
             yield MemoryRegion(name=each, what=JOURNAL, num_bytes=size, is_used=is_used)
 
@@ -104,7 +104,7 @@ def undo_bytes(chunk: ChunkSize, model: ModelSize) -> int:
 def _buffer_regions(plan: ServedPlan, model: ModelSize) -> Iterator[MemoryRegion]:
     for number in range(BUFFERS_PER_SLOT * plan.room):
         slot, buffer = divmod(number, BUFFERS_PER_SLOT)
-        is_used = slot < plan.used_room and buffer < BUFFERS_PER_TURN  # the others are for successors
+        is_used = slot < plan.used_room and buffer < BUFFERS_PER_SET  # the others are for successors
         yield MemoryRegion(name=f"gradients/{number}", what=BUFFERS, num_bytes=model.laid_out, is_used=is_used)
         tables = {"touched": len(model.trained), "label": LABEL_BYTES, "moved": model.moving}
         for name, size in tables.items():
@@ -152,7 +152,7 @@ def _at_worker(
 ) -> list[MemoryRegion]:
     """Over tcp a worker has a segment of its own, and uses its buffers; to save the state it gathers a copy."""
     slots = range(-(-plan.used_room // run.workers))
-    used = {f"gradients/{BUFFERS_PER_SLOT * slot + n}" for slot in slots for n in range(BUFFERS_PER_TURN)}
+    used = {f"gradients/{BUFFERS_PER_SLOT * slot + n}" for slot in slots for n in range(BUFFERS_PER_SET)}
     if run.saves:
         used |= {"params/0", *(f"state/{key}/0" for key in model.mirrored)}
     values = of_worker("parameters as they come", model.laid_out, Stay.TRAINING)
@@ -166,7 +166,7 @@ def _at_server(plan: ServedPlan, model: ModelSize) -> list[MemoryRegion]:
         of_worker("shards of a server, with optimizer state", int(share * model.laid_out * (1 + model.kept))),
         of_worker(
             "gradients that came to a server",
-            int(share * model.laid_out * BUFFERS_PER_TURN * plan.used_room),
+            int(share * model.laid_out * BUFFERS_PER_SET * plan.used_room),
         ),
     ]
 

@@ -28,7 +28,7 @@ def check(cluster: Cluster) -> Cluster:
             if cluster.scenario.sync == "bsp" and not cluster.killed[WORKER] + cluster.deposed[WORKER]:
                 assert primary.values.digest() == alone[shard], f"Shard {shard} is not what one process computes."
             assert isinstance(primary.values, ChainValues)
-            factors.add(tuple(primary.values.place.factors))
+            factors.add(tuple(primary.values.home.factors))
         assert len(factors) == 1, f"Shards closed their rounds with different numbers: {factors}"
         assert bool(*factors) == (cluster.scenario.together and _gathers(cluster.scenario))
         _check_saved(cluster)
@@ -108,9 +108,9 @@ def _copy(cluster: Cluster, shard: int, node: int) -> Shard:
 
 def _check_cells(cluster: Cluster, number: int, shard: Shard) -> None:
     assert isinstance(shard.values, ChainValues)
-    torn = shard.values.place.torn
+    torn = shard.values.home.torn
     assert not torn, f"Shard {number}: torn gradients were taken for those of cells {torn}."
-    applied = sorted(shard.values.place.cells)
+    applied = sorted(shard.values.home.cells)
     everything = list(range(cluster.scenario.num_cells))
     told_applied = {cell for worker in cluster.workers for cell in worker.applied[number]}
     told_late = {cell for worker in cluster.workers for cell in worker.late[number]}
@@ -123,7 +123,7 @@ def _check_cells(cluster: Cluster, number: int, shard: Shard) -> None:
     else:
         assert applied == everything, f"Shard {number}: every cell once was expected, found {applied}"
         assert not told_late, f"Shard {number}: {told_late} were called late."
-        skipped = set(shard.values.place.skipped)
+        skipped = set(shard.values.home.skipped)
         assert skipped == _to_be_skipped(cluster.scenario), f"Shard {number}: {skipped} were not applied."
     assert told_applied <= set(applied), f"Shard {number}: acknowledged and lost: {told_applied - set(applied)}"
     assert not shard.open_round

@@ -252,8 +252,8 @@ class Cluster:
         return True
 
     def _has_journal(self, shard: int, copy: int) -> bool:
-        place = self._memory.get((shard, copy))
-        return place is None or not place.pages.is_void
+        home = self._memory.get((shard, copy))
+        return home is None or not home.pages.is_void
 
     @property
     def is_covered(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from helpers.ps_sim.saving import Saved, Saving
 from helpers.ps_sim.scenario import Scenario
-from helpers.ps_sim.values import ChainValues, Gradients, Memory, Place, gradient
+from helpers.ps_sim.values import ChainValues, Gradients, Home, Memory, gradient
 from shoal.ps.buffers import Buffers, Label
 from shoal.ps.consistency import Mode, parse_sync
 from shoal.ps.leasing import LeaseHolder
@@ -80,10 +80,10 @@ class ServerProcess:
     def _make_values(self, shard: int, copy: int) -> ChainValues:
         if not self._shares_memory:
             values = ChainValues(shard, self._flush, gradients=self._gradients)
-            self._memory[shard, copy] = values.place
+            self._memory[shard, copy] = values.home
             return values
-        places = [self._memory.setdefault((shard, one), Place(shard)) for one in (copy, 1 - copy)]
-        return ChainValues(shard, self._flush, *places, gradients=self._gradients, amid=self._amid)
+        homes = [self._memory.setdefault((shard, one), Home(shard)) for one in (copy, 1 - copy)]
+        return ChainValues(shard, self._flush, *homes, gradients=self._gradients, amid=self._amid)
 
 
 class WorkerProcess:
@@ -178,7 +178,7 @@ class WorkerProcess:
         self._clock = max(self._clock, machine.completed)
         if self._saving is not None and not self._may_go_on(self._saving, now):
             return
-        has_room = self._buffers.is_free(self._buffers.place_of(self.rank, self._clock + 1))
+        has_room = self._buffers.is_free(self._buffers.buffer_of(self.rank, self._clock + 1))
         if has_room and machine.outstanding < MOST_OUTSTANDING and machine.may_start(self._clock + 1):
             self._cell = self._next_cell(now)
         if self._cell is not None:
@@ -227,14 +227,14 @@ class WorkerProcess:
         self.machine.push(self._offer(cells), based_on=based_on, frames=frames, now=now)
         self._is_pushed(now)
 
-    def _offer(self, cells: list[int], place: int = 0) -> Offer:
+    def _offer(self, cells: list[int], buffer: int = 0) -> Offer:
         spoilt = not self._scenario.spoilt.isdisjoint(cells)
         return Offer(
             clock=self._clock,
             cells=cells,
             weight=1.0,
             loss=1.0 / self._clock,
-            place=place,
+            buffer=buffer,
             half=[float(self._clock)],
             found=[float(spoilt)],
         )
@@ -256,9 +256,9 @@ class WorkerProcess:
             self._left = self._buffers.left_by_another(self.rank, self._clock, self._cell)
         self._is_successor = False
         if self._left is None:
-            place = self._buffers.place_of(self.rank, self._clock)
-            self._buffers.begin(place)
-            gradients.tear(place)
+            buffer = self._buffers.buffer_of(self.rank, self._clock)
+            self._buffers.begin(buffer)
+            gradients.tear(buffer)
 
     def _push_through(self, gradients: Gradients, now: float) -> None:
         """The next part of the gradient is there; where it may go at once, it does."""
@@ -267,17 +267,17 @@ class WorkerProcess:
             self._buffers.open(self._offer([self._cell], self._left[0]), None)
             self._complete(now)
             return
-        cells, place, consistency = (
+        cells, buffer, consistency = (
             [self._cell],
-            self._buffers.place_of(self.rank, self._clock),
+            self._buffers.buffer_of(self.rank, self._clock),
             self.machine.consistency,
         )
         label = Label(self._clock, self._cell, 1.0, 1.0 / self._clock, True, 1.0)
         if not self._parts:
             self._parts = list(range(self._scenario.shards))
-            self._buffers.open(self._offer(cells, place), label)
+            self._buffers.open(self._offer(cells, buffer), label)
         shard = self._parts.pop()
-        gradients.parts[place, shard] = cells, gradient(shard, cells, self._based_on[shard])
+        gradients.parts[buffer, shard] = cells, gradient(shard, cells, self._based_on[shard])
         if consistency.mode not in (Mode.BSP, Mode.QUORUM):
             self._push_part(shard, now)
         self._ready_at = now + self._dice.uniform(*PART_S)

@@ -21,7 +21,7 @@ def gradient(shard: int, cells: Sequence[int], version: int) -> bytes:
     return _number(shard, version, *cells).to_bytes(WIDTH, "little")
 
 
-class Place:
+class Home:
     """The memory of one copy of a shard: whoever thinks that it is his writes there."""
 
     def __init__(self, shard: int) -> None:
@@ -45,15 +45,15 @@ class Place:
         """Those whose gradient was not the one that was pushed."""
         self.marked: int | None = None
 
-    def copy_from(self, other: Place) -> None:
+    def copy_from(self, other: Home) -> None:
         self.chain, self.second_half = other.chain, other.second_half
         self.updates, self.marked = other.updates, other.marked
         self.cells, self.factors, self.skipped = list(other.cells), list(other.factors), list(other.skipped)
         self.torn = list(other.torn)
 
 
-Memory = dict[tuple[int, int], Place]
-"""By shard and copy: what lies there. It stays when its holder dies, until a new one takes the place."""
+Memory = dict[tuple[int, int], Home]
+"""By shard and copy: what lies there. It stays when its holder dies, until a new one takes the home."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Progress(Enum):
 
 @dataclass
 class Pages:
-    """What lies in a place besides the values."""
+    """What lies in a home besides the values."""
 
     books: Message | None = None
     entries: list[Message] = field(default_factory=list)
@@ -94,8 +94,8 @@ class Pages:
     is_void: bool = False
 
 
-class PlaceJournal:
-    """One process's view of a place's journal."""
+class HomeJournal:
+    """One process's view of a home's journal."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
@@ -144,33 +144,33 @@ class ChainValues:
     """The `ShardValues` of the simulation. Where memory is shared it is filled from `other`, the other copy.
 
     `gradients`: where the bulk of pushes lies; None where they bring it.
-    An update changes two halves, and calls `amid` between them: who dies there leaves the place torn.
+    An update changes two halves, and calls `amid` between them: who dies there leaves the home torn.
     """
 
     def __init__(
         self,
         shard: int,
         before_update: Callable[[], None] = lambda: None,
-        place: Place | None = None,
-        other: Place | None = None,
+        home: Home | None = None,
+        other: Home | None = None,
         gradients: Gradients | None = None,
         amid: Callable[[], None] = lambda: None,
     ) -> None:
         self._amid = amid
-        self.place = place or Place(shard)
+        self.home = home or Home(shard)
         self._shard = shard
         self._other = other
-        self.journal = None if other is None else PlaceJournal(self.place.pages)
+        self.journal = None if other is None else HomeJournal(self.home.pages)
         self._before_update = before_update
         self._gradients = gradients
 
     def initialise(self) -> None:
-        self.place.clear(self._shard)
+        self.home.clear(self._shard)
 
     def resume(self, facts: dict[str, Any]) -> None:
         assert self.journal is not None
         if self.journal.progress is Progress.TORN:
-            self.place.chain = self.place.second_half = self.place.saved
+            self.home.chain = self.home.second_half = self.home.saved
             self.journal.note(Progress.NONE)
 
     @property
@@ -208,79 +208,79 @@ class ChainValues:
     def step(self, gradients: Sequence[Push], *, scale: float, lr_scale: float, loss: float, last: bool) -> None:
         self._before_update()
         if self._mix(gradients, scale, lr_scale, loss, last) and scale != 1.0:
-            self.place.factors.append(scale)
+            self.home.factors.append(scale)
 
     def skip(self, pushes: Sequence[Push], *, loss: float, last: bool) -> None:
         if self._is_done:
             return
         self._note(Progress.COMPLETE)
-        self.place.updates += 1
+        self.home.updates += 1
         for push in pushes:
-            self.place.cells.extend(push.cells)
-            self.place.skipped.extend(push.cells)
+            self.home.cells.extend(push.cells)
+            self.home.skipped.extend(push.cells)
 
     def average(self, pushes: Sequence[Push], *, share: float) -> None:
         self._mix(pushes, share)
 
     def parts(self, *, whole: bool) -> Iterable[Sequence[Frame]]:
-        packed = self.place.chain.to_bytes(WIDTH, "little")
+        packed = self.home.chain.to_bytes(WIDTH, "little")
         return [(packed,)] if whole else [(packed[:4],), (packed[4:],)]
 
     def facts(self) -> dict[str, Any]:
         return {
-            "updates": self.place.updates,
-            "cells": list(self.place.cells),
-            "factors": list(self.place.factors),
-            "skipped": list(self.place.skipped),
-            "torn": list(self.place.torn),
-            "marked": self.place.marked,
+            "updates": self.home.updates,
+            "cells": list(self.home.cells),
+            "factors": list(self.home.factors),
+            "skipped": list(self.home.skipped),
+            "torn": list(self.home.torn),
+            "marked": self.home.marked,
         }
 
     def frames(self) -> tuple[Frame, ...]:
-        return (self.place.chain.to_bytes(WIDTH, "little"),)
+        return (self.home.chain.to_bytes(WIDTH, "little"),)
 
     def load(self, frames: Sequence[Frame], facts: dict[str, Any]) -> None:
         if self._other is not None:
-            self.place.copy_from(self._other)
+            self.home.copy_from(self._other)
             return
-        self.place.chain = self.place.second_half = int.from_bytes(bytes(frames[0]), "little")
-        self.place.updates = facts["updates"]
-        self.place.cells = list(facts["cells"])
-        self.place.factors = list(facts["factors"])
-        self.place.skipped = list(facts["skipped"])
-        self.place.torn = list(facts["torn"])
-        self.place.marked = facts["marked"]
+        self.home.chain = self.home.second_half = int.from_bytes(bytes(frames[0]), "little")
+        self.home.updates = facts["updates"]
+        self.home.cells = list(facts["cells"])
+        self.home.factors = list(facts["factors"])
+        self.home.skipped = list(facts["skipped"])
+        self.home.torn = list(facts["torn"])
+        self.home.marked = facts["marked"]
 
     def mark(self) -> None:
         if not self._is_done:
-            self.place.marked = self.place.chain
+            self.home.marked = self.home.chain
 
     def rollback(self) -> bool:
-        if self.place.marked is None:
+        if self.home.marked is None:
             return False
         if not self._is_done:
-            self.place.chain = self.place.second_half = self.place.marked
-            self.place.updates += 1
+            self.home.chain = self.home.second_half = self.home.marked
+            self.home.updates += 1
             self._note(Progress.COMPLETE)
         return True
 
     def digest(self) -> str:
-        return f"{self.place.chain:016x}{self.place.second_half:016x}"
+        return f"{self.home.chain:016x}{self.home.second_half:016x}"
 
     def _mix(self, pushes: Sequence[Push], *how: float) -> bool:
         """Change both halves; False where they have changed already."""
         if self._is_done:
             return False
-        place = self.place
-        place.saved = place.chain
+        home = self.home
+        home.saved = home.chain
         self._note(Progress.TORN)
-        place.chain = _number(place.chain, *self._numbers(pushes), *how)
+        home.chain = _number(home.chain, *self._numbers(pushes), *how)
         self._amid()
-        place.second_half = place.chain
+        home.second_half = home.chain
         self._note(Progress.COMPLETE)
-        place.updates += 1
+        home.updates += 1
         for push in pushes:
-            place.cells.extend(push.cells)
+            home.cells.extend(push.cells)
         return True
 
     def _numbers(self, pushes: Sequence[Push]) -> list[int]:
@@ -289,9 +289,9 @@ class ChainValues:
     def _bulk(self, push: Push) -> bytes:
         if self._gradients is None:
             return bytes(push.frames[0])
-        cells, part = self._gradients.parts.get((push.place, self.place.shard), ([], b""))
+        cells, part = self._gradients.parts.get((push.buffer, self.home.shard), ([], b""))
         if cells != push.cells:
-            self.place.torn.extend(push.cells)
+            self.home.torn.extend(push.cells)
         return part
 
 

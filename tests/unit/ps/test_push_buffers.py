@@ -10,7 +10,7 @@ import pytest
 from helpers.ps_sim import Cluster, Kill, NetFaults, Scenario, SimulationFailed, check
 from helpers.ps_sim.scenario import COORDINATOR, SERVER, WORKER
 from helpers.ps_sim.values import Gradients
-from shoal.ps.buffers import BUFFERS_PER_SLOT, TURNS, Buffers, Label
+from shoal.ps.buffers import BUFFER_SETS, BUFFERS_PER_SLOT, Buffers, Label
 from shoal.ps.consistency import parse_sync
 from shoal.ps.link import Offer
 from shoal.ps.worker import WorkerMachine
@@ -24,20 +24,20 @@ def buffers_of(generation: int, labels: Gradients) -> Buffers:
 def test_a_label_is_there_only_while_the_buffer_is_whole():
     labels = Gradients()
     buffers, label = buffers_of(0, labels), Label(3, 7, 2.0, 1.0, True, 1.0)
-    place = buffers.place_of(1, 3)
-    buffers.begin(place)
-    buffers.open(Offer(clock=3, cells=[7], weight=2.0, loss=1.0, place=place), label)
+    buffer = buffers.buffer_of(1, 3)
+    buffers.begin(buffer)
+    buffers.open(Offer(clock=3, cells=[7], weight=2.0, loss=1.0, buffer=buffer), label)
     assert buffers_of(1, labels).left_by_another(1, 3, 7) is None, "its gradient is still being computed"
     assert buffers.complete() == [0, 1]
-    assert buffers_of(1, labels).left_by_another(1, 3, 7) == (place, label)
+    assert buffers_of(1, labels).left_by_another(1, 3, 7) == (buffer, label)
     assert buffers_of(1, labels).left_by_another(0, 3, 7) is None, "of another slot"
-    buffers.begin(place)
+    buffers.begin(buffer)
     assert buffers_of(1, labels).left_by_another(1, 3, 7) is None, "it is written to again"
 
 
 def test_whoever_replaces_another_leaves_its_buffers_alone():
-    places = [{buffers_of(g, Gradients()).place_of(1, clock) for clock in (1, 2)} for g in range(TURNS)]
-    assert sorted(place for own in places for place in own) == list(range(BUFFERS_PER_SLOT, 2 * BUFFERS_PER_SLOT))
+    sets = [{buffers_of(g, Gradients()).buffer_of(1, clock) for clock in (1, 2)} for g in range(BUFFER_SETS)]
+    assert sorted(buffer for own in sets for buffer in own) == list(range(BUFFERS_PER_SLOT, 2 * BUFFERS_PER_SLOT))
 
 
 def dying(seed: int) -> Scenario:
@@ -81,7 +81,7 @@ def test_the_simulation_finds_a_label_that_is_written_too_early(monkeypatch):
     def open_and_label(self: Buffers, offer: Offer, label: Label | None) -> None:
         open_push(self, offer, label)
         if label is not None:
-            self._labels.put_label(self.place, label)
+            self._labels.put_label(self.buffer, label)
 
     monkeypatch.setattr(Buffers, "open", open_and_label)
     with pytest.raises(SimulationFailed, match="torn gradients were taken for those of cells"):

@@ -141,4 +141,4 @@ def test_what_a_worker_clipped_itself_is_scaled():
     push: Push = make_push(0, scale=0.25)
     machine.on_message(WORKER, push, 0.0)
     duty = machine.primary(0)
-    assert duty is not None and duty.shard.values.place.factors == [0.25]
+    assert duty is not None and duty.shard.values.home.factors == [0.25]

@@ -52,7 +52,7 @@ class Host:
             based_on=step - 1,
             weight=1.0,
             loss=1.0,
-            place=rank,
+            buffer=rank,
         )
         self.machine.on_message(100 + rank, push, 0.0)
 

@@ -91,12 +91,12 @@ class Hosts:
             self._start(host)
 
     def push(self, rank: int, step: int) -> None:
-        place = BUFFERS_PER_SLOT * rank + step % 2
+        buffer = BUFFERS_PER_SLOT * rank + step % 2
         dice, model = torch.Generator().manual_seed(10 * step + rank), self._served[0].memory
-        for view in model.views(f"gradients/{place}"):
+        for view in model.views(f"gradients/{buffer}"):
             view.copy_(torch.randn(view.shape, generator=dice))
-        model.touched(place).fill_(1)
-        model.moved(place).view(torch.uint8).fill_(step + rank)
+        model.touched(buffer).fill_(1)
+        model.moved(buffer).view(torch.uint8).fill_(step + rank)
         self._unanswered[rank, step] = Push(
             shard=host_of(rank, HOSTS, WORKERS),
             generation=0,
@@ -108,7 +108,7 @@ class Hosts:
             based_on=step - 1,
             weight=1.0,
             loss=1.0,
-            place=place,
+            buffer=buffer,
         )
 
     def settle(self, step: int) -> None:

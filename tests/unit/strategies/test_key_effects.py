@@ -27,7 +27,7 @@ from shoal.spec.model_parallel import ModelParallel, as_mesh
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Company, Extent, Setting, Strategy, Work
 from shoal.strategies.grouping import open_group
-from shoal.strategies.layer.phased import turn_of
+from shoal.strategies.layer.phased import phase_of
 from shoal.strategies.mesh.tensor.cutting import explain_width
 from shoal.strategies.ps.bulk import frames_of
 from shoal.strategies.ps.client import PsClient
@@ -217,7 +217,7 @@ def turns(written: str) -> list[int]:
     """Which group of layers trains, by step."""
     spec = parse_strategy(written)
     assert isinstance(spec, Layer)
-    return [turn_of(step, spec) for step in range(1, 7)]
+    return [phase_of(step, spec) for step in range(1, 7)]
 
 
 @dataclass(frozen=True)

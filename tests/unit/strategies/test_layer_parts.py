@@ -7,7 +7,7 @@ from torch import nn
 from shoal.errors import SpecError
 from shoal.spec import Layer
 from shoal.strategies.layer.heads import AuxiliaryHead
-from shoal.strategies.layer.phased import layer_groups, turn_of
+from shoal.strategies.layer.phased import layer_groups, phase_of
 from shoal.strategies.layer.steps import follow
 
 
@@ -39,7 +39,7 @@ def test_a_head_that_nobody_can_make():
 
 def test_groups_take_turns():
     spec = Layer(phases=3, every=2)
-    assert [turn_of(step, spec) for step in range(1, 9)] == [0, 0, 1, 1, 2, 2, 0, 0]
+    assert [phase_of(step, spec) for step in range(1, 9)] == [0, 0, 1, 1, 2, 2, 0, 0]
 
 
 def test_groups_are_children_of_about_the_same_size():

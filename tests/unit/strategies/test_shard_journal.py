@@ -151,13 +151,13 @@ class Host:
 
     def push(self, rank: int, step: int) -> None:
         """A worker's push of a step, from a buffer that it has filled."""
-        place = BUFFERS_PER_SLOT * rank + step % 2
+        buffer = BUFFERS_PER_SLOT * rank + step % 2
         memory, node = self.served.memory, WORKER_NODES + rank
         dice = torch.Generator().manual_seed(100 * step + rank)
-        for view in memory.views(f"gradients/{place}"):
+        for view in memory.views(f"gradients/{buffer}"):
             view.copy_(torch.randn(view.shape, generator=dice))
-        memory.touched(place).fill_(1)
-        moved = memory.moved(place).view(torch.uint8)
+        memory.touched(buffer).fill_(1)
+        moved = memory.moved(buffer).view(torch.uint8)
         moved.copy_(torch.full((moved.numel() // 4,), float(step + rank)).view(torch.uint8)[: moved.numel()])
 
         def message(shard: int, generation: int) -> Push:
@@ -172,7 +172,7 @@ class Host:
                 based_on=0,
                 weight=1.0,
                 loss=float(step % 3),
-                place=place,
+                buffer=buffer,
             )
 
         def is_acked() -> bool:
@@ -212,8 +212,8 @@ class Host:
     def _spoil_what_is_free(self, step: int) -> None:
         """Who was told may write again where it pushed from; in lockstep, where it pushed from the time before."""
         for rank in range(WORKERS):
-            place = BUFFERS_PER_SLOT * rank + (step - 1 if self.spec.is_lockstep else step) % 2
-            for view in self.served.memory.views(f"gradients/{place}"):
+            buffer = BUFFERS_PER_SLOT * rank + (step - 1 if self.spec.is_lockstep else step) % 2
+            for view in self.served.memory.views(f"gradients/{buffer}"):
                 view.fill_(float("nan"))
 
 

@@ -62,8 +62,8 @@ def sources_of(nodes: Sequence[GraphNode]) -> dict[str, frozenset[str]]:
 def groups_by_depth(nodes: Sequence[GraphNode], count: int) -> list[Sequence[GraphNode]]:
     """The whole computation in so many groups, one after the other, each of which reads only the last result of
     the one before; balanced by parameters. Fewer where the model has too few places to cut it."""
-    places = [0, *_narrow_places(nodes), len(nodes)]
-    pieces = [nodes[start:stop] for start, stop in pairwise(places)]
+    cuts = [0, *_narrow_cuts(nodes), len(nodes)]
+    pieces = [nodes[start:stop] for start, stop in pairwise(cuts)]
     blocks: list[list[GraphNode]] = []
     for piece in pieces:
         # Norms and activations stay with the layer before them: a head wants to see what the next layer will.
@@ -83,7 +83,7 @@ def _has_weights(nodes: Sequence[GraphNode]) -> bool:
     return any(node.has_weights for node in nodes)
 
 
-def _narrow_places(nodes: Sequence[GraphNode]) -> list[int]:
+def _narrow_cuts(nodes: Sequence[GraphNode]) -> list[int]:
     """Where nothing but the result of the step before crosses."""
     last_use = {source: index for index, node in enumerate(nodes) for source in node.inputs}
     furthest = [0, *accumulate((last_use.get(node.name, 0) for node in nodes), max)]

@@ -16,7 +16,7 @@ from shoal.strategies.replica import Replica
 
 
 class PhasedData(CollectiveData):
-    """Data parallel over sockets, in which only the parameters of the present turn need a gradient."""
+    """Data parallel over sockets, in which only the parameters of the present phase need a gradient."""
 
     def __init__(self, spec: Layer, device: str) -> None:
         super().__init__(Data(via="ring" if device == "cpu" else "backend"))
@@ -37,10 +37,10 @@ class PhasedData(CollectiveData):
                 )
 
     def take(self, work: Work) -> StepResult:
-        turn = turn_of(work.step, self._phases)
+        phase = phase_of(work.step, self._phases)
         for number, group in enumerate(self._groups):
             for param in group.values():
-                param.requires_grad_(number == turn)
+                param.requires_grad_(number == phase)
         return super().take(work)
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class PhasedData(CollectiveData):
         super().close()
 
 
-def turn_of(step: int, spec: Layer) -> int:
+def phase_of(step: int, spec: Layer) -> int:
     """The group that trains in a step; steps count from 1."""
     return (step - 1) // spec.every % spec.phases
 

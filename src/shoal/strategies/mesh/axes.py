@@ -29,19 +29,19 @@ class Axes:
     tensor: Group
     across_lanes: Group
     """Those with the same part of the model, over data and shard together: each has its own part of the batch."""
-    world: Group
+    everybody: Group
     """All."""
 
     @classmethod
     def form(cls, mesh: Mesh, setting: Setting) -> Axes:
         """Meet the others, and form the rows; everybody forms all of them, in one order."""
-        world = open_group(mesh.via, setting)
-        rows = {name: world.split(rows_along((name,), mesh.sizes)) for name in AXES}
-        return cls(**rows, across_lanes=world.split(rows_along(LANE_AXES, mesh.sizes)), world=world)
+        everybody = open_group(mesh.via, setting)
+        rows = {name: everybody.split(rows_along((name,), mesh.sizes)) for name in AXES}
+        return cls(**rows, across_lanes=everybody.split(rows_along(LANE_AXES, mesh.sizes)), everybody=everybody)
 
     def close(self) -> None:
         """Leave the others."""
-        self.world.close()
+        self.everybody.close()
 
 
 def rows_along(names: Sequence[str], sizes: Sequence[int]) -> list[tuple[int, ...]]:

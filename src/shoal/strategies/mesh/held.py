@@ -78,7 +78,7 @@ def gather(wanted: Iterable[Wanted], axes: Axes) -> Iterator[tuple[str, torch.Te
             elif axes.pipeline.is_first:
                 found = one.looks.room()
                 receive_values(found, one.stage, axes.pipeline)
-        if axes.world.is_first:
+        if axes.everybody.is_first:
             assert found is not None
             yield one.name, found.detach()
 

@@ -89,7 +89,7 @@ class MeshStrategy(Lockstep):
         replica.forget_whole(line.module)
         replica.precision.bind(line.module, line.names, setting.company.report if setting.world.is_first else None)
         self._optimizer = LocalOptimizer(replica, numbers, list(self._held.values()), axes)
-        self._update = Update(replica, setting.clip_norm, axes.world.all_reduce_)
+        self._update = Update(replica, setting.clip_norm, axes.everybody.all_reduce_)
 
     def _bring_in(self, line: Line, trained: Collection[str]) -> Values:
         """Have in memory what is parked and stays here; of what will be cut, a function gives the values."""
@@ -110,7 +110,7 @@ class MeshStrategy(Lockstep):
         for tensor in module.parameters():
             if tensor.is_floating_point():
                 values = unpark(tensor).detach().contiguous().view(-1)
-                self.axes.world.broadcast_(values)
+                self.axes.everybody.broadcast_(values)
                 tensor.data.copy_(values.view(tensor.shape))
 
     def take(self, work: Work) -> StepResult:
@@ -152,7 +152,7 @@ class MeshStrategy(Lockstep):
             dtype=torch.float64,
         )
         control = torch.cat([torch.tensor(head, dtype=torch.float64), counts, touched])
-        self.axes.world.all_reduce_(control)
+        self.axes.everybody.all_reduce_(control)
         loss, weight, stop, save, has_counted = control[: len(head)].tolist()
         found = control[len(head) + len(counts) :] > 0
         names = [name for name, is_touched in zip(self._names.trained, found.tolist(), strict=True) if is_touched]
@@ -196,7 +196,7 @@ class MeshStrategy(Lockstep):
         is_filled = ~table[:, 0].isnan() & self.axes.tensor.is_first
         own = is_filled * (self.axes.pipeline.index + 1)
         speaks = is_filled & (own == self.axes.pipeline.max_(own.clone()))
-        return self.axes.world.all_reduce_(table.where(speaks[:, None], 0.0))
+        return self.axes.everybody.all_reduce_(table.where(speaks[:, None], 0.0))
 
     def model_stream(self, replica: Replica) -> TensorStream:
         everything, stages, names = self._held | self._fixed, self._line.stages, self._names

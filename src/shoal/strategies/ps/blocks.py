@@ -17,7 +17,7 @@ from shoal.strategies.data.shared import flat_of
 
 @dataclass(frozen=True)
 class ShardBlock:
-    """A chunk of the model with its place among all chunks and pieces of all shards."""
+    """A chunk of the model with its number among all chunks and pieces of all shards."""
 
     number: int
     first_piece: int

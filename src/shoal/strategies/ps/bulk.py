@@ -41,18 +41,18 @@ class SharedBulk:
         self._views: dict[int, list[torch.Tensor]] = {}
 
     def fits(self, push: Push) -> bool:
-        return not push.frames and 0 <= push.place < self._memory.num_buffers
+        return not push.frames and 0 <= push.buffer < self._memory.num_buffers
 
     def gradients(self, push: Push) -> Sequence[torch.Tensor]:
-        if push.place not in self._views:
-            self._views[push.place] = blocks(self._memory, self._shard, f"gradients/{push.place}")
-        return self._views[push.place]
+        if push.buffer not in self._views:
+            self._views[push.buffer] = blocks(self._memory, self._shard, f"gradients/{push.buffer}")
+        return self._views[push.buffer]
 
     def touched(self, push: Push) -> Any:
-        return self._memory.touched(push.place).numpy()
+        return self._memory.touched(push.buffer).numpy()
 
     def moved(self, push: Push) -> torch.Tensor:
-        return self._memory.moved(push.place)
+        return self._memory.moved(push.buffer)
 
 
 class FramedBulk(SharedBulk):
@@ -65,7 +65,7 @@ class FramedBulk(SharedBulk):
         """By buffer: origin and sequence of the push that it holds."""
 
     def fits(self, push: Push) -> bool:
-        if not 0 <= push.place < self._memory.num_buffers:
+        if not 0 <= push.buffer < self._memory.num_buffers:
             return False
         try:
             self._unpack(push)
@@ -74,7 +74,7 @@ class FramedBulk(SharedBulk):
         return True
 
     def gradients(self, push: Push) -> Sequence[torch.Tensor]:
-        if self._unpacked.get(push.place) != (push.origin, push.sequence):
+        if self._unpacked.get(push.buffer) != (push.origin, push.sequence):
             self._unpack(push)
         return super().gradients(push)
 
@@ -82,26 +82,26 @@ class FramedBulk(SharedBulk):
         if len(push.frames) < 2:
             raise ProtocolError("A push brings no gradient.")
         *gradients, touched, moved = push.frames
-        flags = [(touched, self._memory.touched(push.place)), (moved, self._memory.moved(push.place))]
+        flags = [(touched, self._memory.touched(push.buffer)), (moved, self._memory.moved(push.buffer))]
         for frame, target in flags:
             if not isinstance(frame, torch.Tensor) or (frame.dtype, frame.shape) != (target.dtype, target.shape):
                 raise ProtocolError("A push's flags or buffers do not fit the model.")
-        self._unpacked.pop(push.place, None)
+        self._unpacked.pop(push.buffer, None)
         if gradients or not push.is_spoilt:
-            targets = parcels(self._memory, self._shard, f"gradients/{push.place}", self._compression)
+            targets = parcels(self._memory, self._shard, f"gradients/{push.buffer}", self._compression)
             unwrap(self._compression, gradients, targets)
         for frame, target in flags:
             assert isinstance(frame, torch.Tensor)
             target.copy_(frame)
-        self._unpacked[push.place] = (push.origin, push.sequence)
+        self._unpacked[push.buffer] = (push.origin, push.sequence)
 
 
-def frames_of(memory: ServedMemory, shard: int, place: int, compression: Compression | None) -> tuple[Frame, ...]:
+def frames_of(memory: ServedMemory, shard: int, buffer: int, compression: Compression | None) -> tuple[Frame, ...]:
     """What a push of this buffer carries for one shard; without `compression`, no gradient."""
-    flags = memory.touched(place), memory.moved(place)
+    flags = memory.touched(buffer), memory.moved(buffer)
     if compression is None:
         return flags
-    tensors = parcels(memory, shard, f"gradients/{place}", compression)
+    tensors = parcels(memory, shard, f"gradients/{buffer}", compression)
     # Feedback is kept by slot, whichever of its buffers is in turn.
-    key = (shard, place // BUFFERS_PER_SLOT)
+    key = (shard, buffer // BUFFERS_PER_SLOT)
     return (*wrap(compression, key, tensors), *flags)

@@ -100,11 +100,11 @@ class PsClient:
             return None
         if (left := self._buffers.left_by_another(slot, clock, cell)) is None:
             return None
-        place, label = left
+        buffer, label = left
         return Contribution(
             clock=clock,
             cells=[cell],
-            place=place,
+            buffer=buffer,
             weight=label.weight,
             loss=label.loss,
             scaled=label.scaled,
@@ -170,27 +170,27 @@ class PsClient:
 
     def aim(self, slot: int, clock: int) -> int:
         """Let gradients go to a buffer of this slot that no server reads any more; its number."""
-        place = self._buffers.place_of(slot, clock)
-        if not self._buffers.is_free(place):
-            self.wait(lambda: self._buffers.is_free(place))
-        self._buffers.begin(place)
-        self.tap.aim(self.views(place), self._touched[place])
-        return place
+        buffer = self._buffers.buffer_of(slot, clock)
+        if not self._buffers.is_free(buffer):
+            self.wait(lambda: self._buffers.is_free(buffer))
+        self._buffers.begin(buffer)
+        self.tap.aim(self.views(buffer), self._touched[buffer])
+        return buffer
 
-    def views(self, place: int) -> list[torch.Tensor]:
+    def views(self, buffer: int) -> list[torch.Tensor]:
         """A buffer of gradients, by parameter."""
-        if place not in self._views:
-            self._views[place] = self.served.memory.views(f"gradients/{place}")
-            self._touched[place] = self.served.memory.touched(place).numpy()
-        return self._views[place]
+        if buffer not in self._views:
+            self._views[buffer] = self.served.memory.views(f"gradients/{buffer}")
+            self._touched[buffer] = self.served.memory.touched(buffer).numpy()
+        return self._views[buffer]
 
     def offer_parameters(self, slot: int, clock: int) -> int:
         """Put this worker's own parameters where a gradient would go; the buffer's number."""
-        place = self.aim(slot, clock)
-        self.served.memory.touched(place).fill_(1)
-        for view, param in zip(self._views[place], self.served.memory.params, strict=True):
+        buffer = self.aim(slot, clock)
+        self.served.memory.touched(buffer).fill_(1)
+        for view, param in zip(self._views[buffer], self.served.memory.params, strict=True):
             view.copy_(param.data)
-        return place
+        return buffer
 
     def push(self, made: Contribution) -> None:
         """Push what was computed; it is kept until every shard has acknowledged it."""
@@ -204,7 +204,7 @@ class PsClient:
         label = None
         if not made.is_inherited:
             if self.served.moving.are_there:
-                self.served.memory.moved(made.place).copy_(self.served.moving.gather())
+                self.served.memory.moved(made.buffer).copy_(self.served.moving.gather())
             label = Label(made.clock, made.cells[0], made.weight, made.loss, made.scaled, made.scale)
         offer = Offer(
             clock=made.clock,
@@ -213,7 +213,7 @@ class PsClient:
             loss=made.loss,
             scaled=made.scaled,
             scale=made.scale * clip,
-            place=made.place,
+            buffer=made.buffer,
             half=made.half,
             found=made.seen.values if made.seen is not None else (),
         )
@@ -240,7 +240,7 @@ class PsClient:
         frames: Sequence[Frame] = ()
         if not self.served.shares_memory:
             compression = None if made.is_spoilt else self.compression
-            frames = frames_of(self.served.memory, shard, made.place, compression)
+            frames = frames_of(self.served.memory, shard, made.buffer, compression)
         self.machine.push_shard(
             self._buffers.sequence,
             shard,
@@ -254,7 +254,7 @@ class PsClient:
         if self._clip is None or self.served.consistency.gathers(made.clock) or made.is_spoilt:
             return 1.0
         mean = 1.0 if made.scaled else 1.0 / made.weight if made.weight else 0.0
-        return self._clip.factor(made.place, mean * made.scale)
+        return self._clip.factor(made.buffer, mean * made.scale)
 
     def finish(self) -> None:
         """Wait until everything pushed is safe."""

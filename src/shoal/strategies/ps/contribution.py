@@ -14,7 +14,7 @@ class Contribution:
 
     clock: int
     cells: Sequence[int]
-    place: int
+    buffer: int
     """The buffer that holds it."""
     weight: float
     loss: float

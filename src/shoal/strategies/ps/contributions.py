@@ -56,15 +56,15 @@ class GradientMaker:
         if (left := self._client.inherited(clock, cells[0], slot)) is not None:
             self._client.push(left)
             return Computed(cells=cells, loss=left.loss, weight=left.weight)
-        place = self._client.aim(slot, clock)
+        buffer = self._client.aim(slot, clock)
         if self._pushes_by_parts and len(cells) == 1:
-            return self._push_by_parts(clock, cells, place)
+            return self._push_by_parts(clock, cells, buffer)
         loss, weight, scaled = 0.0, 0.0, False
         for cell in cells:
             part_loss, part_weight, scaled = self._differentiate(cell, clock, alone=len(cells) == 1)
             loss, weight = loss + part_loss, weight + part_weight
         self._client.push(
-            Contribution(clock=clock, cells=cells, place=place, weight=weight, loss=loss, scaled=scaled)
+            Contribution(clock=clock, cells=cells, buffer=buffer, weight=weight, loss=loss, scaled=scaled)
         )
         return Computed(cells=cells, loss=loss, weight=weight)
 
@@ -83,7 +83,7 @@ class GradientMaker:
         knows_all_first = replica.task.clip_norm is not None or replica.precision.scales
         return wanted and not gathers and replica.task.accumulate == 1 and not knows_all_first
 
-    def _push_by_parts(self, clock: int, cells: Sequence[int], place: int) -> Computed:
+    def _push_by_parts(self, clock: int, cells: Sequence[int], buffer: int) -> Computed:
         """Each shard's gradient goes out while the backward pass goes on to the layers before."""
         step, slot = divmod(cells[0], self._served.rules.slots)
         apart = not self._served.consistency.gathers(clock)
@@ -97,7 +97,7 @@ class GradientMaker:
                 Contribution(
                     clock=clock,
                     cells=cells,
-                    place=place,
+                    buffer=buffer,
                     weight=weight,
                     loss=loss.item() * weight,
                     scaled=part.total_weight is not None,
@@ -113,7 +113,7 @@ class GradientMaker:
         sums = backward_part(self._served.replica, work, part, backward)
         if not sums.weight:  # padding alone: there was no pass
             self._client.push(
-                Contribution(clock=clock, cells=cells, place=place, weight=0.0, loss=0.0, scaled=True)
+                Contribution(clock=clock, cells=cells, buffer=buffer, weight=0.0, loss=0.0, scaled=True)
             )
         return Computed(cells=cells, loss=sums.loss, weight=sums.weight)
 
@@ -145,9 +145,9 @@ class ParameterMaker:
         for cell in cells:
             cell_loss, cell_weight = self._train_on(cell)
             loss, weight = loss + cell_loss, weight + cell_weight
-        place = self._client.offer_parameters(slot, clock)
+        buffer = self._client.offer_parameters(slot, clock)
         self._client.push(
-            Contribution(clock=clock, cells=cells, place=place, weight=weight, loss=loss, scaled=True)
+            Contribution(clock=clock, cells=cells, buffer=buffer, weight=weight, loss=loss, scaled=True)
         )
         return Computed(cells=cells, loss=loss, weight=weight)
 

@@ -26,7 +26,7 @@ _AFTERTHOUGHT_S = 1.0
 
 
 class PushGroup:
-    """One worker's seat in its group. Members find each other by what they post with the coordinator."""
+    """One worker's side of its group. Members find each other by what they post with the coordinator."""
 
     def __init__(self, spec: ParameterServer, world: World, client: PsClient) -> None:
         groups = num_groups(spec)
@@ -85,7 +85,7 @@ class PushGroup:
         addresses = {rank: post["address"] for rank, post in client.settings["posts"].items()}
         if addresses[self._rank] != self._transport.address:
             raise self._loss()  # Of the worker that had this rank before.
-        self._transport.connect({seat: addresses[rank] for seat, rank in enumerate(self.ranks)})
+        self._transport.connect({index: addresses[rank] for index, rank in enumerate(self.ranks)})
         name = "ring" if self._spec.via == "ring" else "central"
         return make_collective(name, self._transport, self._transport.rank, len(self.ranks), timeout_s=_PATIENCE_S)
 

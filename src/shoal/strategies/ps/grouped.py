@@ -40,19 +40,19 @@ class GroupMaker:
         self._flats: dict[int, list[torch.Tensor]] = {}
 
     def __call__(self, clock: int, cells: Sequence[int], slot: int) -> Computed:
-        place = self._client.aim(slot, clock)
-        own = self._differentiate(cells, place)
-        loss, weight, seen = self._agree(own, place)
-        if place not in self._flats:
-            self._flats[place] = flat_gradients(self._served.memory, place)
-        for flat in self._flats[place]:
+        buffer = self._client.aim(slot, clock)
+        own = self._differentiate(cells, buffer)
+        loss, weight, seen = self._agree(own, buffer)
+        if buffer not in self._flats:
+            self._flats[buffer] = flat_gradients(self._served.memory, buffer)
+        for flat in self._flats[buffer]:
             self._group.bring_together(flat, clock)
         if self._group.leads(clock):
             self._client.push(
                 Contribution(
                     clock=clock,
                     cells=self._cells_of_group(cells[0] // self._served.rules.slots),
-                    place=place,
+                    buffer=buffer,
                     weight=weight,
                     loss=loss,
                     scaled=own.scaled,
@@ -65,7 +65,7 @@ class GroupMaker:
         """Leave the group."""
         self._group.close()
 
-    def _differentiate(self, cells: Sequence[int], place: int) -> _Own:
+    def _differentiate(self, cells: Sequence[int], buffer: int) -> _Own:
         """The sum of this worker's gradients, in the buffer; zeros where it has none and others may."""
         moved, loss, weight, scaled = self._served.moving.begin_mean(), 0.0, 0.0, False
         for cell in cells:
@@ -76,19 +76,19 @@ class GroupMaker:
             moved.add(sums.weight)
             loss, weight = loss + sums.loss, weight + sums.weight
             scaled = work.parts[0].total_weight is not None
-        seen = self._client.scale.measure(place, cells)
-        touched = self._served.memory.touched(place).tolist()
-        for view, has_gradient in zip(self._client.views(place), touched, strict=True):
+        seen = self._client.scale.measure(buffer, cells)
+        touched = self._served.memory.touched(buffer).tolist()
+        for view, has_gradient in zip(self._client.views(buffer), touched, strict=True):
             if not has_gradient:
                 view.zero_()
         return _Own(loss=loss, weight=weight, scaled=scaled, seen=seen, moved=moved)
 
-    def _agree(self, own: _Own, place: int) -> tuple[float, float, Seen | None]:
+    def _agree(self, own: _Own, buffer: int) -> tuple[float, float, Seen | None]:
         """Everything but the gradients, summed over the group; its weighted loss, weight, and what it has seen.
 
         It is small, and goes first: when it is through, everybody is there.
         """
-        ranks, rank, touched = self._group.ranks, self._client.machine.rank, self._served.memory.touched(place)
+        ranks, rank, touched = self._group.ranks, self._client.machine.rank, self._served.memory.touched(buffer)
         weights = torch.zeros(len(ranks), dtype=torch.float64)
         weights[rank - ranks.start] = own.weight
         head = torch.tensor([own.loss, float(own.moved.counted)], dtype=torch.float64)
@@ -108,9 +108,9 @@ class GroupMaker:
         return [step * slots + s for s in range(slots * ranks.start // workers, slots * ranks.stop // workers)]
 
 
-def flat_gradients(memory: ServedMemory, place: int) -> list[torch.Tensor]:
+def flat_gradients(memory: ServedMemory, buffer: int) -> list[torch.Tensor]:
     """A buffer of gradients as one flat tensor per dtype."""
-    region = memory.segment.tensor(f"gradients/{place}", torch.uint8)
+    region = memory.segment.tensor(f"gradients/{buffer}", torch.uint8)
     flats = []
     for dtype in dict.fromkeys(p.dtype for p in memory.params):
         own = [

@@ -1,8 +1,8 @@
 """What a shard's server leaves in the host's memory, so that a successor can go on where it was killed.
 
-Beside a shard's values lie two slots. One of them holds the shard's books of some moment and the log's entries
-since then, each written before it is applied; when it is full, the books of that moment begin the other slot. A
-word of the slot says how many entries there are, and how far the newest has come: how many blocks have it, and
+Beside a shard's values lie two halves. One of them holds the shard's books of some moment and the log's entries
+since then, each written before it is applied; when it is full, the books of that moment begin the other half. A
+word of the half says how many entries there are, and how far the newest has come: how many blocks have it, and
 whether the next is torn. A block's old values are saved before it changes, as in the arena's redo journal.
 
 Every change is one store of a word, made after all that the word speaks of. So whoever reads them after a death
@@ -23,7 +23,7 @@ from shoal.errors import LaunchError
 from shoal.strategies.ps.memory import ServedMemory
 
 MOST_ENTRIES = 512
-"""After so many the books are written anew; a successor takes in all entries of a slot again."""
+"""After so many the books are written anew; a successor takes in all entries of a half again."""
 _COMPLETE = (1 << 32) - 1
 _SIZE = 8
 """Bytes of a record's length, and of those of its parts."""
@@ -34,14 +34,14 @@ class _State(IntEnum):
 
     BLANK = 0
     """No primary has begun here: nothing has been trained."""
-    FIRST_SLOT = 1
-    SECOND_SLOT = 2
+    FIRST_HALF = 1
+    SECOND_HALF = 2
     VOID = 3
     """What lies here has no journal."""
 
 
 class SegmentJournal:
-    """The journal of one place of one shard. `live`: by block, all that an update of it changes."""
+    """The journal of one copy of one shard. `live`: by block, all that an update of it changes."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class SegmentJournal:
     ) -> None:
         self._memory = memory
         self._saves_blocks = saves_blocks
-        self._words, *self._slots = memory.journal(shard, copy)
+        self._words, *self._halves = memory.journal(shard, copy)
         self._live = [list(tensors) for tensors in live]
         undo = memory.undo(shard, copy)
         self._saved = [_cut(undo, tensors) for tensors in live]
         self.is_kept = False
         """Whether this process keeps it, or takes in what is in it; else updates are none of its business."""
-        self._slot = int(self._words[0] == _State.SECOND_SLOT)
+        self._half = int(self._words[0] == _State.SECOND_HALF)
         self._at = 0
         """Where the next record goes."""
         self._entries = 0
@@ -81,19 +81,19 @@ class SegmentJournal:
 
     def begin(self, books: Message) -> bool:
         """From now on entries follow these books; whether there was room for them."""
-        slot = 1 - self._slot
-        end = self._write(slot, 0, books)
+        half = 1 - self._half
+        end = self._write(half, 0, books)
         if end is None:
             return False
-        self._words[1 + slot] = 0
-        self._words[0] = _State.FIRST_SLOT + slot
-        self._slot, self._at, self._entries, self._progress = slot, end, 0, 0
+        self._words[1 + half] = 0
+        self._words[0] = _State.FIRST_HALF + half
+        self._half, self._at, self._entries, self._progress = half, end, 0, 0
         self.is_kept = True
         return True
 
     def append(self, entry: Message) -> bool:
         """Note an entry that is about to be applied; whether there was room for it."""
-        if self._entries == MOST_ENTRIES or (end := self._write(self._slot, self._at, entry)) is None:
+        if self._entries == MOST_ENTRIES or (end := self._write(self._half, self._at, entry)) is None:
             return False
         self._at, self._entries = end, self._entries + 1
         self._set_progress(0)
@@ -101,9 +101,9 @@ class SegmentJournal:
 
     def books(self) -> Message | None:
         """The books that the last primary began with; None where there was none."""
-        if self._words[0] not in (_State.FIRST_SLOT, _State.SECOND_SLOT):
+        if self._words[0] not in (_State.FIRST_HALF, _State.SECOND_HALF):
             return None
-        self._entries, self._progress = divmod(self._words[1 + self._slot], 1 << 32)
+        self._entries, self._progress = divmod(self._words[1 + self._half], 1 << 32)
         books, self._at = self._read(0)
         self.is_kept = True
         return books
@@ -158,18 +158,18 @@ class SegmentJournal:
 
     def _set_progress(self, progress: int) -> None:
         self._progress = progress
-        self._words[1 + self._slot] = (self._entries << 32) + progress
+        self._words[1 + self._half] = (self._entries << 32) + progress
 
     # Records: the number of parts, their lengths, the parts.
 
-    def _write(self, slot: int, at: int, message: Message) -> int | None:
+    def _write(self, half: int, at: int, message: Message) -> int | None:
         """Put a record there; where it ends, None without room. Frames that lie in the segment stay there."""
-        places = [self._place_of(frame) for frame in message.frames]
-        moved = [frame for frame, place in zip(message.frames, places, strict=True) if place is None]
-        fields = {"kind": message.kind, "fields": message.fields, "places": places}
+        locations = [self._location_of(frame) for frame in message.frames]
+        moved = [frame for frame, location in zip(message.frames, locations, strict=True) if location is None]
+        fields = {"kind": message.kind, "fields": message.fields, "locations": locations}
         buffers = [memoryview(part).cast("B") for part in encode(Message("record", fields, moved))]
         lengths = [len(buffers), *(part.nbytes for part in buffers)]
-        target = self._slots[slot]
+        target = self._halves[half]
         end = at + _SIZE * len(lengths) + sum(lengths[1:])
         if end > len(target):
             return None
@@ -180,7 +180,7 @@ class SegmentJournal:
         return end
 
     def _read(self, at: int) -> tuple[Message, int]:
-        source = self._slots[self._slot]
+        source = self._halves[self._half]
 
         def number(position: int) -> int:
             return int.from_bytes(source[position : position + _SIZE], "little")
@@ -191,32 +191,35 @@ class SegmentJournal:
         for length in lengths:
             buffers.append(
                 bytes(source[at : at + length])
-            )  # The slot is written again; frames may be kept longer.
+            )  # The half is written again; frames may be kept longer.
             at += length
         record = decode(buffers)
         moved = iter(record.frames)
-        frames = [next(moved) if place is None else self._frame_at(place) for place in record.fields["places"]]
+        frames = [
+            next(moved) if location is None else self._frame_at(location)
+            for location in record.fields["locations"]
+        ]
         return Message(record.fields["kind"], record.fields["fields"], frames), at
 
-    def _place_of(self, frame: Frame) -> list[Any] | None:
+    def _location_of(self, frame: Frame) -> list[Any] | None:
         if not isinstance(frame, torch.Tensor) or not frame.numel():
             return None
         offset = self._memory.segment.offset_of(frame)
         return None if offset is None else [offset, str(frame.dtype).removeprefix("torch."), list(frame.shape)]
 
-    def _frame_at(self, place: Sequence[Any]) -> torch.Tensor:
-        offset, dtype, shape = place
+    def _frame_at(self, location: Sequence[Any]) -> torch.Tensor:
+        offset, dtype, shape = location
         return self._memory.segment.view(offset, getattr(torch, dtype), shape)
 
 
 def _cut(room: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Places of the tensors' sizes, one behind the other."""
-    places, at = [], 0
+    """Room of the tensors' sizes, one behind the other."""
+    locations, at = [], 0
     for tensor in tensors:
         nbytes = tensor.numel() * tensor.element_size()
-        places.append(room[at : at + nbytes].view(tensor.dtype))
+        locations.append(room[at : at + nbytes].view(tensor.dtype))
         at += padded(nbytes)
-    return places
+    return locations
 
 
 def padded(nbytes: int) -> int:

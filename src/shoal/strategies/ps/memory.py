@@ -38,7 +38,7 @@ class ServedMemory:
         """`regions`: all of the segment, as the strategy's footprint has them."""
         self.schema = schema
         self.copies = copies
-        """Places for every shard; where a shard is a whole copy of the model, one for each of them."""
+        """Homes for every shard; where a shard is a whole copy of the model, one for each of them."""
         self.params = list(replica.trained.values())
         self.grid = grid
         self.units = Units([flat_of(p) for p in self.params])

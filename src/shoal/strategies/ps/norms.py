@@ -61,13 +61,13 @@ class WorkerClip:
         self._blocks = [block for blocks in memory.blocks for block in blocks]
         self._norms = [ChunkNorms(memory.units, block.chunk) for block in self._blocks]
 
-    def factor(self, place: int, scale: float) -> float:
+    def factor(self, buffer: int, scale: float) -> float:
         """What to multiply the gradient in this buffer by, besides `scale`."""
         memory, squares = self._memory, np.zeros(len(self._memory.units))
-        touched = memory.touched(place).tolist()
+        touched = memory.touched(buffer).tolist()
         for block, norms in zip(self._blocks, self._norms, strict=True):
             chunk, dtype = block.chunk, memory.params[block.chunk.pieces[0].param].dtype
             count = chunk.nbytes // dtype.itemsize
-            gradient = memory.segment.tensor(f"gradients/{place}", dtype, offset=chunk.offset, count=count)
+            gradient = memory.segment.tensor(f"gradients/{buffer}", dtype, offset=chunk.offset, count=count)
             squares[norms.numbers] = norms.measure(gradient if scale == 1.0 else gradient * scale, touched)
         return clip_factor(squares, self._clip_norm)

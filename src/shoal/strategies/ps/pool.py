@@ -50,14 +50,16 @@ class PoolMaker:
         """Cells of a round that failed: they are this worker's to do."""
 
     def __call__(self, clock: int, cells: Sequence[int], slot: int) -> Computed:
-        place = self._client.aim(slot, clock)
-        total = GradientSum(self._client.views(place), self._served.memory.touched(place).numpy())
+        buffer = self._client.aim(slot, clock)
+        total = GradientSum(self._client.views(buffer), self._served.memory.touched(buffer).numpy())
         first = deque(dict.fromkeys([*cells, *self._unpushed]))
         self._unpushed = []
         self._gather(first, total)
         taken = sorted(self._unpushed)
         self._client.push(
-            Contribution(clock=clock, cells=taken, place=place, weight=total.weight, loss=total.loss, scaled=False)
+            Contribution(
+                clock=clock, cells=taken, buffer=buffer, weight=total.weight, loss=total.loss, scaled=False
+            )
         )
         self._unpushed = []
         return Computed(cells=taken, loss=total.loss, weight=total.weight)

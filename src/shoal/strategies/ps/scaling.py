@@ -50,12 +50,12 @@ class WorkerScale:
         """What results have to say so that those of several workers can be put together."""
         return {"scales_apart": True} if self._precision.scales and not self.is_common else {}
 
-    def measure(self, place: int, cells: Sequence[int]) -> Seen | None:
+    def measure(self, buffer: int, cells: Sequence[int]) -> Seen | None:
         """What the gradients of these cells look like that a buffer holds; None where nobody wants to know."""
         if not self.matters:
             return None
-        touched = self._served.memory.touched(place).tolist()
-        named = zip(self._served.replica.trained, self._views_of(place), touched, strict=True)
+        touched = self._served.memory.touched(buffer).tolist()
+        named = zip(self._served.replica.trained, self._views_of(buffer), touched, strict=True)
         # Cells of several steps are compared with half precision's range where all of them are to be.
         step = min(map(self._step_of, cells), key=is_measured)
         return self._precision.measure(step, ((name, view) for name, view, is_touched in named if is_touched))
@@ -65,7 +65,7 @@ class WorkerScale:
 
         Where this worker's scale is its own, it is adjusted now; `Diverged` where that cannot help any more.
         """
-        seen = made.seen or self.measure(made.place, made.cells)
+        seen = made.seen or self.measure(made.buffer, made.cells)
         assert seen is not None
         half = self._precision.state.values if self.is_common else ()
         made = replace(made, seen=seen, half=half)
@@ -77,7 +77,7 @@ class WorkerScale:
         if self._served.spec.compress in _EXACT and (self.is_common or not gathers):
             return replace(made, scale=1.0 / scale)
         if not made.is_spoilt:  # others may have other scales, or what is sent would not fit
-            torch._foreach_mul_(list(self._views_of(made.place)), 1.0 / scale)
+            torch._foreach_mul_(list(self._views_of(made.buffer)), 1.0 / scale)
         return made
 
     def catch_up(self) -> None:

@@ -104,9 +104,9 @@ class Served:
         return world.any_socket if self.shares_memory else world.any_port
 
     def make_values(self, shard: int, copy: int) -> ShardStore:
-        """The values of a shard in one of its places, whatever lies there."""
+        """The values of a shard in one of its homes, whatever lies there."""
         if self.host is not None:
-            shard, copy = 0, shard  # Each is all of the model, and lies in its host's place.
+            shard, copy = 0, shard  # Each is all of the model, and lies in its host's home.
         moving = MovingMean(self.memory, self.moving) if shard == KEEPER and self.moving.nbytes else None
         bulk: Bulk = (
             (SharedBulk if self.host is None else HostBulk)(self.memory, shard)

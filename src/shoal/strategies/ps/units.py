@@ -34,15 +34,15 @@ def find_units(root: nn.Module, memory: ServedMemory) -> list[FetchUnit]:
     held = {id(param) for module in modules for param in module.parameters()}
     if memory.grid.nbytes < SMALLEST_WORTHWHILE_BYTES or len(modules) < 2 or not numbers.keys() <= held:
         return []
-    places: dict[int, list[tuple[int, int]]] = {}
+    spots: dict[int, list[tuple[int, int]]] = {}
     for shard, blocks in enumerate(memory.blocks):
         for position, block in enumerate(blocks):
             for piece in block.chunk.pieces:
-                places.setdefault(piece.param, []).append((shard, position))
+                spots.setdefault(piece.param, []).append((shard, position))
     units = []
     for module in modules:
         own = [numbers[id(param)] for param in module.parameters() if id(param) in numbers]
-        blocks_of = sorted({place for number in own for place in places.get(number, ())})
+        blocks_of = sorted({spot for number in own for spot in spots.get(number, ())})
         units.append(FetchUnit(module, tuple(blocks_of), tuple(sorted({shard for shard, _ in blocks_of}))))
     return units
 

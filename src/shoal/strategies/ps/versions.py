@@ -13,30 +13,30 @@ class BlockVersions:
 
     def __init__(self, memory: ServedMemory, shard: int, copy: int) -> None:
         self._words = memory.versions(copy)
-        self._places = [block.number for block in memory.blocks[shard]]
+        self._numbers = [block.number for block in memory.blocks[shard]]
 
     def settle(self) -> None:
         """Nothing changes now: whoever held this copy before may have been killed in the middle of a block."""
-        for place in self._places:
-            self._words[place] += self._words[place] & 1
+        for number in self._numbers:
+            self._words[number] += self._words[number] & 1
 
     def leave_open(self, block: int) -> None:
         """Let nobody read a block until it has changed."""
-        self._words[self._places[block]] |= 1
+        self._words[self._numbers[block]] |= 1
 
     @contextmanager
     def changing(self, block: int) -> Iterator[None]:
         """One of the blocks changes."""
-        place = self._places[block]
-        self._words[place] |= 1
+        number = self._numbers[block]
+        self._words[number] |= 1
         yield
-        self._words[place] += 1
+        self._words[number] += 1
 
     @contextmanager
     def all_changing(self) -> Iterator[None]:
         """All of the blocks change."""
-        for place in self._places:
-            self._words[place] |= 1
+        for number in self._numbers:
+            self._words[number] |= 1
         yield
-        for place in self._places:
-            self._words[place] += 1
+        for number in self._numbers:
+            self._words[number] += 1

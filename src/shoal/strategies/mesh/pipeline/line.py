@@ -74,11 +74,11 @@ class PipelineLine:
         counts = torch.zeros(mesh.num_stages, dtype=torch.int64)
         if mesh.split != "auto":
             counts = torch.tensor(parse_split(chain, mesh.split, mesh.num_stages))
-        elif axes.world.is_first:
+        elif axes.everybody.is_first:
             demand, given = self._demand(mesh, setting), bind(chain.signature, inputs)
             counts = torch.tensor(balanced_split(chain, given, demand, trained=self._replica.trained))
-        axes.world.broadcast_(counts)
-        if axes.world.is_first:
+        axes.everybody.broadcast_(counts)
+        if axes.everybody.is_first:
             setting.company.report(_describe(chain, counts.tolist()))
         return chain.stages(counts.tolist())
 
