@@ -73,9 +73,9 @@ def speeds_of(ways: dict[str, Way], nbytes: int, rounds: int) -> dict[str, list[
 def open_model(model: str = MODEL) -> Served:
     """A model of the benchmark as a worker of one host sees it, with the servers' copy in the segment."""
     from benchmarks.tasks import task
+    from shoal.model.replica import Replica
     from shoal.spec import ParameterServer, World
     from shoal.strategies.ps.served import Served
-    from shoal.strategies.replica import Replica
 
     served = Served.open(ParameterServer(), Replica(task(model)), World(), slots=1, workers=1)
     for shard in range(len(served.memory.blocks)):

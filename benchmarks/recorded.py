@@ -12,7 +12,7 @@ from benchmarks.measurement import Timeline
 from shoal.checkpoint.model_file import load_tensors
 from shoal.launch.supervisor import run_job
 from shoal.observe import Event, RunFolder
-from shoal.roles.timeline import read_timeline
+from shoal.roles.process.timeline import read_timeline
 from shoal.spec import Job
 
 

@@ -13,7 +13,7 @@ from benchmarks.measurement import Measurement, Timeline, summarise, summarise_t
 from benchmarks.models import WORKLOADS, warm_up_steps
 from benchmarks.straggler import STRAGGLERS
 from shoal.launch.supervisor import run_job
-from shoal.roles.timeline import read_timeline
+from shoal.roles.process.timeline import read_timeline
 from shoal.spec import Cluster, Job, parse_strategy
 from shoal.spec.strategy import StrategySpec
 

@@ -29,7 +29,7 @@ from benchmarks.outages import Strike, find_outages
 from benchmarks.tensorflow_peer import die_with, keep_to_loopback
 from benchmarks.torchrun_script import BATCH
 from shoal.errors import LaunchError
-from shoal.roles.timeline import read_timeline
+from shoal.roles.process.timeline import read_timeline
 
 NAME, WORKERS = "torchrun, workers killed", 2
 MAX_RESTARTS = 1000

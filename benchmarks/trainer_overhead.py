@@ -50,7 +50,7 @@ SIDES: dict[str, CommandBuilder] = {side: functools.partial(_command, side) for 
 
 def make_trainer_step(workload: Workload) -> Callable[[Batch], float]:
     """A step of `shoal.Trainer`."""
-    from shoal.roles.trainer import Trainer
+    from shoal.roles.trainer.trainer import Trainer
     from shoal.spec import Task
 
     task = Task(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.launch.live import LiveRun, Run
     from shoal.launch.runs import resume, scale, start, train
     from shoal.launch.saved import Evaluation, evaluate, predict
-    from shoal.roles.trainer import Trainer
+    from shoal.roles.trainer.trainer import Trainer
     from shoal.verification import verify
 
 __version__ = "0.1.0"
@@ -74,7 +74,7 @@ __getattr__ = found_in(
         "Evaluation": "launch.saved",
         "LiveRun": "launch.live",
         "Run": "launch.live",
-        "Trainer": "roles.trainer",
+        "Trainer": "roles.trainer.trainer",
         "datasets": "datasets",
         "evaluate": "launch.saved",
         "metrics": "metrics",

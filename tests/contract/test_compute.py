@@ -14,10 +14,10 @@ from torch.utils.data import TensorDataset
 
 from shoal.errors import Diverged
 from shoal.feed.parts import LoadedBatch, Part
+from shoal.model.replica import Replica
 from shoal.spec import Task
-from shoal.strategies.base import Work
-from shoal.strategies.gradients import Compute, DeferredSums, EagerCompute, Sums
-from shoal.strategies.replica import Replica
+from shoal.step.compute import Compute, DeferredSums, EagerCompute, Sums
+from shoal.step.work import Work
 
 COMPUTES: dict[str, Callable[[Replica], Compute]] = {"eager": EagerCompute}
 GENERATOR = torch.Generator().manual_seed(1)

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from shoal.feed.parts import LoadedBatch, Part
+from shoal.model.replica import Replica
 from shoal.spec import Cluster, ParameterServer, Task, World, parse_strategy
-from shoal.strategies.base import Work
-from shoal.strategies.data.tap import GradientTap
+from shoal.step.tap import GradientTap
+from shoal.step.work import Work
 from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.making import make_contribute
 from shoal.strategies.ps.served import Served
-from shoal.strategies.replica import Replica
 
 BATCH, SLOTS, RATE = 12, 2, 0.5
 INPUTS = torch.randn(BATCH, 5, generator=torch.Generator().manual_seed(4))

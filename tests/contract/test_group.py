@@ -19,7 +19,7 @@ from shoal.errors import ProtocolError
 from shoal.spec import Conduct, World
 from shoal.spec.conduct import even_fills
 from shoal.strategies.base import Company, Setting
-from shoal.strategies.grouping import open_group
+from shoal.strategies.groups.opening import open_group
 
 FORMS = ("memory", "backend", "sockets", "threads")
 IN_ORDER = ("memory", "sockets", "threads")

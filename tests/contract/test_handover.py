@@ -15,11 +15,12 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from shoal.feed.parts import LoadedBatch, Part
+from shoal.model.replica import Replica
 from shoal.spec import Cluster, Task, World, parse_strategy
+from shoal.step.work import Work
 from shoal.strategies import make_strategy
-from shoal.strategies.base import Company, Extent, Handover, Setting, StepResult, Work, handover_of
+from shoal.strategies.base import Company, Extent, Handover, Setting, StepResult, handover_of
 from shoal.strategies.data.update import ChunkUpdate
-from shoal.strategies.replica import Replica
 
 BATCH, SLOTS, STEPS = 12, 2, 6
 INPUTS = torch.randn(BATCH, 4, generator=torch.Generator().manual_seed(4))

@@ -14,11 +14,12 @@ from torch.utils.data import TensorDataset
 from helpers.forked import in_processes
 from helpers.supplying import OneBatch
 from shoal.feed.parts import Part
+from shoal.model.replica import Replica
 from shoal.spec import Cluster, Task, World, parse_strategy
+from shoal.step.work import Work
 from shoal.strategies import make_strategy
-from shoal.strategies.base import Company, Extent, Setting, Work
+from shoal.strategies.base import Company, Extent, Setting
 from shoal.strategies.mesh.strategy import MeshStrategy
-from shoal.strategies.replica import Replica
 
 BATCH = 8
 INPUTS = torch.randn(BATCH, 4, generator=torch.Generator().manual_seed(4))

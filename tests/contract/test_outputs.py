@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shoal.errors import LaunchError, SpecError
-from shoal.roles.output import open_output
+from shoal.roles.inference.output import open_output
 
 
 def write(path: Path, rows: torch.Tensor, size: int = 2) -> None:

@@ -13,13 +13,13 @@ from torch import nn
 
 from shoal.comm.codec import Message, decode, encode
 from shoal.comm.compression import make_compression
+from shoal.model.replica import Replica
 from shoal.ps.contract import ShardValues
 from shoal.ps.messages import Push
 from shoal.spec import ParameterServer, Task, World
 from shoal.strategies.ps.bulk import frames_of
 from shoal.strategies.ps.served import Served
 from shoal.strategies.ps.whole_store import pulled_state
-from shoal.strategies.replica import Replica
 
 
 class Own(torch.optim.Optimizer):

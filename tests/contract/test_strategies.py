@@ -16,11 +16,12 @@ from helpers.forked import in_processes
 from helpers.supplying import OneBatch
 from shoal.errors import SpecError, TaskError
 from shoal.feed.parts import LoadedBatch, Part
+from shoal.model.replica import Replica
 from shoal.spec import Cluster, Conduct, Task, World, parse_strategy
 from shoal.spec.conduct import even_fills
+from shoal.step.work import Work
 from shoal.strategies import Strategy, make_strategy
-from shoal.strategies.base import Company, Extent, Setting, StepResult, Work
-from shoal.strategies.replica import Replica
+from shoal.strategies.base import Company, Extent, Setting, StepResult
 
 CASES = [
     ("data", 1),

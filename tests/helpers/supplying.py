@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.strategies.base import Work
+from shoal.step.work import Work
 
 
 @dataclass(frozen=True)

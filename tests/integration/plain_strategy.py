@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.model.optimizer.state import load_named_state, named_state
 from shoal.spec import Claim, Conduct, StrategySpec
 from shoal.spec.conduct import even_fills
-from shoal.strategies.base import WholeModel
+from shoal.step.compute import Sums, backward_part
+from shoal.strategies.base import WholeModel, step_result
 from shoal.strategies.data.summing import make_summing
-from shoal.strategies.gradients import Sums, backward_part, step_result
-from shoal.strategies.optimizer_state import load_named_state, named_state
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import torch
 
 from helpers.forked import in_processes
 from shoal.arena import Segment
-from shoal.roles.joining import Fellows
+from shoal.roles.process.joining import Fellows
 from shoal.spec import World
 
 SIZE = 3

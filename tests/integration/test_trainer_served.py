@@ -22,7 +22,7 @@ from shoal.errors import Interrupted, SpecError, WorkerFailed
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.scripts import run_script
 from shoal.observe import Event
-from shoal.roles.trainer import Trainer
+from shoal.roles.trainer.trainer import Trainer
 from shoal.spec import Cluster, Job
 from shoal.spec.vocabulary import Purpose
 

@@ -16,8 +16,8 @@ from helpers.forked import in_processes
 from shoal.checkpoint.listing import read_manifest
 from shoal.checkpoint.model_file import digest, load_tensors
 from shoal.errors import CheckpointError, ShoalError, SpecError
-from shoal.roles.starting import load_weights
-from shoal.roles.trainer import Trainer
+from shoal.roles.loading.start import load_weights
+from shoal.roles.trainer.trainer import Trainer
 from shoal.spec import World
 
 HALF, WHOLE = 5, 10

@@ -20,7 +20,7 @@ from shoal.checkpoint.model_file import load_tensors
 from shoal.errors import SpecError
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.scripts import run_script
-from shoal.roles.trainer import Trainer
+from shoal.roles.trainer.trainer import Trainer
 from shoal.spec import Cluster, World
 
 SAME = (

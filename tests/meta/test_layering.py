@@ -27,14 +27,16 @@ FLOORS = {
     "ps": 7,
     "coordinator": 8,
     "checkpoint": 9,
-    "strategies": 10,
-    "roles": 11,
-    "launch": 12,
-    "bench": 13,
-    "verification": 13,
-    "cli": 14,
+    "model": 10,
+    "step": 11,
+    "strategies": 12,
+    "roles": 13,
+    "launch": 14,
+    "bench": 15,
+    "verification": 15,
+    "cli": 16,
 }
-BY_NAME = {"launch": ("strategies",), "verification": ("bench",), "bench": ("verification",)}
+BY_NAME = {"launch": ("model", "step", "strategies"), "verification": ("bench",), "bench": ("verification",)}
 """What a floor must not import, though it lies below or beside it: such code runs in other processes."""
 LAUNCH_MAY_IMPORT_ROLES_IN = ("child",)
 """The forked child becomes a role; nothing else of `launch` knows what roles are made of."""

@@ -12,7 +12,7 @@ from shoal.bench.laps import Course, Lap, final_loss, speed
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.supervisor import inspect_task, run_job
 from shoal.observe.events import Event
-from shoal.roles.timeline import read_timeline
+from shoal.roles.process.timeline import read_timeline
 from shoal.spec import Job
 
 PartDone = Callable[[float], None]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from shoal.comm.channel import Channel
 from shoal.errors import PeerLost
-from shoal.roles.failure import describe_failure
+from shoal.roles.process.failure import describe_failure
 from shoal.spec import Job, World
 from shoal.spec.vocabulary import Purpose, Role
 

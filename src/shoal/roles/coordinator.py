@@ -30,12 +30,12 @@ from shoal.ledger import Schedule
 from shoal.ledger.book import Book, audit
 from shoal.observe.happenings import Decided, Done
 from shoal.ps.node import Node, open_wire
-from shoal.roles.beat import Beat
-from shoal.roles.loading import load_task
-from shoal.roles.pulse import Pulse
-from shoal.roles.reporter import Reporter
+from shoal.roles.loading.task import load_task
+from shoal.roles.process.beat import Beat
+from shoal.roles.process.pulse import Pulse
+from shoal.roles.process.reporter import Reporter
 from shoal.roles.server import make_replica
-from shoal.roles.training import make_schedule
+from shoal.roles.training.training import make_schedule
 from shoal.spec import Job, ParameterServer, Task, World
 from shoal.spec.checkpointing import CheckpointRule
 from shoal.spec.told import Told

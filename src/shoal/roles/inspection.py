@@ -17,24 +17,25 @@ from shoal.errors import SpecError
 from shoal.feed.feed import Feed
 from shoal.layout import Parcel
 from shoal.ledger import Cut, make_order
+from shoal.model.blueprint import Blueprint
+from shoal.model.optimizer.kinds import ELEMENTWISE, StateSchema, state_schema
+from shoal.model.replica import Replica
 from shoal.observe.disk import write_whole
-from shoal.roles.loading import load_task
-from shoal.roles.reporter import Reporter
-from shoal.roles.sizing import JobSizes, address_space_bytes, first_microbatch, size_up
-from shoal.roles.training import make_schedule
+from shoal.roles.loading.task import load_task
+from shoal.roles.memory.sizing import JobSizes, address_space_bytes, first_microbatch, size_up
+from shoal.roles.process.reporter import Reporter
+from shoal.roles.training.training import make_schedule
 from shoal.spec import Cluster, Job, Task, World, parse_strategy
 from shoal.spec.features import check_task
 from shoal.spec.model_size import PassSize
 from shoal.spec.vocabulary import State
-from shoal.strategies.base import Extent, Work
-from shoal.strategies.clipping import cut_bytes
-from shoal.strategies.gradients import backward_part, check_weight
+from shoal.step.clipping import cut_bytes
+from shoal.step.compute import backward_part, check_weight
+from shoal.step.pass_size import measure_pass, pass_without_values
+from shoal.step.work import Work
+from shoal.strategies.base import Extent
 from shoal.strategies.mesh.tensor.cutting import explain_width
-from shoal.strategies.model_size import Blueprint
-from shoal.strategies.optimizers import ELEMENTWISE, StateSchema, state_schema
-from shoal.strategies.pass_size import measure_pass, pass_without_values
 from shoal.strategies.ps.blocks import parcels_of
-from shoal.strategies.replica import Replica
 
 FILE_NAME = "inspection.json"
 

@@ -17,9 +17,9 @@ from shoal.comm.channel import Channel
 from shoal.comm.words import TO_PROCESSES, Stop, understood
 from shoal.errors import LaunchError
 from shoal.observe.happenings import Done, StateEntered
-from shoal.roles.beat import Beat
-from shoal.roles.reporter import Reporter
-from shoal.roles.station import Station, take_station
+from shoal.roles.process.beat import Beat
+from shoal.roles.process.reporter import Reporter
+from shoal.roles.process.station import Station, take_station
 from shoal.spec import Job, World
 from shoal.spec.vocabulary import Role, State
 from shoal.spec.world import ARENA_VARIABLE, SOCKETS_VARIABLE

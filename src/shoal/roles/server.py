@@ -11,17 +11,17 @@ from shoal.errors import PeerLost
 from shoal.feed.feed import Feed
 from shoal.feed.shipping import open_dataset
 from shoal.ledger import make_order
+from shoal.model.replica import Replica
+from shoal.model.start import Start
 from shoal.ps.node import Node, open_wire
 from shoal.ps.server import ServerMachine
-from shoal.roles.beat import Beat, rss_bytes
-from shoal.roles.loading import load_task
-from shoal.roles.reporter import Reporter
-from shoal.roles.starting import read_start
+from shoal.roles.loading.start import read_start
+from shoal.roles.loading.task import load_task
+from shoal.roles.process.beat import Beat, rss_bytes
+from shoal.roles.process.reporter import Reporter
 from shoal.spec import Job, ParameterServer, Task, World
 from shoal.spec.vocabulary import State
 from shoal.strategies.ps.served import Served
-from shoal.strategies.replica import Replica
-from shoal.strategies.start import Start
 
 _LOOK_EVERY_S = 0.5
 

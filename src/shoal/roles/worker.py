@@ -15,22 +15,22 @@ from shoal.comm.channel import Channel
 from shoal.ledger.book import CutLog, audit
 from shoal.observe.happenings import Audited, Saved
 from shoal.observe.run_folder import RunFolder
-from shoal.roles.beat import Beat
-from shoal.roles.chaos import Sabotage
-from shoal.roles.checkpointing import Checkpointing, check_position, lacks_model
-from shoal.roles.devices import choose_device
-from shoal.roles.incremental import History
-from shoal.roles.inference import evaluate, predict
+from shoal.roles.inference.saved_model import evaluate, predict
 from shoal.roles.inspection import inspect
-from shoal.roles.loading import load_task
-from shoal.roles.loop import Loop
-from shoal.roles.mean_check import Generators, MeanCheck
-from shoal.roles.memory import check_fits, limit_memory, make_parking, memory_explained
-from shoal.roles.observer import Outcome
-from shoal.roles.reporter import Reporter
-from shoal.roles.starting import read_start
-from shoal.roles.timeline import Timeline
-from shoal.roles.training import Training
+from shoal.roles.loading.incremental import History
+from shoal.roles.loading.start import read_start
+from shoal.roles.loading.task import load_task
+from shoal.roles.memory.limit import check_fits, limit_memory, make_parking, memory_explained
+from shoal.roles.process.beat import Beat
+from shoal.roles.process.devices import choose_device
+from shoal.roles.process.reporter import Reporter
+from shoal.roles.process.timeline import Timeline
+from shoal.roles.training.chaos import Sabotage
+from shoal.roles.training.checkpointing import Checkpointing, check_position, lacks_model
+from shoal.roles.training.loop import Loop
+from shoal.roles.training.mean_check import Generators, MeanCheck
+from shoal.roles.training.observer import Outcome
+from shoal.roles.training.training import Training
 from shoal.spec import Job, World
 from shoal.spec.vocabulary import Purpose, Role, State
 from shoal.strategies import make_strategy

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from shoal.checkpoint.model_stream import TensorStream
-from shoal.feed.parts import Part
 from shoal.ledger.shares import Sizes
+from shoal.model.replica import Replica, call_model
 from shoal.spec import Conduct, World
-from shoal.strategies.replica import Replica, call_model
+from shoal.step.compute import Sums
+from shoal.step.work import Turn, Work
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,40 +22,6 @@ Fill = Callable[["torch.Tensor", int], None]
 """Writes the rows of a table that belong to one lane."""
 Report = Callable[[str], None]
 """Takes one line for the user: what a strategy decided and why."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """What comes next for one process, as its strategy says."""
-
-    step: int
-    """The step that it has a part in; of several, the last."""
-    first: int | None = None
-    """Of several, the first."""
-    is_border: bool = False
-    """Nothing is trained: all stand still after this step, and the first worker saves what there is."""
-    coming: Iterable[tuple[int, int]] | None = None
-    """Steps and slots that it reads now and is likely to read next; None: its own slots, step by step."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one process does in one turn."""
-
-    step: int
-    parts: tuple[Part, ...]
-    seed: int
-    """With step and slot it decides every random number, whoever draws it."""
-    stop: bool = False
-    """This process asks that the step be the last."""
-    save: bool = False
-    """This process asks that the state be saved after the step; where it cannot do so without the others."""
-    all_parts: Callable[[], tuple[Part, ...]] | None = None
-    """The parts of all slots, for optimizers that evaluate the loss again within a step."""
-    turn: Turn | None = None
-    """What the strategy has asked for."""
-    enough: str = ""
-    """Why this process, which alone evaluates, has found that training may end."""
 
 
 class Commit(Protocol):
@@ -96,6 +63,19 @@ class StepResult:
     def result(self) -> StepResult:
         """It is known already."""
         return self
+
+
+def step_result(sums: Sums, *, stop: bool, counts: Sequence[int], save: bool = False) -> StepResult:
+    """What a step's sums are told as; `counts`: the samples of each slot."""
+    return StepResult(
+        loss=sums.mean_loss,
+        weight=sums.weight,
+        stop=stop,
+        save=save,
+        skipped=sums.skipped,
+        skipped_parts=int(sums.skipped_parts),
+        counts=tuple(counts),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,5 @@
 """A job without servers: places in shared memory, the processes that host them, and spares. A light model of
-`roles/training.py`, `roles/hosting.py` and the arena's counters."""
+`roles/training/training.py`, `roles/training/hosting.py` and the arena's counters."""
 
 from __future__ import annotations
 

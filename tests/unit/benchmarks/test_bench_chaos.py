@@ -18,7 +18,7 @@ from benchmarks.table import ordeals_table, verdicts_table
 from shoal.errors import LaunchError, WorkerFailed
 from shoal.observe import Event
 from shoal.observe.happenings import Hung
-from shoal.roles.timeline import Timeline, read_timeline
+from shoal.roles.process.timeline import Timeline, read_timeline
 from shoal.spec.chaos import parse_chaos
 from shoal.spec.vocabulary import Role
 

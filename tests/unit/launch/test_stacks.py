@@ -22,7 +22,7 @@ GUARD_S = 30.0
 CODE = """
 import ctypes, sys, threading, time
 from shoal.comm.channel import Channel
-from shoal.roles.stacks import offer_stacks
+from shoal.roles.process.stacks import offer_stacks
 
 channel = Channel.from_fd(int(sys.argv[1]))
 offer_stacks(channel)

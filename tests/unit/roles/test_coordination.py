@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shoal.coordinator.store import MemoryStore
 from shoal.roles.coordinator import PatientStore, describe_decision, make_plan
-from shoal.roles.pulse import Pulse
+from shoal.roles.process.pulse import Pulse
 from shoal.spec import Cluster, Job, World
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits.py"

@@ -20,13 +20,15 @@ from shoal.errors import SpecError
 from shoal.feed.parts import LoadedBatch, Part
 from shoal.layout.schedules import make_schedule
 from shoal.layout.state_cuts import CutParameter, cut_state
+from shoal.model.replica import Replica
 from shoal.ps.shard import Shard
 from shoal.roles.coordinator import make_plan
 from shoal.spec import Cluster, Conduct, Job, Layer, Mesh, ParameterServer, Task, World, parse_strategy
 from shoal.spec.model_parallel import ModelParallel, as_mesh
+from shoal.step.work import Work
 from shoal.strategies import make_strategy
-from shoal.strategies.base import Company, Extent, Setting, Strategy, Work
-from shoal.strategies.grouping import open_group
+from shoal.strategies.base import Company, Extent, Setting, Strategy
+from shoal.strategies.groups.opening import open_group
 from shoal.strategies.layer.phased import phase_of
 from shoal.strategies.mesh.tensor.cutting import explain_width
 from shoal.strategies.ps.bulk import frames_of
@@ -35,7 +37,6 @@ from shoal.strategies.ps.contributions import GradientMaker
 from shoal.strategies.ps.group import PushGroup
 from shoal.strategies.ps.making import make_contribute
 from shoal.strategies.ps.served import Served
-from shoal.strategies.replica import Replica
 
 TESTS = Path(__file__).parents[2]
 DIGITS = TESTS.parent / "examples" / "digits.py"
@@ -139,9 +140,9 @@ def talk(written: str) -> str:
     """What two workers talk through."""
     spec: Any = parse_strategy(written)
     with (
-        patch("shoal.strategies.grouping.open_memory", return_value="memory"),
-        patch("shoal.strategies.grouping.open_sockets", return_value="sockets"),
-        patch("shoal.strategies.backend.open_backend", return_value="backend"),
+        patch("shoal.strategies.groups.opening.open_memory", return_value="memory"),
+        patch("shoal.strategies.groups.opening.open_sockets", return_value="sockets"),
+        patch("shoal.strategies.groups.backend.open_backend", return_value="backend"),
     ):
         return cast(str, open_group(spec.via, cast(Any, SimpleNamespace(world=World(world_size=2)))))
 

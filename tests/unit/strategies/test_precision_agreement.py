@@ -13,11 +13,12 @@ from torch.utils.data import TensorDataset
 
 from helpers.forked import in_processes
 from shoal.feed.parts import LoadedBatch, Part
+from shoal.model.half_range import FIRST_SCALE
+from shoal.model.replica import Replica
 from shoal.spec import Cluster, Task, World, parse_strategy
+from shoal.step.work import Work
 from shoal.strategies import make_strategy
-from shoal.strategies.base import Company, Extent, Setting, Work
-from shoal.strategies.half_range import FIRST_SCALE
-from shoal.strategies.replica import Replica
+from shoal.strategies.base import Company, Extent, Setting
 
 BATCH, STEPS, BAD_STEP = 8, 4, 2
 CASES = [

@@ -11,15 +11,15 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from shoal.arena import Segment
-from shoal.roles.sizing import size_up
+from shoal.model.blueprint import Blueprint
+from shoal.model.replica import Replica
+from shoal.roles.memory.sizing import size_up
 from shoal.spec import Cluster, Job, ParameterServer, Task, World
 from shoal.spec.footprint import Footprint, MemoryRegion
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Company, Extent, Setting
 from shoal.strategies.data.arena import ArenaData
-from shoal.strategies.model_size import Blueprint
 from shoal.strategies.ps.served import Served
-from shoal.strategies.replica import Replica
 
 WORKERS = 2
 EXTENT = Extent(total_steps=7, tables=3, table_rows=5, table_columns=3, accumulate=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.checkpoint.model_stream import TensorLooks
-from shoal.strategies.replica import Replica
+from shoal.model.replica import Replica
 
 
 class WholeNames:

@@ -19,32 +19,33 @@ import torch
 
 from shoal.errors import LaunchError, SpecError
 from shoal.feed.parts import Part
+from shoal.model.blueprint import Blueprint, model_size
+from shoal.model.buffers import MovingBuffers
+from shoal.model.optimizer.kinds import StateSchema, state_schema
+from shoal.model.optimizer.state import named_state
+from shoal.model.replica import Replica
 from shoal.spec import Data, World
 from shoal.spec.vocabulary import Role
-from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, Work
-from shoal.strategies.clipping import clip_factor
+from shoal.step.clipping import clip_factor
+from shoal.step.compute import Sums, backward_part, check_weight
+from shoal.step.direct import leave, write_directly
+from shoal.step.tap import GradientTap
+from shoal.step.work import Work
+from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, step_result
 from shoal.strategies.data.batchnorm import (
     check_setting,
     check_took_part,
     exchange_calls,
     synchronise,
 )
-from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.data.decision import StepDecision
-from shoal.strategies.data.direct import leave, write_directly
 from shoal.strategies.data.shared import SharedState, arena_grid, cut_of_grid
 from shoal.strategies.data.shared_precision import SharedPrecision
 from shoal.strategies.data.sizes import size_of_run
 from shoal.strategies.data.slot_sums import SlotSums
 from shoal.strategies.data.speed import SpeedShares
-from shoal.strategies.data.tap import GradientTap
 from shoal.strategies.data.update import SlicedUpdate
 from shoal.strategies.data.whole import WholeUpdate
-from shoal.strategies.gradients import Sums, backward_part, check_weight, step_result
-from shoal.strategies.model_size import Blueprint, model_size
-from shoal.strategies.optimizer_state import named_state
-from shoal.strategies.optimizers import StateSchema, state_schema
-from shoal.strategies.replica import Replica
 
 
 class ArenaData(WholeModel):

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.errors import SpecError, TaskError
+from shoal.model.recompute import Ask, Asking
 from shoal.strategies.base import Setting
-from shoal.strategies.recompute import Ask, Asking
 
 
 def batchnorm_layers(module: nn.Module) -> list[_BatchNorm]:

@@ -7,19 +7,20 @@ from collections.abc import Sequence
 import torch
 
 from shoal.arena import make_grid
+from shoal.arena.tensors import dense_stride, flat_of
 from shoal.errors import SpecError
+from shoal.model.buffers import BufferMean, MovingBuffers
+from shoal.model.optimizer.state import load_named_state, named_state
+from shoal.model.replica import Replica
 from shoal.spec import Data
-from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
+from shoal.step.compute import Sums, backward_part, check_weight
+from shoal.step.direct import leave, write_directly
+from shoal.step.tap import GradientTap
+from shoal.step.update import Update
+from shoal.step.work import Work
+from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, step_result
 from shoal.strategies.data.batchnorm import check_setting, check_took_part, synchronise
-from shoal.strategies.data.buffers import BufferMean, MovingBuffers
-from shoal.strategies.data.direct import leave, write_directly
-from shoal.strategies.data.shared import dense_stride, flat_of
 from shoal.strategies.data.summing import make_summing
-from shoal.strategies.data.tap import GradientTap
-from shoal.strategies.gradients import Sums, backward_part, check_weight, step_result
-from shoal.strategies.optimizer_state import load_named_state, named_state
-from shoal.strategies.replica import Replica
-from shoal.strategies.updating import Update
 
 
 class CollectiveData(WholeModel):

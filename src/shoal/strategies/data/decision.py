@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.strategies.gradients import Sums
-from shoal.strategies.half_range import HalfState
+from shoal.model.half_range import HalfState
+from shoal.step.compute import Sums
 
 
 @dataclass(frozen=True, kw_only=True)

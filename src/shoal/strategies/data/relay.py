@@ -15,12 +15,13 @@ from shoal.checkpoint.model_stream import TensorStream
 from shoal.comm.codec import Message
 from shoal.comm.zmq_transport import ZmqTransport
 from shoal.errors import ProtocolError, SpecError
-from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
-from shoal.strategies.data.meeting import Meeting, listening_address
+from shoal.model.half_range import HalfState
+from shoal.model.optimizer.state import by_parameter, named_state
+from shoal.model.replica import Replica
+from shoal.step.work import Work
+from shoal.strategies.base import Fill, Setting, StepResult, WholeModel
 from shoal.strategies.data.single import SingleProcess
-from shoal.strategies.half_range import HalfState
-from shoal.strategies.optimizer_state import by_parameter, named_state
-from shoal.strategies.replica import Replica
+from shoal.strategies.groups.meeting import Meeting, listening_address
 
 _PATIENCE_S = 300.0
 

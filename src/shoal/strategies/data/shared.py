@@ -7,15 +7,16 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from shoal.arena import Flat, Grid, Segment, make_grid
+from shoal.arena import Grid, Segment, make_grid
+from shoal.arena.tensors import dense_stride, flat_of
+from shoal.model.optimizer.chunk import Home, load_state
+from shoal.model.optimizer.kinds import StateSchema
+from shoal.model.optimizer.state import states_to_load
+from shoal.model.replica import Replica
 from shoal.spec.footprint import MemoryRegion
 from shoal.spec.model_size import ChunkSize, CutSize
+from shoal.step.clipping import Units, cut_bytes
 from shoal.strategies.base import Setting
-from shoal.strategies.chunk import Home, load_state
-from shoal.strategies.clipping import Units, cut_bytes
-from shoal.strategies.optimizer_state import states_to_load
-from shoal.strategies.optimizers import StateSchema
-from shoal.strategies.replica import Replica
 
 
 class Marks:
@@ -163,13 +164,3 @@ def arena_grid(params: Sequence[torch.Tensor], clip_norm: float | None) -> Grid:
 def cut_of_grid(grid: Grid) -> CutSize:
     """Its chunks as plain sizes."""
     return CutSize(shards=(tuple(ChunkSize(chunk.nbytes, len(chunk.pieces)) for chunk in grid.chunks),))
-
-
-def flat_of(param: torch.Tensor) -> Flat:
-    """What the grid must know about a tensor."""
-    return Flat(str(param.dtype), param.element_size(), param.numel())
-
-
-def dense_stride(param: torch.Tensor) -> tuple[int, ...]:
-    """The parameter's own strides where they fill its memory (channels_last is kept), else contiguous ones."""
-    return torch.empty_like(param, memory_format=torch.preserve_format, device="meta").stride()

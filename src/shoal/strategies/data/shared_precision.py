@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 import torch
 
+from shoal.model.half_range import HalfState, Seen
+from shoal.model.precision import Precision
 from shoal.strategies.data.shared import SharedState
-from shoal.strategies.half_range import HalfState, Seen
-from shoal.strategies.precision import Precision
 
 KEPT = 2
 """Steps whose outcome is kept."""

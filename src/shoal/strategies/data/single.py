@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
-from shoal.strategies.gradients import EagerCompute, Sums, check_weight, step_result
-from shoal.strategies.optimizer_state import load_named_state, named_state
-from shoal.strategies.replica import Replica
-from shoal.strategies.updating import Update
+from shoal.model.optimizer.state import load_named_state, named_state
+from shoal.model.replica import Replica
+from shoal.step.compute import EagerCompute, Sums, check_weight
+from shoal.step.update import Update
+from shoal.step.work import Work
+from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, step_result
 
 
 class SingleProcess(WholeModel):

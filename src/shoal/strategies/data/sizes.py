@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shoal.model.blueprint import Blueprint
+from shoal.model.precision import Precision
 from shoal.spec import Data
 from shoal.spec.model_size import CutSize, RunSize
 from shoal.strategies.base import Extent
@@ -9,8 +11,6 @@ from shoal.strategies.data.batchnorm import exchange_elements
 from shoal.strategies.data.shared import arena_grid, cut_of_grid
 from shoal.strategies.data.shared_precision import bytes_of
 from shoal.strategies.data.whole_journal import image_bytes
-from shoal.strategies.model_size import Blueprint
-from shoal.strategies.precision import Precision
 
 
 def cut_size(spec: Data, blueprint: Blueprint, workers: int) -> CutSize:

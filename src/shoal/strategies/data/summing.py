@@ -6,9 +6,9 @@ from typing import Protocol
 
 import torch
 
-from shoal.strategies.backend import PATIENCE, open_backend
 from shoal.strategies.base import Setting
-from shoal.strategies.data.meeting import Meeting, listening_address
+from shoal.strategies.groups.backend import PATIENCE, open_backend
+from shoal.strategies.groups.meeting import Meeting, listening_address
 
 
 class Summing(Protocol):

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from shoal.arena import Chunk
-from shoal.strategies.chunk import ChunkOptimizer
-from shoal.strategies.clipping import ChunkNorms
+from shoal.model.optimizer.chunk import ChunkOptimizer
+from shoal.model.optimizer.kinds import settings_of
+from shoal.model.replica import Replica
+from shoal.step.clipping import ChunkNorms
 from shoal.strategies.data.shared import SharedState, cut_of_grid
-from shoal.strategies.optimizers import settings_of
-from shoal.strategies.replica import Replica
 
 
 @dataclass(frozen=True)

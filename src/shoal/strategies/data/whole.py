@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from shoal.arena import Chunk, Piece
-from shoal.strategies.clipping import ChunkNorms
-from shoal.strategies.data.shared import SharedState, flat_of
+from shoal.arena.tensors import flat_of
+from shoal.model.replica import Replica
+from shoal.step.clipping import ChunkNorms
+from shoal.strategies.data.shared import SharedState
 from shoal.strategies.data.whole_journal import WholeJournal
-from shoal.strategies.replica import Replica
 
 Evaluate = Callable[[], tuple[float, float, Any]]
 """Computes all slots' gradients again; returns loss, scale and touched parameters."""

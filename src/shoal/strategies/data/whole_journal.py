@@ -14,11 +14,11 @@ from contextlib import contextmanager
 import torch
 
 from shoal.errors import PeerLost
+from shoal.model.optimizer.kinds import state_schema, tried_on_copies
+from shoal.model.optimizer.state import load_named_state
+from shoal.model.optimizer.whole_state import MovedSettings, StateImage
+from shoal.model.replica import Replica
 from shoal.strategies.data.shared import SharedState
-from shoal.strategies.optimizer_state import load_named_state
-from shoal.strategies.optimizers import state_schema, tried_on_copies
-from shoal.strategies.replica import Replica
-from shoal.strategies.whole_state import MovedSettings, StateImage
 
 _LOST = -1
 """The word's value where nothing is kept: the state goes with its process."""

@@ -11,15 +11,15 @@ from torch import fx, nn
 from shoal.comm.group import Group
 from shoal.errors import SpecError
 from shoal.ledger.order import mix
+from shoal.model.replica import Replica
+from shoal.step.compute import split_batch
 from shoal.strategies.base import Supply
 from shoal.strategies.cut.tracing import in_mode
-from shoal.strategies.gradients import split_batch
 from shoal.strategies.layer.graph import groups_by_depth
 from shoal.strategies.layer.heads import AuxiliaryHead
 from shoal.strategies.layer.lines import LayerLine
 from shoal.strategies.layer.steps import Traced
 from shoal.strategies.layer.trained_head import TrainedHead
-from shoal.strategies.replica import Replica
 
 
 class DecoupledLine(LayerLine):

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from shoal.comm.group import Group
+from shoal.model.replica import Replica
+from shoal.step.compute import check_loss, split_batch
 from shoal.strategies.cut.executor import Microbatch
 from shoal.strategies.cut.tracing import state_used
-from shoal.strategies.gradients import check_loss, split_batch
 from shoal.strategies.layer.placement import assign, check_homes, spread
 from shoal.strategies.layer.program import Program
 from shoal.strategies.layer.steps import Traced, follow
 from shoal.strategies.layer.trained_head import TrainedHead
-from shoal.strategies.replica import Replica
 
 
 class LayerLine(ABC):

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from shoal.errors import SpecError
+from shoal.model.replica import Replica
 from shoal.spec import Data, Layer
-from shoal.strategies.base import Setting, StepResult, Work
+from shoal.step.work import Work
+from shoal.strategies.base import Setting, StepResult
 from shoal.strategies.data.collective import CollectiveData
 from shoal.strategies.layer.graph import divide
-from shoal.strategies.replica import Replica
 
 
 class PhasedData(CollectiveData):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shoal.comm.group.regions import group_bytes
+from shoal.model.blueprint import Blueprint
 from shoal.spec import Layer
 from shoal.spec.model_size import CutSize
 from shoal.strategies.cut.tracing import state_used
@@ -12,7 +13,6 @@ from shoal.strategies.layer.decoupled import looked_into
 from shoal.strategies.layer.graph import groups_by_depth
 from shoal.strategies.layer.placement import assign, spread
 from shoal.strategies.layer.steps import Traced, follow
-from shoal.strategies.model_size import Blueprint
 
 
 def cut_size(spec: Layer, blueprint: Blueprint, workers: int) -> CutSize:

@@ -15,17 +15,18 @@ import torch
 from shoal.checkpoint.aside import put_aside
 from shoal.checkpoint.model_stream import TensorLooks, TensorStream
 from shoal.errors import SpecError
+from shoal.model.optimizer.state import load_named_state, state_by_name
+from shoal.model.replica import Replica
 from shoal.spec import Layer, LayerForm
-from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, Work
+from shoal.step.compute import Sums, check_finite, check_weight, seed_slot
+from shoal.step.update import Update
+from shoal.step.work import Work
+from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, step_result
 from shoal.strategies.cut.names import WholeNames
 from shoal.strategies.cut.wires import receive_told, receive_values, send_told, send_values, share_plain
-from shoal.strategies.gradients import Sums, check_finite, check_weight, seed_slot, step_result
-from shoal.strategies.grouping import open_group
+from shoal.strategies.groups.opening import open_group
 from shoal.strategies.layer.decoupled import DecoupledLine
 from shoal.strategies.layer.lines import LayerLine, PlacedLine
-from shoal.strategies.optimizer_state import load_named_state, state_by_name
-from shoal.strategies.replica import Replica
-from shoal.strategies.updating import Update
 
 
 class LayerStrategy(Lockstep):

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from shoal.strategies.optimizer_state import by_parameter, copied_state, state_by_name
-from shoal.strategies.optimizers import prefer_fused, settings_of
-from shoal.strategies.replica import Replica
+from shoal.model.optimizer.kinds import prefer_fused, settings_of
+from shoal.model.optimizer.state import by_parameter, copied_state, state_by_name
+from shoal.model.replica import Replica
 
 _VALUE = "value"
 """Stands among the optimizer's keys for the parameter itself."""

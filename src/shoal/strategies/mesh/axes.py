@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.comm.group import Group, group_bytes
 from shoal.spec.model_parallel import AXES
 from shoal.strategies.base import Setting
-from shoal.strategies.grouping import open_group
+from shoal.strategies.groups.opening import open_group
 
 if TYPE_CHECKING:
     from shoal.spec import Mesh

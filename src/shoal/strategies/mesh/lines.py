@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from shoal.model.recompute import compute_once, recompute_blocks
+from shoal.model.replica import Replica, call_model
 from shoal.spec import Mesh
-from shoal.strategies.base import Setting, Work
-from shoal.strategies.gradients import Backward, Sums, backward_part
+from shoal.step.compute import Backward, Sums, backward_part
+from shoal.step.work import Work
+from shoal.strategies.base import Setting
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.splits import Split
-from shoal.strategies.recompute import compute_once, recompute_blocks
-from shoal.strategies.replica import Replica, call_model
 
 
 @dataclass(frozen=True, kw_only=True)

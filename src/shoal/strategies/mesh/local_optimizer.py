@@ -9,11 +9,7 @@ import torch
 
 from shoal.checkpoint.model_stream import TensorLooks
 from shoal.errors import SpecError
-from shoal.strategies.cut.wires import share_plain
-from shoal.strategies.mesh.axes import Axes
-from shoal.strategies.mesh.held import Held, HeldSpan
-from shoal.strategies.optimizer_state import by_parameter, copied_state
-from shoal.strategies.optimizers import (
+from shoal.model.optimizer.kinds import (
     ELEMENTWISE,
     changed_settings,
     prefer_fused,
@@ -21,7 +17,11 @@ from shoal.strategies.optimizers import (
     settings_of,
     state_schema,
 )
-from shoal.strategies.replica import Replica
+from shoal.model.optimizer.state import by_parameter, copied_state
+from shoal.model.replica import Replica
+from shoal.strategies.cut.wires import share_plain
+from shoal.strategies.mesh.axes import Axes
+from shoal.strategies.mesh.held import Held, HeldSpan
 
 
 class LocalOptimizer:

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from shoal.comm.group import Group
+from shoal.model.parking.parked import Values
 from shoal.spec import Mesh
-from shoal.strategies.gradients import Backward
+from shoal.step.compute import Backward
 from shoal.strategies.mesh.held import HeldSpan
-from shoal.strategies.parked import Values
 
 
 class Sharding(Protocol):

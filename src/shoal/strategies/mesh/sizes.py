@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from torch import nn
 
+from shoal.model.blueprint import Blueprint
 from shoal.spec import ModelParallel, as_mesh
 from shoal.spec.model_size import CutSize
 from shoal.strategies.mesh.axes import mesh_group_bytes
 from shoal.strategies.mesh.sharded.blocks import find_blocks
-from shoal.strategies.model_size import Blueprint
 
 
 def cut_size(spec: ModelParallel, blueprint: Blueprint, workers: int) -> CutSize:

@@ -15,21 +15,22 @@ import torch
 from torch import nn
 
 from shoal.checkpoint.model_stream import TensorStream
+from shoal.model.buffers import MovingBuffers
+from shoal.model.parking.parked import Values, hollow_out, unpark, unpark_module
+from shoal.model.replica import Replica
 from shoal.spec import Mesh
-from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, Work
+from shoal.step.compute import Sums, check_weight
+from shoal.step.update import Update
+from shoal.step.work import Work
+from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, step_result
 from shoal.strategies.cut.names import WholeNames
 from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
-from shoal.strategies.data.buffers import MovingBuffers
-from shoal.strategies.gradients import Sums, check_weight, step_result
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.held import Held, Wanted, gather
 from shoal.strategies.mesh.lines import LaneSums, Line, make_line
 from shoal.strategies.mesh.local_optimizer import LocalOptimizer, group_numbers
 from shoal.strategies.mesh.sharding import make_sharding
 from shoal.strategies.mesh.summing import add_over_stages, sum_flat
-from shoal.strategies.parked import Values, hollow_out, unpark, unpark_module
-from shoal.strategies.replica import Replica
-from shoal.strategies.updating import Update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from torch import nn
 
 from shoal.arena import Chunk, Flat, Grid, Piece, make_grid
 from shoal.arena.grid import ALIGN, CHUNK_BYTES
+from shoal.arena.tensors import flat_of
 from shoal.layout import Parcel, Placement, Span
 from shoal.spec.model_size import ChunkSize, CutSize
-from shoal.strategies.data.shared import flat_of
 
 
 @dataclass(frozen=True)

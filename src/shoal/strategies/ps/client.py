@@ -19,8 +19,8 @@ from shoal.ps.rules import Together
 from shoal.ps.worker import WorkerMachine
 from shoal.spec import World
 from shoal.spec.update_path import cells_ahead
-from shoal.strategies.data.direct import leave, write_directly
-from shoal.strategies.data.tap import GradientTap
+from shoal.step.direct import leave, write_directly
+from shoal.step.tap import GradientTap
 from shoal.strategies.ps.bulk import frames_of
 from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.norms import WorkerClip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.strategies.half_range import Seen
+from shoal.model.half_range import Seen
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,12 @@ from typing import Protocol
 import torch
 
 from shoal.ps.consistency import Mode
-from shoal.strategies.base import Work
-from shoal.strategies.gradients import backward_part, check_weight
+from shoal.step.compute import backward_part, check_weight
+from shoal.step.update import Update
+from shoal.step.work import Work
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.served import Served
-from shoal.strategies.updating import Update
 
 
 class MakeWork(Protocol):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.strategies.data.buffers import BufferMean
-from shoal.strategies.gradients import backward_part
-from shoal.strategies.half_range import Seen
+from shoal.model.buffers import BufferMean
+from shoal.model.half_range import Seen
+from shoal.step.compute import backward_part
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.contributions import Computed, MakeWork

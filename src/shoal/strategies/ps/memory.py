@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import torch
 
 from shoal.arena import Grid, Segment
+from shoal.arena.tensors import dense_stride, flat_of
+from shoal.model.optimizer.chunk import Home
+from shoal.model.optimizer.kinds import StateSchema
+from shoal.model.replica import Replica
 from shoal.ps.buffers import LabelWords
 from shoal.spec.footprint import MemoryRegion
-from shoal.strategies.chunk import Home
-from shoal.strategies.clipping import Units
-from shoal.strategies.data.shared import dense_stride, flat_of
-from shoal.strategies.optimizers import StateSchema
+from shoal.step.clipping import Units
 from shoal.strategies.ps.blocks import ShardBlock
-from shoal.strategies.replica import Replica
 
 
 class ServedMemory:

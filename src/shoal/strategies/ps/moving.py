@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from shoal.strategies.data.buffers import MovingBuffers
+from shoal.model.buffers import MovingBuffers
 from shoal.strategies.ps.memory import ServedMemory
 
 KEEPER = 0

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from shoal.comm.codec import Frame
-from shoal.strategies.clipping import ChunkNorms, clip_factor
+from shoal.step.clipping import ChunkNorms, clip_factor
 from shoal.strategies.ps.memory import ServedMemory
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from shoal.step.compute import seed_slot, task_loss
 from shoal.strategies.base import Supply
-from shoal.strategies.gradients import seed_slot, task_loss
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.units import find_units, is_safe
 

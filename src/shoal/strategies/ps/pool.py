@@ -15,8 +15,8 @@ import torch
 
 from shoal.feed.parts import LoadedBatch
 from shoal.spec.update_path import Pooling
-from shoal.strategies.base import Work
-from shoal.strategies.gradients import backward_part
+from shoal.step.compute import backward_part
+from shoal.step.work import Work
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.contributions import Computed, MakeWork

@@ -12,9 +12,9 @@ import torch
 
 from shoal.comm.compression import Compression
 from shoal.errors import ProtocolError
+from shoal.model.buffers import MovingBuffers
 from shoal.ps.messages import Values
 from shoal.ps.worker import WorkerMachine
-from shoal.strategies.data.buffers import MovingBuffers
 from shoal.strategies.ps.memory import ServedMemory, shaped
 from shoal.strategies.ps.moving import KEEPER
 from shoal.strategies.ps.parcelling import unwrap

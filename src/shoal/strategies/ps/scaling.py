@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from shoal.model.half_range import HalfState, Seen, is_measured
 from shoal.ps.worker import WorkerMachine
-from shoal.strategies.half_range import HalfState, Seen, is_measured
 from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.served import Served
 

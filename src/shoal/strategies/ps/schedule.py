@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.strategies.optimizers import rebuild, settings_of
-from shoal.strategies.replica import Replica
+from shoal.model.optimizer.kinds import rebuild, settings_of
+from shoal.model.replica import Replica
 
 
 class ShardSchedule:

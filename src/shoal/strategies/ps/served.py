@@ -12,16 +12,17 @@ from shoal.comm.codec import MAX_FRAMES
 from shoal.comm.compression import Compression, make_compression
 from shoal.errors import SpecError
 from shoal.layout import Placement, place_served
+from shoal.model.blueprint import Blueprint, model_size
+from shoal.model.buffers import MovingBuffers
+from shoal.model.optimizer.kinds import ELEMENTWISE, StateSchema, state_schema
+from shoal.model.replica import Replica
 from shoal.optim import SAG
 from shoal.ps.consistency import Consistency, parse_sync
 from shoal.ps.rules import ShardRules, Together
 from shoal.spec import ParameterServer, World
 from shoal.spec.model_size import RunSize
 from shoal.spec.vocabulary import Role
-from shoal.strategies.clipping import cut_bytes
-from shoal.strategies.data.buffers import MovingBuffers
-from shoal.strategies.model_size import Blueprint, model_size
-from shoal.strategies.optimizers import ELEMENTWISE, StateSchema, state_schema
+from shoal.step.clipping import cut_bytes
 from shoal.strategies.ps.blocks import cut_of_blocks, lay_out, parcels_of
 from shoal.strategies.ps.bulk import Bulk, FramedBulk, SharedBulk
 from shoal.strategies.ps.hosts import HostBulk, HostStore, ScatterStore, host_of, rules_of_host
@@ -29,7 +30,6 @@ from shoal.strategies.ps.memory import ServedMemory
 from shoal.strategies.ps.moving import KEEPER, MovingMean
 from shoal.strategies.ps.store import ShardStore
 from shoal.strategies.ps.whole_store import WholeStore
-from shoal.strategies.replica import Replica
 
 _FRAMES_BESIDES = 4
 """Of a block or piece: its values, flags and scalars, or what a compression makes of it; of a message: what else

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from shoal.model.blueprint import Blueprint
 from shoal.spec import ParameterServer
 from shoal.spec.model_size import CutSize
-from shoal.strategies.clipping import cut_bytes
-from shoal.strategies.model_size import Blueprint
+from shoal.step.clipping import cut_bytes
 from shoal.strategies.ps.blocks import cut_of_blocks, lay_out
 from shoal.strategies.ps.served import place_model
 

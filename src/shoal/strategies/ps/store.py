@@ -13,11 +13,12 @@ import xxhash
 from shoal.comm.codec import Frame
 from shoal.comm.compression import Compression
 from shoal.errors import ProtocolError
+from shoal.model.optimizer.chunk import ChunkOptimizer, load_state
+from shoal.model.optimizer.kinds import ELEMENTWISE, settings_of
+from shoal.model.optimizer.state import states_to_load
+from shoal.model.replica import Replica
 from shoal.ps.messages import Push
 from shoal.spec.served_footprint import marked
-from shoal.strategies.chunk import ChunkOptimizer, load_state
-from shoal.strategies.optimizer_state import states_to_load
-from shoal.strategies.optimizers import ELEMENTWISE, settings_of
 from shoal.strategies.ps.bulk import Bulk
 from shoal.strategies.ps.journal import SegmentJournal
 from shoal.strategies.ps.memory import ServedMemory
@@ -26,7 +27,6 @@ from shoal.strategies.ps.norms import ShardNorms
 from shoal.strategies.ps.parcelling import wrap
 from shoal.strategies.ps.schedule import ShardSchedule
 from shoal.strategies.ps.versions import BlockVersions
-from shoal.strategies.replica import Replica
 
 
 def by_element(replica: Replica) -> torch.optim.Optimizer:

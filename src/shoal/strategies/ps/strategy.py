@@ -11,8 +11,10 @@ import torch
 
 from shoal.coordinator.policy import has_diverged
 from shoal.errors import Diverged, PeerLost, ShoalError
+from shoal.model.replica import Replica
 from shoal.spec import ParameterServer, World
-from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, Work
+from shoal.step.work import Work
+from shoal.strategies.base import Fill, Setting, StepResult, WholeModel
 from shoal.strategies.ps.borders import Borders
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.contributions import Computed
@@ -21,7 +23,6 @@ from shoal.strategies.ps.making import make_contribute
 from shoal.strategies.ps.part_fetching import fetch_by_parts
 from shoal.strategies.ps.served import Served
 from shoal.strategies.ps.turns import ServedTurn, Turns
-from shoal.strategies.replica import Replica
 
 DIVERGED_PAUSE_S = 0.25
 """How long a worker whose loss is no number waits before it looks whether the parameters are better."""

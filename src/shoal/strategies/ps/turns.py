@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoal.ps.consistency import Mode
 from shoal.spec import ParameterServer, World
-from shoal.strategies.base import Turn
+from shoal.step.work import Turn
 from shoal.strategies.ps.borders import Border, Borders
 from shoal.strategies.ps.client import PsClient
 

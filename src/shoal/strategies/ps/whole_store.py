@@ -11,14 +11,14 @@ import xxhash
 
 from shoal.comm.codec import Frame
 from shoal.errors import ProtocolError
+from shoal.model.optimizer.kinds import changed_settings, settings_of
+from shoal.model.optimizer.state import load_named_state
+from shoal.model.optimizer.whole_state import MovedSettings, by_name, put_together, take_apart
+from shoal.model.replica import Replica
 from shoal.ps.messages import Push
-from shoal.strategies.optimizer_state import load_named_state
-from shoal.strategies.optimizers import changed_settings, settings_of
 from shoal.strategies.ps.memory import shaped
 from shoal.strategies.ps.parcelling import from_frames, in_frames
 from shoal.strategies.ps.store import ShardStore
-from shoal.strategies.replica import Replica
-from shoal.strategies.whole_state import MovedSettings, by_name, put_together, take_apart
 
 
 class WholeStore(ShardStore):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shoal.model.blueprint import Blueprint, cut_of, model_size, whole_state_bytes
 from shoal.spec import Task, parse_strategy
-from shoal.strategies.model_size import Blueprint, cut_of, model_size, whole_state_bytes
 
 WIDTH = 64
 LAYER = 4 * WIDTH * WIDTH

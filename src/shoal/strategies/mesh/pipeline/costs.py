@@ -12,10 +12,10 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shoal.layout.stage_memory import LinkSize, StageDemand, split_within
+from shoal.model.parking.parked import brought_in, unpark
 from shoal.strategies.cut.packing import tensors_in
 from shoal.strategies.cut.tracing import in_mode, state_used
 from shoal.strategies.mesh.pipeline.chain import Chain, carried
-from shoal.strategies.parked import brought_in, unpark
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 50
 _ENOUGH_S = 0.5

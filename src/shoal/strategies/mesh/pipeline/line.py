@@ -16,21 +16,22 @@ from shoal.feed.parts import LoadedBatch, Part
 from shoal.layout.schedules import schedule_of
 from shoal.layout.stage_memory import StageDemand
 from shoal.ledger.order import mix
+from shoal.model.optimizer.kinds import state_schema
+from shoal.model.recompute import compute_once, recompute_whole
+from shoal.model.replica import Replica
 from shoal.spec import Mesh
-from shoal.strategies.base import Setting, Work
+from shoal.step.compute import Backward, Sums, check_finite, check_loss, seed_slot, split_batch
+from shoal.step.work import Work
+from shoal.strategies.base import Setting
 from shoal.strategies.cut.executor import Executor, Microbatch
 from shoal.strategies.cut.stage_run import StageRun
 from shoal.strategies.cut.tracing import bind
-from shoal.strategies.gradients import Backward, Sums, check_finite, check_loss, seed_slot, split_batch
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.lines import LaneSums
 from shoal.strategies.mesh.pipeline.chain import Chain, parse_split
 from shoal.strategies.mesh.pipeline.costs import balanced_split
 from shoal.strategies.mesh.pipeline.stage import Stage
 from shoal.strategies.mesh.splits import Split
-from shoal.strategies.optimizers import state_schema
-from shoal.strategies.recompute import compute_once, recompute_whole
-from shoal.strategies.replica import Replica
 
 
 class PipelineLine:

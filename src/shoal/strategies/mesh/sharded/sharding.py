@@ -16,8 +16,9 @@ from torch import nn
 
 from shoal.comm.group import Group
 from shoal.layout.state_cuts import CutParameter, StateCut, cut_state
+from shoal.model.parking.parked import Values
 from shoal.spec import Mesh
-from shoal.strategies.gradients import Backward
+from shoal.step.compute import Backward
 from shoal.strategies.mesh.held import HeldSpan
 from shoal.strategies.mesh.sharded.agreement import UseAgreement
 from shoal.strategies.mesh.sharded.blocks import ShardedBlock, find_blocks
@@ -25,7 +26,6 @@ from shoal.strategies.mesh.sharded.hooks import GradientHooks, ParameterHooks, R
 from shoal.strategies.mesh.sharded.unit import ShardedUnit
 from shoal.strategies.mesh.sharded.vector import Vector
 from shoal.strategies.mesh.summing import sum_flat
-from shoal.strategies.parked import Values
 
 _Params = dict[str, nn.Parameter]
 

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from shoal.comm.group import Group
+from shoal.model.parking.parked import Values
 from shoal.spec import Mesh
-from shoal.strategies.data.direct import leave, write_directly
-from shoal.strategies.data.tap import GradientTap
+from shoal.step.direct import leave, write_directly
+from shoal.step.tap import GradientTap
 from shoal.strategies.mesh.sharded.hooks import GradientHooks
 from shoal.strategies.mesh.sharded.sharding import PlannedUnit, StateSharding
 from shoal.strategies.mesh.sharded.shared_vector import SharedVector, share_rooms
 from shoal.strategies.mesh.sharded.unit import ShardedUnit
-from shoal.strategies.parked import Values
 
 
 class SharedSharding(StateSharding):

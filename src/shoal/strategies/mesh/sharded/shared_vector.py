@@ -11,8 +11,8 @@ from torch import nn
 from shoal.arena import Segment, segment_bytes
 from shoal.comm.group import Group, sum_in_order
 from shoal.layout.state_cuts import StateCut
+from shoal.model.parking.parked import Values
 from shoal.strategies.mesh.sharded.vector import Vector
-from shoal.strategies.parked import Values
 
 _ALIGN_BYTES = 64
 _PIECE_BYTES = 1 << 20

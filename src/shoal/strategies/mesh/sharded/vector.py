@@ -10,8 +10,8 @@ from torch import nn
 
 from shoal.comm.group import Group
 from shoal.layout.state_cuts import StateCut
+from shoal.model.parking.parked import Values
 from shoal.strategies.mesh.held import HeldSpan
-from shoal.strategies.parked import Values
 
 
 class Vector:

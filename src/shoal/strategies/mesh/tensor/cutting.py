@@ -9,6 +9,7 @@ from torch import nn
 from shoal.comm.group import Group
 from shoal.errors import SpecError
 from shoal.layout.tensor_plan import LayerCut, TensorPlan, Wishes
+from shoal.model.replica import Replica
 from shoal.spec import Mesh
 from shoal.strategies.base import Setting
 from shoal.strategies.mesh.splits import Split
@@ -18,7 +19,6 @@ from shoal.strategies.mesh.tensor.probing import CutProbe
 from shoal.strategies.mesh.tensor.recording import record
 from shoal.strategies.mesh.tensor.residual import with_streams
 from shoal.strategies.mesh.tensor.surgery import Surgery
-from shoal.strategies.replica import Replica
 
 
 def cut_width(module: nn.Module, mesh: Mesh, axis: Group, replica: Replica, setting: Setting) -> dict[str, Split]:

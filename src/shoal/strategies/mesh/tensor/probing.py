@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from shoal.comm.group import Group
-from shoal.strategies.gradients import plain_loss
+from shoal.model.replica import Replica
+from shoal.step.compute import plain_loss
 from shoal.strategies.mesh.splits import Split
 from shoal.strategies.mesh.tensor.recording import sample_of, undisturbed
-from shoal.strategies.replica import Replica
 
 LOSS_TOLERANCE = 1e-3
 OWN_TOLERANCE, COMMON_TOLERANCE = 1e-2, 1e-4

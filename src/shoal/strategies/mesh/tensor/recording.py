@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from shoal.strategies.gradients import plain_loss
+from shoal.model.replica import Replica
+from shoal.step.compute import plain_loss
 from shoal.strategies.mesh.tensor.observing import Inputs
-from shoal.strategies.replica import Replica
 
 
 @dataclass

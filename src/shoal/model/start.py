@@ -1,0 +1,56 @@
+"""Where a run begins: at the model that the seed makes, or where an earlier run was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.errors import CheckpointError
+from shoal.model.parking.parked import take_over
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a run has behind it. Every process of the run begins from the same."""
+
+    step: int = 0
+    """Steps that are committed already."""
+    model: Mapping[str, torch.Tensor] | None = None
+    """The module's state; None for the model that the task makes."""
+    optimizer: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """`parameter/key -> tensor`, whole tensors."""
+    aside: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What the strategy of the earlier run kept besides; of no use to others."""
+    losses: Sequence[float] = ()
+    """The loss of each committed step: what a schedule that follows it has seen."""
+    evaluations: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """By step: what the evaluation after it found."""
+    sizes: Sequence[int] = ()
+    """Samples of each slot in the last step, where they were not even."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the checkpoint says besides: the order of samples that its steps refer to."""
+
+    def load_model(self, module: nn.Module) -> None:
+        """Give the module the values that it had."""
+        if self.model is None:
+            return
+        taken = take_over(module, self.model)
+        left = {name: tensor for name, tensor in self.model.items() if name not in taken}
+        try:
+            missing, unexpected = module.load_state_dict(left, strict=False)
+        except RuntimeError as error:
+            raise _misfit(" ".join(str(error).split())) from None
+        if missing := [name for name in missing if name not in taken]:
+            raise _misfit(f"It has no {', '.join(missing)}.")
+        if unexpected:
+            raise _misfit(f"The task's has no {', '.join(unexpected)}.")
+
+
+def _misfit(details: str) -> CheckpointError:
+    return CheckpointError(
+        f"The saved model does not fit the task's; use the arguments that it was trained with. ({details})"
+    )

@@ -1,0 +1,1 @@
+"""Using a model: evaluation and prediction."""

@@ -1,0 +1,1 @@
+"""What a job begins with: its task, and where it starts."""

@@ -1,0 +1,206 @@
+"""What a worker tells the supervisor, and what it is told."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from shoal.comm.channel import Channel
+from shoal.comm.words import TO_PROCESSES, Adopt, Misbehave, Release, Stop, Takeover, understood
+from shoal.observe.happenings import (
+    Adopted,
+    CutsChanged,
+    Done,
+    Evaluated,
+    LineSaid,
+    ProgressMade,
+    StateEntered,
+    StepsTaken,
+    Warned,
+)
+from shoal.roles.memory.peak import peak_memory
+from shoal.roles.process.pulse import Pulse
+from shoal.roles.process.timeline import Timeline
+from shoal.roles.training.chaos import Sabotage
+from shoal.roles.training.hosting import MoveOrder, OrderBook, PlacesMoved
+from shoal.spec import World
+from shoal.spec.told import Told
+from shoal.spec.vocabulary import State
+from shoal.strategies.base import StepResult
+
+_REPORT_EVERY_S = 0.1
+FOLLOW_EVERY_S = 0.5
+"""How often a spare looks at what others have done."""
+
+
+class Reporter:
+    """Tells the supervisor how the run goes; the first worker speaks for all about the loss."""
+
+    def __init__(
+        self,
+        world: World,
+        channel: Channel,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        timeline: Timeline | None = None,
+        sabotage: Sabotage | None = None,
+        is_quiet: bool = False,
+    ) -> None:
+        self._world = world
+        self._channel = channel
+        self._clock = clock
+        self._told_at = clock()
+        self._asked_at = 0.0
+        self._stop = False
+        self._orders = OrderBook()
+        self._steps: list[list[Any]] = []
+        self._skipped = [0, 0.0]
+        """Parts of batches, and what they would have counted, in steps that were not told yet."""
+        self._latest: dict[str, Any] = {}
+        self.pulse = Pulse(clock=clock)
+        """Signs that this process moves."""
+        self.step = 0
+        self.total_steps = 0
+        self._timeline = timeline
+        self._is_quiet = is_quiet
+        self.sabotage = sabotage
+        """The faults of this process, where the job asks for any."""
+
+    def send(self, told: Told) -> None:
+        self._channel.send(told.as_message())
+
+    def line(self, text: str) -> None:
+        self.send(LineSaid(text=text))
+
+    def warn(self, text: str) -> None:
+        self.send(Warned(text=text))
+
+    def on_state(self, state: State, step: int) -> None:
+        self.pulse.enter(state)
+        self.send(StateEntered(state=state, step=step))
+
+    def on_step(
+        self,
+        step: int,
+        result: StepResult,
+        samples: int,
+        learning_rate: float,
+        epoch: int,
+        *,
+        committed: int | None = None,
+    ) -> None:
+        """A step is done; `committed`: the samples of all workers, where they do not go in step with this one."""
+        self.step = step
+        if self._timeline is not None:
+            self._timeline.note(samples if committed is None else committed)
+        if self._is_quiet:
+            return
+        self.pulse.lap(step)
+        if self.sabotage is not None and self.sabotage.reaches_fault(step):
+            self.on_state(State.TRAINING, step)
+        if not self._world.is_first:
+            return
+        now = self._clock()
+        is_known = result.weight > 0 or not math.isnan(result.loss)  # who joined late may know none
+        self._steps.append([step, result.loss if is_known else None])
+        self._skipped[0] += result.skipped_parts
+        self._skipped[1] += result.skipped
+        self._latest = {"samples": samples, "lr": learning_rate, "epoch": epoch + 1}
+        if now - self._told_at > _REPORT_EVERY_S or step == 1:
+            self._told_at = now
+            self.flush()
+
+    def on_turn(self) -> None:
+        """This process has done something that brought the run no further."""
+        self.pulse.sign()
+
+    def on_progress(self, step: int, samples: int) -> None:
+        """A batch of work without a loss is done (prediction)."""
+        self.step = step
+        self.pulse.lap(step)
+        now = self._clock()
+        if now - self._told_at > _REPORT_EVERY_S or step == self.total_steps:
+            self._told_at = now
+            self.send(ProgressMade(step=step, total_steps=self.total_steps, samples=samples))
+
+    def flush(self) -> None:
+        """Send the steps that were not told yet."""
+        if self._steps:
+            skipped = self._skipped if self._skipped[0] else None
+            told = StepsTaken(steps=self._steps, total_steps=self.total_steps, skipped=skipped, **self._latest)
+            self.send(told)
+            self._steps, self._skipped = [], [0, 0.0]
+
+    def on_cuts(self, from_step: int, sizes: Sequence[int] | None) -> None:
+        """The slots of a batch have other sizes from this step on; None: even ones."""
+        self.send(CutsChanged(from_step=from_step, sizes=None if sizes is None else list(sizes)))
+
+    def on_evaluation(self, step: int, results: dict[str, float]) -> None:
+        if self._world.is_first:
+            self.flush()
+            self.send(Evaluated(step=step, results=results))
+
+    def wants_stop(self) -> bool:
+        """Whether the supervisor has asked for the end. Does not look at every step."""
+        now = self._clock()
+        if now - self._asked_at > _REPORT_EVERY_S / 2:
+            self._asked_at = now
+            self._listen()
+        return self._stop
+
+    def on_idle(self) -> None:
+        """While this process waits for others: it lives, and perhaps what it waits for has become its own."""
+        self.pulse.idle()
+        self._listen()
+        if self._orders.is_urgent:
+            raise PlacesMoved
+
+    def take_orders(self, *, at_border: bool) -> Iterable[MoveOrder]:
+        """Places that come or go now; inside a step they only come."""
+        return self._orders.take(at_border=at_border) if self._orders.open else ()
+
+    def on_moved(self, order: MoveOrder, world: World | None) -> None:
+        """Tell that an order has been carried out."""
+        self._world = world or self._world
+        self.send(order.answer)
+
+    def _listen(self) -> None:
+        while (message := self._channel.poll()) is not None:
+            word = understood(message, TO_PROCESSES)
+            match word:
+                case Stop():
+                    self._stop = True
+                case Adopt() | Release():
+                    self._orders.add(MoveOrder.of(word))
+                case Misbehave() if self.sabotage is not None:
+                    self.sabotage.hear(word)
+
+    def wait_for_places(
+        self, world: World, prepare: Callable[[], None], follow: Callable[[], None] | None = None
+    ) -> World:
+        """A spare's life: wait until places are free, or the run is over; meanwhile `follow` it now and then."""
+        message = self._channel.poll()
+        if message is None:  # else others wait for it already
+            prepare()
+        self.on_state(State.READY, 0)
+        while True:
+            match understood(message or {}, TO_PROCESSES):
+                case Takeover(places=places, generation=generation):
+                    self._world = world.hosting(places, generation)
+                    return self._world
+                case Stop():
+                    raise SystemExit(0)
+            if follow is not None:
+                follow()
+            message = self._channel.receive(3600.0 if follow is None else FOLLOW_EVERY_S)
+
+    def confirm_places(self) -> None:
+        """Tell that this process goes on where others left off."""
+        places, generation = list(self._world.places), self._world.generation
+        self.send(Adopted(places=places, generation=generation))
+
+    def done(self, results: dict[str, Any]) -> None:
+        self.on_state(State.DONE, self.step)
+        self.send(Done(results=results, memory=peak_memory(self._world.device)))

@@ -1,0 +1,1 @@
+"""`Trainer`: for people who own their process or their loop."""

@@ -1,0 +1,1 @@
+"""Training: the loop, and what goes on around its steps."""

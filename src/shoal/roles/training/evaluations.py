@@ -1,0 +1,80 @@
+"""The evaluations of a run: after which steps, what they came to, and whether that is good enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from shoal.roles.training.observer import Observer
+from shoal.roles.training.training import Training
+from shoal.spec.vocabulary import State
+
+
+class _Despite(Protocol):
+    """Does something again where it was left because places came to this process."""
+
+    def __call__(self, act: Callable[[], dict[str, float]], /) -> dict[str, float]: ...
+
+
+class Evaluations:
+    """What one process has a part in. Past ones, of those who trained before it, count as its own."""
+
+    def __init__(self, training: Training, observer: Observer, despite_moves: _Despite) -> None:
+        self._training = training
+        self._observer = observer
+        self._despite_moves = despite_moves
+        self._history: dict[str, list[float]] = {}
+        self.results: dict[str, float] = {}
+        """Of the last one."""
+        self.enough = ""
+        """Why training may end, as the task says; empty where it may not."""
+        self.is_for_all = training.conduct.first_evaluates
+        """Whether the first worker evaluates for all, and has to tell them what follows from it."""
+        for _, results in sorted(training.replica.start.evaluations.items()):
+            self._note(results)
+        self.due: float = self._first_after(training.replica.start.step)
+        """The step after which the next one is."""
+
+    def _first_after(self, step: int) -> float:
+        """The first step after this one that is followed by an evaluation here."""
+        training, total = self._training, self._training.schedule.total_steps
+        takes_part = training.world.is_first or not self.is_for_all
+        if training.evaluator is None or not takes_part or step >= total:
+            return math.inf
+        interval = training.evaluation_interval
+        return min((step // interval + 1) * interval, total)
+
+    def make(self, step: int, *, told: bool = False) -> None:
+        """Evaluate after this step; `told`: others have said what it comes to."""
+        training, observer, evaluator = self._training, self._observer, self._training.evaluator
+        assert evaluator is not None
+        observer.on_state(State.EVALUATING, step)
+        results = self._despite_moves(lambda: evaluator.run(training.strategy, training.world))
+        observer.on_state(State.TRAINING, step)
+        if training.checkpoints is not None:
+            training.checkpoints.note_evaluation(step, results)
+        if not told:
+            observer.on_evaluation(step, results)
+        self._note(results)
+        self.due = self._first_after(step)
+
+    def catch_up(self, committed: int) -> None:
+        """Know those of the steps that others have committed since this run began."""
+        start = self._training.replica.start
+        if self.is_for_all or not committed:
+            return
+        step = self._first_after(max(0, start.step - 1))
+        while step <= committed:
+            if step not in start.evaluations:
+                self.make(int(step), told=step < committed)
+            step = self._first_after(int(step))
+        self.due = step
+
+    def _note(self, results: Mapping[str, float]) -> None:
+        self.results = dict(results)
+        for name, value in results.items():
+            self._history.setdefault(name, []).append(value)
+        stop = self._training.task.stop
+        if stop is not None and stop.metric in self._history and stop.reached(self._history[stop.metric]):
+            self.enough = f"the {stop.metric} no longer gets better"

@@ -1,0 +1,182 @@
+"""What one process trains with: the task's data, model and schedule, and its strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from shoal.errors import SpecError, TaskError
+from shoal.feed.feed import Feed
+from shoal.feed.parts import Part
+from shoal.feed.shipping import ShippedSet, open_dataset
+from shoal.ledger import Cut, Schedule, Sizes, make_order
+from shoal.ledger.book import Book, CutLog
+from shoal.model.parking.building import Parking
+from shoal.model.replica import Replica
+from shoal.model.start import Start
+from shoal.roles.inference.evaluator import Evaluator
+from shoal.roles.training.chaos import Sabotage
+from shoal.roles.training.checkpointing import Checkpointing
+from shoal.roles.training.mean_check import MeanCheck
+from shoal.roles.training.witness import Witness
+from shoal.spec import Conduct, Task, World
+from shoal.step.work import Work
+from shoal.strategies.base import Extent, Strategy, handover_of
+
+
+def make_schedule(task: Task, train: Any, slots: int, workers: int) -> Schedule:
+    """The steps of a task on its train set, each cut into slots."""
+    batch_size = task.batch_size * (workers if task.batch_per_worker else 1)
+    if batch_size < slots:
+        raise TaskError(
+            f"Task: batch_size={batch_size} is smaller than the {slots} parts that {workers} "
+            "workers take; use a larger batch_size or fewer workers."
+        )
+    order = make_order(task, train, batch_size)
+    return Schedule(order.length, batch_size, slots, task.epochs, task.max_steps, order)
+
+
+class Training:
+    """One process's part in training a task."""
+
+    def __init__(
+        self,
+        task: Task,
+        strategy: Strategy,
+        world: World,
+        conduct: Conduct,
+        *,
+        numerics: str = "task",
+        start: Start | None = None,
+        parking: Parking | None = None,
+        precision: str = "fp32",
+        recompute: bool = False,
+        preprocess: int = 0,
+    ) -> None:
+        self.task = task
+        self.world = world
+        self.conduct, slots = conduct, conduct.slots
+        train = open_dataset(task, "train", lambda: self.world)
+        sets = [train]
+        if preprocess and isinstance(train, ShippedSet):
+            raise SpecError(
+                f"preprocess={preprocess} has processes read the train set beside each worker, but it is Shipped, "
+                "and only workers can ask for its samples; leave preprocess out, or let each worker make the set."
+            )
+        self.schedule = make_schedule(task, train, slots, world.world_size)
+        order = self.schedule.order
+        # Its processes are forked here: they hold nothing of a model, and few threads run yet.
+        self._feed = Feed(task, train, numerics=numerics, device=world.device, processes=preprocess)
+        sample_feed = Feed(task, train, numerics=numerics)  # models are made on the CPU, whatever they train on
+        self.replica = Replica(
+            task,
+            numerics=numerics,
+            device=world.device,
+            sample=lambda: sample_feed.batch(order.samples(0, 0, min(2, order.length))),
+            start=start,
+            parking=parking,
+            precision=precision,
+            recompute=recompute,
+        )
+        self.strategy = strategy
+        self.evaluator: Evaluator | None = None
+        if task.test is not None:
+            test = open_dataset(task, "test", lambda: self.world)
+            sets.append(test)
+            test_feed = Feed(task, test, numerics=numerics, device=world.device, beside=self._feed)
+            self.evaluator = Evaluator(task, self.replica, len(test), test_feed, conduct)
+        self._shipped = [each for each in sets if isinstance(each, ShippedSet)]
+        self.slots = slots
+        self.witness = Witness(self.replica, self._feed)
+        self.mean_check: MeanCheck | None = None
+        """Who looks whether cutting a batch changes what is trained, where it is cut."""
+        self.sabotage: Sabotage | None = None
+        """What goes wrong with the parts of a step, where the user asked for faults."""
+        self.checkpoints: Checkpointing | None = None
+        """Who saves the state after steps, where there is a run folder to save it in."""
+        saved = self.replica.start.facts.get("book")
+        self.book: Book | None = Book(self.replica.start.step) if saved is None else Book.from_plain(saved)
+        """What the slots of all committed steps have used."""
+        self.recorded_cuts: CutLog | None = None
+        """How an earlier run cut its batches, where this one is to repeat it."""
+
+    @property
+    def extent(self) -> Extent:
+        """What the strategy must make room for."""
+        evaluator = self.evaluator
+        return Extent(
+            total_steps=self.schedule.total_steps,
+            tables=max(2, -(-self.schedule.total_steps // self.evaluation_interval)),
+            table_rows=evaluator.num_batches if evaluator else 0,
+            table_columns=evaluator.num_columns if evaluator else 0,
+            accumulate=self.task.accumulate,
+            steps_per_epoch=self.schedule.steps_per_epoch,
+            batch_size=self.schedule.batch_size,
+            smallest_batch=self.schedule.smallest_batch,
+            is_saved=self.checkpoints is not None and self.checkpoints.is_on,
+        )
+
+    def sample(self) -> Any:
+        """A batch as large as a slot's micro-batches, from the first samples."""
+        return self._feed.batch(self.schedule.order.samples(0, 0, self.sample_size))
+
+    @property
+    def sample_size(self) -> int:
+        """So many samples `sample` has."""
+        count = max(1, self.schedule.batch_size // (self.slots * self.task.accumulate))
+        return min(count, self.schedule.order.length)
+
+    def work(self, step: int, slots: Iterable[int], *, apart: bool = False) -> Work:
+        """This step's part for a process that fills these slots; `apart`: each is a batch of its own."""
+        self.witness.step = step
+        sizes = self.sizes(step)
+
+        def parts(chosen: Iterable[int]) -> tuple[Part, ...]:
+            return tuple(self._part(cut, step, apart=apart) for cut in self.schedule.cuts(step, chosen, sizes))
+
+        return Work(step, parts(slots), self.task.seed, all_parts=lambda: parts(range(self.slots)))
+
+    def _part(self, cut: Cut, step: int, *, apart: bool) -> Part:
+        part = self._feed.part(cut.alone() if apart else cut, self.task.seed, step)
+        if self.mean_check is not None and not self.mean_check.is_done:
+            part = self.mean_check.watch(part)
+        return part if self.sabotage is None else self.sabotage.spoil(part, step)
+
+    def sizes(self, step: int) -> Sizes | None:
+        """Samples of each slot in this step; None: even."""
+        if self.recorded_cuts is not None:
+            return self.recorded_cuts.at(step)
+        handover = handover_of(self.strategy)
+        return None if handover is None else handover.sizes(step)
+
+    def foresee(self, coming: Iterable[tuple[int, int]], since: int) -> None:
+        """Let the feed load ahead: these steps and slots will be asked for, none of a step before `since`."""
+        # Later steps are likely to be cut as this one; what is not is read when it is asked for.
+        sizes = self.sizes(since)
+        cuts = ((step, cut) for step, slot in coming for cut in self.schedule.cuts(step, (slot,), sizes))
+        self._feed.foresee(cuts, self.task.seed, since)
+
+    def take_post(self) -> None:
+        """Hear of samples that are sent to this process."""
+        for dataset in self._shipped:
+            dataset.take_post()
+
+    def close(self) -> None:
+        """Nothing more is trained on."""
+        for dataset in self._shipped:
+            dataset.close()
+        self._feed.close()
+
+    def warm_up(self, slots: range) -> None:
+        """Run a forward and backward pass for nothing, so that the first real one is quick."""
+        from shoal.step.compute import backward_part
+
+        self.replica.train_mode()
+        work = self.work(1, slots)
+        backward_part(self.replica, work, work.parts[0])
+        self.replica.module.zero_grad(set_to_none=True)
+
+    @property
+    def evaluation_interval(self) -> int:
+        """Steps from one evaluation to the next."""
+        return self.task.evaluate_every or self.schedule.steps_per_epoch

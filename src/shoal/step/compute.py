@@ -1,0 +1,195 @@
+"""Forward and backward for one slot, behind one contract: the same bits whoever runs them.
+
+`EagerCompute` runs the task's own code as it is. What compiles it, or captures it on a device, would be another
+`Compute`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from shoal.errors import Diverged, TaskError
+from shoal.feed.parts import Part
+from shoal.ledger.order import mix
+from shoal.model.replica import Replica, call_model
+from shoal.step.work import Work
+
+
+def seed_slot(work: Work, slot: int, device: str) -> None:
+    """Key this process's random numbers to the slot, not to the process."""
+    key = mix(work.seed, work.step, slot) >> 1  # 63 bits: torch takes a signed number
+    torch.default_generator.manual_seed(key)
+    if device != "cpu":
+        torch.cuda.manual_seed(key)
+
+
+def task_loss(replica: Replica, batch: Any, step: int = 0) -> torch.Tensor:
+    """The task's loss on a batch, checked to be one number; 0 where it belongs to no step."""
+    with replica.precision.autocast(step):
+        loss = plain_loss(replica, batch)
+    return replica.precision.widened(loss)
+
+
+def plain_loss(replica: Replica, batch: Any) -> torch.Tensor:
+    """The same in the model's own numbers, whatever precision the job asks for."""
+    task = replica.task
+    if task.objective is not None:
+        return check_loss(task.objective(replica.module, batch))
+    inputs, target = split_batch(batch)
+    assert task.loss is not None
+    return check_loss(task.loss(call_model(replica.module, inputs), target))
+
+
+def check_loss(loss: Any) -> torch.Tensor:
+    """A loss must be one number."""
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise TaskError(
+            f"Task: the loss must be one number (a tensor with a single element), found {found}; "
+            "take its mean over the batch, for instance with reduction='mean'."
+        )
+    return loss
+
+
+def check_finite(value: float, work: Work, part: Part) -> None:
+    """A loss that is no number spoils all that follows."""
+    if not math.isfinite(value):
+        raise Diverged(
+            f"Task: the loss is {value} at step {work.step} (slot {part.slot}); lower the learning rate, "
+            "set clip_norm, or look for bad samples in this batch."
+        )
+
+
+def split_batch(batch: Any) -> tuple[Any, Any]:
+    """A batch's inputs and target."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        found = f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        raise TaskError(
+            f"Task: a batch must be (inputs, target), found {found}; put several inputs into a tuple or dict, "
+            "set collate, or use objective= in place of loss=."
+        )
+    return batch[0], batch[1]
+
+
+Backward = Callable[[torch.Tensor, torch.Tensor | None], None]
+"""Runs the backward pass from a loss, weighted by the second argument."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the batches of one or more slots come to."""
+
+    loss: float = 0.0
+    """The sum of weight times loss, also of batches that were skipped."""
+    weight: float = 0.0
+    """What the batches count together that gave gradients."""
+    skipped: float = 0.0
+    """What those would have counted that were learnt already, and gave none."""
+    skipped_parts: float = 0.0
+    """How many these were."""
+    samples: float = 0.0
+    """How many samples all of them hold."""
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(*(mine + theirs for mine, theirs in zip(self.values, other.values, strict=True)))
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """As numbers that can be stored or sent."""
+        return self.loss, self.weight, self.skipped, self.skipped_parts, self.samples
+
+    @property
+    def mean_loss(self) -> float:
+        """The loss over all batches."""
+        return self.loss / (self.weight + self.skipped)
+
+
+class DeferredSums:
+    """What a slot's batches come to. A device may still be at it: only `resolve` waits."""
+
+    def __init__(self, work: Work, part: Part) -> None:
+        self._work = work
+        self._part = part
+        self._losses: list[torch.Tensor] = []
+        self._weights: list[float] = []
+        self._known = Sums()
+
+    def add(self, known: Sums) -> None:
+        """This much is known."""
+        self._known += known
+
+    def defer(self, loss: torch.Tensor, weight: float) -> None:
+        """A batch of this weight has a loss that nobody has looked at."""
+        self._losses.append(loss.detach())
+        self._weights.append(weight)
+
+    def resolve(self) -> Sums:
+        """Wait for the device, and know all of it; `Diverged` where a loss is no number."""
+        values = torch.stack([loss.reshape(()) for loss in self._losses]).tolist() if self._losses else []
+        for value, weight in zip(values, self._weights, strict=True):
+            check_finite(value, self._work, self._part)
+            self._known += Sums(value * weight, weight)
+        self._losses, self._weights = [], []
+        return self._known
+
+
+class Compute(Protocol):
+    """Runs a slot's passes."""
+
+    def run(self, work: Work, part: Part, backward: Backward = torch.Tensor.backward) -> DeferredSums:
+        """Backward over the slot's batches; gradients go to `p.grad`, or where `backward` leads them.
+
+        Each loss is weighted by its share of the whole batch where that is known beforehand, else by its bare
+        weight; whoever sums the slots then divides by the total, and by the scale of the replica's precision.
+        """
+
+
+class EagerCompute:
+    """Batch by batch, as Python says."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    def run(self, work: Work, part: Part, backward: Backward = torch.Tensor.backward) -> DeferredSums:
+        replica, found = self._replica, DeferredSums(work, part)
+        seed_slot(work, part.slot, replica.device)
+        learnt = replica.task.skip_loss_below
+        # A device is not waited for, unless what comes next depends on the loss.
+        looks_at_once = learnt is not None or replica.device == "cpu"
+        for batch, weight, samples in part.load():
+            found.add(Sums(samples=samples))
+            if not weight:  # padding alone: it counts nothing, and its mean is not a number
+                continue
+            loss = task_loss(replica, batch, work.step)
+            if looks_at_once:
+                value = loss.item()
+                check_finite(value, work, part)
+                if learnt is not None and value < learnt:
+                    found.add(Sums(value * weight, 0.0, weight, 1.0))
+                    continue
+                found.add(Sums(value * weight, weight))
+            else:
+                found.defer(loss, weight)
+            share = weight if part.total_weight is None else weight / part.total_weight
+            share *= replica.precision.scale
+            backward(loss, None if share == 1.0 else torch.full_like(loss, share))
+        return found
+
+
+def backward_part(replica: Replica, work: Work, part: Part, backward: Backward = torch.Tensor.backward) -> Sums:
+    """A slot's passes, and what they come to, now."""
+    return EagerCompute(replica).run(work, part, backward).resolve()
+
+
+def check_weight(work: Work, sums: Sums) -> None:
+    """A mean needs something to be the mean of."""
+    if not sums.weight + sums.skipped > 0:
+        raise TaskError(
+            f"Task: the weights of the batch of step {work.step} add up to {sums.weight:g}, so it has no mean; "
+            "let weight(batch) return what counts, and leave samples without any out of the data."
+        )
