@@ -20,7 +20,7 @@ DOES_IO = {
     "threading",
 }
 DOES_IO |= {"tempfile", "time", "zmq"}
-PLANS_BEFOREHAND = {"places"}
+PLANS_BEFOREHAND = {"worlds"}
 """Also chooses a port and a secret, before the machine is made."""
 
 

@@ -83,9 +83,9 @@ def make_grid(params: Sequence[Flat], chunk_bytes: int | None = None, *, cut_byt
     chunks: list[Chunk] = []
     open_pieces: list[Piece] = []
     open_bytes = 0
-    for position, index in enumerate(order):
+    for ordinal, index in enumerate(order):
         flat = params[index]
-        if open_pieces and params[order[position - 1]].dtype != flat.dtype:
+        if open_pieces and params[order[ordinal - 1]].dtype != flat.dtype:
             chunks.append(_close(params, open_pieces))
             open_pieces, open_bytes = [], 0
         start = 0

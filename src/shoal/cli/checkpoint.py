@@ -74,8 +74,8 @@ def show(
     manifest = read_manifest(path)
     entry = entry_of(path, manifest)
     if as_json:
-        tensors = [{"part": part, **vars(one)} for part, file in manifest.files.items() for one in file.locations]
-        print_json({**_plain(entry), "facts": manifest.facts, "tensors": tensors})
+        listed = [{"part": part, **vars(one)} for part, file in manifest.files.items() for one in file.locations]
+        print_json({**_plain(entry), "facts": manifest.facts, "tensors": listed})
         return
     _show(facts_table(entry, manifest))
     if tensors:

@@ -19,6 +19,6 @@ from shoal.spec import Cluster, Job
 )
 def test_parameters_that_all_find_in_memory_are_not_said_to_be_cut(strategy: str, memory: str, said: str) -> None:
     job = Job(target="toy.py", strategy=strategy, cluster=Cluster(workers=2, threads=1, memory=memory))
-    meaning = grid_manner(job, (), {}).meaning
+    meaning = grid_manner(job).meaning
     assert said in meaning
     assert ("Parameters lie once" in meaning) is ("Parameters, gradients" not in said)

@@ -86,7 +86,7 @@ class LocalOptimizer:
             for key, value in self._kept(one).items():
                 shape = shapes[one.name] if self.is_cut(key) else tuple(value.shape)
                 own[f"{one.name}/{key}"] = (str(value.dtype).removeprefix("torch."), shape)
-        found = {path: told for each in share_plain(own, self._axes.world) for path, told in each.items()}
+        found = {path: told for each in share_plain(own, self._axes.everybody) for path, told in each.items()}
         return {
             path: TensorLooks(dtype=getattr(torch, dtype), shape=tuple(shape))
             for path, (dtype, shape) in found.items()
