@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from helpers.warm_commands import WarmCommands
+from helpers.commands import GUARD_S, command
 
 
-def shoal_beside(commands: WarmCommands, folder: Path, module: Path, strategy: str) -> Callable[..., str]:
+def shoal_beside(folder: Path, module: Path, strategy: str) -> Callable[..., str]:
     """`shoal("train", …)`, run in `folder`; a package brings `module` with a strategy `name = module:Class`."""
     site, name = folder / "site", module.stem
     site.mkdir()
@@ -20,9 +22,19 @@ def shoal_beside(commands: WarmCommands, folder: Path, module: Path, strategy: s
     (information / "entry_points.txt").write_text(f"[shoal.strategies]\n{strategy}\n")
 
     def run(*words: str) -> str:
-        # Workers look where the command looks for modules, whatever zygote they are forked from.
-        answer = commands(folder, *words, site=site)
-        assert answer.status == 0, answer.text
-        return answer.out
+        # A zygote of its own: those that run already have not got the package.
+        known = {name: value for name, value in os.environ.items() if name != "SHOAL_ZYGOTE"}
+        paths = os.pathsep.join(filter(None, (str(site), known.get("PYTHONPATH"))))
+        answer = subprocess.run(
+            command(*words),
+            cwd=folder,
+            env={**known, "PYTHONPATH": paths, "COLUMNS": "80"},
+            capture_output=True,
+            text=True,
+            timeout=GUARD_S,
+            check=False,
+        )
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        return answer.stdout
 
     return run

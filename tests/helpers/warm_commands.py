@@ -47,7 +47,7 @@ class Answer:
 
 
 class WarmCommands:
-    """`commands(folder, "train", …)` runs the command there to its end; modules are found in `site`, too."""
+    """`commands(folder, "train", …)` runs the command there to its end."""
 
     def __init__(self, zygote: ZygoteProcess, guard_s: float, **more_environment: str) -> None:
         self._guard_s = guard_s
@@ -60,10 +60,9 @@ class WarmCommands:
             env={**environment(zygote), **more_environment, "OPENBLAS_NUM_THREADS": "1"},
         )
 
-    def __call__(self, folder: Path, *words: str, site: Path | None = None) -> Answer:
+    def __call__(self, folder: Path, *words: str) -> Answer:
         assert self._process.stdin is not None and self._process.stdout is not None
-        path = [] if site is None else [str(site)]
-        request = {"words": words, "folder": str(folder), "path": path, "guard_s": self._guard_s}
+        request = {"words": words, "folder": str(folder), "guard_s": self._guard_s}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         return Answer(**json.loads(self._process.stdout.readline()))
@@ -90,7 +89,6 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
         status = 1
         try:
             os.chdir(folder)
-            sys.path[:0] = request["path"]
             sys.argv[:] = ["shoal", *request["words"]]
             main()
         except SystemExit as end:

@@ -2,34 +2,19 @@
 
 import pytest
 
-from benchmarks import peers
 from benchmarks.compare import compare
 from benchmarks.shoal_variant import parse, train
-from helpers.forked import in_processes
 from shoal.launch.owner import ZYGOTE_VARIABLE
 
 STEPS, BATCH = 24, 64
 
 
-@pytest.mark.parametrize(("variant", "processes"), [("single", 1), pytest.param("ddp", 2, marks=pytest.mark.long)])
-def test_a_peer_trains_in_fresh_processes_and_reports_once(variant, processes):
+def test_ddp_trains_in_two_processes_and_reports_once():
     reported = []
-    (row,) = compare("digits", [variant], rounds=1, processes=2, steps=5, on_measured=reported.append)
+    (row,) = compare("digits", ["ddp"], rounds=1, processes=2, steps=5, on_measured=reported.append)
     assert reported == list(row.rounds)
-    assert (row.variant, row.processes, len(row.rounds)) == (variant, processes, 1)
+    assert (row.variant, row.processes, len(row.rounds)) == ("ddp", 2, 1)
     assert row.step_s > 0 and 0 < row.loss < 3
-
-
-def test_ddp_trains_in_two_processes(tmp_path, monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    words = ["ddp", "digits", "--processes", "2", "--steps", "5", "--store", str(tmp_path / "store")]
-
-    def measure(world):
-        found = peers.measure(peers.parse([*words, "--rank", str(world.global_rank)]))
-        return [found.processes, found.step_s, found.loss]
-
-    for processes, step_s, loss in in_processes(2, measure):
-        assert processes == 2 and step_s > 0 and 0 < loss < 3
 
 
 @pytest.mark.parametrize(

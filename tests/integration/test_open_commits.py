@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from helpers.installed import shoal_beside
-from helpers.warm_commands import WarmCommands
 
 MODULE = Path(__file__).with_name("deferred_strategy.py")
 TASK = """
@@ -45,8 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shoal(warm_commands: WarmCommands, folder: Path) -> Shoal:
-    return shoal_beside(warm_commands, folder, MODULE, "deferred = deferred_strategy:Deferred")
+def shoal(folder: Path) -> Shoal:
+    return shoal_beside(folder, MODULE, "deferred = deferred_strategy:Deferred")
 
 
 @pytest.fixture(scope="module")

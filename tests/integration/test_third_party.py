@@ -12,16 +12,15 @@ import pytest
 
 from helpers.commands import SMALL_TASK
 from helpers.installed import shoal_beside
-from helpers.warm_commands import WarmCommands
 
 MODULE = Path(__file__).with_name("plain_strategy.py")
 Shoal = Callable[..., str]
 
 
 @pytest.fixture
-def shoal(warm_commands: WarmCommands, tmp_path: Path) -> Shoal:
+def shoal(tmp_path: Path) -> Shoal:
     """`shoal("train", …)` with the package installed; its output."""
-    return shoal_beside(warm_commands, tmp_path, MODULE, "plain = plain_strategy:Plain")
+    return shoal_beside(tmp_path, MODULE, "plain = plain_strategy:Plain")
 
 
 def test_it_has_sixty_lines_and_nobody_names_it() -> None:
