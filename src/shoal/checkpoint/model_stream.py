@@ -87,7 +87,9 @@ class TensorStream:
             pass
 
 
-def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor], *, shelf: Shelf | None = None, **metadata: str) -> str:
+def save_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], *, shelf: Shelf | None = None, **metadata: str
+) -> str:
     """Write tensors that are all there, as `save_stream` does."""
     return save_stream(path, TensorStream.of(tensors), shelf=shelf, **metadata)
 
