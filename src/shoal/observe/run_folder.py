@@ -60,6 +60,10 @@ class RunFolder:
     """What each process printed."""
     tensorboard = _Inside("tensorboard")
     """Scalars for TensorBoard, where it was asked for."""
+    images = _Inside("images")
+    """What callbacks have logged as images."""
+    told = _Inside("callbacks.marks")
+    """What callbacks were told, where the task has any."""
 
     @property
     def name(self) -> str:
@@ -152,9 +156,9 @@ class RunFolder:
         """Remove what a run leaves behind, and nothing that someone else put here."""
         with writing(self.path):
             told = (self.job, self.events, self.result, self.report, self.chart)
-            for file in (*told, self.model, self.partial_model, self.decisions):
+            for file in (*told, self.model, self.partial_model, self.decisions, self.told):
                 file.unlink(missing_ok=True)
-            for folder in (self.logs, self.tensorboard, self.checkpoints):
+            for folder in (self.logs, self.tensorboard, self.images, self.checkpoints):
                 if folder.is_dir():
                     shutil.rmtree(folder)
 

@@ -15,6 +15,7 @@ from shoal.comm.channel import Channel
 from shoal.ledger.book import CutLog, audit
 from shoal.observe.happenings import Audited, Saved
 from shoal.observe.run_folder import RunFolder
+from shoal.roles.callbacks.opening import callbacks_of
 from shoal.roles.inference.saved_model import evaluate, predict
 from shoal.roles.inspection import inspect
 from shoal.roles.loading.incremental import History
@@ -31,7 +32,7 @@ from shoal.roles.training.loop import Loop
 from shoal.roles.training.mean_check import Generators, MeanCheck
 from shoal.roles.training.observer import Outcome
 from shoal.roles.training.training import Training
-from shoal.spec import Job, World
+from shoal.spec import Job, Task, World
 from shoal.spec.vocabulary import Purpose, Role, State
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Company, Setting, handover_of
@@ -59,11 +60,7 @@ def run_worker(job: Job, world: World, channel: Channel) -> int:
 def _train(job: Job, world: World, reporter: Reporter) -> None:
     reporter.on_state(State.STARTING, 0)
     strategy = make_strategy(job.spec, world, job.num_slots, replaceable=job.cluster.spares > 0)
-    task = load_task(job)
-    if not job.options.get("evaluate", True):
-        task = replace(task, test=None, stop=None)
-    # What follows each other through the model is cut as a task's own micro-batches are.
-    task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
+    task = _task_of(job)
     check_fits(job, task)
     training = Training(
         task,
@@ -79,6 +76,7 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     )
     check_position(training.replica.start, training.schedule, task.seed, may_be_over=lacks_model(job))
     training.checkpoints = Checkpointing(job, training.replica, training.schedule, reporter)
+    training.callbacks = training.checkpoints.callbacks = callbacks_of(job, training, reporter)
     _open_ledger(job, training)
     _check_mean(job, training, reporter)
     setting = make_setting(job, training, reporter)
@@ -109,6 +107,17 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     if outcome.reason != "released":
         _finish(job, training, outcome, reporter, _audited(training, outcome, reporter))
     strategy.close()
+
+
+def _task_of(job: Job) -> Task:
+    """The job's task, less what is not wanted in trials and measurements."""
+    task, options = load_task(job), job.options
+    if not options.get("evaluate", True):
+        task = replace(task, test=None, stop=None, callbacks=())
+    if options.get("quiet") or not options.get("callbacks", True):
+        task = replace(task, callbacks=())
+    # What follows each other through the model is cut as a task's own micro-batches are.
+    return replace(task, accumulate=task.accumulate * job.conduct.microbatches)
 
 
 def _open_ledger(job: Job, training: Training) -> None:
@@ -155,6 +164,11 @@ def _audited(training: Training, outcome: Outcome, reporter: Reporter) -> dict[s
 
 def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
     """The company this worker finds."""
+    callbacks = training.callbacks
+
+    def wants_stop() -> bool:
+        return reporter.wants_stop() or (callbacks is not None and callbacks.wants_stop)
+
     return Setting(
         world=training.world,
         conduct=job.conduct,
@@ -165,7 +179,7 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
             on_idle=reporter.on_idle,
             on_block=reporter.pulse.block,
             on_cuts=reporter.on_cuts,
-            wants_stop=reporter.wants_stop,
+            wants_stop=wants_stop,
         ),
         supply=training,
         clip_norm=training.task.clip_norm,
@@ -195,6 +209,9 @@ def _finish(
         results["skipped_seen"] = num_skipped
     if training.world.is_first or training.conduct.gathers:
         results |= _save(job, training, outcome, reporter)
+    if training.callbacks is not None:
+        training.callbacks.end(outcome.reason)
+        reporter.flush()
     if training.checkpoints is not None and (due := training.checkpoints.due):
         results["due_checkpoints"] = due
     reporter.done(results)

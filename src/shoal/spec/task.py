@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.errors import SpecError, TaskError
+from shoal.spec.callback import Callback, check_callbacks
 from shoal.spec.checks import require_callable, require_choice, require_count
 from shoal.spec.sampling import Sampler, check_sampler
 
@@ -99,6 +100,8 @@ class Task:
     """Evaluate after so many steps; default at the end of each epoch."""
     stop: Plateau | None = None
     """Stop early on a plateau."""
+    callbacks: Sequence[Callback] = ()
+    """Who is told what happens to the job, in the first worker."""
     seed: int = 0
     """Decides the initial parameters, the order of samples and every random number in between."""
 
@@ -139,6 +142,7 @@ class Task:
                 "Task: metrics compare the model's output with a target, which an objective hides; "
                 "use loss= in place of objective=, or leave metrics out."
             )
+        check_callbacks(self.callbacks)
         for name, metric in self.metrics.items():
             require_callable("Task", f"metrics[{name!r}]", metric, "shoal.metrics.accuracy")
         if self.stop is not None and self.stop.metric not in ("loss", *self.metrics):

@@ -16,6 +16,7 @@ from shoal.errors import SpecError
 from shoal.feed.parts import LoadedBatch, Part
 from shoal.model.optimizer.state import check_savable, check_state
 from shoal.model.start import Start
+from shoal.roles.callbacks.opening import script_callbacks
 from shoal.roles.loading.start import read_start, start_of
 from shoal.roles.memory.limit import limit_memory
 from shoal.roles.process.devices import choose_device
@@ -98,13 +99,17 @@ class Trainer:
             recompute=job.recompute,
             preprocess=conduct.preprocess,
         )
+        has_servers = self._service is not None
+        training.callbacks = callbacks = script_callbacks(training, self._fellows, has_servers=has_servers)
         # Who owns the loop may have taken more steps than the task has.
         total_steps = max(training.extent.total_steps, start.step)
         self._setting = Setting(
             world=world,
             conduct=conduct,
             extent=replace(training.extent, total_steps=total_steps, is_kept=True),
-            company=Company(on_idle=self._on_idle),
+            company=Company(
+                on_idle=self._on_idle, wants_stop=lambda: callbacks is not None and callbacks.wants_stop
+            ),
             supply=training,
             clip_norm=task.clip_norm,
         )
@@ -187,6 +192,8 @@ class Trainer:
         finally:
             self._training.close()
         self.steps = outcome.step
+        if self._training.callbacks is not None:
+            self._training.callbacks.end(outcome.reason)
         return outcome
 
     def _attend(self, service: Station, start: Start) -> NoReturn:
