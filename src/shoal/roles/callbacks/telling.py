@@ -17,7 +17,7 @@ import numpy as np
 
 from shoal.errors import TaskError
 from shoal.ledger import Schedule
-from shoal.observe.checkpoint_names import folder_name
+from shoal.observe.checkpoint_names import folder_name, step_folders, step_of
 from shoal.observe.happenings import Happening, ImageLogged, ScalarLogged, TextLogged
 from shoal.observe.run_folder import RunFolder
 from shoal.observe.told_marks import MOST_ASKED, Mark, ToldMarks
@@ -87,6 +87,8 @@ class Callbacks:
         self._context = CallbackContext(folder=path, total_steps=schedule.total_steps, step=start_step)
         self._mishaps = None if folder is None else MishapReader(folder.events)
         self._notes: deque[_Note] = deque(maxlen=MOST_NOTED)
+        self._written: deque[int] = deque()
+        """Steps whose checkpoints are on disk, and were not told of yet."""
         self._failures: Counter[str] = Counter()
         self._has_begun = False
         """Whether this process has told anything."""
@@ -130,6 +132,7 @@ class Callbacks:
     def checkpoint_is_written(self, step: int) -> None:
         """A training state is on disk; said by the thread that writes, and told after the next step."""
         self.marks.raise_to(Mark.WRITTEN, step)
+        self._written.append(step)
 
     def end(self, reason: str) -> None:
         """All is over, and the model is saved."""
@@ -173,9 +176,8 @@ class Callbacks:
             self._begin()
         while self._notes:
             self._tell(self._notes.popleft())
-        if (step := self.marks[Mark.WRITTEN]) > self.marks[Mark.CHECKPOINT] and self._folder is not None:
-            path = self._folder.checkpoints / folder_name(step)
-            self._tell(_Note(Mark.CHECKPOINT, step, "on_checkpoint", {}, (path,)))
+        while self._written:
+            self._tell_checkpoint(self._written.popleft())
         if self._mishaps is not None and self._mishaps.is_due():
             self._tell_mishaps()
 
@@ -195,6 +197,15 @@ class Callbacks:
                 "not told again"
             )
         self._tell(_Note(Mark.STARTED, 1, "on_start", {}))
+        if self._folder is not None and marks[Mark.WRITTEN] > marks[Mark.CHECKPOINT]:
+            for path in step_folders(self._folder.checkpoints):
+                if (step := step_of(path) or 0) <= marks[Mark.WRITTEN]:
+                    self._tell_checkpoint(step)
+
+    def _tell_checkpoint(self, step: int) -> None:
+        if self._folder is not None:
+            path = self._folder.checkpoints / folder_name(step)
+            self._tell(_Note(Mark.CHECKPOINT, step, "on_checkpoint", {}, (path,)))
 
     def _tell_mishaps(self) -> None:
         if self._mishaps is None:
