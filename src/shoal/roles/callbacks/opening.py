@@ -33,7 +33,7 @@ def callbacks_of(job: Job, training: Training, reporter: Reporter) -> Callbacks 
             say=reporter.line,
             warn=reporter.warn,
             log=reporter.log,
-            at_work=lambda: reporter.pulse.during(State.SCRIPT),
+            at_work=lambda: reporter.pulse.interlude(State.SCRIPT),
         ),
         is_first=lambda: training.world.is_first,
         start_step=training.replica.start.step,

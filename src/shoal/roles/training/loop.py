@@ -235,10 +235,10 @@ class Loop:
             training.book.commit(step, result.counts, training.sizes(step))
         committed = None if result.cells is None else _samples_in(schedule, result.cells)
         samples, epoch = schedule.samples_after(step), schedule.epoch_of(step)
-        self._observer.on_step(step, result, samples, learning_rate, epoch, committed=committed)
         if self._callbacks is not None:
             for each in range(before + 1, step + 1):  # others may have taken some of them alone
                 self._callbacks.step_is_done(each, result.loss, learning_rate)
+        self._observer.on_step(step, result, samples, learning_rate, epoch, committed=committed)
         if self._most_open == 1 and training.conduct.state is not StateHolder.EACH_WORKER:
             training.replica.advance_over([result.loss] * (step - before))
         if self._saves is not None:
