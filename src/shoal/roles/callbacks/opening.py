@@ -36,6 +36,7 @@ def callbacks_of(job: Job, training: Training, reporter: Reporter) -> Callbacks 
             at_work=lambda: reporter.pulse.interlude(State.SCRIPT),
         ),
         is_first=lambda: training.world.is_first,
+        in_lockstep=training.conduct.is_lockstep,
         start_step=training.replica.start.step,
         folder=folder,
         impossible=impossible,
@@ -60,6 +61,7 @@ def script_callbacks(training: Training, fellows: Fellows, *, has_servers: bool)
         training.schedule,
         Outlet(),
         is_first=lambda: training.world.is_first,
+        in_lockstep=training.conduct.is_lockstep,
         start_step=training.replica.start.step,
         impossible=impossible,
     )

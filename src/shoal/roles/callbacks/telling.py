@@ -69,6 +69,7 @@ class Callbacks:
         outlet: Outlet,
         *,
         is_first: Callable[[], bool],
+        in_lockstep: bool = True,
         start_step: int = 0,
         folder: RunFolder | None = None,
         impossible: Mapping[Wish, str] | None = None,
@@ -79,6 +80,7 @@ class Callbacks:
         self._schedule = schedule
         self._outlet = outlet
         self._is_first = is_first
+        self._in_lockstep = in_lockstep
         self._start_step = self._taken = start_step
         self._folder = folder
         self._impossible = impossible or {}
@@ -153,14 +155,14 @@ class Callbacks:
         if not self.marks.ask_evaluation(min(step, self._schedule.total_steps)):
             self._refuse(Wish.EVALUATE, f"a run makes at most {MOST_ASKED} besides those that it plans")
 
-    @property
-    def wants_stop(self) -> bool:
-        """Whether the run is to end before its time."""
-        return self.marks[Mark.STOP] > 0
-
     def is_stop_due(self, step: int) -> bool:
         """Whether this step is to be the last."""
         return 0 < self.marks[Mark.STOP] <= step
+
+    @property
+    def wants_stop(self) -> bool:
+        """Whether the run is to end with the step that this process is in; or, where each is in another, at once."""
+        return self.is_stop_due(self._taken if self._in_lockstep else self.marks[Mark.STOP])
 
     def is_save_due(self, step: int, last_saved: int) -> bool:
         """Whether the state after this step is to be saved, which that of the last one saved is no answer to."""

@@ -61,6 +61,7 @@ class Process:
     start_step: int = 0
     callbacks: list[Callback] = field(default_factory=lambda: [Diary()])
     impossible: dict[Wish, str] = field(default_factory=dict)
+    in_lockstep: bool = True
     said: list[str] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)
     logged: list[Happening] = field(default_factory=list)
@@ -73,6 +74,7 @@ class Process:
             SCHEDULE,
             Outlet(say=self.said.append, warn=self.warned.append, log=self.logged.append),
             is_first=lambda: self.is_first,
+            in_lockstep=self.in_lockstep,
             start_step=self.start_step,
             folder=folder,
             impossible=self.impossible,
@@ -216,12 +218,15 @@ class Wants(Callback):
 def test_what_is_asked_for_holds_from_the_next_step_on_in_every_process(tmp_path: Path) -> None:
     first, other = Process(tmp_path, callbacks=[Wants("stop", "save")]), Process(tmp_path, is_first=False)
     first.take(1)
-    assert not other.telling.wants_stop and not other.telling.is_save_due(5, last_saved=0)
+    assert not first.telling.wants_stop and not other.telling.is_save_due(5, last_saved=0)
     first.take(2)
-    assert other.telling.wants_stop
+    assert not first.telling.wants_stop and not other.telling.wants_stop
+    assert Process(tmp_path, is_first=False, in_lockstep=False).telling.wants_stop
     assert [other.telling.is_stop_due(step) for step in (2, 3)] == [False, True]
     assert [other.telling.is_save_due(step, last_saved=0) for step in (2, 3)] == [False, True]
     assert not other.telling.is_save_due(4, last_saved=3), "it was"
+    other.take(3)
+    assert other.telling.wants_stop
     assert first.said == ["callback Wants.on_step asked to stop after step 2"]
 
 
