@@ -102,7 +102,7 @@ def test_what_is_asked_for_is_done_by_all(run: Runner, strategy: str) -> None:
     if strategy in LOCKSTEP:
         assert (asked, saved, last) == (EVALUATES_AT + 1, SAVES_AT + 1, STOPS_AT + 1)
     else:  # the others hear of it when they can, some steps later
-        assert saved > SAVES_AT and last > STOPS_AT
+        assert saved > SAVES_AT and last >= STOPS_AT
 
 
 @pytest.mark.parametrize("strategy", ["data", "ps:servers=1"])

@@ -161,7 +161,7 @@ class Callbacks:
 
     @property
     def wants_stop(self) -> bool:
-        """Whether the run is to end with the step that this process is in; or, where each is in another, at once."""
+        """Whether the run is to end with the step that this process is in; where each is in another, at once."""
         return self.is_stop_due(self._taken if self._in_lockstep else self.marks[Mark.STOP])
 
     def is_save_due(self, step: int, last_saved: int) -> bool:
