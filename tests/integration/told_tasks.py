@@ -42,6 +42,10 @@ class Diary(shoal.Callback):
         assert path.is_dir()
         self.write(context, "checkpoint", int(path.name.partition("-")[2]))
 
+    def on_best(self, context: shoal.CallbackContext, path: Path) -> None:
+        assert path.is_file() and context.best == path
+        self.write(context, "best", context.step)
+
     def on_fault(self, context: shoal.CallbackContext, mishap: Mishap) -> None:
         self.write(context, "fault", mishap.kind)
 
@@ -62,11 +66,13 @@ def _classified(count: int, seed: int) -> TensorDataset:
     return TensorDataset(torch.randn(count, 16, generator=generator) + target[:, None], target)
 
 
-def told(steps: int = STEPS, asks: bool = False) -> shoal.Task:
+def told(
+    steps: int = STEPS, asks: bool = False, best: str = "", patience: int = 0, rate: float = 0.05
+) -> shoal.Task:
     return shoal.Task(
         model=lambda: nn.Sequential(nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 5)),
         loss=F.cross_entropy,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
+        optimizer=lambda params: torch.optim.SGD(params, lr=rate, momentum=0.9),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.9),
         train=_classified(208, 1),
         test=_classified(50, 2),
@@ -75,5 +81,7 @@ def told(steps: int = STEPS, asks: bool = False) -> shoal.Task:
         epochs=100,
         max_steps=steps,
         evaluate_every=10,
+        stop=shoal.Plateau(patience=patience, restore_best=True) if patience else None,
+        keep_best=best or None,
         callbacks=[Diary(asks)],
     )

@@ -21,6 +21,7 @@ from shoal.spec import Job
 
 DEFAULT_ROOT = "runs"
 PARTIAL_MODEL = "model.partial.safetensors"
+BEST_MODEL = "best.safetensors"
 
 
 class _Inside:
@@ -52,6 +53,10 @@ class RunFolder:
     """The trained model."""
     partial_model = _Inside(PARTIAL_MODEL)
     """The model of a run that has not come to its end, or failed: never what was asked for."""
+    best_model = _Inside(BEST_MODEL)
+    """The best model that was evaluated, where the task keeps it."""
+    best = _Inside("best")
+    """It, and those that were the best when checkpoints were saved, by step."""
     checkpoints = _Inside("checkpoints")
     """What training can go on from."""
     decisions = _Inside("coordinator.sqlite")
@@ -156,9 +161,9 @@ class RunFolder:
         """Remove what a run leaves behind, and nothing that someone else put here."""
         with writing(self.path):
             told = (self.job, self.events, self.result, self.report, self.chart)
-            for file in (*told, self.model, self.partial_model, self.decisions, self.told):
+            for file in (*told, self.model, self.partial_model, self.best_model, self.decisions, self.told):
                 file.unlink(missing_ok=True)
-            for folder in (self.logs, self.tensorboard, self.images, self.checkpoints):
+            for folder in (self.logs, self.tensorboard, self.images, self.best, self.checkpoints):
                 if folder.is_dir():
                     shutil.rmtree(folder)
 

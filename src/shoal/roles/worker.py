@@ -26,6 +26,7 @@ from shoal.roles.process.beat import Beat
 from shoal.roles.process.devices import choose_device
 from shoal.roles.process.reporter import Reporter
 from shoal.roles.process.timeline import Timeline
+from shoal.roles.training.best import BestKeeper
 from shoal.roles.training.chaos import Sabotage
 from shoal.roles.training.checkpointing import Checkpointing, check_position, lacks_model
 from shoal.roles.training.loop import Loop
@@ -77,6 +78,8 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     check_position(training.replica.start, training.schedule, task.seed, may_be_over=lacks_model(job))
     training.checkpoints = Checkpointing(job, training.replica, training.schedule, reporter)
     training.callbacks = training.checkpoints.callbacks = callbacks_of(job, training, reporter)
+    if task.best_by is not None and job.run_dir:
+        training.best = BestKeeper(training, RunFolder(Path(job.run_dir)), reporter)
     _open_ledger(job, training)
     _check_mean(job, training, reporter)
     setting = make_setting(job, training, reporter)
@@ -113,7 +116,7 @@ def _task_of(job: Job) -> Task:
     """The job's task, less what is not wanted in trials and measurements."""
     task, options = load_task(job), job.options
     if not options.get("evaluate", True):
-        task = replace(task, test=None, stop=None, callbacks=())
+        task = replace(task, test=None, stop=None, keep_best=None, callbacks=())
     if options.get("quiet") or not options.get("callbacks", True):
         task = replace(task, callbacks=())
     # What follows each other through the model is cut as a task's own micro-batches are.
@@ -209,6 +212,8 @@ def _finish(
         results["skipped_seen"] = num_skipped
     if training.world.is_first or training.conduct.gathers:
         results |= _save(job, training, outcome, reporter)
+    if training.best is not None and training.world.is_first:
+        results |= training.best.facts()
     if training.callbacks is not None:
         training.callbacks.end(outcome.reason)
         reporter.flush()
@@ -220,8 +225,13 @@ def _finish(
 def _save(job: Job, training: Training, outcome: Outcome, reporter: Reporter) -> dict[str, Any]:
     """The first worker writes the model, and the optimizer's state where it is asked for; the digests of both.
     Where the model is cut, all others give what they hold."""
-    is_first, digests = training.world.is_first, {}
-    if job.run_dir:
+    is_first, digests = training.world.is_first, dict[str, Any]()
+    if training.best is not None and training.best.is_restored:
+        if is_first:
+            best = training.best.restore()
+            digests = {"digest": best.digest, "results": dict(best.results)}
+            reporter.send(Saved(path=str(RunFolder(Path(job.run_dir)).model), digest=best.digest))
+    elif job.run_dir:
         stream = training.strategy.model_stream(training.replica)
         if is_first:
             reporter.on_state(State.SAVING, outcome.step)

@@ -24,6 +24,8 @@ class Plateau:
     """The least change that counts as an improvement."""
     mode: str = "auto"
     """`min`, `max`, or `auto`: the loss should fall, every other metric should rise."""
+    restore_best: bool = False
+    """Whether the run ends with the best model that was evaluated in the place of its last one."""
 
     def __post_init__(self) -> None:
         require_count("Plateau", "patience", self.patience)
@@ -100,6 +102,9 @@ class Task:
     """Evaluate after so many steps; default at the end of each epoch."""
     stop: Plateau | None = None
     """Stop early on a plateau."""
+    keep_best: str | None = None
+    """Keep the best model that was evaluated beside the last: by a number that should rise, `accuracy`, or fall,
+    `-loss`."""
     callbacks: Sequence[Callback] = ()
     """Who is told what happens to the job, in the first worker."""
     seed: int = 0
@@ -143,6 +148,7 @@ class Task:
                 "use loss= in place of objective=, or leave metrics out."
             )
         check_callbacks(self.callbacks)
+        self._check_best()
         for name, metric in self.metrics.items():
             require_callable("Task", f"metrics[{name!r}]", metric, "shoal.metrics.accuracy")
         if self.stop is not None and self.stop.metric not in ("loss", *self.metrics):
@@ -153,6 +159,33 @@ class Task:
         check_dataset("train", self.train)
         if self.test is not None:
             check_dataset("test", self.test)
+
+    def _check_best(self) -> None:
+        if self.keep_best is None:
+            return
+        name = self.keep_best.removeprefix("-")
+        if name not in ("loss", *self.metrics):
+            known = ", ".join(("-loss", *self.metrics))
+            raise SpecError(f"Task: keep_best={self.keep_best!r}, but the task evaluates only: {known}.")
+        if self.keep_best == "loss":
+            raise SpecError("Task: keep_best='loss' would keep the model with the largest; write '-loss'.")
+        if self.test is None:
+            raise SpecError("Task: keep_best needs evaluations, and there is no test set; set test=.")
+        if self.stop is not None and self.stop.restore_best and self.best_by != (name, name == self.keep_best):
+            raise SpecError(
+                f"Task: keep_best={self.keep_best!r} and a Plateau that restores the best by {self.stop.metric!r} "
+                "mean two models; leave one of them out."
+            )
+
+    @property
+    def best_by(self) -> tuple[str, bool] | None:
+        """By which evaluated number the best model is kept, and whether that should rise; None where none is."""
+        if self.stop is not None and self.stop.restore_best:
+            return self.stop.metric, self.stop.rising
+        if self.keep_best is None:
+            return None
+        name = self.keep_best.removeprefix("-")
+        return name, name == self.keep_best
 
     def dataset(self, part: str) -> Any:
         """The `train` or `test` set; made now if the task gave a function."""

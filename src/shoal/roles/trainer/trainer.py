@@ -72,6 +72,11 @@ class Trainer:
         self._service = service_of(job, station)
         limit_memory(None, is_frugal=job.conduct.frees_parameters)
         check_task(task, job.conduct, job.strategy)
+        if task.best_by is not None:
+            raise SpecError(
+                "Trainer: the best model is kept in a run's folder, and a Trainer has none; leave keep_best and "
+                "restore_best out, and save() what you want to keep, or use shoal train."
+            )
         # What follows each other through the model is cut as a task's own micro-batches are.
         self._task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
         self._why_no_step = why_no_step(job)

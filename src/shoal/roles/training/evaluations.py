@@ -79,6 +79,8 @@ class Evaluations:
         self._last, self._due = step, self._first_after(step)
         if self._callbacks is not None:
             self._callbacks.evaluated(step, results)
+        if training.best is not None:
+            training.best.consider(step, results, is_past=told)
 
     def catch_up(self, committed: int) -> None:
         """Know those of the steps that others have committed since this run began."""

@@ -17,6 +17,7 @@ from shoal.model.start import Start
 from shoal.observe.told_marks import MOST_ASKED
 from shoal.roles.callbacks.telling import Callbacks
 from shoal.roles.inference.evaluator import Evaluator
+from shoal.roles.training.best import BestKeeper
 from shoal.roles.training.chaos import Sabotage
 from shoal.roles.training.checkpointing import Checkpointing
 from shoal.roles.training.mean_check import MeanCheck
@@ -98,6 +99,8 @@ class Training:
         """Who saves the state after steps, where there is a run folder to save it in."""
         self.callbacks: Callbacks | None = None
         """Who tells the task's callbacks what happens, where it has any."""
+        self.best: BestKeeper | None = None
+        """Who keeps the best model that is evaluated, where the task wants that."""
         saved = self.replica.start.facts.get("book")
         self.book: Book | None = Book(self.replica.start.step) if saved is None else Book.from_plain(saved)
         """What the slots of all committed steps have used."""

@@ -1,0 +1,91 @@
+"""The best model that a run evaluates is kept beside its last one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.checkpoint.best_files import BestFiles, BestModel, put
+from shoal.checkpoint.model_stream import TensorStream, save_stream
+from shoal.errors import CheckpointError, DiskRefused
+from shoal.observe.run_folder import RunFolder
+from shoal.roles.process.reporter import Reporter
+from shoal.spec.vocabulary import State
+
+if TYPE_CHECKING:
+    from shoal.roles.training.training import Training
+
+
+class BestKeeper:
+    """One process's part in it. All that evaluate see the same results, so all know which model is the best."""
+
+    def __init__(self, training: Training, folder: RunFolder, reporter: Reporter) -> None:
+        best_by = training.task.best_by
+        assert best_by is not None, "the task keeps its best model"
+        self._metric, self._rises = best_by
+        self._training = training
+        self._folder = folder
+        self._reporter = reporter
+        self._files = BestFiles(folder)
+        # Who evaluates for all may come in the place of another, and then knows of its evaluations only this.
+        limit = math.inf if training.conduct.first_evaluates else training.replica.start.step
+        newest = self._files.newest(limit)
+        self._value = None if newest is None else newest.results.get(self._metric)
+
+    def consider(self, step: int, results: Mapping[str, float], *, is_past: bool = False) -> None:
+        """Keep the model after this step, where none before it was as good; `is_past`: that was done, long ago."""
+        if not self._is_better(value := results[self._metric]):
+            return
+        self._value = value
+        if not is_past:
+            self._keep(step, results)
+
+    def _is_better(self, value: float) -> bool:
+        if math.isnan(value) or self._value is None:
+            return not math.isnan(value)
+        return value > self._value if self._rises else value < self._value
+
+    def _keep(self, step: int, results: Mapping[str, float]) -> None:
+        training, path = self._training, self._files.path_of(step)
+        with self._reporter.pulse.during(State.SAVING):  # others, too, wait for the one who writes
+            if training.conduct.first_evaluates:
+                # What was evaluated: by now servers may have a newer one.
+                stream = TensorStream.of(training.replica.module.state_dict())
+            else:
+                stream = training.strategy.model_stream(training.replica)
+            if training.world.is_first and not path.is_file():
+                self._write(step, stream, results)
+            stream.drain()
+        if training.world.is_first and training.callbacks is not None and path.is_file():
+            training.callbacks.best_is_kept(step, self._files.shown)
+
+    def _write(self, step: int, stream: TensorStream, results: Mapping[str, float]) -> None:
+        try:
+            self._folder.best.mkdir(exist_ok=True)
+            save_stream(self._files.path_of(step), stream, steps=str(step), results=json.dumps(dict(results)))
+            self._files.settle()
+        except (DiskRefused, OSError) as error:  # as with a checkpoint: what is trained counts for more
+            self._reporter.warn(f"the best model, of step {step}, was not kept: {error}")
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the run ends with the best model in the place of its last one."""
+        stop = self._training.task.stop
+        return stop is not None and stop.restore_best and self._value is not None
+
+    def restore(self) -> BestModel:
+        """Let the run's model be the best one."""
+        newest = self._files.newest()
+        if newest is None:
+            raise CheckpointError("The best model was to be the run's own, but it could not be kept; see above.")
+        put(newest.path, self._folder.model)
+        return newest
+
+    def facts(self) -> dict[str, Any]:
+        """What a run's results say of it."""
+        if (newest := self._files.newest()) is None:
+            return {}
+        best = {"step": newest.step, "digest": newest.digest, "results": dict(newest.results)}
+        return {"best": {"by": self._metric, **best}}
