@@ -85,8 +85,10 @@ class Callbacks:
         self._folder = folder
         self._impossible = impossible or {}
         self._refused: set[Wish] = set()
-        path = None if folder is None else folder.path
-        self._context = CallbackContext(folder=path, total_steps=schedule.total_steps, step=start_step)
+        self._context = CallbackContext(total_steps=schedule.total_steps, step=start_step)
+        if folder is not None:
+            self._context.folder = folder.path
+            self._context.best = folder.best_model if folder.best_model.is_file() else None
         self._mishaps = None if folder is None else MishapReader(folder.events)
         self._notes: deque[_Note] = deque(maxlen=MOST_NOTED)
         self._written: deque[int] = deque()
