@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from told_tasks import DIARY, EVALUATES_AT, SAVES_AT, STEPS, STOPS_AT
+from told_tasks import DIARY, EVALUATES_AT, SAVES_AT, STEPS, STOPS_AT, told
 
+import shoal
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.runs import Run, train
 from shoal.observe import read_events
@@ -130,6 +131,32 @@ def test_a_run_that_the_user_resumes_tells_what_comes_after_its_checkpoint_again
     again = run("one", resume="one@16")
     assert again.lines[0] == ["start", "16"] and again.of("end") == [["finished"]]
     assert again.steps("step") == list(range(17, STEPS + 1)) and again.steps("evaluation") == [20, 30, 40]
+
+
+class Listens(shoal.Callback):
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def on_step(self, context: shoal.CallbackContext) -> None:
+        self.heard.append(context.step)
+        if context.step == 3:
+            context.evaluate()
+        if context.step == 6:
+            context.stop()
+
+    def on_evaluation(self, context: shoal.CallbackContext) -> None:
+        self.heard.append(f"evaluation {context.step}")
+
+    def on_end(self, context: shoal.CallbackContext, reason: str) -> None:
+        self.heard.append(reason)
+
+
+def test_a_trainer_tells_the_same() -> None:
+    listens = Listens()
+    for _ in range(2):  # one after the other begins anew
+        with shoal.Trainer(replace(told(), callbacks=[listens])) as trainer:
+            assert trainer.fit().step == 7
+    assert listens.heard == [1, 2, 3, 4, "evaluation 4", 5, 6, 7, "stopped"] * 2
 
 
 @pytest.mark.long

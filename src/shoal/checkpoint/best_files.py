@@ -14,13 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.errors import CheckpointError
+from shoal.checkpoint.model_stream import LENGTH_BYTES, TensorStream, save_stream
 from shoal.observe.checkpoint_names import folder_name, step_folders, step_of
 from shoal.observe.disk import writing
 from shoal.observe.run_folder import RunFolder
 
 _SUFFIX = ".safetensors"
-_LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,57 +31,66 @@ class BestModel:
     digest: str
     results: Mapping[str, float]
     """Of its evaluation."""
+    attempt: str
+    """Which attempt at the run has kept it."""
 
 
 class BestFiles:
-    """Those of one run."""
+    """Those of one run, as one attempt at it sees them: its own, and those that were there where it began.
 
-    def __init__(self, folder: RunFolder) -> None:
+    Others are of a past that was given up, and are removed.
+    """
+
+    def __init__(self, folder: RunFolder, *, begun_at: int = 0, attempt: str = "") -> None:
         self._run = folder
+        self._begun_at = begun_at
+        self._attempt = attempt
 
     @property
     def shown(self) -> Path:
         """Where people look for the best."""
         return self._run.best_model
 
-    def path_of(self, step: int) -> Path:
-        """Where the model after this step lies, if it was the best."""
-        return self._run.best / f"{folder_name(step)}{_SUFFIX}"
-
     def newest(self, limit: float = math.inf) -> BestModel | None:
         """The best of those up to this step; None where none was kept."""
-        steps = [step for step in self._steps() if step <= limit]
-        return _read(steps[-1], self.path_of(steps[-1])) if steps else None
+        return max((one for one in self._all() if one.step <= limit), key=lambda one: one.step, default=None)
+
+    def has(self, step: int) -> bool:
+        """Whether the model after this step was kept."""
+        return any(one.step == step for one in self._all())
+
+    def keep(self, step: int, stream: TensorStream, results: Mapping[str, float]) -> None:
+        """Keep this model, and show it."""
+        with writing(self._run.path):
+            self._run.best.mkdir(exist_ok=True)
+        told = {"steps": str(step), "results": json.dumps(dict(results)), "attempt": self._attempt}
+        save_stream(self._run.best / f"{folder_name(step)}{_SUFFIX}", stream, **told)
+        self.settle()
 
     def settle(self) -> None:
         """Show the newest, and let go of those that nobody can come back to."""
-        steps = self._steps()
-        saved = [step_of(path) or 0 for path in step_folders(self._run.checkpoints)]
-        wanted = {_last(steps, limit) for limit in (math.inf, *saved)}
-        with writing(self._run.path):
-            for step in steps:
-                if step not in wanted:
-                    self.path_of(step).unlink(missing_ok=True)
-            if steps:
-                put(self.path_of(steps[-1]), self.shown)
-            else:
-                self.shown.unlink(missing_ok=True)
-
-    def forget_after(self, step: int) -> None:
-        """The run goes on after this step: what came later is void."""
         if not self._run.best.is_dir():
             return
+        saved = [step_of(path) or 0 for path in step_folders(self._run.checkpoints)]
+        wanted = {one.path for limit in (math.inf, *saved) if (one := self.newest(limit)) is not None}
+        newest = self.newest()
         with writing(self._run.path):
-            for later in [each for each in self._steps() if each > step]:
-                self.path_of(later).unlink(missing_ok=True)
-        self.settle()
+            for path in self._run.best.iterdir():
+                if path not in wanted:
+                    path.unlink(missing_ok=True)
+            if newest is None:
+                self.shown.unlink(missing_ok=True)
+            else:
+                put(newest.path, self.shown)
 
-    def _steps(self) -> list[int]:
+    def _all(self) -> list[BestModel]:
         if not self._run.best.is_dir():
             return []
-        files = self._run.best.iterdir()
-        found = (step_of(file.with_suffix("")) for file in files if file.suffix == _SUFFIX)
-        return sorted(step for step in found if step is not None)
+        found = (_read(path) for path in self._run.best.glob(f"*{_SUFFIX}"))
+        return [one for one in found if one is not None and self._counts(one)]
+
+    def _counts(self, one: BestModel) -> bool:
+        return one.step <= self._begun_at or one.attempt == self._attempt
 
 
 def put(source: Path, target: Path) -> None:
@@ -98,16 +106,18 @@ def put(source: Path, target: Path) -> None:
         part.unlink(missing_ok=True)  # it stays where both names were one file already
 
 
-def _last(steps: list[int], limit: float) -> int | None:
-    return max((step for step in steps if step <= limit), default=None)
-
-
-def _read(step: int, path: Path) -> BestModel:
-    """What its header says of it."""
+def _read(path: Path) -> BestModel | None:
+    """What its header says of it; None where it is none that we wrote."""
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             told = json.loads(file.read(length))["__metadata__"]
-        return BestModel(step=step, path=path, digest=told["digest"], results=json.loads(told["results"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is not a whole model that a run kept as its best ({error}).") from None
+        return BestModel(
+            step=int(told["steps"]),
+            path=path,
+            digest=told["digest"],
+            results=json.loads(told["results"]),
+            attempt=told["attempt"],
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

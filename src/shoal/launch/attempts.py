@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shoal.checkpoint.best_files import BestFiles
 from shoal.checkpoint.listing import read_manifest
 from shoal.checkpoint.wholeness import check_folder
 from shoal.errors import CheckpointError, Interrupted, WorkerFailed
@@ -142,7 +141,6 @@ class Attempts:
             seconds=max(0.0, time.time() - max(begin.reached_at, self._attempt_at)),
         )
         self._tell(restarted, failure.global_rank)
-        BestFiles(self._folder).forget_after(begin.step)
         self._timetable.begin_again()
         self._begin, self._top_step, self._attempt_at = begin, begin.step, time.time()
         self._raised.clear()

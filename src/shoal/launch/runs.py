@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from shoal.checkpoint.best_files import BestFiles
 from shoal.errors import SpecError
 from shoal.launch.control import request_scale
 from shoal.launch.inside import refuse_inside
@@ -195,7 +194,6 @@ def _resumed(said: Mapping[str, Any], wishes: Mapping[str, Any], folder: RunFold
     # What a coordinator remembers is about the attempt that ended.
     folder.decisions.unlink(missing_ok=True)
     rewind_told(folder.told, folder.events, manifest.step)
-    BestFiles(folder).forget_after(manifest.step)
     for text in (f"resuming {folder.name} after step {manifest.step:,}", left_out(job, manifest)):
         if text:
             tell(LineSaid(text=text))

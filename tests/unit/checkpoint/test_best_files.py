@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ import torch
 
 from shoal.checkpoint.best_files import BestFiles, put
 from shoal.checkpoint.model_file import load_tensors
-from shoal.checkpoint.model_stream import save_tensors
-from shoal.errors import CheckpointError
+from shoal.checkpoint.model_stream import TensorStream
 from shoal.observe import RunFolder
 
 
@@ -20,15 +18,12 @@ class Kept:
 
     def __init__(self, path: Path) -> None:
         self.folder = RunFolder(path)
-        self.files = BestFiles(self.folder)
+        self.files = BestFiles(self.folder, attempt="one")
 
-    def keep(self, step: int) -> str:
-        self.folder.best.mkdir(exist_ok=True)
-        values = {"weight": torch.full((2,), float(step))}
-        results = json.dumps({"loss": 1 / step})
-        digest = save_tensors(self.files.path_of(step), values, steps=str(step), results=results)
-        self.files.settle()
-        return digest
+    def keep(self, *steps: int) -> None:
+        for step in steps:
+            stream = TensorStream.of({"weight": torch.full((2,), float(step))})
+            self.files.keep(step, stream, {"loss": 1 / step})
 
     def save(self, step: int) -> None:
         (self.folder.checkpoints / f"step-{step:09d}").mkdir(parents=True)
@@ -49,32 +44,51 @@ def kept(tmp_path: Path) -> Kept:
 
 def test_the_newest_is_shown_and_others_go(kept: Kept) -> None:
     assert kept.files.newest() is None
-    kept.keep(3)
-    digest = kept.keep(7)
-    assert kept.steps == [7] and kept.shown == 7
+    kept.keep(3, 7)
+    assert kept.steps == [7] and kept.shown == 7 and kept.files.has(7) and not kept.files.has(3)
     newest = kept.files.newest()
-    assert newest is not None
-    assert (newest.step, newest.digest, newest.results) == (7, digest, {"loss": 1 / 7})
+    assert newest is not None and (newest.step, newest.results) == (7, {"loss": 1 / 7})
     assert not list(kept.folder.path.glob(".*")), "nothing half done is left"
 
 
 def test_what_was_the_best_at_a_checkpoint_stays_with_it(kept: Kept) -> None:
     kept.keep(3)
     kept.save(5)
-    for step in (7, 9):
-        kept.keep(step)
+    kept.keep(7, 9)
     assert kept.steps == [3, 9] and kept.shown == 9
     best_then = kept.files.newest(limit=5)
     assert best_then is not None and best_then.step == 3
-    kept.files.forget_after(5)
+
+
+def test_who_goes_on_from_a_checkpoint_knows_what_was_the_best_then(kept: Kept) -> None:
+    kept.keep(3)
+    kept.save(5)
+    kept.keep(7)
+    kept.files = BestFiles(kept.folder, begun_at=5, attempt="two")
+    newest = kept.files.newest()
+    assert newest is not None and newest.step == 3 and not kept.files.has(7)
+    assert kept.steps == [3, 7] and kept.shown == 7, "who only looks changes nothing"
+    kept.files.settle()
     assert kept.steps == [3] and kept.shown == 3
-    kept.files.forget_after(2)
-    assert kept.steps == [] and not kept.folder.best_model.exists() and kept.files.newest() is None
+    kept.keep(8)
+    assert kept.steps == [3, 8] and kept.shown == 8
 
 
-def test_a_run_that_keeps_none_is_left_alone(kept: Kept) -> None:
-    kept.files.forget_after(0)
-    assert not list(kept.folder.path.iterdir())
+def test_where_none_is_left_none_is_shown(kept: Kept) -> None:
+    kept.files.settle()
+    assert not list(kept.folder.path.iterdir()), "a run that keeps none is left alone"
+    kept.keep(3)
+    BestFiles(kept.folder, begun_at=2, attempt="two").settle()
+    assert kept.steps == [] and not kept.folder.best_model.exists()
+
+
+def test_what_is_torn_does_not_count(kept: Kept) -> None:
+    kept.keep(3)
+    (path,) = kept.folder.best.iterdir()
+    path.write_bytes(b"\x05\0\0\0\0\0\0\0{}")
+    assert kept.files.newest() is None and not kept.files.has(3)
+    kept.keep(3)
+    assert kept.shown == 3
 
 
 def test_another_name_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
@@ -85,10 +99,3 @@ def test_another_name_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
         put(source, target)
         assert target.read_text() == source.read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
-
-
-def test_a_torn_file_is_named(kept: Kept) -> None:
-    kept.keep(3)
-    kept.files.path_of(3).write_bytes(b"\x05\0\0\0\0\0\0\0{}")
-    with pytest.raises(CheckpointError, match=r"step-000000003\.safetensors is not a whole model"):
-        kept.files.newest()

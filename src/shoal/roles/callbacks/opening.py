@@ -14,15 +14,13 @@ from shoal.spec import Job
 from shoal.spec.callback import Wish
 from shoal.spec.vocabulary import State
 
-_NOTHING_TO_EVALUATE = "there is nothing to evaluate on; give the task a test set with test="
-
 
 def callbacks_of(job: Job, training: Training, reporter: Reporter) -> Callbacks | None:
     """Those of a run with a folder, where successors find what was told; None where there are none."""
     if not training.task.callbacks or not job.run_dir:
         return None
     folder = RunFolder(Path(job.run_dir))
-    impossible = {} if training.evaluator is not None else {Wish.EVALUATE: _NOTHING_TO_EVALUATE}
+    impossible = _impossible(training)
     if training.checkpoints is None or not training.checkpoints.is_on:
         impossible[Wish.SAVE] = "the run keeps no checkpoints; say how many, as with --checkpoint auto,keep=3"
     return Callbacks(
@@ -52,9 +50,8 @@ def script_callbacks(training: Training, fellows: Fellows, *, has_servers: bool)
         if training.world.is_first:
             path.unlink(missing_ok=True)
         fellows.hear_first()
-    impossible = {Wish.SAVE: "a Trainer keeps no checkpoints; call its save() after fit()"}
-    if training.evaluator is None:
-        impossible[Wish.EVALUATE] = _NOTHING_TO_EVALUATE
+    impossible = _impossible(training)
+    impossible[Wish.SAVE] = "a Trainer keeps no checkpoints; call its save() after fit()"
     return Callbacks(
         training.task.callbacks,
         ToldMarks.open(path),
@@ -65,3 +62,9 @@ def script_callbacks(training: Training, fellows: Fellows, *, has_servers: bool)
         start_step=training.replica.start.step,
         impossible=impossible,
     )
+
+
+def _impossible(training: Training) -> dict[Wish, str]:
+    if training.evaluator is not None:
+        return {}
+    return {Wish.EVALUATE: "there is nothing to evaluate on; give the task a test set with test="}

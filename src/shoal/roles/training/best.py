@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from shoal.checkpoint.best_files import BestFiles, BestModel, put
-from shoal.checkpoint.model_stream import TensorStream, save_stream
+from shoal.checkpoint.model_stream import TensorStream
 from shoal.errors import CheckpointError, DiskRefused
 from shoal.observe.run_folder import RunFolder
 from shoal.roles.process.reporter import Reporter
@@ -28,10 +28,10 @@ class BestKeeper:
         self._training = training
         self._folder = folder
         self._reporter = reporter
-        self._files = BestFiles(folder)
+        begun_at = training.replica.start.step
+        self._files = BestFiles(folder, begun_at=begun_at, attempt=training.world.attempt)
         # Who evaluates for all may come in the place of another, and then knows of its evaluations only this.
-        limit = math.inf if training.conduct.first_evaluates else training.replica.start.step
-        newest = self._files.newest(limit)
+        newest = self._files.newest(math.inf if training.conduct.first_evaluates else begun_at)
         self._value = None if newest is None else newest.results.get(self._metric)
 
     def consider(self, step: int, results: Mapping[str, float], *, is_past: bool = False) -> None:
@@ -48,26 +48,26 @@ class BestKeeper:
         return value > self._value if self._rises else value < self._value
 
     def _keep(self, step: int, results: Mapping[str, float]) -> None:
-        training, path = self._training, self._files.path_of(step)
+        training, files = self._training, self._files
         with self._reporter.pulse.during(State.SAVING):  # others, too, wait for the one who writes
             if training.conduct.first_evaluates:
                 # What was evaluated: by now servers may have a newer one.
                 stream = TensorStream.of(training.replica.module.state_dict())
             else:
                 stream = training.strategy.model_stream(training.replica)
-            if training.world.is_first and not path.is_file():
-                self._write(step, stream, results)
+            if training.world.is_first and not files.has(step):
+                try:
+                    files.keep(step, stream, results)
+                except DiskRefused as error:  # as with a checkpoint: what is trained counts for more
+                    self._reporter.warn(f"the best model, of step {step}, was not kept: {error}")
             stream.drain()
-        if training.world.is_first and training.callbacks is not None and path.is_file():
-            training.callbacks.best_is_kept(step, self._files.shown)
+        if training.world.is_first and training.callbacks is not None and files.has(step):
+            training.callbacks.best_is_kept(step, files.shown)
 
-    def _write(self, step: int, stream: TensorStream, results: Mapping[str, float]) -> None:
-        try:
-            self._folder.best.mkdir(exist_ok=True)
-            save_stream(self._files.path_of(step), stream, steps=str(step), results=json.dumps(dict(results)))
+    def _newest(self) -> BestModel | None:
+        with suppress(DiskRefused):
             self._files.settle()
-        except (DiskRefused, OSError) as error:  # as with a checkpoint: what is trained counts for more
-            self._reporter.warn(f"the best model, of step {step}, was not kept: {error}")
+        return self._files.newest()
 
     @property
     def is_restored(self) -> bool:
@@ -77,15 +77,14 @@ class BestKeeper:
 
     def restore(self) -> BestModel:
         """Let the run's model be the best one."""
-        newest = self._files.newest()
-        if newest is None:
+        if (newest := self._newest()) is None:
             raise CheckpointError("The best model was to be the run's own, but it could not be kept; see above.")
         put(newest.path, self._folder.model)
         return newest
 
     def facts(self) -> dict[str, Any]:
         """What a run's results say of it."""
-        if (newest := self._files.newest()) is None:
+        if (newest := self._newest()) is None:
             return {}
         best = {"step": newest.step, "digest": newest.digest, "results": dict(newest.results)}
         return {"best": {"by": self._metric, **best}}
