@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ import shoal
 from shoal.spec import Mishap
 
 DIARY = "diary.txt"
+OPTIMIZERS = {"SGD": partial(torch.optim.SGD, momentum=0.9), "ASGD": partial(torch.optim.ASGD, t0=5)}
 STEPS = 40
 EVALUATES_AT, SAVES_AT, STOPS_AT = 13, 17, 35
 """After which steps it asks for something, where it does."""
@@ -67,12 +69,19 @@ def _classified(count: int, seed: int) -> TensorDataset:
 
 
 def told(
-    steps: int = STEPS, asks: bool = False, best: str = "", patience: int = 0, rate: float = 0.05
+    steps: int = STEPS,
+    asks: bool = False,
+    best: str = "",
+    patience: int = 0,
+    rate: float = 0.05,
+    ema: float | None = None,
+    swa: int | None = None,
+    optimizer: str = "SGD",
 ) -> shoal.Task:
     return shoal.Task(
         model=lambda: nn.Sequential(nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 5)),
         loss=F.cross_entropy,
-        optimizer=lambda params: torch.optim.SGD(params, lr=rate, momentum=0.9),
+        optimizer=lambda params: OPTIMIZERS[optimizer](params, lr=rate),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.9),
         train=_classified(208, 1),
         test=_classified(50, 2),
@@ -83,5 +92,7 @@ def told(
         evaluate_every=10,
         stop=shoal.Plateau(patience=patience, restore_best=True) if patience else None,
         keep_best=best or None,
+        ema=ema,
+        swa=swa,
         callbacks=[Diary(asks)],
     )

@@ -13,6 +13,7 @@ from shoal.checkpoint.freeing import Shelf
 from shoal.checkpoint.model_stream import save_stream
 from shoal.comm.channel import Channel
 from shoal.ledger.book import CutLog, audit
+from shoal.model.optimizer.averaging import average_key, averaged_model
 from shoal.observe.happenings import Audited, Saved
 from shoal.observe.run_folder import RunFolder
 from shoal.roles.callbacks.opening import callbacks_of
@@ -241,6 +242,7 @@ def _save(job: Job, training: Training, outcome: Outcome, reporter: Reporter) ->
             reporter.send(Saved(path=str(folder.model), digest=digests["digest"]))
         else:
             stream.drain()
+    digests |= _save_average(job, training, outcome)
     if job.options.get("state"):
         stream = training.strategy.state_stream()
         if is_first:
@@ -248,6 +250,20 @@ def _save(job: Job, training: Training, outcome: Outcome, reporter: Reporter) ->
         else:
             stream.drain()
     return digests
+
+
+def _save_average(job: Job, training: Training, outcome: Outcome) -> dict[str, Any]:
+    """Likewise the model with the average of its parameters, where the optimizer keeps one."""
+    key = average_key(training.replica.optimizer)
+    if key is None or not job.run_dir or not training.conduct.has_one_state:
+        return {}
+    state, model = training.strategy.state_stream(), training.strategy.model_stream(training.replica)
+    if not training.world.is_first:
+        state.drain()
+        model.drain()
+        return {}
+    path = RunFolder(Path(job.run_dir)).average_model
+    return {"average_digest": save_stream(path, averaged_model(model, state, key), steps=str(outcome.step))}
 
 
 _PURPOSES = {

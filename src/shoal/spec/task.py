@@ -105,6 +105,10 @@ class Task:
     keep_best: str | None = None
     """Keep the best model that was evaluated beside the last: by a number that should rise, `accuracy`, or fall,
     `-loss`."""
+    ema: float | None = None
+    """Keep an average of the parameters over steps, each of which counts so many times as much as the next."""
+    swa: int | None = None
+    """Keep the mean of the parameters over all steps from this one on (stochastic weight averaging)."""
     callbacks: Sequence[Callback] = ()
     """Who is told what happens to the job, in the first worker."""
     seed: int = 0
@@ -149,6 +153,7 @@ class Task:
             )
         check_callbacks(self.callbacks)
         self._check_best()
+        self._check_average()
         for name, metric in self.metrics.items():
             require_callable("Task", f"metrics[{name!r}]", metric, "shoal.metrics.accuracy")
         if self.stop is not None and self.stop.metric not in ("loss", *self.metrics):
@@ -159,6 +164,14 @@ class Task:
         check_dataset("train", self.train)
         if self.test is not None:
             check_dataset("test", self.test)
+
+    def _check_average(self) -> None:
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise SpecError(f"Task: ema must be between 0 and 1, as 0.999, found {self.ema!r}.")
+        if self.swa is not None:
+            require_count("Task", "swa", self.swa)
+            if self.ema is not None:
+                raise SpecError("Task: ema and swa are two averages; set one of them.")
 
     def _check_best(self) -> None:
         if self.keep_best is None:
