@@ -1,4 +1,4 @@
-"""Averages of the parameters are held by whoever holds the optimizer's state, and are the same whatever happens."""
+"""Averages of the parameters lie where the optimizer's state does, and are the same whatever happens."""
 
 from __future__ import annotations
 

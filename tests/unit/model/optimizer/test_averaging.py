@@ -116,5 +116,5 @@ def test_the_model_of_the_averages() -> None:
 
 @pytest.mark.parametrize("changes", [{"ema": 1.0}, {"ema": 0.0}, {"swa": 0}, {"ema": 0.9, "swa": 3}], ids=str)
 def test_what_cannot_be_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match="Task: (ema|swa)"):
+    with pytest.raises(SpecError, match=r"Task: (ema|swa)"):
         replace(TASK, **changes)
