@@ -7,7 +7,8 @@ and no strategy knows of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -108,6 +109,21 @@ def check_average(optimizer: Optimizer, start: Start) -> None:
             f"The checkpoint of step {start.step} has no average of the parameters, which ema or swa would go on "
             "with; leave it out, or begin anew from the checkpoint's weights with --from."
         )
+
+
+@contextmanager
+def average_in_use(params: Mapping[str, torch.Tensor], state: TensorStream) -> Iterator[None]:
+    """Let these parameters be their averages for a while, in this process alone: what others share stays."""
+    own = {name: param.data for name, param in params.items()}
+    for path, average in state.tensors:
+        name, _, key = path.rpartition("/")
+        if key == AVERAGE and name in params:
+            params[name].data = average
+    try:
+        yield
+    finally:
+        for name, data in own.items():
+            params[name].data = data
 
 
 def averaged_model(model: TensorStream, state: TensorStream, key: str) -> TensorStream:

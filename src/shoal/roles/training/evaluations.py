@@ -6,10 +6,23 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from torch.optim import Optimizer
+
+from shoal.model.optimizer.averaging import average_in_use
+from shoal.model.optimizer.kinds import ELEMENTWISE
 from shoal.observe.told_marks import Mark
 from shoal.roles.training.observer import Observer
 from shoal.roles.training.training import Training
+from shoal.spec import Conduct, Task
 from shoal.spec.vocabulary import State
+
+
+def has_average(task: Task, conduct: Conduct, optimizer: Optimizer) -> bool:
+    """Whether every worker can look at an average of all parameters: the model is whole, and what the optimizer
+    keeps is in memory that all share, or the same in each."""
+    is_kept = task.ema is not None or task.swa is not None
+    is_elsewhere = conduct.is_cut or conduct.gathers or conduct.servers > 0
+    return is_kept and type(optimizer) in ELEMENTWISE and not is_elsewhere
 
 
 class _Despite(Protocol):
@@ -32,6 +45,7 @@ class Evaluations:
         """Why training may end, as the task says; empty where it may not."""
         self.is_for_all = training.conduct.first_evaluates
         """Whether the first worker evaluates for all, and has to tell them what follows from it."""
+        self._tries_average = has_average(training.task, training.conduct, training.replica.optimizer)
         self._callbacks = training.callbacks
         self._last = training.replica.start.step
         """The step after which the last one was, or the run began."""
@@ -70,6 +84,9 @@ class Evaluations:
         assert evaluator is not None
         observer.on_state(State.EVALUATING, step)
         results = self._despite_moves(lambda: evaluator.run(training.strategy, training.world))
+        if self._tries_average:
+            average = self._despite_moves(self._try_average)
+            results |= {f"average_{name}": value for name, value in average.items()}
         observer.on_state(State.TRAINING, step)
         if training.checkpoints is not None:
             training.checkpoints.note_evaluation(step, results)
@@ -81,6 +98,13 @@ class Evaluations:
             self._callbacks.evaluated(step, results)
         if training.best is not None:
             training.best.consider(step, results, is_past=told)
+
+    def _try_average(self) -> dict[str, float]:
+        """The same with the average of the parameters over the steps so far."""
+        training, evaluator = self._training, self._training.evaluator
+        assert evaluator is not None
+        with average_in_use(training.replica.trained, training.strategy.state_stream()):
+            return evaluator.run(training.strategy, training.world)
 
     def catch_up(self, committed: int) -> None:
         """Know those of the steps that others have committed since this run began."""

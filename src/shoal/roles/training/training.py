@@ -197,4 +197,5 @@ def interval_of(task: Task, schedule: Schedule) -> int:
 def num_tables(task: Task, schedule: Schedule) -> int:
     """The most evaluations that there may be, with those that callbacks ask for."""
     planned = max(2, -(-schedule.total_steps // interval_of(task, schedule)))
-    return planned + (MOST_ASKED if task.callbacks else 0)
+    both = 1 if task.ema is None and task.swa is None else 2  # of the parameters, and of their average
+    return both * (planned + (MOST_ASKED if task.callbacks else 0))

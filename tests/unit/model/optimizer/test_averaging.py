@@ -13,7 +13,14 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from shoal.checkpoint.model_stream import TensorStream
 from shoal.errors import CheckpointError, SpecError
-from shoal.model.optimizer.averaging import AVERAGE, average_key, averaged_model, check_average, with_average
+from shoal.model.optimizer.averaging import (
+    AVERAGE,
+    average_in_use,
+    average_key,
+    averaged_model,
+    check_average,
+    with_average,
+)
 from shoal.model.optimizer.kinds import ELEMENTWISE, rebuild, settings_of, state_schema
 from shoal.model.start import Start
 from shoal.spec import Task
@@ -112,6 +119,16 @@ def test_the_model_of_the_averages() -> None:
     state = TensorStream.of({"weight/average": torch.full((2,), 7.0), "weight/exp_avg": torch.zeros(2)})
     found = dict(averaged_model(model, state, AVERAGE).tensors)
     assert found["weight"].tolist() == found["tied"].tolist() == [7.0, 7.0] and found["buffer"].tolist() == [0.0]
+
+
+def test_parameters_are_their_averages_for_a_while() -> None:
+    param = nn.Parameter(torch.ones(2))
+    memory = param.data
+    state = TensorStream.of({"weight/average": torch.full((2,), 7.0), "weight/exp_avg": torch.zeros(2)})
+    with pytest.raises(KeyError), average_in_use({"weight": param}, state):
+        assert param.tolist() == [7.0, 7.0] and memory.tolist() == [1.0, 1.0]
+        raise KeyError
+    assert param.data_ptr() == memory.data_ptr() and param.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("changes", [{"ema": 1.0}, {"ema": 0.0}, {"swa": 0}, {"ema": 0.9, "swa": 3}], ids=str)
