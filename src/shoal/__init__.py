@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from shoal.errors import ShoalError
 from shoal.lazy import found_in
 from shoal.spec import (
+    Callback,
+    CallbackContext,
     Cluster,
     Data,
     Job,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Callback",
+    "CallbackContext",
     "Cluster",
     "Data",
     "Evaluation",

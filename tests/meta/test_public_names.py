@@ -12,6 +12,8 @@ import shoal
 
 SOURCE = Path(shoal.__file__).parent
 PROMISED = [
+    "Callback",
+    "CallbackContext",
     "Cluster",
     "Data",
     "Evaluation",

@@ -21,6 +21,7 @@ from shoal.observe import Event, PlainSink, ProgressSink, RunFolder, Sink, Tenso
 from shoal.observe.checkpoint_names import find_run
 from shoal.observe.happenings import Happening, LineSaid, Warned
 from shoal.observe.run_lock import RunLock
+from shoal.observe.told_marks import rewind_told
 from shoal.observe.trust import trusted_job
 from shoal.spec import Cluster, Job, StrategySpec
 
@@ -192,6 +193,7 @@ def _resumed(said: Mapping[str, Any], wishes: Mapping[str, Any], folder: RunFold
     job = resumed_job(folder.read_job(), path, manifest, wishes)
     # What a coordinator remembers is about the attempt that ended.
     folder.decisions.unlink(missing_ok=True)
+    rewind_told(folder.told, folder.events, manifest.step)
     for text in (f"resuming {folder.name} after step {manifest.step:,}", left_out(job, manifest)):
         if text:
             tell(LineSaid(text=text))

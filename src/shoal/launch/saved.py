@@ -15,10 +15,13 @@ from shoal.launch.runs import screen
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Bus, RunFolder
 from shoal.observe.checkpoint_names import find_checkpoint, names_checkpoint
-from shoal.observe.run_folder import PARTIAL_MODEL
+from shoal.observe.run_folder import AVERAGE_MODEL, BEST_MODEL, PARTIAL_MODEL
 from shoal.observe.trust import trusted_job
 from shoal.spec import Cluster, Job, StrategySpec, parse_strategy
 from shoal.spec.vocabulary import Purpose
+
+_BESIDES = (AVERAGE_MODEL, BEST_MODEL, PARTIAL_MODEL)
+"""Models of a run that are not what it ended with: whoever names one knows what it is."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,8 @@ def _find(run: str) -> tuple[RunFolder, Path]:
     if names_checkpoint(run):
         model = find_checkpoint(run)
         return RunFolder.open(model.parent.parent), model
-    if (named := Path(run).absolute()).name == PARTIAL_MODEL and named.is_file():
-        return RunFolder.open(named.parent), named  # Whoever names it knows what it is.
+    if (named := Path(run).absolute()).name in _BESIDES and named.is_file():
+        return RunFolder.open(named.parent), named
     folder = RunFolder.open(run)
     if not folder.model.is_file():
         raise CheckpointError(folder.explain_no_model())

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from shoal.model.buffers import moving_bytes
+from shoal.model.optimizer.averaging import with_average
 from shoal.model.optimizer.kinds import state_schema
 from shoal.model.replica import Replica
 from shoal.spec import StrategySpec, Task
@@ -51,7 +52,7 @@ class Blueprint:
                 module = task.model()
                 if numerics == "float64":
                     module.double()
-            optimizer = task.optimizer(list(module.parameters()))
+            optimizer = with_average(task.optimizer(list(module.parameters())), task)
             in_groups = {id(p) for group in optimizer.param_groups for p in group["params"]}
             named = dict(module.named_parameters())
             trained = {name: p for name, p in named.items() if p.requires_grad and id(p) in in_groups}

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from shoal.errors import SpecError, TaskError
+from shoal.model.optimizer.averaging import check_average, with_average
 from shoal.model.optimizer.kinds import prefer_fused
 from shoal.model.parking.building import Parking
 from shoal.model.precision import Precision, layers_of
@@ -48,6 +49,7 @@ class Replica:
             parking.park_rest(self.module)
         self.start.load_model(self.module)
         self.optimizer = self._make_optimizer()
+        check_average(self.optimizer, self.start)
         self.scheduler = None if task.scheduler is None else task.scheduler(self.optimizer)
         in_groups = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         named = list(self.module.named_parameters())
@@ -128,7 +130,7 @@ class Replica:
                 "Task: SparseAdam needs sparse gradients, which Shoal turns into dense ones; use Adam instead."
             )
         prefer_fused(optimizer)
-        return optimizer
+        return with_average(optimizer, self.task)
 
     def forget_whole(self, module: nn.Module) -> None:
         """The model has been cut: keep only this process's part of it, and of the whole its names and shapes."""

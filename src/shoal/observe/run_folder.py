@@ -21,6 +21,8 @@ from shoal.spec import Job
 
 DEFAULT_ROOT = "runs"
 PARTIAL_MODEL = "model.partial.safetensors"
+BEST_MODEL = "best.safetensors"
+AVERAGE_MODEL = "average.safetensors"
 
 
 class _Inside:
@@ -52,6 +54,12 @@ class RunFolder:
     """The trained model."""
     partial_model = _Inside(PARTIAL_MODEL)
     """The model of a run that has not come to its end, or failed: never what was asked for."""
+    average_model = _Inside(AVERAGE_MODEL)
+    """The average of the parameters over steps, where the task or its optimizer keeps one."""
+    best_model = _Inside(BEST_MODEL)
+    """The best model that was evaluated, where the task keeps it."""
+    best = _Inside("best")
+    """It, and those that were the best when checkpoints were saved, by step."""
     checkpoints = _Inside("checkpoints")
     """What training can go on from."""
     decisions = _Inside("coordinator.sqlite")
@@ -60,6 +68,10 @@ class RunFolder:
     """What each process printed."""
     tensorboard = _Inside("tensorboard")
     """Scalars for TensorBoard, where it was asked for."""
+    images = _Inside("images")
+    """What callbacks have logged as images."""
+    told = _Inside("callbacks.marks")
+    """What callbacks were told, where the task has any."""
 
     @property
     def name(self) -> str:
@@ -152,9 +164,10 @@ class RunFolder:
         """Remove what a run leaves behind, and nothing that someone else put here."""
         with writing(self.path):
             told = (self.job, self.events, self.result, self.report, self.chart)
-            for file in (*told, self.model, self.partial_model, self.decisions):
+            models = (self.model, self.partial_model, self.best_model, self.average_model)
+            for file in (*told, *models, self.decisions, self.told):
                 file.unlink(missing_ok=True)
-            for folder in (self.logs, self.tensorboard, self.checkpoints):
+            for folder in (self.logs, self.tensorboard, self.images, self.best, self.checkpoints):
                 if folder.is_dir():
                     shutil.rmtree(folder)
 

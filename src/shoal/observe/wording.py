@@ -198,6 +198,9 @@ def final_rows(summary: RunSummary) -> list[tuple[str, str]]:
     rows = [(f"test {name}" if name == "loss" else name, number(value)) for name, value in summary.results.items()]
     if not rows and summary.loss is not None:
         rows.append(("training loss", number(summary.loss)))
+    if (best := summary.ends.values.get("best")) is not None:
+        found = number(best["results"][best["by"]])
+        rows.append(("best", f"{best['by']} {found} at step {best['step']:,}"))
     early = f" of {summary.total_steps:,}" if summary.step < summary.total_steps else ""
     rows.append(("steps", f"{summary.step:,}{early}"))
     rows.append(("samples", f"{summary.samples:,}"))

@@ -24,7 +24,7 @@ from shoal.observe.disk import write_whole
 from shoal.roles.loading.task import load_task
 from shoal.roles.memory.sizing import JobSizes, address_space_bytes, first_microbatch, size_up
 from shoal.roles.process.reporter import Reporter
-from shoal.roles.training.training import make_schedule
+from shoal.roles.training.training import make_schedule, num_tables
 from shoal.spec import Cluster, Job, Task, World, parse_strategy
 from shoal.spec.features import check_task
 from shoal.spec.model_size import PassSize
@@ -100,11 +100,10 @@ def _sizes(job: Job, task: Task, train: Any, replica: Replica, made_bytes: int) 
     # As its workers will: what follows each other through the model is cut as a task's own micro-batches are.
     task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
     schedule = make_schedule(task, train, job.num_slots, job.cluster.places)
-    interval = task.evaluate_every or schedule.steps_per_epoch
     test = 0 if task.test is None else len(task.dataset("test"))
     extent = Extent(
         total_steps=schedule.total_steps,
-        tables=max(2, -(-schedule.total_steps // interval)),
+        tables=num_tables(task, schedule),
         table_rows=-(-test // task.batch_size),
         table_columns=2 + len(task.metrics) if test else 0,
         accumulate=task.accumulate,

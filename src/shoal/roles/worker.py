@@ -13,8 +13,10 @@ from shoal.checkpoint.freeing import Shelf
 from shoal.checkpoint.model_stream import save_stream
 from shoal.comm.channel import Channel
 from shoal.ledger.book import CutLog, audit
+from shoal.model.optimizer.averaging import average_key, averaged_model
 from shoal.observe.happenings import Audited, Saved
 from shoal.observe.run_folder import RunFolder
+from shoal.roles.callbacks.opening import callbacks_of
 from shoal.roles.inference.saved_model import evaluate, predict
 from shoal.roles.inspection import inspect
 from shoal.roles.loading.incremental import History
@@ -25,13 +27,14 @@ from shoal.roles.process.beat import Beat
 from shoal.roles.process.devices import choose_device
 from shoal.roles.process.reporter import Reporter
 from shoal.roles.process.timeline import Timeline
+from shoal.roles.training.best import BestKeeper
 from shoal.roles.training.chaos import Sabotage
 from shoal.roles.training.checkpointing import Checkpointing, check_position, lacks_model
 from shoal.roles.training.loop import Loop
 from shoal.roles.training.mean_check import Generators, MeanCheck
 from shoal.roles.training.observer import Outcome
 from shoal.roles.training.training import Training
-from shoal.spec import Job, World
+from shoal.spec import Job, Task, World
 from shoal.spec.vocabulary import Purpose, Role, State
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Company, Setting, handover_of
@@ -59,11 +62,7 @@ def run_worker(job: Job, world: World, channel: Channel) -> int:
 def _train(job: Job, world: World, reporter: Reporter) -> None:
     reporter.on_state(State.STARTING, 0)
     strategy = make_strategy(job.spec, world, job.num_slots, replaceable=job.cluster.spares > 0)
-    task = load_task(job)
-    if not job.options.get("evaluate", True):
-        task = replace(task, test=None, stop=None)
-    # What follows each other through the model is cut as a task's own micro-batches are.
-    task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
+    task = _task_of(job)
     check_fits(job, task)
     training = Training(
         task,
@@ -79,6 +78,9 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     )
     check_position(training.replica.start, training.schedule, task.seed, may_be_over=lacks_model(job))
     training.checkpoints = Checkpointing(job, training.replica, training.schedule, reporter)
+    training.callbacks = training.checkpoints.callbacks = callbacks_of(job, training, reporter)
+    if task.best_by is not None and job.run_dir:
+        training.best = BestKeeper(training, RunFolder(Path(job.run_dir)), reporter)
     _open_ledger(job, training)
     _check_mean(job, training, reporter)
     setting = make_setting(job, training, reporter)
@@ -109,6 +111,17 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     if outcome.reason != "released":
         _finish(job, training, outcome, reporter, _audited(training, outcome, reporter))
     strategy.close()
+
+
+def _task_of(job: Job) -> Task:
+    """The job's task, less what is not wanted in trials and measurements."""
+    task, options = load_task(job), job.options
+    if not options.get("evaluate", True):
+        task = replace(task, test=None, stop=None, keep_best=None, callbacks=())
+    if options.get("quiet") or not options.get("callbacks", True):
+        task = replace(task, callbacks=())
+    # What follows each other through the model is cut as a task's own micro-batches are.
+    return replace(task, accumulate=task.accumulate * job.conduct.microbatches)
 
 
 def _open_ledger(job: Job, training: Training) -> None:
@@ -155,6 +168,11 @@ def _audited(training: Training, outcome: Outcome, reporter: Reporter) -> dict[s
 
 def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
     """The company this worker finds."""
+    callbacks = training.callbacks
+
+    def wants_stop() -> bool:
+        return reporter.wants_stop() or (callbacks is not None and callbacks.wants_stop)
+
     return Setting(
         world=training.world,
         conduct=job.conduct,
@@ -165,7 +183,7 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
             on_idle=reporter.on_idle,
             on_block=reporter.pulse.block,
             on_cuts=reporter.on_cuts,
-            wants_stop=reporter.wants_stop,
+            wants_stop=wants_stop,
         ),
         supply=training,
         clip_norm=training.task.clip_norm,
@@ -195,6 +213,11 @@ def _finish(
         results["skipped_seen"] = num_skipped
     if training.world.is_first or training.conduct.gathers:
         results |= _save(job, training, outcome, reporter)
+    if training.best is not None and training.world.is_first:
+        results |= training.best.facts()
+    if training.callbacks is not None:
+        training.callbacks.end(outcome.reason)
+        reporter.flush()
     if training.checkpoints is not None and (due := training.checkpoints.due):
         results["due_checkpoints"] = due
     reporter.done(results)
@@ -203,8 +226,13 @@ def _finish(
 def _save(job: Job, training: Training, outcome: Outcome, reporter: Reporter) -> dict[str, Any]:
     """The first worker writes the model, and the optimizer's state where it is asked for; the digests of both.
     Where the model is cut, all others give what they hold."""
-    is_first, digests = training.world.is_first, {}
-    if job.run_dir:
+    is_first, digests = training.world.is_first, dict[str, Any]()
+    if training.best is not None and training.best.is_restored:
+        if is_first:
+            best = training.best.restore()
+            digests = {"digest": best.digest, "results": dict(best.results)}
+            reporter.send(Saved(path=str(RunFolder(Path(job.run_dir)).model), digest=best.digest))
+    elif job.run_dir:
         stream = training.strategy.model_stream(training.replica)
         if is_first:
             reporter.on_state(State.SAVING, outcome.step)
@@ -214,6 +242,7 @@ def _save(job: Job, training: Training, outcome: Outcome, reporter: Reporter) ->
             reporter.send(Saved(path=str(folder.model), digest=digests["digest"]))
         else:
             stream.drain()
+    digests |= _save_average(job, training, outcome)
     if job.options.get("state"):
         stream = training.strategy.state_stream()
         if is_first:
@@ -221,6 +250,20 @@ def _save(job: Job, training: Training, outcome: Outcome, reporter: Reporter) ->
         else:
             stream.drain()
     return digests
+
+
+def _save_average(job: Job, training: Training, outcome: Outcome) -> dict[str, Any]:
+    """Likewise the model with the average of its parameters, where the optimizer keeps one."""
+    key = average_key(training.replica.optimizer)
+    if key is None or not job.run_dir or not training.conduct.has_one_state:
+        return {}
+    state, model = training.strategy.state_stream(), training.strategy.model_stream(training.replica)
+    if not training.world.is_first:
+        state.drain()
+        model.drain()
+        return {}
+    path = RunFolder(Path(job.run_dir)).average_model
+    return {"average_digest": save_stream(path, averaged_model(model, state, key), steps=str(outcome.step))}
 
 
 _PURPOSES = {

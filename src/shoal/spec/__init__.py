@@ -1,5 +1,6 @@
 """What the user says, and where a process stands. Frozen data, checked when made; no torch at import."""
 
+from shoal.spec.callback import Callback, CallbackContext, Mishap
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct
 from shoal.spec.data import Data
@@ -13,6 +14,8 @@ from shoal.spec.task import Plateau, Task
 from shoal.spec.world import World
 
 __all__ = [
+    "Callback",
+    "CallbackContext",
     "Claim",
     "Cluster",
     "Conduct",
@@ -22,6 +25,7 @@ __all__ = [
     "Layer",
     "LayerForm",
     "Mesh",
+    "Mishap",
     "ModelParallel",
     "ParameterServer",
     "Pipeline",

@@ -90,6 +90,8 @@ class Conduct:
     calls_model: bool = True
     """Somebody can call the model as a whole, though it may hold a part of it."""
     state: StateHolder = StateHolder.WORKERS
+    has_one_state: bool = True
+    """The optimizer keeps one state for the model, whoever holds it."""
     microbatches: int = 1
     """Parts of a slot that follow each other through the model, as those of `accumulate` do in one process."""
     draws_otherwise: bool = False

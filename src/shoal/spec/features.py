@@ -54,6 +54,7 @@ _LACKS = {
     "slots_are_free": "strategy={strategy} cuts batches in its own way",
     "calls_model": "with strategy={strategy} nobody has all of it",
     "can_skip": "strategy={strategy} cannot do without them",
+    "has_one_state": "with strategy={strategy} each worker has an optimizer of its own",
 }
 """By fact: why a job cannot have what needs it, where its strategy gives no words of its own."""
 
@@ -110,6 +111,13 @@ TASK_FEATURES: tuple[Feature[Task], ...] = (
         does="leaves parts of a batch out of its mean",
         needs=("can_skip",),
         remedy="use data",
+    ),
+    Feature(
+        name="averages",
+        asked=lambda task: f"ema={task.ema:g}" if task.ema else f"swa={task.swa}" if task.swa else "",
+        does="keeps an average of the parameters with the optimizer's state",
+        needs=("has_one_state",),
+        remedy="use push=gradients",
     ),
 )
 

@@ -190,6 +190,7 @@ class ParameterServer(StrategySpec):
             leaves_out_the_late=self.sync.startswith("quorum:"),
             can_skip=False,
             state=StateHolder.SERVERS if self.push == "gradients" else StateHolder.EACH_WORKER,
+            has_one_state=self.push == "gradients",
             why={
                 "spares": f"strategy={self} replaces workers and servers that die by itself; set 0",
                 "on_failure=shrink": f"strategy={self} replaces those that die; use replace or stop",

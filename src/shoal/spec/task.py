@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.errors import SpecError, TaskError
+from shoal.spec.callback import Callback, check_callbacks
 from shoal.spec.checks import require_callable, require_choice, require_count
 from shoal.spec.sampling import Sampler, check_sampler
 
@@ -23,6 +24,8 @@ class Plateau:
     """The least change that counts as an improvement."""
     mode: str = "auto"
     """`min`, `max`, or `auto`: the loss should fall, every other metric should rise."""
+    restore_best: bool = False
+    """Whether the run ends with the best model that was evaluated in the place of its last one."""
 
     def __post_init__(self) -> None:
         require_count("Plateau", "patience", self.patience)
@@ -99,6 +102,15 @@ class Task:
     """Evaluate after so many steps; default at the end of each epoch."""
     stop: Plateau | None = None
     """Stop early on a plateau."""
+    keep_best: str | None = None
+    """Keep the best model that was evaluated beside the last: by a number that should rise, `accuracy`, or fall,
+    `-loss`."""
+    ema: float | None = None
+    """Keep an average of the parameters over steps, each of which counts so many times as much as the next."""
+    swa: int | None = None
+    """Keep the mean of the parameters over all steps from this one on (stochastic weight averaging)."""
+    callbacks: Sequence[Callback] = ()
+    """Who is told what happens to the job, in the first worker."""
     seed: int = 0
     """Decides the initial parameters, the order of samples and every random number in between."""
 
@@ -139,6 +151,9 @@ class Task:
                 "Task: metrics compare the model's output with a target, which an objective hides; "
                 "use loss= in place of objective=, or leave metrics out."
             )
+        check_callbacks(self.callbacks)
+        self._check_best()
+        self._check_average()
         for name, metric in self.metrics.items():
             require_callable("Task", f"metrics[{name!r}]", metric, "shoal.metrics.accuracy")
         if self.stop is not None and self.stop.metric not in ("loss", *self.metrics):
@@ -149,6 +164,41 @@ class Task:
         check_dataset("train", self.train)
         if self.test is not None:
             check_dataset("test", self.test)
+
+    def _check_average(self) -> None:
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise SpecError(f"Task: ema must be between 0 and 1, as 0.999, found {self.ema!r}.")
+        if self.swa is not None:
+            require_count("Task", "swa", self.swa)
+            if self.ema is not None:
+                raise SpecError("Task: ema and swa are two averages; set one of them.")
+
+    def _check_best(self) -> None:
+        if self.keep_best is None:
+            return
+        name = self.keep_best.removeprefix("-")
+        if name not in ("loss", *self.metrics):
+            known = ", ".join(("-loss", *self.metrics))
+            raise SpecError(f"Task: keep_best={self.keep_best!r}, but the task evaluates only: {known}.")
+        if self.keep_best == "loss":
+            raise SpecError("Task: keep_best='loss' would keep the model with the largest; write '-loss'.")
+        if self.test is None:
+            raise SpecError("Task: keep_best needs evaluations, and there is no test set; set test=.")
+        if self.stop is not None and self.stop.restore_best and self.best_by != (name, name == self.keep_best):
+            raise SpecError(
+                f"Task: keep_best={self.keep_best!r} and a Plateau that restores the best by {self.stop.metric!r} "
+                "mean two models; leave one of them out."
+            )
+
+    @property
+    def best_by(self) -> tuple[str, bool] | None:
+        """By which evaluated number the best model is kept, and whether that should rise; None where none is."""
+        if self.stop is not None and self.stop.restore_best:
+            return self.stop.metric, self.stop.rising
+        if self.keep_best is None:
+            return None
+        name = self.keep_best.removeprefix("-")
+        return name, name == self.keep_best
 
     def dataset(self, part: str) -> Any:
         """The `train` or `test` set; made now if the task gave a function."""

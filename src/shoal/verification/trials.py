@@ -130,7 +130,8 @@ class Laboratory:
 
     def watch(self, label: str, job: Job, on_event: Callable[[Event], None]) -> dict[str, Any]:
         """Train as the job says, and tell of everything that happens; its results."""
-        return self._run(replace(job, run_dir=str(self._begin(label))), on_event)
+        options = {**job.options, "callbacks": False}  # nothing happens to a job of the user's
+        return self._run(replace(job, run_dir=str(self._begin(label)), options=options), on_event)
 
     def _begin(self, label: str) -> Path:
         self._done += 1

@@ -115,3 +115,27 @@ def test_a_metric_that_rises_is_its_negative_that_falls(history: list[float], pa
 def test_plateaus_that_cannot_be(fields: dict) -> None:
     with pytest.raises(SpecError, match=f"Plateau: {next(iter(fields))}"):
         Plateau(**fields)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"keep_best": "acuracy"}, "the task evaluates only: -loss, accuracy"),
+        ({"keep_best": "loss"}, "would keep the model with the largest; write '-loss'"),
+        ({"keep_best": "accuracy", "test": None}, "keep_best needs evaluations"),
+        ({"keep_best": "accuracy", "stop": Plateau(restore_best=True)}, "mean two models"),
+    ],
+)
+def test_which_model_is_the_best_must_be_clear(changes, words):
+    metrics = {"accuracy": lambda output, target: 1.0}
+    with pytest.raises(SpecError, match=words):
+        Task(**{**GOOD, "test": [1], "metrics": metrics, **changes})
+
+
+def test_what_the_best_model_is_known_by():
+    metrics = {"accuracy": lambda output, target: 1.0}
+    tested = {**GOOD, "test": [1], "metrics": metrics}
+    assert Task(**tested).best_by is None
+    assert Task(**tested, keep_best="accuracy").best_by == ("accuracy", True)
+    assert Task(**tested, keep_best="-loss").best_by == ("loss", False)
+    assert Task(**tested, stop=Plateau(restore_best=True)).best_by == ("loss", False)

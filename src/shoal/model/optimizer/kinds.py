@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import nn, optim
 
+from shoal.model.optimizer.averaging import averaged_class
 from shoal.optim import SAG
 
-ELEMENTWISE = frozenset(
+_PLAIN = frozenset(
     {
         optim.SGD,
         optim.Adam,
@@ -34,6 +35,7 @@ ELEMENTWISE = frozenset(
         SAG,
     }
 )
+ELEMENTWISE = _PLAIN | {averaged_class(kind) for kind in _PLAIN}
 """Exactly these classes: a subclass may do anything."""
 _FUSED_ON_CPU = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
 _NOT_SETTINGS = frozenset({"params", "param_names"})

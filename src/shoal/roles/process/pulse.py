@@ -59,6 +59,18 @@ class Pulse:
         finally:
             self.enter(before)
 
+    @contextmanager
+    def interlude(self, state: State) -> Iterator[None]:
+        """The block is something else, in the middle of a step: what was measured of that still counts."""
+        self.sign()
+        before, longest = self._state, self._longest
+        self._state = state
+        try:
+            yield
+        finally:
+            self.sign()
+            self._state, self._longest = before, longest
+
     def lap(self, step: int) -> None:
         """A step is done."""
         self.sign()

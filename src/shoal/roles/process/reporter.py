@@ -59,6 +59,8 @@ class Reporter:
         self._skipped = [0, 0.0]
         """Parts of batches, and what they would have counted, in steps that were not told yet."""
         self._latest: dict[str, Any] = {}
+        self._logged: list[Told] = []
+        """What is told after the steps that were not told yet."""
         self.pulse = Pulse(clock=clock)
         """Signs that this process moves."""
         self.step = 0
@@ -112,6 +114,10 @@ class Reporter:
             self._told_at = now
             self.flush()
 
+    def log(self, told: Told) -> None:
+        """Tell this with the latest steps, after them."""
+        self._logged.append(told)
+
     def on_turn(self) -> None:
         """This process has done something that brought the run no further."""
         self.pulse.sign()
@@ -126,12 +132,15 @@ class Reporter:
             self.send(ProgressMade(step=step, total_steps=self.total_steps, samples=samples))
 
     def flush(self) -> None:
-        """Send the steps that were not told yet."""
+        """Send the steps that were not told yet, and what was logged."""
         if self._steps:
             skipped = self._skipped if self._skipped[0] else None
             told = StepsTaken(steps=self._steps, total_steps=self.total_steps, skipped=skipped, **self._latest)
             self.send(told)
             self._steps, self._skipped = [], [0, 0.0]
+        for told in self._logged:
+            self.send(told)
+        self._logged = []
 
     def on_cuts(self, from_step: int, sizes: Sequence[int] | None) -> None:
         """The slots of a batch have other sizes from this step on; None: even ones."""

@@ -16,6 +16,7 @@ from shoal.errors import SpecError
 from shoal.feed.parts import LoadedBatch, Part
 from shoal.model.optimizer.state import check_savable, check_state
 from shoal.model.start import Start
+from shoal.roles.callbacks.opening import script_callbacks
 from shoal.roles.loading.start import read_start, start_of
 from shoal.roles.memory.limit import limit_memory
 from shoal.roles.process.devices import choose_device
@@ -71,6 +72,11 @@ class Trainer:
         self._service = service_of(job, station)
         limit_memory(None, is_frugal=job.conduct.frees_parameters)
         check_task(task, job.conduct, job.strategy)
+        if task.best_by is not None:
+            raise SpecError(
+                "Trainer: the best model is kept in a run's folder, and a Trainer has none; leave keep_best and "
+                "restore_best out, and save() what you want to keep, or use shoal train."
+            )
         # What follows each other through the model is cut as a task's own micro-batches are.
         self._task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
         self._why_no_step = why_no_step(job)
@@ -98,13 +104,17 @@ class Trainer:
             recompute=job.recompute,
             preprocess=conduct.preprocess,
         )
+        has_servers = self._service is not None
+        training.callbacks = callbacks = script_callbacks(training, self._fellows, has_servers=has_servers)
         # Who owns the loop may have taken more steps than the task has.
         total_steps = max(training.extent.total_steps, start.step)
         self._setting = Setting(
             world=world,
             conduct=conduct,
             extent=replace(training.extent, total_steps=total_steps, is_kept=True),
-            company=Company(on_idle=self._on_idle),
+            company=Company(
+                on_idle=self._on_idle, wants_stop=lambda: callbacks is not None and callbacks.wants_stop
+            ),
             supply=training,
             clip_norm=task.clip_norm,
         )
@@ -187,6 +197,8 @@ class Trainer:
         finally:
             self._training.close()
         self.steps = outcome.step
+        if self._training.callbacks is not None:
+            self._training.callbacks.end(outcome.reason)
         return outcome
 
     def _attend(self, service: Station, start: Start) -> NoReturn:

@@ -25,6 +25,7 @@ from shoal.model.replica import Replica
 from shoal.model.start import Start
 from shoal.observe.happenings import CheckpointWritten
 from shoal.observe.run_folder import RunFolder
+from shoal.roles.callbacks.telling import Callbacks
 from shoal.roles.loading.incremental import History
 from shoal.roles.process.reporter import Reporter
 from shoal.spec import Job, vocabulary
@@ -65,6 +66,8 @@ class Checkpointing:
         """What the slots of all committed steps have used, where that is counted here."""
         self.failures = 0
         """Members that the run has lost so far, as far as is known here."""
+        self.callbacks: Callbacks | None = None
+        """Who may ask for a checkpoint, and hears of each."""
 
     def note_step(self, step: int, loss: float) -> None:
         """A step is committed; where steps were left out by a worker of its own pace, they count as this one."""
@@ -95,6 +98,8 @@ class Checkpointing:
         if not self.is_on:
             return False
         self._open_store(step)
+        if self.callbacks is not None and self.callbacks.is_save_due(step, self._last_step):
+            return True
         now = time.monotonic()
         return self._rule.is_due(
             step=step,
@@ -210,6 +215,8 @@ class Checkpointing:
         }
 
     def _on_saved(self, entry: Entry, stall_s: float) -> None:
+        if self.callbacks is not None:
+            self.callbacks.checkpoint_is_written(entry.step)
         self._reporter.send(
             CheckpointWritten(
                 step=entry.step,

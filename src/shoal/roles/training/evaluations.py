@@ -6,9 +6,23 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from torch.optim import Optimizer
+
+from shoal.model.optimizer.averaging import average_in_use
+from shoal.model.optimizer.kinds import ELEMENTWISE
+from shoal.observe.told_marks import Mark
 from shoal.roles.training.observer import Observer
 from shoal.roles.training.training import Training
+from shoal.spec import Conduct, Task
 from shoal.spec.vocabulary import State
+
+
+def has_average(task: Task, conduct: Conduct, optimizer: Optimizer) -> bool:
+    """Whether every worker can look at an average of all parameters: the model is whole, and what the optimizer
+    keeps is in memory that all share, or the same in each."""
+    is_kept = task.ema is not None or task.swa is not None
+    is_elsewhere = conduct.is_cut or conduct.gathers or conduct.servers > 0
+    return is_kept and type(optimizer) in ELEMENTWISE and not is_elsewhere
 
 
 class _Despite(Protocol):
@@ -31,10 +45,22 @@ class Evaluations:
         """Why training may end, as the task says; empty where it may not."""
         self.is_for_all = training.conduct.first_evaluates
         """Whether the first worker evaluates for all, and has to tell them what follows from it."""
+        self._tries_average = has_average(training.task, training.conduct, training.replica.optimizer)
+        self._callbacks = training.callbacks
+        self._last = training.replica.start.step
+        """The step after which the last one was, or the run began."""
+        self._num_asked = 0
+        """How many were asked for, besides those that the task plans, when it was last looked."""
         for _, results in sorted(training.replica.start.evaluations.items()):
             self._note(results)
-        self.due: float = self._first_after(training.replica.start.step)
+        self._due = self._first_after(self._last)
+
+    @property
+    def due(self) -> float:
         """The step after which the next one is."""
+        if self._callbacks is not None and self._callbacks.marks[Mark.ASKED] != self._num_asked:
+            self._due = self._first_after(self._last)
+        return self._due
 
     def _first_after(self, step: int) -> float:
         """The first step after this one that is followed by an evaluation here."""
@@ -43,7 +69,14 @@ class Evaluations:
         if training.evaluator is None or not takes_part or step >= total:
             return math.inf
         interval = training.evaluation_interval
-        return min((step // interval + 1) * interval, total)
+        return min((step // interval + 1) * interval, total, *self._asked_after(step))
+
+    def _asked_after(self, step: int) -> list[int]:
+        if self._callbacks is None:
+            return []
+        asked = self._callbacks.marks.asked
+        self._num_asked = len(asked)
+        return [at for at in asked if at > step]
 
     def make(self, step: int, *, told: bool = False) -> None:
         """Evaluate after this step; `told`: others have said what it comes to."""
@@ -51,13 +84,27 @@ class Evaluations:
         assert evaluator is not None
         observer.on_state(State.EVALUATING, step)
         results = self._despite_moves(lambda: evaluator.run(training.strategy, training.world))
+        if self._tries_average:
+            average = self._despite_moves(self._try_average)
+            results |= {f"average_{name}": value for name, value in average.items()}
         observer.on_state(State.TRAINING, step)
         if training.checkpoints is not None:
             training.checkpoints.note_evaluation(step, results)
         if not told:
             observer.on_evaluation(step, results)
         self._note(results)
-        self.due = self._first_after(step)
+        self._last, self._due = step, self._first_after(step)
+        if self._callbacks is not None:
+            self._callbacks.evaluated(step, results)
+        if training.best is not None:
+            training.best.consider(step, results, is_past=told)
+
+    def _try_average(self) -> dict[str, float]:
+        """The same with the average of the parameters over the steps so far."""
+        training, evaluator = self._training, self._training.evaluator
+        assert evaluator is not None
+        with average_in_use(training.replica.trained, training.strategy.state_stream()):
+            return evaluator.run(training.strategy, training.world)
 
     def catch_up(self, committed: int) -> None:
         """Know those of the steps that others have committed since this run began."""
@@ -69,7 +116,7 @@ class Evaluations:
             if step not in start.evaluations:
                 self.make(int(step), told=step < committed)
             step = self._first_after(int(step))
-        self.due = step
+        self._last, self._due = committed, step
 
     def _note(self, results: Mapping[str, float]) -> None:
         self.results = dict(results)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from shoal.ledger import Schedule
+from shoal.roles.callbacks.telling import MOST_NOTED
 from shoal.roles.training.evaluations import Evaluations
 from shoal.roles.training.hosting import MoveOrder, PlacesMoved
 from shoal.roles.training.observer import Observer, Outcome
@@ -42,6 +43,7 @@ class Loop:
         self._training = training
         self._setting = setting
         self._observer = observer
+        self._callbacks = training.callbacks
         self._evaluations = Evaluations(training, observer, self._despite_moves)
         is_saved = training.checkpoints is not None and training.checkpoints.is_on
         self._saves = Saves(training, setting) if is_saved else None
@@ -68,8 +70,7 @@ class Loop:
         if handover is None or replica.scheduler is None:
             return
         if (last := handover.committed() - 1) > self._followed:
-            replica.advance_over(handover.losses(self._followed + 1, last))
-            self._followed = last
+            self._see_past(handover.losses(self._followed + 1, last))
 
     def catch_up(self) -> None:
         """Let the scheduler see all steps of earlier runs, for who looks at it before this one goes on."""
@@ -81,10 +82,15 @@ class Loop:
         """Train until the end. Steps up to `committed` were taken before this process came: only replayed."""
         training, observer = self._training, self._observer
         training.replica.train_mode()
-        if reason := self._replay(max(committed, training.replica.start.step)):
+        committed = max(committed, training.replica.start.step)
+        if self._callbacks is not None:
+            self._callbacks.begin(committed)
+        if reason := self._replay(committed):
             return self._outcome(reason)
         for turn in training.strategy.turns(self._step + 1, self._schedule.total_steps):
             stop = observer.wants_stop()
+            if self._callbacks is not None:
+                stop = stop or self._callbacks.is_stop_due(turn.step)
             if (orders := list(observer.take_orders(at_border=True))) and (reason := self._enter_all()):
                 return self._outcome(reason)
             if not self._heed(orders):
@@ -106,8 +112,8 @@ class Loop:
         losses, was_stopped = self._read_past(committed)
         if not committed:
             return ""
-        training, evaluations = self._training, self._evaluations
-        training.replica.advance_over(losses[self._followed : committed])
+        evaluations = self._evaluations
+        self._see_past(losses[self._followed : committed])
         if self._saves is not None:
             self._saves.note_past(losses[:committed])
         self._step, self._loss = committed, losses[committed - 1]
@@ -118,6 +124,17 @@ class Loop:
         if reason and self._saves is not None:  # who committed the last step may have died before it was saved
             self._saves.after(committed, self._loss, is_agreed=False, is_last=True)
         return reason
+
+    def _see_past(self, losses: Sequence[float]) -> None:
+        """Let the scheduler see the next steps that others have taken; and callbacks, which may not have been told
+        of the last ones."""
+        replica, first = self._training.replica, self._followed + 1
+        self._followed += len(losses)
+        skipped = 0 if replica.scheduler is not None else max(0, len(losses) - MOST_NOTED)
+        for step, loss in enumerate(losses[skipped:], first + skipped):
+            if self._callbacks is not None:
+                self._callbacks.step_is_done(step, loss, replica.learning_rate)
+            replica.advance(loss)
 
     def _read_past(self, committed: int) -> tuple[Sequence[float], bool]:
         """Enter into the book what others of this run have committed; the losses of all steps up to then, and
@@ -137,6 +154,8 @@ class Loop:
         """Forward, backward, agree, update: what the strategy makes of the turn."""
         training, rate = self._training, self._training.replica.learning_rate
         evaluations = self._evaluations
+        if self._callbacks is not None and self._callbacks.begin_turn(turn.step):
+            self._callbacks.ask_evaluation(self._next_of_first(turn.step) + self._most_open - 1)
         enough = evaluations.enough if evaluations.is_for_all else ""
 
         def act() -> Commit:
@@ -146,6 +165,13 @@ class Loop:
         self._open.append(_Taken(turn, self._despite_moves(act), rate))
         if self._most_open > 1:  # the next step begins before this one's loss is known, with its own learning rate
             training.replica.advance(float("nan"))
+
+    def _next_of_first(self, step: int) -> int:
+        """The next step that is not committed before the first worker has done its part: until then nobody is past
+        it, and by then all can read what the first one has asked for."""
+        steps = range(step, self._schedule.total_steps)
+        decider = self._setting.decider
+        return next((at for at in steps if decider(at) == 0), self._schedule.total_steps)
 
     def _work(self, turn: Turn) -> Work:
         training, setting, step = self._training, self._setting, turn.step
@@ -209,6 +235,9 @@ class Loop:
             training.book.commit(step, result.counts, training.sizes(step))
         committed = None if result.cells is None else _samples_in(schedule, result.cells)
         samples, epoch = schedule.samples_after(step), schedule.epoch_of(step)
+        if self._callbacks is not None:
+            for each in range(before + 1, step + 1):  # others may have taken some of them alone
+                self._callbacks.step_is_done(each, result.loss, learning_rate)
         self._observer.on_step(step, result, samples, learning_rate, epoch, committed=committed)
         if self._most_open == 1 and training.conduct.state is not StateHolder.EACH_WORKER:
             training.replica.advance_over([result.loss] * (step - before))

@@ -14,7 +14,10 @@ from shoal.ledger.book import Book, CutLog
 from shoal.model.parking.building import Parking
 from shoal.model.replica import Replica
 from shoal.model.start import Start
+from shoal.observe.told_marks import MOST_ASKED
+from shoal.roles.callbacks.telling import Callbacks
 from shoal.roles.inference.evaluator import Evaluator
+from shoal.roles.training.best import BestKeeper
 from shoal.roles.training.chaos import Sabotage
 from shoal.roles.training.checkpointing import Checkpointing
 from shoal.roles.training.mean_check import MeanCheck
@@ -94,6 +97,10 @@ class Training:
         """What goes wrong with the parts of a step, where the user asked for faults."""
         self.checkpoints: Checkpointing | None = None
         """Who saves the state after steps, where there is a run folder to save it in."""
+        self.callbacks: Callbacks | None = None
+        """Who tells the task's callbacks what happens, where it has any."""
+        self.best: BestKeeper | None = None
+        """Who keeps the best model that is evaluated, where the task wants that."""
         saved = self.replica.start.facts.get("book")
         self.book: Book | None = Book(self.replica.start.step) if saved is None else Book.from_plain(saved)
         """What the slots of all committed steps have used."""
@@ -106,7 +113,7 @@ class Training:
         evaluator = self.evaluator
         return Extent(
             total_steps=self.schedule.total_steps,
-            tables=max(2, -(-self.schedule.total_steps // self.evaluation_interval)),
+            tables=num_tables(self.task, self.schedule),
             table_rows=evaluator.num_batches if evaluator else 0,
             table_columns=evaluator.num_columns if evaluator else 0,
             accumulate=self.task.accumulate,
@@ -179,4 +186,16 @@ class Training:
     @property
     def evaluation_interval(self) -> int:
         """Steps from one evaluation to the next."""
-        return self.task.evaluate_every or self.schedule.steps_per_epoch
+        return interval_of(self.task, self.schedule)
+
+
+def interval_of(task: Task, schedule: Schedule) -> int:
+    """Steps from one evaluation to the next."""
+    return task.evaluate_every or schedule.steps_per_epoch
+
+
+def num_tables(task: Task, schedule: Schedule) -> int:
+    """The most evaluations that there may be, with those that callbacks ask for."""
+    planned = max(2, -(-schedule.total_steps // interval_of(task, schedule)))
+    both = 1 if task.ema is None and task.swa is None else 2  # of the parameters, and of their average
+    return both * (planned + (MOST_ASKED if task.callbacks else 0))

@@ -119,3 +119,13 @@ def test_an_error_leaves_the_state_as_well(process):
     with pytest.raises(OSError), process.pulse.during("saving"):
         raise OSError
     assert process.beat()["phase"] == "computing"
+
+
+def test_an_interlude_is_no_part_of_its_step(process):
+    for _ in range(5):
+        process.now += 0.1
+        with process.pulse.interlude("script"):
+            assert process.beat(after=3.0)["phase"] == "script"
+        process.take_steps(0.0)
+    told = process.beat(after=0.0)
+    assert (told["phase"], told["p99"]) == ("computing", pytest.approx(0.1))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.comm.channel import Channel
+from shoal.observe.happenings import ScalarLogged
 from shoal.roles.process.reporter import Reporter
 from shoal.roles.training.hosting import MoveOrder, PlacesMoved
 from shoal.spec import World
@@ -67,6 +68,16 @@ def test_steps_come_before_the_evaluation_that_follows_them(desk: Desk) -> None:
     desk.take_step(2, 0.01)
     desk.reporter.on_evaluation(2, {"loss": 0.5})
     assert [message["kind"] for message in desk.heard()] == ["steps", "steps", "evaluation"]
+
+
+def test_what_is_logged_comes_with_the_steps_and_after_them(desk: Desk) -> None:
+    desk.take_step(1, 0.0)
+    desk.reporter.log(ScalarLogged(name="norm", value=0.5, step=2))
+    desk.take_step(2, 0.01)
+    assert [message["kind"] for message in desk.heard()] == ["steps"], "not at every step"
+    desk.reporter.flush()
+    desk.reporter.flush()
+    assert [message["kind"] for message in desk.heard()] == ["steps", "scalar"]
 
 
 def test_progress_is_told_now_and_then_and_at_the_end(desk: Desk) -> None:

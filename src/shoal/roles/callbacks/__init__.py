@@ -1,0 +1,1 @@
+"""How callbacks are told what happens, and what becomes of what they ask for."""
