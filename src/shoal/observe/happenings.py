@@ -96,6 +96,31 @@ class Evaluated(Happening, kind="evaluation"):
     results: Numbers
 
 
+class ScalarLogged(Happening, kind="scalar"):
+    """A number that a callback logs."""
+
+    name: str
+    value: float
+    step: int
+
+
+class TextLogged(Happening, kind="text"):
+    """A text that a callback logs."""
+
+    name: str
+    text: str
+    step: int
+
+
+class ImageLogged(Happening, kind="image"):
+    """A picture that a callback logs, as a PNG file."""
+
+    name: str
+    path: str
+    """In the run's folder, relative to it."""
+    step: int
+
+
 class LineSaid(Happening, kind="line"):
     """What a process has to say."""
 
@@ -316,6 +341,7 @@ class Stopped(Happening, kind="stopped"):
 
 KINDS: dict[str, type[Happening]] = by_kind(
     *(WorldFormed, StateEntered, Heartbeat, MemoryPeaks, StepsTaken, ProgressMade, Evaluated, LineSaid, Warned),
+    *(ScalarLogged, TextLogged, ImageLogged),
     *(FaultInjected, Hung, Lost, Replaced, Restarted, Resumed, Raised, Failed),
     *(Adopted, Released, Scaled, Decided, CutsChanged),
     *(Audited, CheckpointWritten, Saved, Done, Finished, Stopped),
