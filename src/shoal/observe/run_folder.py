@@ -58,8 +58,8 @@ class RunFolder:
     """What a coordinator must not forget."""
     logs = _Inside("logs")
     """What each process printed."""
-    tensorboard = _Inside("tensorboard")
-    """Scalars for TensorBoard, where it was asked for."""
+    logged = _Inside("logged")
+    """What loggers keep here, in a folder each."""
 
     @property
     def name(self) -> str:
@@ -154,7 +154,7 @@ class RunFolder:
             told = (self.job, self.events, self.result, self.report, self.chart)
             for file in (*told, self.model, self.partial_model, self.decisions):
                 file.unlink(missing_ok=True)
-            for folder in (self.logs, self.tensorboard, self.checkpoints):
+            for folder in (self.logs, self.logged, self.checkpoints):
                 if folder.is_dir():
                     shutil.rmtree(folder)
 
