@@ -12,8 +12,7 @@ from helpers.warm_commands import WarmCommands
 def shoal_beside(
     commands: WarmCommands, folder: Path, module: Path, brought: str, group: str = "shoal.strategies"
 ) -> Callable[..., str]:
-    """`shoal("train", …)`, run in `folder`; a package brings `module` with `name = module:Class`, a strategy or what
-    else `group` holds."""
+    """`shoal("train", …)`, run in `folder`; a package brings `module` with `name = module:Class` for `group`."""
     site, name = folder / "site", module.stem
     site.mkdir()
     shutil.copy(module, site)

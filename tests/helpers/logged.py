@@ -118,15 +118,40 @@ def read_wandb(folder: Path) -> Found:
 
 def _wandb_records(path: Path) -> Iterator[Any]:
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
-    store = DataStore()
-    store.open_for_scan(str(path))
-    while (data := store.scan_data()) is not None:
+    for data in _wandb_messages(path):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         yield record
+
+
+def _wandb_messages(path: Path) -> Iterator[bytes]:
+    try:
+        from wandb.sdk.internal.datastore import DataStore
+    except ImportError:
+        yield from _log_messages(path.read_bytes())
+        return
+    store = DataStore()
+    store.open_for_scan(str(path))
+    while (data := store.scan_data()) is not None:
+        yield data
     store.close()
+
+
+def _log_messages(data: bytes) -> Iterator[bytes]:
+    """What lies in blocks, as in a log of LevelDB: newer versions of W&B have no reader in Python."""
+    block, header = 32768, struct.Struct("<IHB")
+    at, message = header.size, b""
+    while at + header.size <= len(data):
+        if (room := block - at % block) < header.size:
+            at += room
+            continue
+        _, size, kind = header.unpack_from(data, at)
+        at += header.size + size
+        message += data[at - size : at]
+        if kind in (1, 4):  # a whole message, or the last part of one
+            yield message
+            message = b""
 
 
 def _items(items: Any) -> dict[str, Any]:

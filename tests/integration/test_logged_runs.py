@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from helpers.commands import SMALL_TASK
 from helpers.installed import shoal_beside
 from helpers.logged import read_csv, read_tensorboard
 from helpers.warm_commands import WarmCommands
-from shoal.observe import read_events
+from shoal.launch.owner import ZygoteProcess
+from shoal.launch.runs import train
+from shoal.observe import Logger, read_events
+from shoal.observe.loggers import Scalar
 from shoal.observe.report import counted_losses
 
 MODULE = Path(__file__).with_name("plain_logger.py")
@@ -63,3 +67,18 @@ def test_what_nobody_knows_is_refused_before_anything_is_made(warm_commands: War
     answer = warm_commands(tmp_path, *TRAIN, "--log", "wandbb")
     assert answer.status == 2 and "Did you mean 'wandb'?" in answer.text
     assert not (tmp_path / "runs").exists()
+
+
+class Losses(Logger):
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, float]] = []
+
+    def log(self, scalars: Sequence[Scalar]) -> None:
+        self.heard += [(one.step, one.value) for one in scalars if one.name == "train/loss"]
+
+
+def test_a_logger_may_be_handed_over(tmp_path: Path, zygote: ZygoteProcess) -> None:
+    mine, how = Losses(), {"runs": tmp_path, "name": "mine", "output": io.StringIO(), "zygote": zygote}
+    train(f"{SMALL_TASK}:task", max_steps=5, log=[mine, "csv"], **how)
+    assert mine.heard == read_csv(tmp_path / "mine" / "logged" / "csv").scalars["train/loss"]
+    assert [step for step, _ in mine.heard] == [1, 2, 3, 4, 5]

@@ -155,8 +155,8 @@ class LoggerSink:
                 self._ending = RunEnding.FINISHED
             case Stopped(reason=reason):
                 self._ending = RunEnding.FAILED if reason == wording.FAILED else RunEnding.STOPPED
-        if isinstance(event.what, _MARKS) and (text := wording.line(event)) is not None:
-            self._logger.note(FAULTS, text, self._step)
+        if isinstance(event.what, _MARKS) and (line := wording.line(event)) is not None:
+            self._logger.note(FAULTS, line, self._step)
 
     def _end(self) -> None:
         """What the whole run has come to: its chart, which the report has drawn, and its model."""
