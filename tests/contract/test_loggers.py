@@ -94,7 +94,8 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def steps(*numbers: int, scale: float = 1.0) -> Event:
     told = [[number, scale * LOSSES[number]] for number in numbers]
-    return Event(StepsTaken(steps=told, samples=numbers[-1], total_steps=6, lr=0.5, epoch=1), 0)
+    parts = [[number, {"ce": float(number)}] for number in numbers]
+    return Event(StepsTaken(steps=told, parts=parts, samples=numbers[-1], total_steps=6, lr=0.5, epoch=1), 0)
 
 
 ALL = ("csv", "tensorboard", "wandb", "mlflow")
@@ -123,6 +124,7 @@ def test_a_run_is_found_as_it_was_told(kept: Kept, folder: RunFolder) -> None:
     assert {name: found.settings[name] for name in SETTINGS} == {name: str(one) for name, one in SETTINGS.items()}
     expected = {
         "train/loss": list(LOSSES.items()),
+        "train/ce": [(step, float(step)) for step in LOSSES],
         "train/lr": [(1, 0.5), (3, 0.5), (6, 0.5)],
         "test/loss": [(3, 0.75), (6, 0.25)],
         "test/accuracy": [(3, 0.5), (6, 1.0)],

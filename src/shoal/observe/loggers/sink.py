@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -172,8 +173,11 @@ def _scalars(event: Event) -> list[Scalar]:
     """The numbers of an event; what is not known, or is none, is left out."""
     found: list[tuple[int, str, object]] = []
     match event.what:
-        case StepsTaken(steps=steps, lr=lr):
+        case StepsTaken(steps=steps, parts=parts, lr=lr):
             found += [(step, "train/loss", loss) for step, loss in steps]
+            found += [
+                (step, f"train/{name}", value) for step, named in parts or () for name, value in named.items()
+            ]
             found += [(step, "train/lr", lr) for step, _ in steps[-1:]]
         case Evaluated(step=step, results=results):
             found += [(step, f"test/{name}", value) for name, value in results.items()]
@@ -181,6 +185,6 @@ def _scalars(event: Event) -> list[Scalar]:
             found.append((step, name, value))
     return [
         Scalar(step, name, float(value), event.time)
-        for step, name, value in found
+        for step, name, value in sorted(found, key=itemgetter(0))
         if isinstance(value, int | float)
     ]
