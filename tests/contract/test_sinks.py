@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from helpers.logged import sink_of
 from helpers.training import Train
 from shoal.launch.owner import ZygoteProcess
-from shoal.observe import Event, JsonlSink, PlainSink, ProgressSink, Sink, TensorBoardSink
+from shoal.observe import Event, JsonlSink, PlainSink, ProgressSink, RunFolder, Sink
 from shoal.observe.jsonl import FILE_NAME
+from shoal.observe.loggers.csv_files import CsvLogger
+from shoal.observe.loggers.tensorboard import TensorBoardLogger
 
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 MakeSink = Callable[[Path], Sink]
@@ -20,7 +23,8 @@ SINKS: dict[str, MakeSink] = {
     "bar": lambda folder: ProgressSink(Console(file=io.StringIO(), force_terminal=True)),
     "lines": lambda folder: PlainSink(io.StringIO()),
     "file": JsonlSink,
-    "TensorBoard": lambda folder: TensorBoardSink(folder / "tensorboard"),
+    "CSV": lambda folder: sink_of("csv", CsvLogger(), RunFolder(folder)),
+    "TensorBoard": lambda folder: sink_of("tensorboard", TensorBoardLogger(), RunFolder(folder)),
 }
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from helpers.commands import GUARD_S, command
 
 
-def shoal_beside(folder: Path, module: Path, strategy: str) -> Callable[..., str]:
-    """`shoal("train", …)`, run in `folder`; a package brings `module` with a strategy `name = module:Class`."""
+def shoal_beside(folder: Path, module: Path, brought: str, group: str = "shoal.strategies") -> Callable[..., str]:
+    """`shoal("train", …)`, run in `folder`; a package brings `module` with `name = module:Class` for `group`."""
     site, name = folder / "site", module.stem
     site.mkdir()
     shutil.copy(module, site)
     information = site / f"{name}-1.0.dist-info"
     information.mkdir()
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(f"[shoal.strategies]\n{strategy}\n")
+    (information / "entry_points.txt").write_text(f"[{group}]\n{brought}\n")
 
     def run(*words: str) -> str:
         # A zygote of its own: those that run already have not got the package.

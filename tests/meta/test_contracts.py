@@ -25,6 +25,7 @@ SUITES = {
     "Contribute": "test_contributions.py",
     "Succession": "test_successions.py",
     "Sink": "test_sinks.py",
+    "Logger": "test_loggers.py",
     "Output": "test_outputs.py",
 }
 

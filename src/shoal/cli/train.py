@@ -151,8 +151,16 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier run of that name.", rich_help_panel=RECORD)
     ] = False,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Log to csv, tensorboard, wandb[:project] or mlflow[:uri] as well; repeatable.",
+            metavar="NAME[:SETTING]",
+            rich_help_panel=RECORD,
+        ),
+    ] = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write TensorBoard files, too.", rich_help_panel=RECORD)
+        bool, typer.Option("--tensorboard", help="The same as --log tensorboard.", rich_help_panel=RECORD)
     ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Print the plan in place of training.", rich_help_panel=SCREEN)
@@ -208,6 +216,7 @@ def train(
         overwrite=overwrite,
         progress=progress,
         output=sys.stderr if as_json else None,
+        log=log or None,
         tensorboard=tensorboard,
         zygote=ctx.obj,
         **said,

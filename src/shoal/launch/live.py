@@ -218,7 +218,8 @@ class LiveRun:
         record, beginning = Record(), Beginning(job, folder)
         file = JsonlSink(folder.path, lambda text: bus.emit(Event(Warned(text=text))))
         streams = [] if self._stream is None else [self._stream]
-        bus = Bus([file, record, beginning, *self._shown, *streams, FolderWatch(folder.path)])
+        # The last is closed first: whoever fails then is told of to those before it.
+        bus = Bus([file, record, beginning, *streams, *self._shown, FolderWatch(folder.path)])
         stopped: str | None = FAILED
         failure: ShoalError | None = None
         try:

@@ -103,7 +103,8 @@ def leave_behind(folder: RunFolder, record: Record, ending: Finished | Stopped, 
     report = partial(write_report, folder.path)
     saved = partial(_check_saved, folder, record.results if isinstance(ending, Finished) else None)
     tell = partial(bus.emit, Event(ending))
-    for keep in (keep_result, folder.drop_partial_model, tell, bus.close, report, saved):
+    # Loggers, which end when the bus is closed, take the report's picture along.
+    for keep in (keep_result, folder.drop_partial_model, tell, report, bus.close, saved):
         try:
             keep()
         except (ShoalError, OSError) as error:

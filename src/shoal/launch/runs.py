@@ -17,9 +17,10 @@ from shoal.launch.inside import refuse_inside
 from shoal.launch.live import EventStream, LiveRun, Run
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import find_whole, first_options, left_out, resumed_job
-from shoal.observe import Event, PlainSink, ProgressSink, RunFolder, Sink, TensorBoardSink
+from shoal.observe import Event, PlainSink, ProgressSink, RunFolder, Sink
 from shoal.observe.checkpoint_names import find_run
 from shoal.observe.happenings import Happening, LineSaid, Warned
+from shoal.observe.loggers import Log, Logger, find_loggers, logger_sinks, several
 from shoal.observe.run_lock import RunLock
 from shoal.observe.told_marks import rewind_told
 from shoal.observe.trust import trusted_job
@@ -56,6 +57,7 @@ def train(
     overwrite: bool = False,
     progress: bool | None = None,
     output: TextIO | None = None,
+    log: Log | None = None,
     tensorboard: bool = False,
     zygote: ZygoteProcess | None = None,
     **overrides: Any,
@@ -75,6 +77,9 @@ def train(
     fields. Code that others could have written is refused there, unless you `trust` it. `weights_from` begins a
     new run from the weights of another, a checkpoint or a file; with `skip_seen` it leaves out the samples that
     the checkpoint has seen.
+
+    `log` names loggers, or is some: `csv`, `tensorboard`, `wandb`, `mlflow:sqlite:///mlflow.db`, one or a list.
+    `tensorboard=True` is the same as `log="tensorboard"`.
     """
     said = dict(locals())  # Before all else: what was said, by name.
     refuse_inside("train")
@@ -134,6 +139,8 @@ def _prepared(
 ) -> LiveRun:
     """A run that is about to begin, in a folder that is its own from here on. `said`: the arguments of `train`."""
     warn = _warning(tell)
+    log = _said_loggers(said)
+    loggers = find_loggers(log or ())
     wishes = {name: said[name] for name in _OF_JOB}
     wishes["strategy"] = None if said["strategy"] is None else str(said["strategy"])
     if said["workers"] is not None and said["cluster"] is None:
@@ -149,9 +156,19 @@ def _prepared(
         # Nobody else works in the folder from here on; nothing of it is read or changed before.
         at_end.enter_context(RunLock(folder.path, warn))
         job = replace(prepare(), run_dir=str(folder.path))
-        boards = [TensorBoardSink(folder.tensorboard)] if said["tensorboard"] else []
-        sinks: list[Sink] = [*boards, *shown]
+        if log is not None:
+            job = replace(job, options={**job.options, "log": [one for one in log if isinstance(one, str)]})
+        else:
+            loggers = find_loggers(job.options.get("log", ()))
+        sinks: list[Sink] = [*shown, *logger_sinks(loggers, folder, job)]
         return LiveRun(job, folder, sinks, stream=stream, zygote=said["zygote"], at_end=at_end.pop_all())
+
+
+def _said_loggers(said: Mapping[str, Any]) -> list[str | Logger] | None:
+    """What was said of loggers; None where nothing was, so that a resumed run keeps those that it had."""
+    if said["log"] is None and not said["tensorboard"]:
+        return None
+    return several([*several(said["log"] or ()), *["tensorboard"] * said["tensorboard"]])
 
 
 def _resumable(said: Mapping[str, Any]) -> RunFolder:

@@ -61,5 +61,6 @@ class Bus:
             self._warn(sink, error)
 
     def _warn(self, sink: Sink, error: Exception) -> None:
-        text = f"{type(sink).__name__} failed and is left out from here on: {type(error).__name__}: {error}"
+        name = getattr(sink, "name", type(sink).__name__)  # Of loggers there may be many.
+        text = f"{name} failed and is left out from here on: {type(error).__name__}: {error}"
         self.emit(Event(Warned(text=text)))

@@ -69,6 +69,17 @@ def write_whole(path: Path, data: str | bytes) -> None:
             raise
 
 
+def mend_last_line(fd: int) -> None:
+    """Where a crash has cut the last line off, take away what is left of it: the next would be glued to it."""
+    end = os.fstat(fd).st_size
+    begin, tail = end, b""
+    while begin > 0 and b"\n" not in tail:
+        begin, before = max(0, begin - 65536), begin
+        tail = os.pread(fd, before - begin, begin) + tail
+    if torn := len(tail.rpartition(b"\n")[2]):
+        os.ftruncate(fd, end - torn)
+
+
 def _discard(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)

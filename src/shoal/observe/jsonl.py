@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.errors import DiskRefused, SpecError
-from shoal.observe.disk import explain_refusal, writing
+from shoal.observe.disk import explain_refusal, mend_last_line, writing
 from shoal.observe.events import Event
-from shoal.observe.happenings import Heartbeat, MemoryPeaks
+from shoal.observe.happenings import Finished, Heartbeat, MemoryPeaks, Stopped
 
 FILE_NAME = "events.jsonl"
 MOST_WAITING_BYTES = 64 << 20
@@ -38,7 +38,7 @@ class JsonlSink:
         with writing(self._path.parent):
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._fd: int | None = os.open(self._path, flags, 0o644)
-            _mend_last_line(self._fd)
+            mend_last_line(self._fd)
 
     def handle(self, event: Event) -> None:
         """Write one line; beats are left out, for they say little an hour later."""
@@ -47,14 +47,14 @@ class JsonlSink:
             self._peaks[rank] = max(self._peaks.get(rank, 0), event.what.rss)
         elif self._fd is not None:
             self._write(event)
+            if isinstance(event.what, Finished | Stopped):
+                self._write_peaks()  # The report is made before this is closed.
 
     def close(self) -> None:
         """Write the memory peaks and what had to wait, and close the file."""
         if self._fd is None:
             return
-        if self._peaks:
-            peaks = [[rank, rss] for rank, rss in sorted(self._peaks.items())]
-            self._write(Event(MemoryPeaks(peak_rss=peaks)))
+        self._write_peaks()
         self._flush(self._fd)
         is_removed = os.fstat(self._fd).st_nlink == 0
         os.close(self._fd)
@@ -64,6 +64,12 @@ class JsonlSink:
             raise DiskRefused(f"{FILE_NAME} lacks the last events: {explain_refusal(self._refusal)}.")
         if is_removed:
             raise DiskRefused(f"{FILE_NAME} was removed while the run wrote it.")
+
+    def _write_peaks(self) -> None:
+        if self._peaks:
+            peaks = [[rank, rss] for rank, rss in sorted(self._peaks.items())]
+            self._write(Event(MemoryPeaks(peak_rss=peaks)))
+            self._peaks = {}
 
     def _write(self, event: Event) -> None:
         line = event.to_json().encode() + b"\n"
@@ -100,14 +106,3 @@ def read_events(run_dir: Path | str) -> list[Event]:
         except SpecError:
             continue
     return events
-
-
-def _mend_last_line(fd: int) -> None:
-    """Where a crash has cut the last line off, take away what is left of it: the next would be glued to it."""
-    end = os.fstat(fd).st_size
-    begin, tail = end, b""
-    while begin > 0 and b"\n" not in tail:
-        begin, before = max(0, begin - 65536), begin
-        tail = os.pread(fd, before - begin, begin) + tail
-    if torn := len(tail.rpartition(b"\n")[2]):
-        os.ftruncate(fd, end - torn)

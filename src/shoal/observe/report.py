@@ -91,6 +91,8 @@ def command(job: Job) -> str:
         words.append("--skip-seen")
     for name, value in job.args.items():
         words += ["--arg", f"{name}={value}"]
+    for logger in job.options.get("log", ()):
+        words += ["--log", logger]
     return shlex.join(words)
 
 

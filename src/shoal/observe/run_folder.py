@@ -66,12 +66,12 @@ class RunFolder:
     """What a coordinator must not forget."""
     logs = _Inside("logs")
     """What each process printed."""
-    tensorboard = _Inside("tensorboard")
-    """Scalars for TensorBoard, where it was asked for."""
     images = _Inside("images")
     """What callbacks have logged as images."""
     told = _Inside("callbacks.marks")
     """What callbacks were told, where the task has any."""
+    logged = _Inside("logged")
+    """What loggers keep here, in a folder each."""
 
     @property
     def name(self) -> str:
@@ -167,7 +167,7 @@ class RunFolder:
             models = (self.model, self.partial_model, self.best_model, self.average_model)
             for file in (*told, *models, self.decisions, self.told):
                 file.unlink(missing_ok=True)
-            for folder in (self.logs, self.tensorboard, self.images, self.best, self.checkpoints):
+            for folder in (self.logs, self.logged, self.images, self.best, self.checkpoints):
                 if folder.is_dir():
                     shutil.rmtree(folder)
 
