@@ -198,9 +198,9 @@ def test_unreadable_predictions(attempt):
     assert status == 1 and "not a whole safetensors file" in message
 
 
-def test_function_of_a_notebook():
+def test_function_inside_another():
     def task():
         raise AssertionError("never called")
 
-    with pytest.raises(SpecError, match="%%writefile"):
+    with pytest.raises(SpecError, match="let a function at the top of its file make it"):
         shoal.train(task)

@@ -88,7 +88,7 @@ def bench(
     shoal bench gpt.py --steps 50 --rounds 5 --out compared[/dim]
     """
     from shoal.bench.comparison import SECONDS, BenchOrder, chosen_strategies, compare_strategies
-    from shoal.launch.runs import locate
+    from shoal.launch.targets import locate
     from shoal.spec import Cluster
 
     if steps is not None and seconds is not None:

@@ -17,12 +17,13 @@ from shoal.launch.inside import refuse_inside
 from shoal.launch.live import EventStream, LiveRun, Run
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import find_whole, first_options, left_out, resumed_job
+from shoal.launch.targets import locate, target_of
 from shoal.observe import Event, PlainSink, ProgressSink, RunFolder, Sink, TensorBoardSink
 from shoal.observe.checkpoint_names import find_run
 from shoal.observe.happenings import Happening, LineSaid, Warned
 from shoal.observe.run_lock import RunLock
 from shoal.observe.trust import trusted_job
-from shoal.spec import Cluster, Job, StrategySpec
+from shoal.spec import Cluster, Job, StrategySpec, Task
 
 _OF_JOB = (
     *("strategy", "cluster", "slots", "checkpoint", "chaos", "overrides"),
@@ -33,7 +34,7 @@ Tell = Callable[[Happening], None]
 
 
 def train(
-    target: str | Callable[..., Any] | Job | None = None,
+    target: str | Callable[..., Any] | Task | Job | None = None,
     *,
     workers: int | str | None = None,
     strategy: str | StrategySpec | None = None,
@@ -61,10 +62,11 @@ def train(
 ) -> Run:
     """Train a task with many processes of this machine.
 
-    `target` is `path.py:factory`, an importable factory function, or a whole `Job`. `progress` shows a bar (True),
-    plain lines (False), or what fits the output (None), which is standard output by default. `chaos` injects
-    faults: `kill worker:1 at step 50`. `workers` may be limits, `1:4`; `on_failure` says what follows a death:
-    `auto`, `replace`, `shrink`, `restart` or `stop`. Further keywords change fields of the task: `epochs=3`.
+    `target` is `path.py:factory`, an importable factory function, a `Task` at the top of a file, or a whole `Job`.
+    `progress` shows a bar (True), plain lines (False), or what fits the output (None), which is standard output by
+    default. `chaos` injects faults: `kill worker:1 at step 50`. `workers` may be limits, `1:4`; `on_failure` says
+    what follows a death: `auto`, `replace`, `shrink`, `restart` or `stop`. Further keywords change fields of the
+    task: `epochs=3`.
 
     `precision` is what the model computes in: `fp32`, `bf16`, `fp16` or `adaptive`. `recompute` saves memory:
     blocks of the model are computed again in the backward pass.
@@ -81,7 +83,7 @@ def train(
     return _prepared(said, _teller_to(shown), [shown]).run()
 
 
-def start(target: str | Callable[..., Any] | Job | None = None, **settings: Any) -> LiveRun:
+def start(target: str | Callable[..., Any] | Task | Job | None = None, **settings: Any) -> LiveRun:
     """Begin to train, and do something else meanwhile: follow the run's events, scale it, stop it, wait for it.
 
     Takes what `train` takes, and shows nothing unless `progress` or `output` is given. What cannot be is refused
@@ -109,7 +111,7 @@ def scale(
 
 
 def new_job(
-    target: str | Callable[..., Any] | None,
+    target: str | Callable[..., Any] | Task | None,
     args: Mapping[str, Any] | None,
     options: Mapping[str, Any],
     said: Mapping[str, Any],
@@ -214,26 +216,3 @@ def screen(progress: bool | None = None, output: TextIO | None = None) -> Sink:
     from rich.console import Console
 
     return ProgressSink(Console(file=stream))
-
-
-def target_of(factory: Callable[..., Any]) -> str:
-    """The `path.py:factory` of a function that other processes can import."""
-    module = inspect.getmodule(factory)
-    path = getattr(module, "__file__", None)
-    if module is None or path is None or "." in factory.__qualname__ or factory.__name__ == "<lambda>":
-        raise SpecError(
-            f"{factory.__qualname__!r} lives only in this process (a notebook cell, a lambda, an inner function), "
-            "so other processes cannot import it; write it to a file: %%writefile digits.py, then "
-            "shoal.train('digits.py:task')."
-        )
-    return f"{path}:{factory.__name__}"
-
-
-def locate(target: str) -> str:
-    """The target with its file's whole path, so that it can be found from anywhere and at any later time."""
-    path, colon, factory = target.partition(":")
-    if not path.endswith(".py"):
-        return target
-    if not Path(path).is_file():
-        raise SpecError(f"There is no file {path!r} in {Path.cwd()}; check the path.")
-    return f"{Path(path).absolute()}{colon}{factory}"

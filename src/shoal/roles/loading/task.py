@@ -28,10 +28,7 @@ def load_task(job: Job) -> Task:
     factory = getattr(_import(path), name, None)
     if factory is None:
         raise SpecError(f"{path} has no {name!r}; define `def {name}() -> shoal.Task` there, or name another.")
-    _check_arguments(f"{path}:{name}", factory, dict(job.args))
-    task = factory(**job.args)
-    if not isinstance(task, Task):
-        raise SpecError(f"{path}:{name} must return a shoal.Task, found {type(task).__name__}.")
+    task = _make(f"{path}:{name}", factory, dict(job.args))
     overrides = dict(job.overrides)
     fold, history = overrides.pop("fold", None), History(job)
     if fold and history.skips_seen:
@@ -68,7 +65,12 @@ def _import(path: str) -> ModuleType:
     return module
 
 
-def _check_arguments(target: str, factory: Any, args: dict[str, Any]) -> None:
+def _make(target: str, factory: Any, args: dict[str, Any]) -> Task:
+    """What the factory makes; what stands there may also be a task itself."""
+    if isinstance(factory, Task):
+        if args:
+            raise SpecError(f"{target} is a Task, which takes no arguments, found {args}; let a function make it.")
+        return factory
     if not callable(factory):
         raise SpecError(f"{target} must be a function that makes a Task, found {type(factory).__name__}.")
     try:
@@ -76,3 +78,7 @@ def _check_arguments(target: str, factory: Any, args: dict[str, Any]) -> None:
     except TypeError as error:
         known = ", ".join(inspect.signature(factory).parameters) or "none"
         raise SpecError(f"{target} was called with {args}: {error}; its arguments are: {known}.") from None
+    task = factory(**args)
+    if not isinstance(task, Task):
+        raise SpecError(f"{target} must return a shoal.Task, found {type(task).__name__}.")
+    return task

@@ -21,6 +21,7 @@ def task(length: int = LENGTH, seed: int = 0) -> shoal.Task:
     )
 
 number = 3
+made = task(4)
 
 def nothing():
     return None
@@ -47,6 +48,11 @@ def test_the_factory_is_called_with_the_jobs_arguments(tasks: str) -> None:
     assert len(load_task(Job(target=tasks)).train) == 5
 
 
+def test_a_task_at_the_top_of_a_file(tasks: str) -> None:
+    task = load_task(Job(target=f"{tasks}:made", overrides={"epochs": 4}))
+    assert (len(task.train), task.epochs) == (4, 4)
+
+
 def test_a_module_by_its_name(tasks: str) -> None:
     sys.path.insert(0, str(Path.cwd()))
     assert len(load_task(Job(target="loaded_tasks:task")).train) == 5
@@ -65,6 +71,7 @@ def test_a_module_by_its_name(tasks: str) -> None:
             {"size": 3},
             "unexpected keyword argument 'size'; its arguments are: length, seed",
         ),
+        ("loaded_tasks.py:made", {"size": 3}, "loaded_tasks.py:made is a Task, which takes no arguments"),
         ("loaded_tasks.py:nothing", {"size": 3}, "its arguments are: none"),
     ],
 )
