@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -56,12 +57,40 @@ def _import(path: str) -> ModuleType:
     file = Path(path)
     if not file.is_file():
         raise SpecError(f"There is no file {path!r} in {Path.cwd()}; check the path.")
+    sys.path.insert(0, str(file.resolve().parent))
+    if depth := _levels_of_imports(file):
+        return _import_of_package(file.resolve(), depth)
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
-    sys.path.insert(0, str(file.resolve().parent))
     spec.loader.exec_module(module)
+    return module
+
+
+def _levels_of_imports(file: Path) -> int:
+    """How far up a file's relative imports reach: 1 for `from .nets import Net`, 0 where it has none."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return 0  # which Python tells better once it runs the file
+    return max((node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)), default=0)
+
+
+def _import_of_package(file: Path, depth: int) -> ModuleType:
+    """A file that only works as part of its package, so it is imported as that."""
+    names, folder = [file.stem], file.parent
+    while len(names) <= depth or (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    sys.path.insert(0, str(folder))
+    name = ".".join(names)
+    module = importlib.import_module(name)
+    if module.__file__ is None or Path(module.__file__).resolve() != file:
+        raise SpecError(
+            f"{file} imports relatively, so it is imported as {name!r}, but that is {module.__file__} here; "
+            "rename its package."
+        )
     return module
 
 
