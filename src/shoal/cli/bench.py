@@ -13,9 +13,8 @@ import typer
 
 from shoal.cli import arguments as option
 from shoal.cli.arguments import CLUSTER, RECORD, TASK, given, parse_arguments
-from shoal.cli.failures import FAILED, INTERRUPTED
 from shoal.cli.json_output import print_json
-from shoal.errors import SpecError
+from shoal.errors import FAILED, INTERRUPTED, SpecError
 
 if TYPE_CHECKING:
     from shoal.bench import BenchReport

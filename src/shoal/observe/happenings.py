@@ -205,6 +205,8 @@ class Failed(Happening, kind="failed"):
     """Said by a process: the message needs no traceback."""
     consequence: bool | None = None
     """Said by a process: it only lost a peer, whose failure is the one to show."""
+    misuse: bool | None = None
+    """Said by a process: what was asked for cannot be."""
 
 
 # Who does whose work.

@@ -69,7 +69,7 @@ WHOLE = {
     "restarted": {"reason": "killed", "step": 20, "samples": 320, "undone": 4, "seconds": 1.0},
     "resumed": {"step": 20},
     "raised": {"step": 3, "slot": None, "sample": 17, "error": "ValueError: bad", "final": False},
-    "failed": {"message": "Worker 1 failed.", "traceback": "…", "clear": True, "consequence": False},
+    "failed": {"message": "It failed.", "traceback": "…", "clear": True, "consequence": False, "misuse": True},
     "adopted": {"places": [1, 2], "generation": 3},
     "released": {"places": [1], "generation": 4},
     "scaled": {"workers": 2, "before": 1, "hosts": [[0], [1]], "reason": "asked for"},
