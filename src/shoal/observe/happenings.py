@@ -190,7 +190,11 @@ class Raised(Happening, kind="raised"):
     slot: int | None
     """The part of the batch that it computed; None where it was at something else."""
     sample: int | None
-    """The sample that raises by itself, by its index; None where none does."""
+    """The first sample that raises by itself, by its index; None where none does."""
+    tried: int | None = None
+    """How many samples of that part were tried by themselves once one was found."""
+    raising: int | None = None
+    """How many of these raise."""
     error: str
     final: bool
     """Another process could do no better."""
