@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from shoal.errors import SpecError, TaskError
+from shoal.model.compiled import under_own_names
 from shoal.model.optimizer.kinds import prefer_fused
 from shoal.model.parking.building import Parking
 from shoal.model.precision import Precision, layers_of
@@ -96,6 +97,7 @@ class Replica:
                 f"Task: model() must make an nn.Module, found {type(module).__name__}; "
                 "write for instance model=lambda: nn.Linear(4, 2)."
             )
+        module = under_own_names(module)
         if self.numerics == "float64":
             module.double()
         if any(is_lazy(p) for p in module.parameters()) and sample is not None:
