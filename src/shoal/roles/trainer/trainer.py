@@ -78,6 +78,7 @@ class Trainer:
         world = replace(world, device=choose_device(device, world.local_rank))
         if self._service is None:
             self._fellows = Fellows(world, self._on_idle)
+            self._on_idle = self._fellows.look_up
         else:
             self._on_idle = looking_up(self._on_idle, self._service.reporter)
             self._fellows = GivenFellows(world)
@@ -120,6 +121,7 @@ class Trainer:
         self._loop.catch_up()
         training.replica.train_mode()
         self._total_is_known = self.lanes == 1 and task.skip_loss_below is None
+        self._fellows.enter(start.step)
         self.steps = start.step
         """Steps taken so far."""
 
@@ -162,6 +164,7 @@ class Trainer:
         def load() -> Iterator[LoadedBatch]:
             yield batch, weight, 0  # no book is kept of batches that the user has cut
 
+        self._fellows.enter(self.steps + 1)
         part = Part(self.lane, load, weight if self._total_is_known else None)
         result = self._strategy.take(Work(self.steps + 1, (part,), self._task.seed)).result()
         self.steps += 1
@@ -186,6 +189,7 @@ class Trainer:
             outcome = self._loop.run() if self._service is None else self._train_with(self._service)
         finally:
             self._training.close()
+        self._fellows.enter(outcome.step)
         self.steps = outcome.step
         return outcome
 
