@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from shoal.errors import SpecError, TaskError
 from shoal.model.compiled import under_own_names
+from shoal.model.fitting_loss import with_fitting_loss
 from shoal.model.optimizer.kinds import prefer_fused
 from shoal.model.parking.building import Parking
 from shoal.model.precision import Precision, layers_of
@@ -36,7 +37,7 @@ class Replica:
         precision: str = "fp32",
         recompute: bool = False,
     ) -> None:
-        self.task = task
+        self.task = task = with_fitting_loss(task, numerics=numerics, device=device)
         self.start = start or Start()
         self.numerics = numerics
         self.device = device
