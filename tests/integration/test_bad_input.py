@@ -206,3 +206,9 @@ def test_function_inside_another():
 
     with pytest.raises(SpecError, match="let a function at the top of its file make it"):
         shoal.train(task)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("worker", "workers"), ("epoch", "epochs"), ("sed", "seed")])
+def test_misspelt_keywords(name, meant):
+    with pytest.raises(SpecError, match=f"train: keyword '{name}' is not known. Did you mean '{meant}'"):
+        shoal.train("task.py", **{name: 2})

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from shoal.errors import SpecError
+from shoal.errors import SpecError, unknown
 from shoal.launch.control import request_scale
 from shoal.launch.inside import refuse_inside
 from shoal.launch.live import EventStream, LiveRun, Run
@@ -24,6 +24,7 @@ from shoal.observe.happenings import Happening, LineSaid, Warned
 from shoal.observe.run_lock import RunLock
 from shoal.observe.trust import trusted_job
 from shoal.spec import Cluster, Job, StrategySpec, Task
+from shoal.spec.job import OVERRIDES
 
 _OF_JOB = (
     *("strategy", "cluster", "slots", "checkpoint", "chaos", "overrides"),
@@ -134,6 +135,7 @@ def _prepared(
     said: Mapping[str, Any], tell: Tell, shown: Sequence[Sink], stream: EventStream | None = None
 ) -> LiveRun:
     """A run that is about to begin, in a folder that is its own from here on. `said`: the arguments of `train`."""
+    _check_names(said["overrides"])
     warn = _warning(tell)
     wishes = {name: said[name] for name in _OF_JOB}
     wishes["strategy"] = None if said["strategy"] is None else str(said["strategy"])
@@ -153,6 +155,14 @@ def _prepared(
         boards = [TensorBoardSink(folder.tensorboard)] if said["tensorboard"] else []
         sinks: list[Sink] = [*boards, *shown]
         return LiveRun(job, folder, sinks, stream=stream, zygote=said["zygote"], at_end=at_end.pop_all())
+
+
+def _check_names(overrides: Mapping[str, Any]) -> None:
+    """A misspelt keyword of `train` is found among the fields of the task that a run changes."""
+    for name in overrides:
+        if name not in OVERRIDES:
+            own = [known for known in inspect.signature(train).parameters if known not in ("overrides", "zygote")]
+            raise unknown("train: keyword", name, [*own, *OVERRIDES])
 
 
 def _resumable(said: Mapping[str, Any]) -> RunFolder:
