@@ -39,7 +39,8 @@ def test_a_warning_in_the_workers_is_shown_once(shoal, tmp_path):
     answer = shoal("train", str(task), "--workers", "2", "--max-steps", "2", "--name", "mine")
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.count("warning: UserWarning: the data is odd (") == 1, answer.stdout
-    assert all("the data is odd" in log.read_text() for log in (tmp_path / "runs/mine/logs").glob("worker-*"))
+    logs = list((tmp_path / "runs/mine/logs").glob("rank-*.log"))
+    assert len(logs) == 2 and all("the data is odd" in log.read_text() for log in logs)
 
 
 def test_json_is_all_there_is_on_standard_output(shoal, tmp_path):
