@@ -28,7 +28,10 @@ def load_task(job: Job) -> Task:
     name = name or DEFAULT_FACTORY
     factory = getattr(_import(path), name, None)
     if factory is None:
-        raise SpecError(f"{path} has no {name!r}; define `def {name}() -> shoal.Task` there, or name another.")
+        raise SpecError(
+            f"{path} has no {name!r}; define `def {name}() -> shoal.Task` there (not under `if __name__ == "
+            '"__main__":`, which workers pass over), or name another.'
+        )
     task = _make(f"{path}:{name}", factory, dict(job.args))
     overrides = dict(job.overrides)
     fold, history = overrides.pop("fold", None), History(job)
