@@ -66,6 +66,11 @@ class Fellows:
         if self._point is not None:
             self._point.entered = step
 
+    def leave(self) -> None:
+        """Tell the others that this process enters no more steps."""
+        if self._point is not None:
+            self._point.leave()
+
     def look_up(self) -> None:
         """While this process waits for others: raise where it waits for one that has left."""
         if self._on_idle is not None:
@@ -83,8 +88,7 @@ class Fellows:
 
     def close(self) -> None:
         """Leave the others. What is mapped stays."""
-        if self._point is not None:
-            self._point.leave()
+        self.leave()
         while self._descriptors:
             os.close(self._descriptors.pop())
         if self._folder is not None:

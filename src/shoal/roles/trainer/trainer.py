@@ -265,6 +265,7 @@ class Trainer:
 
     def close(self) -> None:
         """Leave the others."""
+        self._fellows.leave()  # before anything that may wait for them
         self._leave()
         self._fellows.close()
 
