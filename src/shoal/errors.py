@@ -24,6 +24,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+"""Exit statuses: it failed; what was asked for cannot be; the user has ended it."""
+
 
 class ShoalError(Exception):
     """Base of everything Shoal raises on purpose."""

@@ -70,6 +70,12 @@ def test_a_poisoned_batch_ends_the_run_and_names_the_sample(run: Run, kind: str,
     assert all((one["step"], one["slot"], one["sample"]) == (step, slot, BAD) for one in raised)
 
 
+def test_labels_that_do_not_fit_are_not_blamed_on_one_sample(run: Run) -> None:
+    with pytest.raises(WorkerFailed, match=r"not one sample that raises it, but (all|\d) of 8 that were tried"):
+        run("labels")
+    assert all(one["tried"] == 8 and one["raising"] > 1 for one in run.told("raised"))
+
+
 @pytest.mark.parametrize("sync", ["bsp", "asp"])
 def test_with_servers_a_worker_that_raises_once_is_followed_by_another(run: Run, sync: str) -> None:
     found = run("once", strategy=f"ps:sync={sync}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.forked import in_processes
+from helpers.forked import GUARD_S, in_processes
 from shoal.arena import Segment
+from shoal.errors import PeerLost
 from shoal.roles.process.joining import Fellows
 from shoal.spec import World
 
@@ -72,6 +74,35 @@ def test_every_gathering_has_memory_of_its_own_and_all_have_one_folder(join: Cal
         assert answer["found"] == [0, [1] * SIZE, 0, [2] * SIZE]
         assert answer["mode"] == 0o700
     assert not Path(folder).exists()
+
+
+def test_who_left_before_a_step_is_noticed_and_who_left_an_earlier_gathering_is_not(
+    join: Callable[[World], Fellows],
+) -> None:
+    def meet(world: World) -> str:
+        earlier, fellows = join(world), join(world)
+        for each in (earlier, fellows):
+            each.gather()
+        earlier.enter(3)
+        earlier.close()
+        fellows.enter(4 if world.global_rank else 3)
+        fellows.look_up()  # nobody has left this gathering
+        fellows.hear_first()  # all have looked
+        if not world.global_rank:
+            fellows.close()
+            return ""
+        deadline = time.monotonic() + GUARD_S
+        while time.monotonic() < deadline:
+            try:
+                fellows.look_up()
+            except PeerLost as error:
+                return str(error)
+            time.sleep(0.01)
+        return "nothing"
+
+    first, *others = in_processes(SIZE, meet)
+    assert not first
+    assert all("Worker 0 ended after 3 steps, but worker" in told and "is in step 4" in told for told in others)
 
 
 def test_one_process_hears_itself() -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import shoal
 from shoal.checkpoint.model_file import digest, load_tensors
-from shoal.errors import SpecError, TaskError
+from shoal.errors import SpecError, TaskError, WorkerFailed
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.scripts import run_script
 from shoal.ledger import Order
@@ -154,6 +154,25 @@ def test_two_processes_of_shoal_run(script: Path, zygote: ZygoteProcess) -> None
     except shoal.ShoalError as error:
         pytest.fail(f"{error}\n{output.getvalue().decode()}")
     check_answers(script.parent)
+
+
+UNEVEN = """
+import odd_tasks, shoal
+from odd_tasks import INPUTS, TARGETS
+
+trainer = shoal.Trainer(odd_tasks.make(), strategy="{strategy}")
+for _ in range(3 if trainer.world.is_first else 5):
+    trainer.step((INPUTS, TARGETS))
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["trainer.close()", ""], ids=["closed", "just ends"])
+@pytest.mark.parametrize("strategy", ["data", "sharded"])
+def test_uneven_steps_are_no_hang(script: Path, zygote: ZygoteProcess, strategy: str, end: str) -> None:
+    script.write_text(UNEVEN.format(strategy=strategy, end=end))
+    with pytest.raises(WorkerFailed, match=r"^Worker 0 ended after 3 steps, but worker 1 is in step 4 and waits"):
+        run_script(script, cluster=Cluster(workers=2, threads=1), stream=io.BytesIO(), zygote=zygote)
 
 
 def check_answers(folder: Path) -> None:

@@ -13,9 +13,8 @@ import typer
 
 from shoal.cli import arguments as option
 from shoal.cli.arguments import CLUSTER, RECORD, TASK, given, parse_arguments
-from shoal.cli.failures import FAILED, INTERRUPTED
 from shoal.cli.json_output import print_json
-from shoal.errors import SpecError
+from shoal.errors import FAILED, INTERRUPTED, SpecError
 
 if TYPE_CHECKING:
     from shoal.bench import BenchReport
@@ -88,7 +87,7 @@ def bench(
     shoal bench gpt.py --steps 50 --rounds 5 --out compared[/dim]
     """
     from shoal.bench.comparison import SECONDS, BenchOrder, chosen_strategies, compare_strategies
-    from shoal.launch.runs import locate
+    from shoal.launch.targets import locate
     from shoal.spec import Cluster
 
     if steps is not None and seconds is not None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.errors import Interrupted, ShoalError, SpecError
-
-FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+from shoal.errors import FAILED, INTERRUPTED, MISUSED, Interrupted, ShoalError, SpecError
 
 
 def show_failure(error: ShoalError) -> int:

@@ -12,11 +12,19 @@ PERIOD_S = 60.0
 def verdict(raised: Raised) -> str:
     """Why there is no going on once the same was raised in two processes."""
     where = f"step {raised.step}" if raised.slot is None else f"slot {raised.slot} of step {raised.step}"
-    culprit = "" if raised.sample is None else f" The sample that raises it is number {raised.sample}."
-    repair = "that sample" if raised.sample is not None else "it"
+    return f"Two processes failed at {where}, so a third would, too: {raised.error.rstrip('.')}. {_advice(raised)}"
+
+
+def _advice(raised: Raised) -> str:
+    if raised.sample is None:
+        return "Repair it, or leave it out of the data."
+    if raised.tried is None or raised.raising is None or raised.raising == 1:
+        culprit = f"The sample that raises it is number {raised.sample}."
+        return f"{culprit} Repair that sample, or leave it out of the data."
+    share = "all" if raised.raising == raised.tried else str(raised.raising)
     return (
-        f"Two processes failed at {where}, so a third would, too: {raised.error.rstrip('.')}.{culprit} "
-        f"Repair {repair}, or leave it out of the data."
+        f"It is not one sample that raises it, but {share} of {raised.tried} that were tried, number "
+        f"{raised.sample} for one: see whether model, loss and labels fit the data."
     )
 
 

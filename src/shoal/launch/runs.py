@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from shoal.errors import SpecError
+from shoal.errors import SpecError, unknown
 from shoal.launch.control import request_scale
 from shoal.launch.inside import refuse_inside
 from shoal.launch.live import EventStream, LiveRun, Run
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import find_whole, first_options, left_out, resumed_job
+from shoal.launch.targets import locate, target_of
 from shoal.observe import Event, PlainSink, ProgressSink, RunFolder, Sink
 from shoal.observe.checkpoint_names import find_run
 from shoal.observe.happenings import Happening, LineSaid, Warned
@@ -24,7 +25,8 @@ from shoal.observe.loggers import Log, Logger, find_loggers, logger_sinks, sever
 from shoal.observe.run_lock import RunLock
 from shoal.observe.told_marks import rewind_told
 from shoal.observe.trust import trusted_job
-from shoal.spec import Cluster, Job, StrategySpec
+from shoal.spec import Cluster, Job, StrategySpec, Task
+from shoal.spec.job import OVERRIDES
 
 _OF_JOB = (
     *("strategy", "cluster", "slots", "checkpoint", "chaos", "overrides"),
@@ -35,7 +37,7 @@ Tell = Callable[[Happening], None]
 
 
 def train(
-    target: str | Callable[..., Any] | Job | None = None,
+    target: str | Callable[..., Any] | Task | Job | None = None,
     *,
     workers: int | str | None = None,
     strategy: str | StrategySpec | None = None,
@@ -64,10 +66,11 @@ def train(
 ) -> Run:
     """Train a task with many processes of this machine.
 
-    `target` is `path.py:factory`, an importable factory function, or a whole `Job`. `progress` shows a bar (True),
-    plain lines (False), or what fits the output (None), which is standard output by default. `chaos` injects
-    faults: `kill worker:1 at step 50`. `workers` may be limits, `1:4`; `on_failure` says what follows a death:
-    `auto`, `replace`, `shrink`, `restart` or `stop`. Further keywords change fields of the task: `epochs=3`.
+    `target` is `path.py:factory`, an importable factory function, a `Task` at the top of a file, or a whole `Job`.
+    `progress` shows a bar (True), plain lines (False), or what fits the output (None), which is standard output by
+    default. `chaos` injects faults: `kill worker:1 at step 50`. `workers` may be limits, `1:4`; `on_failure` says
+    what follows a death: `auto`, `replace`, `shrink`, `restart` or `stop`. Further keywords change fields of the
+    task: `epochs=3`.
 
     `precision` is what the model computes in: `fp32`, `bf16`, `fp16` or `adaptive`. `recompute` saves memory:
     blocks of the model are computed again in the backward pass.
@@ -87,7 +90,7 @@ def train(
     return _prepared(said, _teller_to(shown), [shown]).run()
 
 
-def start(target: str | Callable[..., Any] | Job | None = None, **settings: Any) -> LiveRun:
+def start(target: str | Callable[..., Any] | Task | Job | None = None, **settings: Any) -> LiveRun:
     """Begin to train, and do something else meanwhile: follow the run's events, scale it, stop it, wait for it.
 
     Takes what `train` takes, and shows nothing unless `progress` or `output` is given. What cannot be is refused
@@ -115,7 +118,7 @@ def scale(
 
 
 def new_job(
-    target: str | Callable[..., Any] | None,
+    target: str | Callable[..., Any] | Task | None,
     args: Mapping[str, Any] | None,
     options: Mapping[str, Any],
     said: Mapping[str, Any],
@@ -138,6 +141,7 @@ def _prepared(
     said: Mapping[str, Any], tell: Tell, shown: Sequence[Sink], stream: EventStream | None = None
 ) -> LiveRun:
     """A run that is about to begin, in a folder that is its own from here on. `said`: the arguments of `train`."""
+    _check_names(said["overrides"])
     warn = _warning(tell)
     log = _said_loggers(said)
     loggers = find_loggers(log or ())
@@ -169,6 +173,14 @@ def _said_loggers(said: Mapping[str, Any]) -> list[str | Logger] | None:
     if said["log"] is None and not said["tensorboard"]:
         return None
     return several([*several(said["log"] or ()), *["tensorboard"] * said["tensorboard"]])
+
+
+def _check_names(overrides: Mapping[str, Any]) -> None:
+    """A misspelt keyword of `train` is found among the fields of the task that a run changes."""
+    for name in overrides:
+        if name not in OVERRIDES:
+            own = [known for known in inspect.signature(train).parameters if known not in ("overrides", "zygote")]
+            raise unknown("train: keyword", name, [*own, *OVERRIDES])
 
 
 def _resumable(said: Mapping[str, Any]) -> RunFolder:
@@ -233,26 +245,3 @@ def screen(progress: bool | None = None, output: TextIO | None = None) -> Sink:
     from rich.console import Console
 
     return ProgressSink(Console(file=stream))
-
-
-def target_of(factory: Callable[..., Any]) -> str:
-    """The `path.py:factory` of a function that other processes can import."""
-    module = inspect.getmodule(factory)
-    path = getattr(module, "__file__", None)
-    if module is None or path is None or "." in factory.__qualname__ or factory.__name__ == "<lambda>":
-        raise SpecError(
-            f"{factory.__qualname__!r} lives only in this process (a notebook cell, a lambda, an inner function), "
-            "so other processes cannot import it; write it to a file: %%writefile digits.py, then "
-            "shoal.train('digits.py:task')."
-        )
-    return f"{path}:{factory.__name__}"
-
-
-def locate(target: str) -> str:
-    """The target with its file's whole path, so that it can be found from anywhere and at any later time."""
-    path, colon, factory = target.partition(":")
-    if not path.endswith(".py"):
-        return target
-    if not Path(path).is_file():
-        raise SpecError(f"There is no file {path!r} in {Path.cwd()}; check the path.")
-    return f"{Path(path).absolute()}{colon}{factory}"

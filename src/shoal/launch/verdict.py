@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shoal.errors import WorkerFailed
+from shoal.errors import FAILED, MISUSED, WorkerFailed
 from shoal.launch.crew import Hand
 from shoal.launch.deaths import explain_death
 from shoal.observe.happenings import Failed
@@ -24,7 +24,7 @@ class Failure:
     """It only says that another process is gone."""
     signum: int | None = None
     """The signal that ended it, where it could say nothing itself."""
-    exit_code: int = 1
+    exit_code: int = FAILED
     """What a shell would show for it."""
     is_transient: bool = False
     """Another attempt may go well: it was killed, or lost a peer, or raised what Shoal does not refuse."""
@@ -84,6 +84,7 @@ def told_failure(hand: Hand, told: Failed) -> Failure:
         global_rank=hand.rank,
         details=told.traceback,
         consequence=is_consequence,
+        exit_code=MISUSED if told.misuse else FAILED,
         is_transient=is_consequence,
     )
 

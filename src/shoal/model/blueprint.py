@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from shoal.model.buffers import moving_bytes
+from shoal.model.compiled import under_own_names
 from shoal.model.optimizer.averaging import with_average
 from shoal.model.optimizer.kinds import state_schema
 from shoal.model.replica import Replica
@@ -49,7 +50,7 @@ class Blueprint:
         """Without values; None for a model that cannot be made without them, or knows its shapes only later."""
         try:
             with torch.device("meta"):
-                module = task.model()
+                module = under_own_names(task.model())
                 if numerics == "float64":
                     module.double()
             optimizer = with_average(task.optimizer(list(module.parameters())), task)

@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from shoal.errors import SpecError, TaskError
+from shoal.model.compiled import under_own_names
+from shoal.model.fitting_loss import with_fitting_loss
 from shoal.model.optimizer.averaging import check_average, with_average
 from shoal.model.optimizer.kinds import prefer_fused
 from shoal.model.parking.building import Parking
@@ -36,7 +38,7 @@ class Replica:
         precision: str = "fp32",
         recompute: bool = False,
     ) -> None:
-        self.task = task
+        self.task = task = with_fitting_loss(task, numerics=numerics, device=device)
         self.start = start or Start()
         self.numerics = numerics
         self.device = device
@@ -98,6 +100,7 @@ class Replica:
                 f"Task: model() must make an nn.Module, found {type(module).__name__}; "
                 "write for instance model=lambda: nn.Linear(4, 2)."
             )
+        module = under_own_names(module)
         if self.numerics == "float64":
             module.double()
         if any(is_lazy(p) for p in module.parameters()) and sample is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def step_folders(folder: Path) -> list[Path]:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether this folder counts as a checkpoint; that it is whole, only reading it tells."""
-    return (path / MANIFEST).exists()
+    return os.path.exists(path / MANIFEST)  # False also for a name that no file can have
 
 
 def names_checkpoint(text: str) -> bool:

@@ -217,7 +217,11 @@ class Raised(Happening, kind="raised"):
     slot: int | None
     """The part of the batch that it computed; None where it was at something else."""
     sample: int | None
-    """The sample that raises by itself, by its index; None where none does."""
+    """The first sample that raises by itself, by its index; None where none does."""
+    tried: int | None = None
+    """How many samples of that part were tried by themselves once one was found."""
+    raising: int | None = None
+    """How many of these raise."""
     error: str
     final: bool
     """Another process could do no better."""
@@ -232,6 +236,8 @@ class Failed(Happening, kind="failed"):
     """Said by a process: the message needs no traceback."""
     consequence: bool | None = None
     """Said by a process: it only lost a peer, whose failure is the one to show."""
+    misuse: bool | None = None
+    """Said by a process: what was asked for cannot be."""
 
 
 # Who does whose work.

@@ -23,6 +23,10 @@ DEFAULT_ROOT = "runs"
 PARTIAL_MODEL = "model.partial.safetensors"
 BEST_MODEL = "best.safetensors"
 AVERAGE_MODEL = "average.safetensors"
+_LONGEST_NAME = 200
+"""Of a run, in bytes; file systems take 255, and other names are made from it."""
+_LONGEST_STEM = 40
+"""Letters of what a run is called by itself, before the time."""
 
 
 class _Inside:
@@ -173,8 +177,10 @@ class RunFolder:
 
 
 def _make_named(root: Path, name: str, overwrite: bool) -> Path:
-    if name in ("", ".", "..") or Path(name).name != name:
-        raise SpecError(f"Run name {name!r} must be one plain folder name, without '/'.")
+    if name in ("", ".", "..") or Path(name).name != name or not name.isprintable():
+        raise SpecError(f"Run name {name!r} must be one plain folder name, without '/', line breaks and the like.")
+    if (length := len(name.encode())) > _LONGEST_NAME:
+        raise SpecError(f"Run name {name[:20]!r}… is {length} bytes long; use one of at most {_LONGEST_NAME}.")
     path = root / name
     with writing(path):
         try:
@@ -190,7 +196,7 @@ def _make_named(root: Path, name: str, overwrite: bool) -> Path:
 def _make_unique(root: Path, target: str) -> Path:
     """Two runs may start in one second; making the folder decides who gets the name."""
     module = target.partition(":")[0].removesuffix(".py")
-    stem = re.sub(r"[^\w-]+", "-", re.split(r"[/.]", module)[-1]).strip("-") or "run"
+    stem = re.sub(r"[^\w-]+", "-", re.split(r"[/.]", module)[-1]).strip("-")[:_LONGEST_STEM] or "run"
     name = f"{stem}-{datetime.now():%Y%m%d-%H%M%S}"
     for attempt in count(1):
         path = root / (name if attempt == 1 else f"{name}-{attempt}")

@@ -113,6 +113,15 @@ def _audit_of_cells(told: Audited, shards: Sequence[Mapping[str, Any]]) -> str:
     return f"{cells}: {twice:,} committed more than once, {never:,} never"
 
 
+def staleness(told: Audited) -> str:
+    """By how many updates the model had moved on when gradients arrived; empty where it never had."""
+    shards = told.shards or []
+    if not (most := max((shard.get("delay_max", 0) for shard in shards), default=0)):
+        return ""
+    mean = sum(shard.get("delay_mean", 0.0) for shard in shards) / len(shards)
+    return f"gradients arrived {mean:.2f} updates late on average, {most:,} at most"
+
+
 def precision(values: Mapping[str, Any]) -> str:
     """`fp16, losses scaled by 32,768, 1 step skipped`: what a model computed in."""
     parts = [str(values["precision"])]
@@ -230,6 +239,8 @@ def final_rows(summary: RunSummary) -> list[tuple[str, str]]:
         rows.append(("checkpoints", f"{len(summary.stalls):,}, training stood still {mean:.3f} s for each"))
     if summary.audit is not None:
         rows.append(("audit", audit(summary.audit)))
+        if late := staleness(summary.audit):
+            rows.append(("staleness", late))
     if summary.saved is not None:
         rows.append(("model", near(summary.saved.path)))
         rows.append(("digest", summary.saved.digest))

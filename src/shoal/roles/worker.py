@@ -27,6 +27,7 @@ from shoal.roles.process.beat import Beat
 from shoal.roles.process.devices import choose_device
 from shoal.roles.process.reporter import Reporter
 from shoal.roles.process.timeline import Timeline
+from shoal.roles.process.told_warnings import warnings_told
 from shoal.roles.training.best import BestKeeper
 from shoal.roles.training.chaos import Sabotage
 from shoal.roles.training.checkpointing import Checkpointing, check_position, lacks_model
@@ -54,7 +55,12 @@ def run_worker(job: Job, world: World, channel: Channel) -> int:
         sabotage=Sabotage.of(job),
         is_quiet=is_quiet,
     )
-    with nullcontext() if is_quiet else Beat(channel, reporter.pulse), memory_explained(job):
+    tells = world.is_first and not is_quiet  # all have the same to say
+    with (
+        nullcontext() if is_quiet else Beat(channel, reporter.pulse),
+        memory_explained(job),
+        warnings_told(reporter.warn) if tells else nullcontext(),
+    ):
         _PURPOSES[job.purpose](job, world, reporter)
     return 0
 

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+import inspect
+from collections.abc import Callable, Collection
+from functools import wraps
+from typing import Any, TypeVar
 
 from shoal.errors import SpecError, unknown
+
+Spec = TypeVar("Spec")
+
+
+def knows_its_names(kind: type[Spec]) -> type[Spec]:
+    """A dataclass that answers a misspelt keyword with the one that was meant."""
+    made: Callable[..., None] = vars(kind)["__init__"]
+    _, *names = inspect.signature(made).parameters
+
+    @wraps(made)
+    def check_names(self: Spec, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in names:
+                raise unknown(f"{kind.__name__}: keyword", name, names)
+        made(self, *args, **given)
+
+    type.__setattr__(kind, "__init__", check_names)
+    return kind
 
 
 def require_count(owner: str, name: str, value: Any, *, least: int = 1, most: int | None = None) -> None:
@@ -22,6 +42,17 @@ def require_callable(owner: str, name: str, value: Any, example: str) -> None:
         raise SpecError(
             f"{owner}: {name} must be a function, found {type(value).__name__}; write for instance {example}."
         )
+
+
+def require_maker(owner: str, name: str, value: Any, example: str) -> None:
+    """`value` must be a function that makes a module, not a module itself, though that can be called, too."""
+    if hasattr(value, "parameters") and not isinstance(value, type):
+        kind = type(value).__name__
+        raise SpecError(
+            f"{owner}: {name} must be a function that makes the {name}, found a {kind} that is made already; "
+            f"write {name}=lambda: {kind}(…), so that every process makes its own, from the same seed."
+        )
+    require_callable(owner, name, value, example)
 
 
 def require_choice(owner: str, name: str, value: Any, choices: Collection[str]) -> None:

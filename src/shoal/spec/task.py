@@ -8,10 +8,11 @@ from typing import Any
 
 from shoal.errors import SpecError, TaskError
 from shoal.spec.callback import Callback, check_callbacks
-from shoal.spec.checks import require_callable, require_choice, require_count
+from shoal.spec.checks import knows_its_names, require_callable, require_choice, require_count, require_maker
 from shoal.spec.sampling import Sampler, check_sampler
 
 
+@knows_its_names
 @dataclass(frozen=True, kw_only=True)
 class Plateau:
     """Stop early once an evaluated number no longer gets better."""
@@ -48,6 +49,7 @@ class Plateau:
         return best_since <= best_before or best_since < best_before + self.min_delta
 
 
+@knows_its_names
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What to train: model, loss, optimizer and data. How and where are said elsewhere, in a word each.
@@ -115,7 +117,7 @@ class Task:
     """Decides the initial parameters, the order of samples and every random number in between."""
 
     def __post_init__(self) -> None:
-        require_callable("Task", "model", self.model, "model=lambda: nn.Linear(4, 2)")
+        require_maker("Task", "model", self.model, "model=lambda: nn.Linear(4, 2)")
         require_callable(
             "Task", "optimizer", self.optimizer, "optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
         )

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shoal.launch.runs import target_of
+from shoal.launch.targets import target_of
 from shoal.observe.wording import plural
-from shoal.spec import Claim, Cluster, Job, StrategySpec, parse_strategy
+from shoal.spec import Claim, Cluster, Job, StrategySpec, Task, parse_strategy
 from shoal.spec.checks import require_count
 from shoal.verification.by_bits import NUM_TRIALS, compare_bits
 from shoal.verification.by_result import compare_results, num_trials
@@ -25,7 +25,7 @@ DEFAULT_SEEDS = 5
 
 
 def verify(
-    target: str | Callable[..., Any],
+    target: str | Callable[..., Any] | Task,
     *,
     workers: int = 2,
     strategy: str | StrategySpec = "data",

@@ -33,6 +33,16 @@ def test_plain_output_and_final_table(shoal):
     assert again.returncode == 2 and "overwrite" in again.stderr
 
 
+def test_a_warning_in_the_workers_is_shown_once(shoal, tmp_path):
+    task = tmp_path / "warned.py"
+    task.write_text(f"{SMALL_TASK.read_text()}\n\nimport warnings\n\nwarnings.warn('the data is odd')\n")
+    answer = shoal("train", str(task), "--workers", "2", "--max-steps", "2", "--name", "mine")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("warning: UserWarning: the data is odd (") == 1, answer.stdout
+    logs = list((tmp_path / "runs/mine/logs").glob("rank-*.log"))
+    assert len(logs) == 2 and all("the data is odd" in log.read_text() for log in logs)
+
+
 def test_json_is_all_there_is_on_standard_output(shoal, tmp_path):
     words = ["train", str(SMALL_TASK), "--workers", "2", "--slots", "4", "--max-steps", "5", "--batch-size", "32"]
     answer = shoal(*words, "--seed", "3", "--evaluate-every", "2", "--json", "--name", "mine", "--runs", "kept")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from shoal.launch.failure_log import FailureLog, verdict
 from shoal.observe.happenings import Raised
 
@@ -33,3 +35,11 @@ def test_the_verdict_names_what_is_known() -> None:
         "raises it is number 57. Repair that sample, or leave it out of the data."
     )
     assert "at step 12, so" in verdict(replace(SEEN, slot=None, sample=None))
+    assert verdict(replace(SEEN, tried=16, raising=1)) == verdict(SEEN)
+
+
+@pytest.mark.parametrize(("raising", "share"), [(16, "all of 16"), (13, "13 of 16")])
+def test_where_many_samples_raise_none_is_blamed(raising: int, share: str) -> None:
+    told = verdict(replace(SEEN, tried=16, raising=raising))
+    assert "Repair" not in told
+    assert f"not one sample that raises it, but {share} that were tried, number 57 for one: see whether" in told

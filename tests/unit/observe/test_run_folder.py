@@ -8,6 +8,7 @@ import pytest
 
 from shoal.errors import LaunchError, SpecError
 from shoal.observe import RunFolder
+from shoal.observe.checkpoint_names import find_run
 from shoal.observe.disk import write_whole, writing
 from shoal.spec import Cluster, Job
 
@@ -19,6 +20,7 @@ from shoal.spec import Cluster, Job
         ("shop.models.ranker:make", "ranker"),
         ("a b.py", "a-b"),
         ("", "run"),
+        (f"{'w' * 250}.py:task", "w" * 40),
     ],
 )
 def test_default_name_says_what_and_when(tmp_path, target, stem):
@@ -48,10 +50,20 @@ def test_existing_name_is_refused_unless_overwritten(tmp_path):
     assert (again.path / "notes.txt").read_text() == "the user's own"
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b", "/etc"])
+@pytest.mark.parametrize("name", ["", "..", "a/b", "/etc", "a\nb", "a\0b", "a\udc80b"])
 def test_names_stay_inside_the_root(tmp_path, name):
     with pytest.raises(SpecError, match="plain folder name"):
         RunFolder.create(tmp_path, name, overwrite=True)
+
+
+def test_long_names_are_refused_when_made_and_not_found_when_asked_for(tmp_path):
+    with pytest.raises(SpecError, match=r"^Run name 'w{20}'… is 300 bytes long; use one of at most 200"):
+        RunFolder.create(tmp_path, "w" * 300)
+    assert not list(tmp_path.iterdir())
+    assert RunFolder.create(tmp_path, "é" * 100).path.is_dir()
+    for name in ("w" * 300, f"{'w' * 300}@5", "a\0b"):
+        with pytest.raises(SpecError, match=r"^Run "):
+            find_run(name, tmp_path)
 
 
 def test_root_that_is_a_file_is_named(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from shoal.observe import Event, wording
 from shoal.observe.happenings import Audited
+from shoal.observe.summary import RunSummary
 from shoal.spec.chaos import Fault
 
 
@@ -111,6 +112,7 @@ def test_faults_that_were_asked_for(fault, text):
 
 SHARD = {"once": 40, "more_than_once": 0, "never": 0}
 SAMPLES = {"samples": 4000, "once": 4000, "more_than_once": 0, "never": 0, "clean": True}
+LATE = {"delay_mean": 0.75, "delay_max": 3}
 CELLS = {"samples": 4000, "cells": 40, "clean": True, "shards": [SHARD, SHARD]}
 
 
@@ -135,3 +137,23 @@ CELLS = {"samples": 4000, "cells": 40, "clean": True, "shards": [SHARD, SHARD]}
 )
 def test_what_became_of_the_data(values, text):
     assert wording.audit(Audited.from_plain(values)) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (SAMPLES, ""),
+        (CELLS, ""),
+        (CELLS | {"shards": [SHARD | dict.fromkeys(LATE, 0)]}, ""),
+        (
+            CELLS | {"shards": [SHARD | LATE, SHARD | LATE | {"delay_mean": 0.25, "delay_max": 7}]},
+            "gradients arrived 0.50 updates late on average, 7 at most",
+        ),
+    ],
+)
+def test_how_late_gradients_were(values, text):
+    told = Audited.from_plain(values)
+    summary = RunSummary()
+    summary.add(Event(told))
+    assert wording.staleness(told) == text
+    assert (("staleness", text) in wording.final_rows(summary)) == bool(text)

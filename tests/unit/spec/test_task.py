@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,16 @@ GOOD: dict[str, Any] = {
     "loss": lambda output, target: output,
     "train": [1, 2, 3],
 }
+
+
+class Made:
+    """A model that was made already: it can be called, and is no function that makes one."""
+
+    def parameters(self) -> list[float]:
+        return [1.0]
+
+    def __call__(self, value: float) -> float:
+        return value
 
 
 class Endless:
@@ -45,6 +56,8 @@ class Rows:
     ("fields", "message"),
     [
         ({"model": "net"}, "model must be a function, found str; write for instance model=lambda"),
+        ({"model": Made()}, "found a Made that is made already; write model=lambda: Made"),
+        ({"batchsize": 3}, "Task: keyword 'batchsize' is not known. Did you mean 'batch_size'"),
         ({"optimizer": None}, "optimizer must be a function, found NoneType"),
         ({"loss": None}, "exactly one of loss and objective, found neither"),
         ({"objective": lambda model, batch: 0}, "found both"),
@@ -72,6 +85,13 @@ class Rows:
 def test_what_cannot_be_trained_is_refused(fields: dict, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         Task(**{**GOOD, **fields})
+
+
+def test_a_class_makes_models_and_names_are_still_shown() -> None:
+    assert Task(**{**GOOD, "model": Made}).model is Made
+    assert list(inspect.signature(Task).parameters)[:2] == ["model", "optimizer"]
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'train'"):
+        Task(**{name: value for name, value in GOOD.items() if name != "train"})
 
 
 def test_data_sets_may_be_made_later() -> None:
@@ -139,3 +159,8 @@ def test_what_the_best_model_is_known_by():
     assert Task(**tested, keep_best="accuracy").best_by == ("accuracy", True)
     assert Task(**tested, keep_best="-loss").best_by == ("loss", False)
     assert Task(**tested, stop=Plateau(restore_best=True)).best_by == ("loss", False)
+
+
+def test_a_plateau_knows_its_names() -> None:
+    with pytest.raises(SpecError, match="Did you mean 'patience'"):
+        Plateau(patient=3)

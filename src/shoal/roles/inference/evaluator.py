@@ -72,7 +72,7 @@ class Evaluator:
             output = strategy.infer(self._replica, inputs)
             if output is None:
                 return None
-            assert self._task.loss is not None
-            loss = float(self._task.loss(output, target))
+            assert self._replica.task.loss is not None
+            loss = float(self._replica.task.loss(output, target))
         output = self._replica.precision.widened(output)  # metrics may not know half precision
         return [loss, *(float(m(output, target)) for m in self._task.metrics.values())]

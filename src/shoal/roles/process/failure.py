@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from shoal.errors import CommTimeout, PeerLost, ShoalError
+from shoal.errors import CommTimeout, Diverged, PeerLost, ShoalError, SpecError
 from shoal.observe.happenings import Failed
 from shoal.spec import World
 
@@ -30,8 +30,14 @@ def describe_failure(error: Exception, world: World) -> Failed:
         )
     else:
         details, clear = format_user_traceback(error), False
-    consequence = isinstance(error, (PeerLost, CommTimeout))
-    return Failed(message=message, traceback=details, clear=clear, consequence=consequence)
+    return Failed(
+        message=message,
+        traceback=details,
+        clear=clear,
+        consequence=isinstance(error, (PeerLost, CommTimeout)),
+        # A run that diverges was not asked for the impossible.
+        misuse=isinstance(error, SpecError) and not isinstance(error, Diverged),
+    )
 
 
 def format_user_traceback(error: Exception) -> str:

@@ -84,6 +84,7 @@ class Trainer:
         world = replace(world, device=choose_device(device, world.local_rank))
         if self._service is None:
             self._fellows = Fellows(world, self._on_idle)
+            self._on_idle = self._fellows.look_up
         else:
             self._on_idle = looking_up(self._on_idle, self._service.reporter)
             self._fellows = GivenFellows(world)
@@ -130,6 +131,7 @@ class Trainer:
         self._loop.catch_up()
         training.replica.train_mode()
         self._total_is_known = self.lanes == 1 and task.skip_loss_below is None
+        self._fellows.enter(start.step)
         self.steps = start.step
         """Steps taken so far."""
 
@@ -172,6 +174,7 @@ class Trainer:
         def load() -> Iterator[LoadedBatch]:
             yield batch, weight, 0  # no book is kept of batches that the user has cut
 
+        self._fellows.enter(self.steps + 1)
         part = Part(self.lane, load, weight if self._total_is_known else None)
         result = self._strategy.take(Work(self.steps + 1, (part,), self._task.seed)).result()
         self.steps += 1
@@ -196,6 +199,7 @@ class Trainer:
             outcome = self._loop.run() if self._service is None else self._train_with(self._service)
         finally:
             self._training.close()
+        self._fellows.enter(outcome.step)
         self.steps = outcome.step
         if self._training.callbacks is not None:
             self._training.callbacks.end(outcome.reason)
@@ -273,6 +277,7 @@ class Trainer:
 
     def close(self) -> None:
         """Leave the others."""
+        self._fellows.leave()  # before anything that may wait for them
         self._leave()
         self._fellows.close()
 

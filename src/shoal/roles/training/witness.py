@@ -15,6 +15,8 @@ from shoal.step.compute import task_loss
 
 MOST_SAMPLES = 4096
 """Larger parts are not searched: others wait for this process's end."""
+MOST_TRIED = 16
+"""So many are tried by themselves, to see whether it is a sample that is wrong or what all have in common."""
 
 
 class Witness:
@@ -28,11 +30,15 @@ class Witness:
 
     def testify(self, error: Exception) -> Raised:
         """What to tell about an error; the sample is None where no single one is to blame."""
-        part = self._feed.in_use
+        part, kind = self._feed.in_use, type(error)
+        sample = None if part is None else self._find_sample(part.samples, kind)
+        tried = () if part is None or sample is None else _spread(part.samples, sample)
         return Raised(
             step=self.step,
             slot=None if part is None else part.slot,
-            sample=None if part is None else self._find_sample(part.samples, type(error)),
+            sample=sample,
+            tried=len(tried) or None,
+            raising=sum(self._fails(np.array([one]), kind) for one in tried) or None,
             error=traceback.format_exception_only(error)[-1].strip(),
             # What Shoal itself refuses, it refuses everywhere.
             final=isinstance(error, ShoalError) and not isinstance(error, InjectedFault),
@@ -60,3 +66,9 @@ class Witness:
         except Exception:
             return False
         return False
+
+
+def _spread(samples: np.ndarray, found: int) -> tuple[int, ...]:
+    """Some of these samples, from their first to their last, with the one that was found."""
+    chosen = np.linspace(0, len(samples) - 1, min(MOST_TRIED, len(samples))).round().astype(int)
+    return tuple(dict.fromkeys([found, *samples[chosen].tolist()]))

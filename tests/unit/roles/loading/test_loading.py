@@ -21,6 +21,7 @@ def task(length: int = LENGTH, seed: int = 0) -> shoal.Task:
     )
 
 number = 3
+made = task(4)
 
 def nothing():
     return None
@@ -47,9 +48,37 @@ def test_the_factory_is_called_with_the_jobs_arguments(tasks: str) -> None:
     assert len(load_task(Job(target=tasks)).train) == 5
 
 
+def test_a_task_at_the_top_of_a_file(tasks: str) -> None:
+    task = load_task(Job(target=f"{tasks}:made", overrides={"epochs": 4}))
+    assert (len(task.train), task.epochs) == (4, 4)
+
+
 def test_a_module_by_its_name(tasks: str) -> None:
     sys.path.insert(0, str(Path.cwd()))
     assert len(load_task(Job(target="loaded_tasks:task")).train) == 5
+
+
+@pytest.mark.parametrize("has_init", [True, False])
+@pytest.mark.parametrize("line", ["from .parts import LENGTH", "from ..above import LENGTH"])
+def test_a_file_of_a_package(tasks: str, tmp_path: Path, has_init: bool, line: str) -> None:
+    # Names of their own: of a package, Python remembers what it has imported.
+    package = tmp_path / f"outer_{has_init}_{'above' in line}" / "inner"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent) if has_init else ():
+        (folder / "__init__.py").touch()
+    (package / "parts.py").write_text("LENGTH = 3\n")
+    (package.parent / "above.py").write_text("LENGTH = 8\n")
+    (package / "tasks.py").write_text(CODE.replace("from sibling_of_tasks import LENGTH", line))
+    target = f"{package.relative_to(tmp_path)}/tasks.py"
+    assert len(load_task(Job(target=target)).train) == (8 if "above" in line else 3)
+
+
+def test_a_package_that_is_another(tasks: str, tmp_path: Path) -> None:
+    package = tmp_path / "json"
+    package.mkdir()
+    (package / "decoder.py").write_text("from .parts import LENGTH\n")
+    with pytest.raises(SpecError, match=r"json/decoder\.py imports relatively, .* rename its package"):
+        load_task(Job(target="json/decoder.py"))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +94,7 @@ def test_a_module_by_its_name(tasks: str) -> None:
             {"size": 3},
             "unexpected keyword argument 'size'; its arguments are: length, seed",
         ),
+        ("loaded_tasks.py:made", {"size": 3}, "loaded_tasks.py:made is a Task, which takes no arguments"),
         ("loaded_tasks.py:nothing", {"size": 3}, "its arguments are: none"),
     ],
 )
