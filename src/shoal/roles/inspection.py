@@ -21,6 +21,7 @@ from shoal.model.blueprint import Blueprint
 from shoal.model.optimizer.kinds import ELEMENTWISE, StateSchema, state_schema
 from shoal.model.replica import Replica
 from shoal.observe.disk import write_whole
+from shoal.roles.inference.evaluator import Tables, num_tables
 from shoal.roles.loading.task import load_task
 from shoal.roles.memory.sizing import JobSizes, address_space_bytes, first_microbatch, size_up
 from shoal.roles.process.reporter import Reporter
@@ -104,9 +105,9 @@ def _sizes(job: Job, task: Task, train: Any, replica: Replica, made_bytes: int) 
     test = 0 if task.test is None else len(task.dataset("test"))
     extent = Extent(
         total_steps=schedule.total_steps,
-        tables=max(2, -(-schedule.total_steps // interval)),
+        tables=num_tables(task, -(-schedule.total_steps // interval)),
         table_rows=-(-test // task.batch_size),
-        table_columns=2 + len(task.metrics) if test else 0,
+        table_columns=Tables.of(task).columns if test else 0,
         accumulate=task.accumulate,
     )
     one = _size_of_pass(job, task, replica, first_microbatch(job, task, train))

@@ -74,7 +74,8 @@ class Task:
     max_steps: int | None = None
     """Stop after so many steps, whatever `epochs` says."""
     metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
-    """`name -> metric(output, target)`: numbers that are means over the batch."""
+    """`name -> metric(output, target)`: means over the batch; or, over the whole test set,
+    `shoal.metrics.whole(function)` or an object of torchmetrics."""
     weight: Callable[[Any], float] | None = None
     """`weight(batch)`: what a batch counts in every mean (tokens for padded text); default its samples."""
     scheduler: Callable[[Any], Any] | None = None
@@ -134,11 +135,6 @@ class Task:
             raise SpecError(f"Task: clip_norm must be above 0, found {self.clip_norm!r}.")
         if self.skip_loss_below is not None and self.skip_loss_below != self.skip_loss_below:
             raise SpecError("Task: skip_loss_below must be a number, found nan.")
-        if self.metrics and self.objective is not None:
-            raise SpecError(
-                "Task: metrics compare the model's output with a target, which an objective hides; "
-                "use loss= in place of objective=, or leave metrics out."
-            )
         for name, metric in self.metrics.items():
             require_callable("Task", f"metrics[{name!r}]", metric, "shoal.metrics.accuracy")
         if self.stop is not None and self.stop.metric not in ("loss", *self.metrics):

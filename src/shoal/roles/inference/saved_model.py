@@ -35,7 +35,7 @@ def evaluate(job: Job, world: World, reporter: Reporter) -> None:
     reading = _read(job, world)
     check_task(reading.task, job.conduct, job.strategy)
     evaluator = Evaluator(reading.task, reading.replica, reading.length, reading.feed, job.conduct)
-    extent = Extent(table_rows=evaluator.num_batches, table_columns=evaluator.num_columns)
+    extent = Extent(table_rows=evaluator.num_batches, table_columns=evaluator.tables.columns)
     strategy = _open(reading, job, world, extent, reporter)
     reporter.on_state(State.READY, 0)
     reporter.on_state(State.EVALUATING, 0)

@@ -14,7 +14,7 @@ from shoal.ledger.book import Book, CutLog
 from shoal.model.parking.building import Parking
 from shoal.model.replica import Replica
 from shoal.model.start import Start
-from shoal.roles.inference.evaluator import Evaluator
+from shoal.roles.inference.evaluator import Evaluator, num_tables
 from shoal.roles.training.chaos import Sabotage
 from shoal.roles.training.checkpointing import Checkpointing
 from shoal.roles.training.mean_check import MeanCheck
@@ -106,9 +106,9 @@ class Training:
         evaluator = self.evaluator
         return Extent(
             total_steps=self.schedule.total_steps,
-            tables=max(2, -(-self.schedule.total_steps // self.evaluation_interval)),
+            tables=num_tables(self.task, -(-self.schedule.total_steps // self.evaluation_interval)),
             table_rows=evaluator.num_batches if evaluator else 0,
-            table_columns=evaluator.num_columns if evaluator else 0,
+            table_columns=evaluator.tables.columns if evaluator else 0,
             accumulate=self.task.accumulate,
             steps_per_epoch=self.schedule.steps_per_epoch,
             batch_size=self.schedule.batch_size,

@@ -311,9 +311,9 @@ class ArenaData(WholeModel):
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         self.settle()
         shared, marks, counters = self._shared, self._shared.marks, self._shared.counters
-        size = shape[0] * shape[1]
+        extent, size = self._setting.extent, shape[0] * shape[1]
         # Tables of earlier calls stay, as far as there is room: a successor finds them filled.
-        start = (serial - 1) % self._setting.extent.tables * size
+        start = (serial - 1) % extent.tables * extent.table_rows * extent.table_columns
         table = shared.table[start : start + size].view(shape)
         for place in self._updates:
             if counters[marks.shared_rows[place]] < serial:
