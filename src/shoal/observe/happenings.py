@@ -79,6 +79,8 @@ class StepsTaken(Happening, kind="steps"):
     epoch: int | None = None
     skipped: list[Any] | None = None
     """`[parts, weight]` of these steps that were learnt already, where there were any."""
+    parts: list[list[Any]] | None = None
+    """`[step, {name: number}]` each, where the loss is told with other numbers."""
 
 
 class ProgressMade(Happening, kind="progress"):

@@ -11,7 +11,7 @@ from shoal.observe.happenings import Evaluated, Restarted, StepsTaken
 
 
 class TensorBoardSink:
-    """Writes `train/loss`, `train/lr` and `test/<metric>` over the steps."""
+    """Writes `train/loss` and what it is told with, `train/lr` and `test/<metric>` over the steps."""
 
     def __init__(self, folder: Path | str) -> None:
         try:
@@ -57,5 +57,8 @@ class TensorBoardSink:
         for step, loss in told.steps:
             if loss is not None:
                 self._writer.add_scalar("train/loss", loss, step, time)
+        for step, parts in told.parts or ():
+            for name, value in parts.items():
+                self._writer.add_scalar(f"train/{name}", value, step, time)
         if told.steps and told.lr is not None:
             self._writer.add_scalar("train/lr", told.lr, told.steps[-1][0], time)

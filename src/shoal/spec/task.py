@@ -10,6 +10,9 @@ from shoal.errors import SpecError, TaskError
 from shoal.spec.checks import require_callable, require_choice, require_count
 from shoal.spec.sampling import Sampler, check_sampler
 
+MOST_LOSS_PARTS = 8
+"""So many numbers a loss may be told with, beside itself."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plateau:
@@ -60,7 +63,8 @@ class Task:
     train: Any
     """The training set: anything with `len()` and `[]`, or a function that makes it."""
     loss: Callable[[Any, Any], Any] | None = None
-    """`loss(output, target)`: the mean over the batch, one number."""
+    """`loss(output, target)`: the mean over the batch, one number; or a dict of this `loss` and numbers that it is
+    told with."""
     objective: Callable[[Any, Any], Any] | None = None
     """`objective(model, batch)` in place of `loss`, for models that compute their own."""
     test: Any = None
@@ -136,7 +140,8 @@ class Task:
         if self.skip_loss_below is not None and self.skip_loss_below != self.skip_loss_below:
             raise SpecError("Task: skip_loss_below must be a number, found nan.")
         for name, metric in self.metrics.items():
-            require_callable("Task", f"metrics[{name!r}]", metric, "shoal.metrics.accuracy")
+            if not callable(getattr(metric, "compute", None)):  # an object that is shown batches may be none
+                require_callable("Task", f"metrics[{name!r}]", metric, "shoal.metrics.accuracy")
         if self.stop is not None and self.stop.metric not in ("loss", *self.metrics):
             known = ", ".join(("loss", *self.metrics))
             raise SpecError(f"Task: stop watches {self.stop.metric!r}, but the task evaluates only: {known}.")

@@ -15,7 +15,8 @@ from shoal.metrics import OverAll, over_all
 from shoal.model.replica import Replica
 from shoal.roles.inference.kept_outputs import KeptOutputs, LaneFile, require_tensors
 from shoal.spec import Conduct, Task, World
-from shoal.step.compute import split_batch, task_loss
+from shoal.spec.task import MOST_LOSS_PARTS
+from shoal.step.compute import ToldLoss, split_batch, task_loss, told_loss
 from shoal.strategies.base import Strategy
 
 _TESTING = 1 << 32
@@ -33,9 +34,10 @@ class Tables(NamedTuple):
 
     @classmethod
     def of(cls, task: Task) -> Tables:
-        """Weight, loss and means of each batch; where there are metrics over all of them, a mark and these."""
+        """Weight, loss, what it is told with, and means of each batch; where there are metrics over all of them, a
+        mark and these."""
         means, whole = len(_means(task)), len(_over_all(task))
-        return cls(2 if whole else 1, max(2 + means, 1 + whole if whole else 0))
+        return cls(2 if whole else 1, max(2 + MOST_LOSS_PARTS + means, 1 + whole))
 
 
 def num_tables(task: Task, evaluations: int) -> int:
@@ -68,20 +70,26 @@ class Evaluator:
         try:
             table = strategy.exchange(
                 serial,
-                (self.num_batches, 2 + len(self._means)),
+                (self.num_batches, 2 + MOST_LOSS_PARTS + len(self._means)),
                 lambda table, lane: self._fill(table, lane, strategy, lanes, kept),
             )
         finally:
             self._replica.train_mode()
         weights = table[:, 0]
         sums = (table[:, 1:] * weights[:, None]).sum(0) / weights.sum()
-        found = dict(zip(("loss", *self._means), sums.tolist(), strict=True))
+        found = self._named(sums.tolist())
         if kept is not None:
             serial += 1
             found |= self._conclude(strategy, serial, kept, weights.nonzero()[:, 0].tolist(), lanes)
             kept.remove()  # all have what it came to
         self._serial = serial  # not where an exchange was left: all of it is made again
-        return {name: found[name] for name in ("loss", *self._task.metrics)}
+        return {name: found[name] for name in ("loss", *self._replica.loss_parts.names, *self._task.metrics)}
+
+    def _named(self, values: list[float]) -> dict[str, float]:
+        """Loss, what it is told with, and means."""
+        loss, told, means = values[0], values[1 : 1 + MOST_LOSS_PARTS], values[1 + MOST_LOSS_PARTS :]
+        parts = zip(self._replica.loss_parts.names, told, strict=False)
+        return {"loss": loss, **dict(parts), **dict(zip(self._means, means, strict=True))}
 
     @torch.no_grad()
     def _fill(
@@ -111,7 +119,7 @@ class Evaluator:
 
     @property
     def _nothing(self) -> list[float]:
-        return [0.0] * (1 + len(self._means))
+        return [0.0] * (1 + MOST_LOSS_PARTS + len(self._means))
 
     def _measure(self, strategy: Strategy, batch: Any, files: list[LaneFile]) -> list[float] | None:
         """Loss and means, and into the files what other metrics read; None where another has the output."""
@@ -119,16 +127,16 @@ class Evaluator:
         if task.objective is None:
             inputs, target = split_batch(batch)
         else:
-            loss = float(task_loss(self._replica, batch))
+            told = task_loss(self._replica, batch)
             if not task.metrics:
-                return [loss]
+                return _row(told)
             inputs, target = _seen_by_model(self._replica.module, batch)
         with precision.autocast():
             output = strategy.infer(self._replica, inputs)
             if output is None:
                 return None
             if task.loss is not None:
-                loss = float(task.loss(output, target))
+                told = told_loss(self._replica, task.loss(output, target))
         output = precision.widened(output)  # metrics may not know half precision
         if task.objective is not None:
             output = getattr(output, "logits", output)
@@ -136,7 +144,7 @@ class Evaluator:
             require_tensors(output, target)
         for metric, file in zip(self._over_all.values(), files, strict=False):
             file.append(metric.keep(output, target))
-        return [loss, *(float(mean(output, target)) for mean in self._means.values())]
+        return [*_row(told), *(float(mean(output, target)) for mean in self._means.values())]
 
     def _conclude(
         self, strategy: Strategy, serial: int, kept: KeptOutputs, batches: list[int], lanes: int
@@ -155,6 +163,11 @@ class Evaluator:
         with torch.no_grad():
             (row,) = strategy.exchange(serial, (1, 1 + len(self._over_all)), fill).tolist()
         return dict(zip(self._over_all, row[1:], strict=True))
+
+
+def _row(told: ToldLoss) -> list[float]:
+    found = told.weighted(1.0)
+    return [found.loss, *found.all_parts]
 
 
 def _means(task: Task) -> dict[str, Any]:
