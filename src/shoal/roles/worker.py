@@ -78,6 +78,8 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
         preprocess=job.conduct.preprocess,
     )
     check_position(training.replica.start, training.schedule, task.seed, may_be_over=lacks_model(job))
+    if training.weighing is not None and world.is_first:
+        reporter.line(training.weighing.text)
     training.checkpoints = Checkpointing(job, training.replica, training.schedule, reporter)
     _open_ledger(job, training)
     _check_mean(job, training, reporter)

@@ -19,6 +19,7 @@ from shoal.roles.inference.evaluator import Evaluator
 from shoal.roles.inference.output import WritingOrder, open_output
 from shoal.roles.loading.start import read_start
 from shoal.roles.loading.task import load_task
+from shoal.roles.loading.weighing import derived_weight
 from shoal.roles.memory.limit import make_parking
 from shoal.roles.process.joining import Fellows
 from shoal.roles.process.reporter import Reporter
@@ -170,6 +171,8 @@ def _read(job: Job, world: World) -> Reading:
         start=read_start(job),
         parking=make_parking(job),
     )
+    if (weighing := derived_weight(replica)) is not None:
+        task = replica.task = replace(task, weight=weighing.weight)
     return Reading(task=task, replica=replica, feed=Feed(task, dataset, device=world.device), length=length)
 
 

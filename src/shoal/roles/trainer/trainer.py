@@ -108,6 +108,8 @@ class Trainer:
             supply=training,
             clip_norm=task.clip_norm,
         )
+        if training.weighing is not None and world.is_first:
+            self._setting.company.report(training.weighing.text)
         if self._service is None:
             self._strategy, self._notes = strategy, StepNotes(start)
         else:
@@ -157,7 +159,8 @@ class Trainer:
         """Forward, backward, agree, update. Returns the loss over all processes' batches."""
         if self._why_no_step:
             raise SpecError(self._why_no_step)
-        weight = float(num_samples(batch)) if self._task.weight is None else float(self._task.weight(batch))
+        counts = self._training.task.weight
+        weight = float(num_samples(batch)) if counts is None else float(counts(batch))
 
         def load() -> Iterator[LoadedBatch]:
             yield batch, weight, 0  # no book is kept of batches that the user has cut

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from shoal.errors import SpecError, TaskError
@@ -15,6 +16,7 @@ from shoal.model.parking.building import Parking
 from shoal.model.replica import Replica
 from shoal.model.start import Start
 from shoal.roles.inference.evaluator import Evaluator, num_tables
+from shoal.roles.loading.weighing import derived_weight
 from shoal.roles.training.chaos import Sabotage
 from shoal.roles.training.checkpointing import Checkpointing
 from shoal.roles.training.mean_check import MeanCheck
@@ -78,6 +80,11 @@ class Training:
             precision=precision,
             recompute=recompute,
         )
+        self.weighing = derived_weight(self.replica)
+        """What a batch counts, where the task leaves that to its loss."""
+        if self.weighing is not None:
+            self.task = self.replica.task = task = replace(task, weight=self.weighing.weight)
+            self._feed.weigh_by(self.weighing.weight)
         self.strategy = strategy
         self.evaluator: Evaluator | None = None
         if task.test is not None:
