@@ -101,8 +101,6 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
 
 Backward = Callable[[torch.Tensor, torch.Tensor | None], None]
 """Runs the backward pass from a loss, weighted by the second argument."""
-
-
 SAMPLES = 4
 """Where `Sums.values` has how many samples there are."""
 
@@ -125,17 +123,19 @@ class Sums:
     """Of each number that the loss is told with, as of the loss; none where no loss was computed."""
 
     def __add__(self, other: Sums) -> Sums:
-        numbers = (mine + theirs for mine, theirs in zip(self._numbers, other._numbers, strict=True))
-        return Sums(*numbers, parts=add_parts(self.parts, other.parts))
-
-    @property
-    def _numbers(self) -> tuple[float, ...]:
-        return self.loss, self.weight, self.skipped, self.skipped_parts, self.samples
+        return Sums(
+            self.loss + other.loss,
+            self.weight + other.weight,
+            self.skipped + other.skipped,
+            self.skipped_parts + other.skipped_parts,
+            self.samples + other.samples,
+            add_parts(self.parts, other.parts),
+        )
 
     @property
     def values(self) -> tuple[float, ...]:
         """As numbers that can be stored or sent, always as many."""
-        return *self._numbers, *self.all_parts
+        return self.loss, self.weight, self.skipped, self.skipped_parts, self.samples, *self.all_parts
 
     @property
     def all_parts(self) -> tuple[float, ...]:

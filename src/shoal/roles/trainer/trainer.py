@@ -124,6 +124,8 @@ class Trainer:
         self._total_is_known = self.lanes == 1 and task.skip_loss_below is None
         self.steps = start.step
         """Steps taken so far."""
+        self.loss_parts: Mapping[str, float] = {}
+        """By name: the numbers that the loss of the last `step` was told with, where it is a dict."""
 
     @property
     def model(self) -> torch.nn.Module:
@@ -170,6 +172,7 @@ class Trainer:
         self.steps += 1
         self._training.replica.advance(result.loss)
         self._notes.losses.append(result.loss)
+        self.loss_parts = result.parts
         return result.loss
 
     def fit(self) -> Outcome:
