@@ -68,9 +68,14 @@ def seen_in(replica: Replica, batch: Any, samples: int) -> tuple[str, str] | Non
     nothing can be said."""
     try:
         found = compare(replica, batch, samples)
-        return (found.text, explain(replica, batch, found)) if found is not None and found.differs else None
     except Exception:
         return None  # A batch that cannot be halved, a model that only trains.
+    if found is None or not found.differs:
+        return None
+    try:
+        return found.text, explain(replica, batch, found)
+    except Exception:
+        return found.text, "say with weight= what a batch counts (its tokens, say)"  # What was tried fails here.
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from shoal.model.replica import Replica
 from shoal.roles.loading.weighing import derived_weight
+from shoal.roles.training.mean_check import compare
 from shoal.spec import Task
 
 CHANCE = torch.Generator().manual_seed(5)
@@ -111,6 +113,36 @@ def test_labels_of_models_that_compute_their_own_loss(
     assert found is None or name in found.text
     for other in ({"labels": LABELS[:, 0]}, {"labels": LABELS.float()}, {"y": LABELS}, (LABELS, LABELS)):
         assert derived_weight(replica_of(sample=lambda other=other: other, **fields)) is None
+
+
+def language_model(kind: str) -> nn.Module:
+    import transformers
+
+    sizes: dict[str, Any] = {"vocab_size": 20, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    if kind == "gpt2":
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, **sizes))
+    if kind == "bert":
+        shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+        return transformers.BertForMaskedLM(transformers.BertConfig(**shape, **sizes))
+    shape = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**shape, **sizes))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "t5"])
+def test_models_of_hugging_face_count_as_derived(kind: str) -> None:
+    tokens = torch.randint(3, 20, (6, 7), generator=CHANCE)
+    labels = tokens.clone()
+    for row in range(6):
+        labels[row, 2 + row // 2 :] = -100
+    batch = {"input_ids": tokens, "labels": labels}
+    objective = lambda model, batch: model(**batch).loss  # noqa: E731
+    replica = replica_of(lambda: language_model(kind), sample=lambda: batch, objective=objective)
+    plain, found = compare(replica, batch, 6), derived_weight(replica)
+    assert plain is not None and plain.differs and found is not None
+    replica.task = replace(replica.task, weight=found.weight)
+    counted = compare(replica, batch, 6)
+    assert counted is not None and not counted.differs
 
 
 def test_only_models_of_hugging_face_are_known_by_their_names() -> None:
