@@ -137,9 +137,9 @@ class Evaluator:
                 return None
             if task.loss is not None:
                 told = told_loss(self._replica, task.loss(output, target))
-        output = precision.widened(output)  # metrics may not know half precision
         if task.objective is not None:
             output = getattr(output, "logits", output)
+        output = precision.widened(output)  # metrics may not know half precision
         if files:
             require_tensors(output, target)
         for metric, file in zip(self._over_all.values(), files, strict=False):
