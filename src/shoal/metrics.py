@@ -1,16 +1,18 @@
 """Numbers that tell how good a model is: `metric(output, target)`, each a mean over the batch.
 
-Means can be averaged over batches and workers by weight. What is no mean must be computed afterwards from
-one that is: perplexity is `exp` of the mean loss, never the mean of the batches' perplexities.
+Means can be averaged over batches and workers by weight. What is none (F1, the area under a curve, a correlation)
+is computed over the whole data set: `whole(f1_score)`, or an object of torchmetrics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.errors import TaskError
-from shoal.spec.checks import require_count
+from shoal.spec.checks import require_callable, require_choice, require_count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,3 +67,153 @@ def _class_scores(output: Tensor, target: Tensor) -> Tensor:
 def _share(hits: Tensor, target: Tensor) -> float:
     counted = target != IGNORED_TARGET
     return ((hits & counted).sum() / counted.sum().clamp(min=1)).item()
+
+
+class OverAll(Protocol):
+    """A metric of a whole data set, which is no mean of its batches'."""
+
+    def keep(self, output: Any, target: Any) -> Sequence[Any]:
+        """What it needs of a batch: two tensors."""
+
+    def value(self, kept: Iterable[Sequence[Tensor]]) -> float:
+        """What all batches come to, which are given in the order of their samples."""
+
+
+def over_all(metric: Any) -> OverAll | None:
+    """How a task's metric is computed over a whole data set; None where it is a mean over each batch."""
+    if isinstance(metric, Whole):
+        return metric
+    has_methods = all(callable(getattr(metric, name, None)) for name in ("reset", "update", "compute"))
+    return Shown(metric) if has_methods else None
+
+
+READINGS = ("outputs", "classes", "scores", "probabilities")
+
+
+def whole(function: Callable[..., Any], *, reads: str | None = None, **options: Any) -> Whole:
+    """A metric: `function` of all outputs and all targets at once, in the order of the samples.
+
+    It is called as `function(output, target, **options)`, with tensors. One of scikit-learn's, which name their
+    first argument `y_true`, is called as `function(target, output, **options)`, with arrays, and gets what its
+    second one asks for: `y_pred` the classes with the highest scores, `y_score` scores, `y_proba` probabilities.
+    `reads` says otherwise: `outputs` (as they are), `classes`, `scores` or `probabilities`. Targets of -100 are
+    left out where the output has the scores of classes.
+    """
+    require_callable("whole", "function", function, "whole(sklearn.metrics.f1_score, average='macro')")
+    names = _argument_names(function)
+    if reads is not None:
+        require_choice("whole", "reads", reads, READINGS)
+    return Whole(function, reads or _reading_of(names), names[:1] == ["y_true"], options)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What `whole` returns."""
+
+    function: Callable[..., Any]
+    reads: str
+    truth_first: bool
+    """Whether it is called as scikit-learn's functions are."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, output: Any, target: Any) -> float:
+        return self.value([self.keep(output, target)])
+
+    def keep(self, output: Any, target: Any) -> Sequence[Any]:
+        """What the function reads of them, so that classes take the place of scores before anything is kept."""
+        return (output, target) if self.reads == "outputs" else _read(self.reads, output, target)
+
+    def value(self, kept: Iterable[Sequence[Tensor]]) -> float:
+        """The function, once. All that was kept is in memory then."""
+        import torch
+
+        outputs, targets = zip(*kept, strict=True)
+        try:
+            output, target = torch.cat(outputs), torch.cat(targets)
+        except RuntimeError:
+            shapes = ", ".join(sorted({str(tuple(each.shape[1:])) for each in (*outputs, *targets)}))
+            raise TaskError(
+                f"whole: outputs and targets of all batches cannot be put together: their rows have the shapes "
+                f"{shapes}; pad them in collate, or use a metric that is shown batch by batch (torchmetrics)."
+            ) from None
+        if self.truth_first:
+            return _number(self.function(target.numpy(), output.numpy(), **self.options), self.function)
+        return _number(self.function(output, target, **self.options), self.function)
+
+
+class Shown:
+    """A metric object that is shown one batch after the other: torchmetrics', and what has its three methods."""
+
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric
+
+    def keep(self, output: Any, target: Any) -> Sequence[Any]:
+        """All of it."""
+        return output, target
+
+    def value(self, kept: Iterable[Sequence[Tensor]]) -> float:
+        """In the order of the samples, whoever computed them: an object that is shown all needs no merging."""
+        self._metric.reset()
+        for output, target in kept:
+            self._metric.update(output, target)
+        found = self._metric.compute()
+        self._metric.reset()  # what it keeps may be large
+        return _number(found, self._metric)
+
+
+def _argument_names(function: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # some that are written in C do not tell
+        return []
+
+
+def _reading_of(names: Sequence[str]) -> str:
+    """What a function wants, by the names that scikit-learn gives its arguments."""
+    match names:
+        case ["y_true", "y_score", *_]:
+            return "scores"
+        case ["y_true", "y_proba" | "y_prob", *_]:
+            return "probabilities"
+        case ["y_true", *_]:
+            return "classes"
+    return "outputs"
+
+
+def _read(reads: str, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs as `reads` says, and the targets that count, one row for each of them."""
+    if output.dim() == target.dim() + 1 and output.shape[-1] == 1:
+        output = output.squeeze(-1)  # one score for each target
+    if target.is_floating_point() and reads == "classes":
+        return output, target  # there are none: a regression's values
+    if output.shape == target.shape:
+        is_score = reads == "probabilities" and not _are_shares(output)
+        return output.double().sigmoid() if is_score else output, target
+    scores = _class_scores(output, target)
+    if reads == "classes":
+        return _counted(scores.argmax(-1), target)
+    if scores.shape[-1] == 2 and reads == "scores":
+        return _counted(scores[..., 1] - scores[..., 0], target)  # finer than probabilities, which round to 1
+    sums_to_one = _are_shares(scores) and bool(((scores.sum(-1) - 1).abs() < 1e-4).all())
+    shares = scores.double() if sums_to_one else scores.double().softmax(-1)
+    return _counted(shares[..., 1] if shares.shape[-1] == 2 else shares, target)
+
+
+def _are_shares(values: Tensor) -> bool:
+    return bool(((values >= 0) & (values <= 1)).all())
+
+
+def _counted(values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    counted = target != IGNORED_TARGET
+    return values[counted], target[counted]
+
+
+def _number(found: Any, metric: Any) -> float:
+    try:
+        return float(found)
+    except (TypeError, ValueError, RuntimeError):
+        name = getattr(metric, "__name__", type(metric).__name__)
+        raise TaskError(
+            f"Task: the metric {name} must come to one number, found {type(found).__name__}; let it average "
+            "(average='macro'), or give each number a metric of its own."
+        ) from None

@@ -16,7 +16,7 @@ from shoal.errors import Diverged
 from shoal.feed.parts import LoadedBatch, Part
 from shoal.model.replica import Replica
 from shoal.spec import Task
-from shoal.step.compute import Compute, DeferredSums, EagerCompute, Sums
+from shoal.step.compute import SAMPLES, Compute, DeferredSums, EagerCompute, Sums
 from shoal.step.work import Work
 
 COMPUTES: dict[str, Callable[[Replica], Compute]] = {"eager": EagerCompute}
@@ -91,12 +91,40 @@ def test_what_is_learnt_gives_no_gradient(make: Callable[[Replica], Compute]) ->
     assert (found.weight, found.skipped, found.skipped_parts) == (0.0, 2.0, 1.0) and not gradients(replica)
 
 
+def told(output: torch.Tensor, target: torch.Tensor) -> dict[str, Any]:
+    """A loss, and what it is made of: a tensor with a history, and a plain number."""
+    error, size = F.mse_loss(output, target), output.square().mean()
+    return {"loss": error + 0.5 * size, "error": error, "size": size.item()}
+
+
+def test_a_loss_may_be_told_with_other_numbers(make: Callable[[Replica], Compute]) -> None:
+    replica = Replica(task(model=lambda: nn.Linear(3, 2), loss=told))
+    found = make(replica).run(Work(1, (), 0), part(1.0, 0.0, 3.0)).resolve()
+    with torch.no_grad():
+        expected = [told(replica.module(INPUTS[i : i + 2]), TARGETS[i : i + 2]) for i in (0, 4)]
+    assert replica.loss_parts.names == ("error", "size")
+    assert found.loss == pytest.approx(float(expected[0]["loss"] + 3 * expected[1]["loss"]))
+    assert found.parts == pytest.approx([float(expected[0][n] + 3 * expected[1][n]) for n in ("error", "size")])
+    assert found.loss == pytest.approx(found.parts[0] + 0.5 * found.parts[1])
+    assert Sums.of(found.values).values == found.values and found.values[SAMPLES] == found.samples
+
+
+def test_what_is_learnt_is_told_all_the_same(make: Callable[[Replica], Compute]) -> None:
+    replica = Replica(task(skip_loss_below=1e9, loss=told))
+    found = make(replica).run(Work(1, (), 0), part(2.0)).resolve()
+    assert found.weight == 0.0 and found.loss == pytest.approx(found.parts[0] + 0.5 * found.parts[1])
+
+
 def test_sums_may_be_known_later() -> None:
     found = DeferredSums(Work(1, (), 0), part(1.0))
     found.add(Sums(samples=4))
     found.defer(torch.tensor(0.5), 2.0)
     found.defer(torch.tensor([0.25]), 4.0)
     assert found.resolve() == found.resolve() == Sums(2.0, 6.0, samples=4)
+    other = DeferredSums(Work(1, (), 0), part(1.0))
+    other.defer(torch.tensor(0.5), 2.0, (torch.tensor([0.25], requires_grad=True), 3.0))
+    other.defer(torch.tensor(0.5), 1.0, (0.25, 1.0))
+    assert other.resolve() == Sums(1.5, 3.0, parts=(0.75, 7.0))
     found.defer(torch.tensor(math.inf), 1.0)
     with pytest.raises(Diverged):
         found.resolve()

@@ -74,3 +74,15 @@ def negatives() -> shoal.Task:
         train=_points(),
         batch_size=16,
     )
+
+
+def known() -> shoal.Task:
+    """Rare classes weigh more in a loss of torch's own."""
+    return shoal.Task(
+        model=lambda: nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)),
+        loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0, 10.0])),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        train=_points(),
+        test=_points(),
+        batch_size=16,
+    )

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.training import Train
+from helpers.training import Train, largest_difference
 from shoal.spec import Cluster, Job
+from shoal.verification import Verdict, verify
 
 TASKS = Path(__file__).parent / "mean_tasks.py"
 
@@ -35,6 +36,7 @@ def warnings(trained):
 def test_what_is_no_mean_is_told_once(train, factory, strategy, args):
     (text,) = warnings(train(factory, workers=2, strategy=strategy, **args))
     assert "so 2 parts of a batch" in text and "weight=" in text and "shoal verify" in text
+    assert factory != "tokens" or "set weight=lambda batch: float((batch[1] != -100).sum())" in text
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,30 @@ def test_what_is_no_mean_is_told_once(train, factory, strategy, args):
 )
 def test_what_is_counted_by_its_weight_is_not(train, factory, strategy, precision):
     assert not warnings(train(factory, workers=2, strategy=strategy, precision=precision, counted=True))
+
+
+@pytest.mark.parametrize("strategy", ["data", "ps:servers=1", "pipeline:microbatches=2"])
+def test_the_weight_of_a_loss_that_is_known_is_derived(train, strategy):
+    """It is said once, and two parts train what one process does."""
+    alone, trained = train("known"), train("known", workers=2, strategy=strategy)
+    for run in (alone, trained):
+        assert not warnings(run)
+        (line,) = [told["text"] for told in run.told("line") if told["text"].startswith("weight= follows")]
+        assert line.endswith("a batch counts the class weights of its targets")
+    assert largest_difference(trained.model, alone.model) < 1e-5
+    assert trained.losses() == pytest.approx(alone.losses(), rel=1e-5)
+    assert trained.results["results"] == pytest.approx(alone.results["results"], rel=1e-5)
+
+
+def test_verify_says_why_and_what_to_set(zygote):
+    report = verify(f"{TASKS}:tokens", workers=2, steps=2, zygote=zygote)
+    (row,) = [row for row in report.rows if row.comparison == "a batch and its halves"]
+    assert (
+        row.verdict is Verdict.WARNING and "set weight=lambda batch: float((batch[1] != -100).sum())" in row.note
+    )
+    assert not report.ok, "the whole batch in float64 is another loss"
+    counted = verify(f"{TASKS}:tokens", workers=2, steps=2, args={"counted": True}, zygote=zygote)
+    assert counted.ok and all(row.comparison != "a batch and its halves" for row in counted.rows)
 
 
 def test_one_part_is_no_matter(train):

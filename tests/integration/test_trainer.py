@@ -91,6 +91,17 @@ def test_fit_goes_through_the_epochs_and_evaluates(tmp_path: Path) -> None:
     assert key == digest(model.state_dict()) == digest(load_tensors(tmp_path / "model.safetensors"))
 
 
+def test_a_loss_that_is_a_dict_is_told_in_parts() -> None:
+    def loss(output: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+        ce = F.cross_entropy(output, target)
+        return {"loss": 2 * ce, "ce": ce}
+
+    with shoal.Trainer(replace(odd_tasks.make(), loss=loss)) as trainer:
+        assert trainer.loss_parts == {}
+        told = trainer.step((INPUTS[:16], TARGETS[:16]))
+        assert trainer.loss_parts == {"ce": pytest.approx(told / 2)}
+
+
 def test_shared_memory_trains_the_same_in_one_process() -> None:
     plain, arena = shoal.Trainer(odd_tasks.sparse()), shoal.Trainer(odd_tasks.sparse(), strategy="data:via=arena")
     assert plain.fit().loss == pytest.approx(arena.fit().loss, rel=1e-5)

@@ -75,6 +75,10 @@ class Feed:
             self._seed(key)
             return self.batch(samples)
 
+    def weigh_by(self, weight: Callable[[Any], float]) -> None:
+        """From now on a batch counts this; before any was read."""
+        self._weight, self._total_is_known = weight, False
+
     def weight(self, batch: Any, samples: np.ndarray) -> float:
         """What a batch counts in every mean."""
         return float(len(samples)) if self._weight is None else float(self._weight(batch))

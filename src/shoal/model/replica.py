@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from shoal.errors import SpecError, TaskError
 from shoal.model.compiled import under_own_names
 from shoal.model.fitting_loss import with_fitting_loss
+from shoal.model.loss_parts import LossParts
 from shoal.model.optimizer.averaging import check_average, with_average
 from shoal.model.optimizer.kinds import prefer_fused
 from shoal.model.parking.building import Parking
@@ -74,6 +75,8 @@ class Replica:
                 "Task: skip_loss_below leaves parts of a batch out by their loss, which LBFGS evaluates several "
                 "times per step; use another optimizer."
             )
+        self.loss_parts = LossParts(task.metrics)
+        """What its loss is told with."""
         self.precision = self._make_precision(precision)
         """In which numbers it computes."""
         self.recomputes = recompute

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,15 @@ _LOG_SCALE_FROM = 30.0
 Curve = Sequence[tuple[int, float]]
 
 
-def draw_chart(path: Path, title: str, losses: Curve, evaluations: Sequence[tuple[int, dict[str, float]]]) -> None:
-    """Write the picture of a run's `(step, loss)` curve and its evaluations as a PNG."""
+def draw_chart(
+    path: Path,
+    title: str,
+    losses: Curve,
+    evaluations: Sequence[tuple[int, dict[str, float]]],
+    parts: Mapping[str, Curve] | None = None,
+) -> None:
+    """Write the picture of a run's `(step, loss)` curve and its evaluations as a PNG; `parts` are the curves of
+    what the loss is told with."""
     tests = {
         name: _finite([(step, found.get(name)) for step, found in evaluations]) for name in _names(evaluations)
     }
@@ -29,7 +36,8 @@ def draw_chart(path: Path, title: str, losses: Curve, evaluations: Sequence[tupl
     panels = figure.subplots(
         2 if tests else 1, squeeze=False, sharex=True, height_ratios=[2, 1][: 1 + bool(tests)]
     )
-    _draw_loss(panels[0][0], _finite(losses), test_loss)
+    told = {name: smooth(found) for name, curve in (parts or {}).items() if (found := _finite(curve))}
+    _draw_loss(panels[0][0], _finite(losses), test_loss, told)
     panels[0][0].set_title(title, loc="left", fontsize=12, color=INK, pad=10)
     if tests:
         _draw_metrics(panels[1][0], tests)
@@ -69,7 +77,7 @@ def smooth(curve: Curve) -> list[tuple[int, float]]:
     return means
 
 
-def _draw_loss(axes: Any, losses: Curve, test_loss: Curve) -> None:
+def _draw_loss(axes: Any, losses: Curve, test_loss: Curve, parts: Mapping[str, Curve]) -> None:
     _dress(axes, "loss")
     smoothed = smooth(losses)
     if losses:
@@ -77,7 +85,10 @@ def _draw_loss(axes: Any, losses: Curve, test_loss: Curve) -> None:
         axes.plot(*zip(*smoothed, strict=True), color=BLUE, linewidth=1.8, label="training")
     if test_loss:
         axes.plot(*zip(*test_loss, strict=True), "o-", color=RED, linewidth=1, markersize=4.5, label="test")
-    shown = [value for _, value in (*smoothed, *test_loss)]
+    for at, (name, curve) in enumerate(parts.items()):
+        color = _METRICS[at % len(_METRICS)]
+        axes.plot(*zip(*curve, strict=True), color=color, linewidth=1.2, linestyle="--", label=name)
+    shown = [value for curve in (smoothed, test_loss, *parts.values()) for _, value in curve]
     if shown and min(shown) > 0 and max(shown) > _LOG_SCALE_FROM * min(shown):
         axes.set_yscale("log")
     if shown:

@@ -122,9 +122,10 @@ def _job_table(job: Job, summary: RunSummary) -> list[str]:
     return _table(("", ""), rows)
 
 
-def _picture(folder: RunFolder, events: Iterable[Event], summary: RunSummary) -> str:
+def _picture(folder: RunFolder, events: Sequence[Event], summary: RunSummary) -> str:
     try:
-        draw_chart(folder.chart, folder.name, counted_losses(events), summary.evaluations)
+        losses, parts = counted_losses(events), counted_parts(events)
+        draw_chart(folder.chart, folder.name, losses, summary.evaluations, parts)
     except SpecError as error:
         return f"_{error}_"
     return f"![Loss over the steps]({folder.chart.name})"
@@ -140,6 +141,22 @@ def counted_losses(events: Iterable[Event]) -> list[tuple[int, float]]:
         elif isinstance(event.what, StepsTaken):
             losses.update((step, loss) for step, loss in event.what.steps)
     return sorted(losses.items())
+
+
+def counted_parts(events: Iterable[Event]) -> dict[str, list[tuple[int, float]]]:
+    """By name, the same of the numbers that losses are told with."""
+    by_step: dict[int, dict[str, float]] = {}
+    for event in events:
+        if isinstance(event.what, UNDOING):
+            last = event.what.step
+            by_step = {step: parts for step, parts in by_step.items() if step <= last}
+        elif isinstance(event.what, StepsTaken):
+            by_step.update((step, parts) for step, parts in event.what.parts or ())
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for step, parts in sorted(by_step.items()):
+        for name, value in parts.items():
+            curves.setdefault(name, []).append((step, value))
+    return curves
 
 
 def _evaluations(summary: RunSummary) -> list[str]:

@@ -24,9 +24,10 @@ class ShardLink:
     seen: int = 0
     """How many cells its values have seen, as far as it has told."""
     loss: float = 0.0
-    """Of the last gathered round, as the two below."""
+    """Of the last gathered round, as the three below."""
     half: list[float] = field(default_factory=list)
     found: list[float] = field(default_factory=list)
+    loss_parts: list[float] = field(default_factory=list)
     unacked: dict[int, Push] = field(default_factory=dict)
     """By sequence, in order."""
     due: float = 0.0
@@ -53,7 +54,7 @@ class ShardLink:
         self.floor = max(self.floor, news.floor)
         if news.rounds >= self.rounds:
             self.rounds, self.loss = news.rounds, news.loss
-            self.half, self.found = news.half, news.found
+            self.half, self.found, self.loss_parts = news.half, news.found, news.loss_parts
 
     def take_part(self, part: Values) -> None:
         """Keep a part of the answer to a pull."""
@@ -91,6 +92,7 @@ class Offer:
     buffer: int = 0
     half: Sequence[float] = ()
     found: Sequence[float] = ()
+    loss_parts: Sequence[float] = ()
 
     def for_shard(
         self,
@@ -120,6 +122,7 @@ class Offer:
             buffer=self.buffer,
             half=list(self.half),
             found=list(self.found),
+            loss_parts=list(self.loss_parts),
             frames=tuple(frames),
         )
 

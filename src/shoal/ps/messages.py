@@ -82,6 +82,8 @@ class Push(PsMessage):
     """With half precision, in lockstep: what all workers knew of the loss scale when they began this step."""
     found: list[float] = field(default_factory=list)
     """With half precision: what the gradient looks like; first of all, how many of its tensors are no numbers."""
+    loss_parts: list[float] = field(default_factory=list)
+    """Of each number that the loss is told with: the sum of weight times it; empty where that is not known."""
 
     @property
     def is_spoilt(self) -> bool:
@@ -106,6 +108,8 @@ class Ack(PsMessage):
     half: list[float] = field(default_factory=list)
     """What its pushes knew of the loss scale, and below the sum of what they found."""
     found: list[float] = field(default_factory=list)
+    loss_parts: list[float] = field(default_factory=list)
+    """The means of the numbers that the loss is told with, where all of its pushes told them."""
 
 
 class Refused(PsMessage):
@@ -133,6 +137,7 @@ class Clocks(PsMessage):
     half: list[float] = field(default_factory=list)
     """Of the last gathered round, as in `Ack`."""
     found: list[float] = field(default_factory=list)
+    loss_parts: list[float] = field(default_factory=list)
 
 
 class Hello(PsMessage):

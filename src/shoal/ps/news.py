@@ -29,6 +29,7 @@ class News:
             loss=self._shard.loss,
             half=self._shard.half,
             found=self._shard.found,
+            loss_parts=self._shard.loss_parts,
         )
 
     def clocks(self, generation: int, rank: int) -> Clocks:
@@ -44,6 +45,7 @@ class News:
             loss=self._shard.loss,
             half=self._shard.half,
             found=self._shard.found,
+            loss_parts=self._shard.loss_parts,
         )
 
     def values(self, generation: int, pull: Pull) -> Iterator[Values]:

@@ -29,6 +29,7 @@ def fits(shard: Shard, part: RoundPart) -> bool:
             "loss": int() | float(),
             "scaled": bool(),
             "found": list(),
+            "loss_parts": list(),
         }:
             is_complete = True
         case _:
@@ -90,7 +91,7 @@ def _entry(shard: Shard, number: int, factor: float, kept: RoundPart, total: Rou
 
 
 def _facts_of(push: Push) -> dict[str, Any]:
-    return {name: getattr(push, name) for name in ("cells", "weight", "loss", "scaled", "found")}
+    return {name: getattr(push, name) for name in ("cells", "weight", "loss", "scaled", "found", "loss_parts")}
 
 
 def _sum_of_facts(all_facts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -101,4 +102,5 @@ def _sum_of_facts(all_facts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         "loss": sum(facts["loss"] for facts in listed),
         "scaled": all(facts["scaled"] for facts in listed),
         "found": sum_by_position(facts["found"] for facts in listed),
+        "loss_parts": sum_by_position(facts["loss_parts"] for facts in listed if facts["weight"]),
     }

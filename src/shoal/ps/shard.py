@@ -64,6 +64,8 @@ class Shard:
         self.half: list[float] = []
         """Of the last gathered round: what its workers knew of the loss scale, and the sum of what they found."""
         self.found: list[float] = []
+        self.loss_parts: list[float] = []
+        """Of the last gathered round: the means of what the loss is told with, where that is known."""
         self.tally: Counter[str] = Counter()
         """Pushes by outcome, and the `cells` that went into the values."""
         self.delay_sum = 0
@@ -176,6 +178,10 @@ class Shard:
         self._update(pushes, gathered=True, factor=factor)
         self.rounds = number
         self.half, self.found = pushes[0].half, sum_by_position(push.found for push in pushes)
+        weight = sum(push.weight for push in pushes)
+        # What a push does not tell is known of none: the shortest list counts.
+        parts = sum_by_position(push.loss_parts for push in pushes if push.weight)
+        self.loss_parts = [part / weight for part in parts]
 
     def in_order(self) -> list[Push]:
         """The pushes of the open round, in the order of their slots."""
@@ -260,6 +266,7 @@ class Shard:
             "loss": self.loss,
             "half": self.half,
             "found": self.found,
+            "loss_parts": self.loss_parts,
             "tally": dict(self.tally),
             "delays": [self.delay_sum, self.delay_max],
         }
@@ -274,7 +281,7 @@ class Shard:
     ) -> Shard:
         """The shard whose `books` these are; its values have what goes with them already."""
         shard = cls(rules, values)
-        for name in ("index", "version", "rounds", "lr_scale", "control", "loss", "half", "found"):
+        for name in ("index", "version", "rounds", "lr_scale", "control", "loss", "half", "found", "loss_parts"):
             setattr(shard, name, books[name])
         shard.clocks = dict(books["clocks"])
         shard.sequences = dict(books["sequences"])

@@ -95,6 +95,11 @@ class WorkerMachine:
         return self.slowest.loss
 
     @property
+    def rounds_loss_parts(self) -> list[float]:
+        """The means of the numbers that the loss is told with; none where not all have told them."""
+        return self.slowest.loss_parts
+
+    @property
     def outstanding(self) -> int:
         """Pushes that not every shard has acknowledged."""
         return len(self._offers)

@@ -21,9 +21,12 @@ from shoal.model.blueprint import Blueprint
 from shoal.model.optimizer.kinds import ELEMENTWISE, StateSchema, state_schema
 from shoal.model.replica import Replica
 from shoal.observe.disk import write_whole
+from shoal.roles.inference.evaluator import Tables
 from shoal.roles.loading.task import load_task
+from shoal.roles.loading.weighing import derived_weight
 from shoal.roles.memory.sizing import JobSizes, address_space_bytes, first_microbatch, size_up
 from shoal.roles.process.reporter import Reporter
+from shoal.roles.training.mean_check import seen_in
 from shoal.roles.training.training import make_schedule, num_tables
 from shoal.spec import Cluster, Job, Task, World, parse_strategy
 from shoal.spec.features import check_task
@@ -62,6 +65,7 @@ def inspect(job: Job, world: World, reporter: Reporter) -> None:
     if job.options.get("probe", True):
         save_tensors(folder / "model.safetensors", probe.replica.module.state_dict())
         facts |= {
+            "why_no_mean": probe.why_no_mean(),
             "initial_loss": probe.loss(),
             "repeatable": probe.is_repeatable(),
             "random": probe.is_random(),
@@ -105,7 +109,7 @@ def _sizes(job: Job, task: Task, train: Any, replica: Replica, made_bytes: int) 
         total_steps=schedule.total_steps,
         tables=num_tables(task, schedule),
         table_rows=-(-test // task.batch_size),
-        table_columns=2 + len(task.metrics) if test else 0,
+        table_columns=Tables.of(task).columns if test else 0,
         accumulate=task.accumulate,
     )
     one = _size_of_pass(job, task, replica, first_microbatch(job, task, train))
@@ -167,6 +171,15 @@ class LossProbe:
         samples = order.samples(0, 0, min(task.batch_size, order.length))
         self._cut = Cut(0, samples, len(samples))
         self.replica = Replica(task, numerics=numerics, sample=lambda: self._feed.batch(samples[:2]))
+        if (weighing := derived_weight(self.replica)) is not None:
+            self.replica.task = replace(self.replica.task, weight=weighing.weight)
+            self._feed.weigh_by(weighing.weight)
+
+    def why_no_mean(self) -> str:
+        """Why the loss is no mean over samples, and what to set; empty where it is one, or nothing can be said."""
+        samples = self._cut.samples
+        found = seen_in(self.replica, self._feed.keyed_batch(samples, self._seed), len(samples))
+        return "; ".join(found or ())
 
     def loss(self) -> float:
         """The loss of the initial model."""

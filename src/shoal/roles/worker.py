@@ -83,6 +83,8 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
         preprocess=job.conduct.preprocess,
     )
     check_position(training.replica.start, training.schedule, task.seed, may_be_over=lacks_model(job))
+    if training.weighing is not None and world.is_first:
+        reporter.line(training.weighing.text)
     training.checkpoints = Checkpointing(job, training.replica, training.schedule, reporter)
     training.callbacks = training.checkpoints.callbacks = callbacks_of(job, training, reporter)
     if task.best_by is not None and job.run_dir:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from shoal.spec.footprint import Flow, Footprint, Medium, MemoryRegion, Stay, aligned
 from shoal.spec.model_size import SCALAR_BYTES, TABLES, CutSize, ModelSize, RunSize
+from shoal.spec.task import MOST_LOSS_PARTS
 from shoal.spec.whole_footprint import activations, common_regions, of_worker, saved_copy
 
 COUNTER_BYTES = 64
 """A cache line for each, so that writers do not disturb one another."""
-SUMS_PER_SLOT = 5
-"""Numbers that a slot's batches come to: loss, weight, and what was skipped and used."""
+SUMS_PER_SLOT = 5 + MOST_LOSS_PARTS
+"""Numbers that a slot's batches come to: loss, weight, what was skipped and used, what the loss is told with."""
 
 
 WHOLE_JOURNAL = "journal: model and state before an update"

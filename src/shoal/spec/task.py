@@ -11,6 +11,9 @@ from shoal.spec.callback import Callback, check_callbacks
 from shoal.spec.checks import knows_its_names, require_callable, require_choice, require_count, require_maker
 from shoal.spec.sampling import Sampler, check_sampler
 
+MOST_LOSS_PARTS = 8
+"""So many numbers a loss may be told with, beside itself."""
+
 
 @knows_its_names
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,8 @@ class Task:
     train: Any
     """The training set: anything with `len()` and `[]`, or a function that makes it."""
     loss: Callable[[Any, Any], Any] | None = None
-    """`loss(output, target)`: the mean over the batch, one number."""
+    """`loss(output, target)`: the mean over the batch, one number; or a dict of this `loss` and numbers that it is
+    told with."""
     objective: Callable[[Any, Any], Any] | None = None
     """`objective(model, batch)` in place of `loss`, for models that compute their own."""
     test: Any = None
@@ -79,7 +83,8 @@ class Task:
     max_steps: int | None = None
     """Stop after so many steps, whatever `epochs` says."""
     metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
-    """`name -> metric(output, target)`: numbers that are means over the batch."""
+    """`name -> metric(output, target)`: means over the batch; or, over the whole test set,
+    `shoal.metrics.whole(function)` or an object of torchmetrics."""
     weight: Callable[[Any], float] | None = None
     """`weight(batch)`: what a batch counts in every mean (tokens for padded text); default its samples."""
     scheduler: Callable[[Any], Any] | None = None
@@ -148,16 +153,12 @@ class Task:
             raise SpecError(f"Task: clip_norm must be above 0, found {self.clip_norm!r}.")
         if self.skip_loss_below is not None and self.skip_loss_below != self.skip_loss_below:
             raise SpecError("Task: skip_loss_below must be a number, found nan.")
-        if self.metrics and self.objective is not None:
-            raise SpecError(
-                "Task: metrics compare the model's output with a target, which an objective hides; "
-                "use loss= in place of objective=, or leave metrics out."
-            )
         check_callbacks(self.callbacks)
         self._check_best()
         self._check_average()
         for name, metric in self.metrics.items():
-            require_callable("Task", f"metrics[{name!r}]", metric, "shoal.metrics.accuracy")
+            if not callable(getattr(metric, "compute", None)):  # an object that is shown batches may be none
+                require_callable("Task", f"metrics[{name!r}]", metric, "shoal.metrics.accuracy")
         if self.stop is not None and self.stop.metric not in ("loss", *self.metrics):
             known = ", ".join(("loss", *self.metrics))
             raise SpecError(f"Task: stop watches {self.stop.metric!r}, but the task evaluates only: {known}.")

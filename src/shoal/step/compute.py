@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -17,6 +17,7 @@ from shoal.errors import Diverged, TaskError
 from shoal.feed.parts import Part
 from shoal.ledger.order import mix
 from shoal.model.replica import Replica, call_model
+from shoal.spec.task import MOST_LOSS_PARTS
 from shoal.step.work import Work
 
 
@@ -28,15 +29,36 @@ def seed_slot(work: Work, slot: int, device: str) -> None:
         torch.cuda.manual_seed(key)
 
 
-def task_loss(replica: Replica, batch: Any, step: int = 0) -> torch.Tensor:
+class ToldLoss(NamedTuple):
+    """A batch's loss, and the numbers that it is told with."""
+
+    loss: torch.Tensor
+    parts: tuple[Any, ...] = ()
+    """Tensors without a history, or plain numbers; in the order of the replica's `loss_parts`."""
+
+    def weighted(self, weight: float) -> Sums:
+        """What a batch of this weight comes to. A device is waited for."""
+        return Sums(self.loss.item() * weight, weight, parts=tuple(float(part) * weight for part in self.parts))
+
+
+def task_loss(replica: Replica, batch: Any, step: int = 0) -> ToldLoss:
     """The task's loss on a batch, checked to be one number; 0 where it belongs to no step."""
     with replica.precision.autocast(step):
-        loss = plain_loss(replica, batch)
-    return replica.precision.widened(loss)
+        task = replica.task
+        if task.objective is not None:
+            return told_loss(replica, task.objective(replica.module, batch))
+        inputs, target = split_batch(batch)
+        assert task.loss is not None
+        return told_loss(replica, task.loss(call_model(replica.module, inputs), target))
+
+
+def told_loss(replica: Replica, found: Any) -> ToldLoss:
+    """What a task's loss or objective returned, checked."""
+    return ToldLoss(replica.precision.widened(check_loss(found)), replica.loss_parts.of(found))
 
 
 def plain_loss(replica: Replica, batch: Any) -> torch.Tensor:
-    """The same in the model's own numbers, whatever precision the job asks for."""
+    """The loss alone in the model's own numbers, whatever precision the job asks for."""
     task = replica.task
     if task.objective is not None:
         return check_loss(task.objective(replica.module, batch))
@@ -45,8 +67,9 @@ def plain_loss(replica: Replica, batch: Any) -> torch.Tensor:
     return check_loss(task.loss(call_model(replica.module, inputs), target))
 
 
-def check_loss(loss: Any) -> torch.Tensor:
-    """A loss must be one number."""
+def check_loss(found: Any) -> torch.Tensor:
+    """A loss must be one number; in a dict, what is called `loss`."""
+    loss = found.get("loss") if isinstance(found, Mapping) else found
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise TaskError(
@@ -78,6 +101,8 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
 
 Backward = Callable[[torch.Tensor, torch.Tensor | None], None]
 """Runs the backward pass from a loss, weighted by the second argument."""
+SAMPLES = 4
+"""Where `Sums.values` has how many samples there are."""
 
 
 @dataclass(frozen=True)
@@ -94,19 +119,46 @@ class Sums:
     """How many these were."""
     samples: float = 0.0
     """How many samples all of them hold."""
+    parts: tuple[float, ...] = ()
+    """Of each number that the loss is told with, as of the loss; none where no loss was computed."""
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(*(mine + theirs for mine, theirs in zip(self.values, other.values, strict=True)))
+        return Sums(
+            self.loss + other.loss,
+            self.weight + other.weight,
+            self.skipped + other.skipped,
+            self.skipped_parts + other.skipped_parts,
+            self.samples + other.samples,
+            add_parts(self.parts, other.parts),
+        )
 
     @property
     def values(self) -> tuple[float, ...]:
-        """As numbers that can be stored or sent."""
-        return self.loss, self.weight, self.skipped, self.skipped_parts, self.samples
+        """As numbers that can be stored or sent, always as many."""
+        return self.loss, self.weight, self.skipped, self.skipped_parts, self.samples, *self.all_parts
+
+    @property
+    def all_parts(self) -> tuple[float, ...]:
+        """The parts, and zeros for those that there might be."""
+        return (*self.parts, *(0.0,) * (MOST_LOSS_PARTS - len(self.parts)))
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Sums:
+        """What `values` told."""
+        loss, weight, skipped, skipped_parts, samples, *parts = values
+        return cls(loss, weight, skipped, skipped_parts, samples, tuple(parts))
 
     @property
     def mean_loss(self) -> float:
         """The loss over all batches."""
         return self.loss / (self.weight + self.skipped)
+
+
+def add_parts(left: tuple[float, ...], right: tuple[float, ...]) -> tuple[float, ...]:
+    """Numbers beside two losses, added up; either may have none."""
+    if not left or not right:
+        return left or right
+    return tuple(mine + theirs for mine, theirs in zip(left, right, strict=True))
 
 
 class DeferredSums:
@@ -123,17 +175,18 @@ class DeferredSums:
         """This much is known."""
         self._known += known
 
-    def defer(self, loss: torch.Tensor, weight: float) -> None:
+    def defer(self, loss: torch.Tensor, weight: float, parts: Sequence[Any] = ()) -> None:
         """A batch of this weight has a loss that nobody has looked at."""
-        self._losses.append(loss.detach())
+        told = (torch.as_tensor(part, dtype=loss.dtype, device=loss.device) for part in parts)
+        self._losses.append(torch.stack([each.detach().reshape(()) for each in (loss, *told)]))
         self._weights.append(weight)
 
     def resolve(self) -> Sums:
         """Wait for the device, and know all of it; `Diverged` where a loss is no number."""
-        values = torch.stack([loss.reshape(()) for loss in self._losses]).tolist() if self._losses else []
-        for value, weight in zip(values, self._weights, strict=True):
+        rows = torch.stack(self._losses).tolist() if self._losses else []
+        for (value, *parts), weight in zip(rows, self._weights, strict=True):
             check_finite(value, self._work, self._part)
-            self._known += Sums(value * weight, weight)
+            self._known += Sums(value * weight, weight, parts=tuple(part * weight for part in parts))
         self._losses, self._weights = [], []
         return self._known
 
@@ -165,16 +218,17 @@ class EagerCompute:
             found.add(Sums(samples=samples))
             if not weight:  # padding alone: it counts nothing, and its mean is not a number
                 continue
-            loss = task_loss(replica, batch, work.step)
+            told = task_loss(replica, batch, work.step)
+            loss = told.loss
             if looks_at_once:
-                value = loss.item()
-                check_finite(value, work, part)
+                check_finite(value := loss.item(), work, part)
+                counted = told.weighted(weight)
                 if learnt is not None and value < learnt:
-                    found.add(Sums(value * weight, 0.0, weight, 1.0))
+                    found.add(replace(counted, weight=0.0, skipped=weight, skipped_parts=1.0))
                     continue
-                found.add(Sums(value * weight, weight))
+                found.add(counted)
             else:
-                found.defer(loss, weight)
+                found.defer(loss, weight, told.parts)
             share = weight if part.total_weight is None else weight / part.total_weight
             share *= replica.precision.scale
             backward(loss, None if share == 1.0 else torch.full_like(loss, share))

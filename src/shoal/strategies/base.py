@@ -59,14 +59,19 @@ class StepResult:
     """At a border: how long the others had to be waited for."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What the run's results have to say besides, told with the last turn."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """By name: the numbers that the loss is told with, which are means as it is."""
 
     def result(self) -> StepResult:
         """It is known already."""
         return self
 
 
-def step_result(sums: Sums, *, stop: bool, counts: Sequence[int], save: bool = False) -> StepResult:
-    """What a step's sums are told as; `counts`: the samples of each slot."""
+def step_result(
+    sums: Sums, *, stop: bool, counts: Sequence[int], save: bool = False, names: Sequence[str] = ()
+) -> StepResult:
+    """What a step's sums are told as; `counts`: the samples of each slot; `names`: of the loss's parts."""
+    total = sums.weight + sums.skipped
     return StepResult(
         loss=sums.mean_loss,
         weight=sums.weight,
@@ -75,6 +80,7 @@ def step_result(sums: Sums, *, stop: bool, counts: Sequence[int], save: bool = F
         skipped=sums.skipped,
         skipped_parts=int(sums.skipped_parts),
         counts=tuple(counts),
+        parts={name: part / total for name, part in zip(names, sums.parts, strict=False)},
     )
 
 

@@ -64,7 +64,7 @@ class _Verification:
         # Two runs more for the first step, one for half precision; one less where the whole batch is what to
         # compare with in any case.
         self.laboratory.num_trials += 2 * (not self.bitwise) + is_half - synchronised
-        rows = _repeatability(self.facts)
+        rows = [*_repeatability(self.facts), *self._meaning()]
         if not self.bitwise:
             rows += self._first_step()
         split = self.laboratory.train(f"{_workers(self.job)}, {self.job.strategy}", self.job)
@@ -86,6 +86,14 @@ class _Verification:
                 Row(comparison="kept by each worker", what=STATE, verdict=Verdict.NOT_JUDGED, note=_OWN_STATES)
             )
         return rows, split.steps
+
+    def _meaning(self) -> list[Row]:
+        """Why parts of a batch train otherwise than the whole, whatever the strategy."""
+        parts = self.job.num_slots * self.facts.accumulate * self.job.conduct.microbatches
+        if parts == 1 or not self.facts.why_no_mean:
+            return []
+        note = self.facts.why_no_mean
+        return [Row(comparison="a batch and its halves", what="loss", verdict=Verdict.WARNING, note=note)]
 
     def _alone(self, job: Job, cuts: CutLog | None = None) -> Trial:
         return self.laboratory.train(self.reference.title, self.reference.same(job, cuts))

@@ -50,11 +50,13 @@ class Facts:
     """Other random numbers give another loss: dropout, augmentation."""
     random_in_float64: bool
     """The same with dropout off: only augmentation, or dropout that is never off."""
+    why_no_mean: str = ""
+    """Why the loss of a batch is not the mean of its parts', and what to set; empty where it is."""
 
     @classmethod
     def from_plain(cls, found: Mapping[str, Any]) -> Facts:
         """The facts among all that inspection found."""
-        values = {field.name: found[field.name] for field in fields(cls)}
+        values = {field.name: found[field.name] for field in fields(cls) if field.name in found}
         return cls(**values | {name: tuple(values[name]) for name in ("trained", "untrained", "buffers")})
 
     def global_batch(self, workers: int) -> dict[str, int]:

@@ -8,8 +8,8 @@ import pytest
 
 from shoal.errors import SpecError
 from shoal.observe import Bus, Event, JsonlSink, RunFolder, write_report
-from shoal.observe.chart import smooth
-from shoal.observe.report import command, counted_losses
+from shoal.observe.chart import draw_chart, smooth
+from shoal.observe.report import command, counted_losses, counted_parts
 from shoal.spec import Cluster, Job
 
 JOB = Job(
@@ -121,3 +121,17 @@ def test_losses_of_steps_that_were_undone_are_not_drawn():
     back = Event.of("restarted", None, {"step": 2, "samples": 1, "undone": 2, "seconds": 0.1, "reason": "died"})
     assert counted_losses([*events, back]) == [(1, 9.0), (2, 8.0)]
     assert counted_losses([*events, back, told((3, 5.0))]) == [(1, 9.0), (2, 8.0), (3, 5.0)]
+
+
+def test_what_losses_are_told_with_is_drawn_by_name(tmp_path):
+    def told(*steps):
+        values = {"steps": [[step, 1.0] for step, _ in steps], "samples": 1, "parts": [[*step] for step in steps]}
+        return Event.of("steps", 0, values)
+
+    events = [told((1, {"ce": 2.0, "kl": 1.0})), told((2, {"ce": 1.5, "kl": 0.5}), (3, {"ce": 1.0, "kl": 0.1}))]
+    back = Event.of("restarted", None, {"step": 2, "samples": 1, "undone": 1, "seconds": 0.1, "reason": "died"})
+    assert counted_parts([*events, back]) == {"ce": [(1, 2.0), (2, 1.5)], "kl": [(1, 1.0), (2, 0.5)]}
+    plain, drawn = tmp_path / "plain.png", tmp_path / "drawn.png"
+    draw_chart(plain, "run", [(1, 1.0), (2, 1.0)], [])
+    draw_chart(drawn, "run", [(1, 1.0), (2, 1.0)], [], {**counted_parts(events), "none": [(1, None)]})
+    assert plain.read_bytes() != drawn.read_bytes()

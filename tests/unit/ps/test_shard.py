@@ -229,3 +229,18 @@ def test_a_run_that_goes_on_knows_what_was_done():
     assert (shard.rounds, shard.floor, len(shard.cells)) == (5, 5, 10)
     assert shard.judge(make_push(10, sequence=1)) is PushVerdict.NEW
     assert shard.accept(make_push(3)) is PushOutcome.DUPLICATE
+
+
+def test_what_losses_are_told_with_is_averaged_over_a_round():
+    shard = make_shard("bsp")
+    shard.accept(make_push(0, weight=1.0, loss_parts=[2.0, 8.0]))
+    shard.accept(make_push(1, weight=3.0, loss_parts=[6.0, 0.0]))
+    assert shard.loss_parts == [2.0, 2.0]
+    frames, books = shard.books()
+    assert Shard.from_books(shard.rules, Recorder(0), frames, books).loss_parts == [2.0, 2.0]
+    shard.accept(make_push(2, weight=2.0, loss_parts=[4.0, 6.0]))
+    shard.accept(make_push(3, weight=0.0, loss=0.0))
+    assert shard.loss_parts == [2.0, 3.0], "padding alone has none, and counts nothing"
+    shard.accept(make_push(4, loss_parts=[4.0, 6.0]))
+    shard.accept(make_push(5))
+    assert shard.loss_parts == [], "one did not tell them"

@@ -73,7 +73,6 @@ class Rows:
         ({"clip_norm": 0.0}, "clip_norm must be above 0"),
         ({"clip_norm": float("nan")}, "clip_norm must be above 0, found nan"),
         ({"metrics": {"f1": 3}}, r"metrics\['f1'\] must be a function"),
-        ({"loss": None, "objective": len, "metrics": {"f1": len}}, "which an objective hides"),
         ({"stop": Plateau(metric="f1"), "test": [1]}, "stop watches 'f1', but the task evaluates only: loss"),
         ({"stop": Plateau()}, "there is no test set"),
         ({"train": []}, "the train set .list. is empty"),

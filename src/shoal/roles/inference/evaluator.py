@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from shoal.errors import TaskError
 from shoal.feed.feed import Feed
 from shoal.ledger.order import mix
+from shoal.metrics import OverAll, over_all
 from shoal.model.replica import Replica
+from shoal.roles.inference.kept_outputs import KeptOutputs, LaneFile, require_tensors
 from shoal.spec import Conduct, Task, World
-from shoal.step.compute import split_batch, task_loss
+from shoal.spec.task import MOST_LOSS_PARTS
+from shoal.step.compute import ToldLoss, split_batch, task_loss, told_loss
 from shoal.strategies.base import Strategy
 
 _TESTING = 1 << 32
 """In the place of a step: keys what is drawn while test samples are read."""
+_TARGETS = ("labels", "label", "target")
+"""What the targets are called in batches that are dicts."""
+
+
+class Tables(NamedTuple):
+    """What an evaluation exchanges: a table of all batches, and one of what is known when all are computed."""
+
+    number: int
+    columns: int
+    """Of the wider one."""
+
+    @classmethod
+    def of(cls, task: Task) -> Tables:
+        """Weight, loss, what it is told with, and means of each batch; where there are metrics over all of them, a
+        mark and these."""
+        means, whole = len(_means(task)), len(_over_all(task))
+        return cls(2 if whole else 1, max(2 + MOST_LOSS_PARTS + means, 1 + whole))
 
 
 class Evaluator:
@@ -27,29 +49,56 @@ class Evaluator:
         self._length = length
         self._feed = feed
         self._conduct = conduct
+        self._means = _means(task)
+        self._over_all = _over_all(task)
         self.num_batches = -(-length // task.batch_size)
-        self.num_columns = 2 + len(task.metrics)
+        self.tables = Tables.of(task)
         self._serial = 0
 
     def run(self, strategy: Strategy, world: World) -> dict[str, float]:
         """Loss and metrics over the whole test set."""
-        serial = self._serial + 1
+        serial, lanes = self._serial + 1, self._conduct.lanes(world.world_size)
+        # Where the first worker evaluates for all, others may do so for themselves afterwards.
+        name = f"outputs-{serial}-{world.global_rank if self._conduct.first_evaluates else 'of-all'}"
+        kept = KeptOutputs(world, name) if self._over_all else None
         self._replica.module.eval()
         try:
             table = strategy.exchange(
                 serial,
-                (self.num_batches, self.num_columns),
-                lambda table, lane: self._fill(table, lane, strategy, self._conduct.lanes(world.world_size)),
+                (self.num_batches, 2 + MOST_LOSS_PARTS + len(self._means)),
+                lambda table, lane: self._fill(table, lane, strategy, lanes, kept),
             )
         finally:
             self._replica.train_mode()
-        self._serial = serial  # not where the exchange was left: it is made again
         weights = table[:, 0]
         sums = (table[:, 1:] * weights[:, None]).sum(0) / weights.sum()
-        return dict(zip(("loss", *self._task.metrics), sums.tolist(), strict=True))
+        found = self._named(sums.tolist())
+        if kept is not None:
+            serial += 1
+            found |= self._conclude(strategy, serial, kept, weights.nonzero()[:, 0].tolist(), lanes)
+            kept.remove()  # all have what it came to
+        self._serial = serial  # not where an exchange was left: all of it is made again
+        return {name: found[name] for name in ("loss", *self._replica.loss_parts.names, *self._task.metrics)}
+
+    def _named(self, values: list[float]) -> dict[str, float]:
+        """Loss, what it is told with, and means."""
+        loss, told, means = values[0], values[1 : 1 + MOST_LOSS_PARTS], values[1 + MOST_LOSS_PARTS :]
+        parts = zip(self._replica.loss_parts.names, told, strict=False)
+        return {"loss": loss, **dict(parts), **dict(zip(self._means, means, strict=True))}
 
     @torch.no_grad()
-    def _fill(self, table: torch.Tensor, lane: int, strategy: Strategy, lanes: int) -> None:
+    def _fill(
+        self, table: torch.Tensor, lane: int, strategy: Strategy, lanes: int, kept: KeptOutputs | None
+    ) -> None:
+        if kept is None:
+            self._fill_rows(table, lane, strategy, lanes, [])
+            return
+        with kept.of_lane(lane, len(self._over_all)) as files:
+            self._fill_rows(table, lane, strategy, lanes, files)
+
+    def _fill_rows(
+        self, table: torch.Tensor, lane: int, strategy: Strategy, lanes: int, files: list[LaneFile]
+    ) -> None:
         size, last = self._task.batch_size, self.num_batches - 1
         # Where the model is cut, every lane makes the same number of passes: the last ones may be for nothing.
         stop = -(-self.num_batches // lanes) * lanes if self._conduct.gathers else self.num_batches
@@ -59,20 +108,81 @@ class Evaluator:
             batch = self._feed.keyed_batch(samples, mix(self._task.seed, _TESTING, min(number, last)))
             weight = self._feed.weight(batch, samples)
             # What counts nothing (padding alone) has no mean either.
-            values = self._measure(strategy, batch) if weight else [0.0] * (self.num_columns - 1)
+            values = self._measure(strategy, batch, files if number <= last else []) if weight else self._nothing
             if values is not None and number <= last:
                 table[number] = torch.tensor([weight, *values], dtype=torch.float64)
 
-    def _measure(self, strategy: Strategy, batch: Any) -> list[float] | None:
-        """Loss and metrics; None where another process has the model's output."""
-        if self._task.objective is not None:
-            return [float(task_loss(self._replica, batch))]
-        inputs, target = split_batch(batch)
-        with self._replica.precision.autocast():
+    @property
+    def _nothing(self) -> list[float]:
+        return [0.0] * (1 + MOST_LOSS_PARTS + len(self._means))
+
+    def _measure(self, strategy: Strategy, batch: Any, files: list[LaneFile]) -> list[float] | None:
+        """Loss and means, and into the files what other metrics read; None where another has the output."""
+        task, precision = self._replica.task, self._replica.precision
+        if task.objective is None:
+            inputs, target = split_batch(batch)
+        else:
+            told = task_loss(self._replica, batch)
+            if not task.metrics:
+                return _row(told)
+            inputs, target = _seen_by_model(self._replica.module, batch)
+        with precision.autocast():
             output = strategy.infer(self._replica, inputs)
             if output is None:
                 return None
-            assert self._replica.task.loss is not None
-            loss = float(self._replica.task.loss(output, target))
-        output = self._replica.precision.widened(output)  # metrics may not know half precision
-        return [loss, *(float(m(output, target)) for m in self._task.metrics.values())]
+            if task.loss is not None:
+                told = told_loss(self._replica, task.loss(output, target))
+        if task.objective is not None:
+            output = getattr(output, "logits", output)
+        output = precision.widened(output)  # metrics may not know half precision
+        if files:
+            require_tensors(output, target)
+        for metric, file in zip(self._over_all.values(), files, strict=False):
+            file.append(metric.keep(output, target))
+        return [*_row(told), *(float(mean(output, target)) for mean in self._means.values())]
+
+    def _conclude(
+        self, strategy: Strategy, serial: int, kept: KeptOutputs, batches: list[int], lanes: int
+    ) -> dict[str, float]:
+        """The metrics over all batches that count, computed by whoever has the first lane."""
+
+        def fill(table: torch.Tensor, lane: int) -> None:
+            if lane == 0:
+                # The mark says that the row is filled, also where a metric is no number.
+                values = [
+                    metric.value(kept.read(number, batches, lanes))
+                    for number, metric in enumerate(self._over_all.values())
+                ]
+                table[0] = torch.tensor([1.0, *values], dtype=torch.float64)
+
+        with torch.no_grad():
+            (row,) = strategy.exchange(serial, (1, 1 + len(self._over_all)), fill).tolist()
+        return dict(zip(self._over_all, row[1:], strict=True))
+
+
+def _row(told: ToldLoss) -> list[float]:
+    found = told.weighted(1.0)
+    return [found.loss, *found.all_parts]
+
+
+def _means(task: Task) -> dict[str, Any]:
+    return {name: metric for name, metric in task.metrics.items() if over_all(metric) is None}
+
+
+def _over_all(task: Task) -> dict[str, OverAll]:
+    return {name: found for name, metric in task.metrics.items() if (found := over_all(metric)) is not None}
+
+
+def _seen_by_model(module: torch.nn.Module, batch: Any) -> tuple[Any, Any]:
+    """Inputs and target of a batch that an objective takes whole."""
+    if isinstance(batch, dict):
+        for name in _TARGETS:
+            if name in batch:
+                takes_it = name in inspect.signature(module.forward).parameters
+                return batch if takes_it else {key: batch[key] for key in batch if key != name}, batch[name]
+    elif isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise TaskError(
+        "Task: metrics with objective= compare what the model makes of a batch with its target; let a batch be "
+        f"(inputs, target) or a dict with {' or '.join(_TARGETS)}, or leave metrics out."
+    )

@@ -19,6 +19,7 @@ from shoal.roles.inference.evaluator import Evaluator
 from shoal.roles.inference.output import WritingOrder, open_output
 from shoal.roles.loading.start import read_start
 from shoal.roles.loading.task import load_task
+from shoal.roles.loading.weighing import derived_weight
 from shoal.roles.memory.limit import make_parking
 from shoal.roles.process.joining import Fellows
 from shoal.roles.process.reporter import Reporter
@@ -35,7 +36,7 @@ def evaluate(job: Job, world: World, reporter: Reporter) -> None:
     reading = _read(job, world)
     check_task(reading.task, job.conduct, job.strategy)
     evaluator = Evaluator(reading.task, reading.replica, reading.length, reading.feed, job.conduct)
-    extent = Extent(table_rows=evaluator.num_batches, table_columns=evaluator.num_columns)
+    extent = Extent(table_rows=evaluator.num_batches, table_columns=evaluator.tables.columns)
     strategy = _open(reading, job, world, extent, reporter)
     reporter.on_state(State.READY, 0)
     reporter.on_state(State.EVALUATING, 0)
@@ -170,6 +171,8 @@ def _read(job: Job, world: World) -> Reading:
         start=read_start(job),
         parking=make_parking(job),
     )
+    if (weighing := derived_weight(replica)) is not None:
+        task = replica.task = replace(replica.task, weight=weighing.weight)
     return Reading(task=task, replica=replica, feed=Feed(task, dataset, device=world.device), length=length)
 
 

@@ -56,6 +56,8 @@ class Reporter:
         self._stop = False
         self._orders = OrderBook()
         self._steps: list[list[Any]] = []
+        self._parts: list[list[Any]] = []
+        """What the losses of these are told with."""
         self._skipped = [0, 0.0]
         """Parts of batches, and what they would have counted, in steps that were not told yet."""
         self._latest: dict[str, Any] = {}
@@ -107,6 +109,8 @@ class Reporter:
         now = self._clock()
         is_known = result.weight > 0 or not math.isnan(result.loss)  # who joined late may know none
         self._steps.append([step, result.loss if is_known else None])
+        if result.parts:
+            self._parts.append([step, dict(result.parts)])
         self._skipped[0] += result.skipped_parts
         self._skipped[1] += result.skipped
         self._latest = {"samples": samples, "lr": learning_rate, "epoch": epoch + 1}
@@ -135,9 +139,16 @@ class Reporter:
         """Send the steps that were not told yet, and what was logged."""
         if self._steps:
             skipped = self._skipped if self._skipped[0] else None
-            told = StepsTaken(steps=self._steps, total_steps=self.total_steps, skipped=skipped, **self._latest)
-            self.send(told)
-            self._steps, self._skipped = [], [0, 0.0]
+            self.send(
+                StepsTaken(
+                    steps=self._steps,
+                    total_steps=self.total_steps,
+                    skipped=skipped,
+                    parts=self._parts or None,
+                    **self._latest,
+                )
+            )
+            self._steps, self._parts, self._skipped = [], [], [0, 0.0]
         for told in self._logged:
             self.send(told)
         self._logged = []

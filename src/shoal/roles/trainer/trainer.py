@@ -119,6 +119,8 @@ class Trainer:
             supply=training,
             clip_norm=task.clip_norm,
         )
+        if training.weighing is not None and world.is_first:
+            self._setting.company.report(training.weighing.text)
         if self._service is None:
             self._strategy, self._notes = strategy, StepNotes(start)
         else:
@@ -134,6 +136,8 @@ class Trainer:
         self._fellows.enter(start.step)
         self.steps = start.step
         """Steps taken so far."""
+        self.loss_parts: Mapping[str, float] = {}
+        """By name: the numbers that the loss of the last `step` was told with, where it is a dict."""
 
     @property
     def model(self) -> torch.nn.Module:
@@ -169,7 +173,8 @@ class Trainer:
         """Forward, backward, agree, update. Returns the loss over all processes' batches."""
         if self._why_no_step:
             raise SpecError(self._why_no_step)
-        weight = float(num_samples(batch)) if self._task.weight is None else float(self._task.weight(batch))
+        counts = self._training.task.weight
+        weight = float(num_samples(batch)) if counts is None else float(counts(batch))
 
         def load() -> Iterator[LoadedBatch]:
             yield batch, weight, 0  # no book is kept of batches that the user has cut
@@ -180,6 +185,7 @@ class Trainer:
         self.steps += 1
         self._training.replica.advance(result.loss)
         self._notes.losses.append(result.loss)
+        self.loss_parts = result.parts
         return result.loss
 
     def fit(self) -> Outcome:

@@ -2,7 +2,7 @@
 
 A mean over tokens, class weights or negatives from within the batch are not: unless `weight=` says what a batch
 counts, two workers train something else than one, and nothing fails. So the first batch of a run is looked at
-twice, whole and in halves.
+twice, whole and in halves, and where they differ it is tried out why.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import nn
 
 from shoal.feed.parts import LoadedBatch, Part
 from shoal.model.replica import Replica
+from shoal.roles.training.mean_cause import LossLook
 from shoal.spec import Task
 from shoal.step.compute import plain_loss
 
@@ -54,17 +55,27 @@ class MeanCheck:
 
     def look(self, batch: Any, samples: int) -> None:
         """Compare the batch with its halves now."""
-        try:
-            found = compare(self._replica, batch, samples)
-        except Exception:
-            return  # A batch that cannot be halved, a model that only trains: nothing can be said.
-        if found is not None and found.differs:
+        if (found := seen_in(self._replica, batch, samples)) is not None:
+            seen, cause = found
             self._report(
-                f"the loss is no mean over samples: it is {found.whole:.6g} on {samples} samples and "
-                f"{found.of_halves:.6g} by the means of their halves, so {self._parts} parts of a batch train "
-                "otherwise than one; say with weight= what a batch counts (its tokens, say), and see what is left "
+                f"{seen}, so {self._parts} parts of a batch train otherwise than one; {cause}; see what is left "
                 "with shoal verify"
             )
+
+
+def seen_in(replica: Replica, batch: Any, samples: int) -> tuple[str, str] | None:
+    """That the loss of a batch is no mean over its samples, and why, with what to set; None where it is one, or
+    nothing can be said."""
+    try:
+        found = compare(replica, batch, samples)
+    except Exception:
+        return None  # A batch that cannot be halved, a model that only trains.
+    if found is None or not found.differs:
+        return None
+    try:
+        return found.text, explain(replica, batch, found)
+    except Exception:
+        return found.text, "say with weight= what a batch counts (its tokens, say)"  # What was tried fails here.
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,15 @@ class MeanComparison:
     of_halves: float
     tolerance: float
     """What rounding may come to."""
+    samples: int
+
+    @property
+    def text(self) -> str:
+        """What was seen, as half a sentence."""
+        return (
+            f"the loss is no mean over samples: it is {self.whole:.6g} on {self.samples} samples and "
+            f"{self.of_halves:.6g} by the means of their halves"
+        )
 
     @property
     def differs(self) -> bool:
@@ -103,10 +123,30 @@ def compare(replica: Replica, batch: Any, samples: int) -> MeanComparison | None
         if not (math.isfinite(whole) and math.isfinite(of_halves)):
             return None
         rounding = _ROUNDING * _last_digit(replica) * max(abs(whole), *map(abs, losses))
-        found = MeanComparison(whole, of_halves, rounding)
+        found = MeanComparison(whole, of_halves, rounding, samples)
         if not found.differs:
             return found
         return replace(found, tolerance=max(rounding, _NOISE * _noise(replica, batch, samples, whole)))
+
+
+def explain(replica: Replica, batch: Any, found: MeanComparison) -> str:
+    """Why the loss of this batch is not that of its halves, and what to set, as half a sentence."""
+    samples, half = found.samples, found.samples // 2
+    first, second, twice = (
+        rows_of(batch, samples, rows)
+        for rows in (range(half), range(half, samples), [*range(samples), *range(samples)])
+    )
+    with undisturbed(replica):
+        loss_first, loss_second, loss_twice = (float(plain_loss(replica, part)) for part in (first, second, twice))
+    return LossLook(
+        batch=batch,
+        halves=(first, second),
+        whole=found.whole,
+        losses=(loss_first, loss_second),
+        twice=loss_twice,
+        tolerance=found.tolerance,
+        is_weighted=replica.task.weight is not None,
+    ).cause()
 
 
 def _noise(replica: Replica, batch: Any, samples: int, whole: float) -> float:

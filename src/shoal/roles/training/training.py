@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from shoal.errors import SpecError, TaskError
@@ -16,7 +17,8 @@ from shoal.model.replica import Replica
 from shoal.model.start import Start
 from shoal.observe.told_marks import MOST_ASKED
 from shoal.roles.callbacks.telling import Callbacks
-from shoal.roles.inference.evaluator import Evaluator
+from shoal.roles.inference.evaluator import Evaluator, Tables
+from shoal.roles.loading.weighing import derived_weight
 from shoal.roles.training.best import BestKeeper
 from shoal.roles.training.chaos import Sabotage
 from shoal.roles.training.checkpointing import Checkpointing
@@ -81,6 +83,11 @@ class Training:
             precision=precision,
             recompute=recompute,
         )
+        self.weighing = derived_weight(self.replica)
+        """What a batch counts, where the task leaves that to its loss."""
+        if self.weighing is not None:
+            self.task = self.replica.task = task = replace(self.replica.task, weight=self.weighing.weight)
+            self._feed.weigh_by(self.weighing.weight)
         self.strategy = strategy
         self.evaluator: Evaluator | None = None
         if task.test is not None:
@@ -115,7 +122,7 @@ class Training:
             total_steps=self.schedule.total_steps,
             tables=num_tables(self.task, self.schedule),
             table_rows=evaluator.num_batches if evaluator else 0,
-            table_columns=evaluator.num_columns if evaluator else 0,
+            table_columns=evaluator.tables.columns if evaluator else 0,
             accumulate=self.task.accumulate,
             steps_per_epoch=self.schedule.steps_per_epoch,
             batch_size=self.schedule.batch_size,
@@ -195,7 +202,7 @@ def interval_of(task: Task, schedule: Schedule) -> int:
 
 
 def num_tables(task: Task, schedule: Schedule) -> int:
-    """The most evaluations that there may be, with those that callbacks ask for."""
+    """Those of the most evaluations that there may be, with those that callbacks ask for."""
     planned = max(2, -(-schedule.total_steps // interval_of(task, schedule)))
     both = 1 if task.ema is None and task.swa is None else 2  # of the parameters, and of their average
-    return both * (planned + (MOST_ASKED if task.callbacks else 0))
+    return both * (planned + (MOST_ASKED if task.callbacks else 0)) * Tables.of(task).number

@@ -27,7 +27,7 @@ from shoal.model.replica import Replica
 from shoal.spec import Data, World
 from shoal.spec.vocabulary import Role
 from shoal.step.clipping import clip_factor
-from shoal.step.compute import Sums, backward_part, check_weight
+from shoal.step.compute import SAMPLES, Sums, backward_part, check_weight
 from shoal.step.direct import leave, write_directly
 from shoal.step.tap import GradientTap
 from shoal.step.work import Work
@@ -164,7 +164,8 @@ class ArenaData(WholeModel):
         counters.wait_all(marks.updated, step)  # committed
         if self._precision is not None:
             self._replica.precision.adopt(decision.half)
-        result = step_result(decision.sums, stop=self._is_stopped_by(step), counts=decision.counts)
+        names = self._replica.loss_parts.names
+        result = step_result(decision.sums, stop=self._is_stopped_by(step), counts=decision.counts, names=names)
         if step < len(self._shared.losses):
             # Results may have been written again, by LBFGS in worker 0.
             result = replace(result, loss=float(self._shared.losses[step]))
@@ -226,7 +227,7 @@ class ArenaData(WholeModel):
         over their slots' results.
         """
         if self._decision is None or self._decision.step != work.step:
-            counts = tuple(int(samples) for samples in self._shared.results[:, -1].tolist())
+            counts = tuple(int(samples) for samples in self._shared.results[:, SAMPLES].tolist())
             sums, scale, touched = self._totals(work)
             half = self._replica.precision.state if self._precision is None else self._precision.outcome(work.step)
             self._decision = StepDecision(
@@ -262,7 +263,7 @@ class ArenaData(WholeModel):
         """Sums, what to scale summed gradients by, and who touched what where not all touched all."""
         sums = Sums()
         for values in self._shared.results.tolist():
-            sums += Sums(*values)
+            sums += Sums.of(values)
         check_weight(work, sums)
         is_mean = work.parts[0].total_weight is not None or not sums.weight
         touched = self._shared.touched
@@ -311,9 +312,9 @@ class ArenaData(WholeModel):
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         self.settle()
         shared, marks, counters = self._shared, self._shared.marks, self._shared.counters
-        size = shape[0] * shape[1]
+        extent, size = self._setting.extent, shape[0] * shape[1]
         # Tables of earlier calls stay, as far as there is room: a successor finds them filled.
-        start = (serial - 1) % self._setting.extent.tables * size
+        start = (serial - 1) % extent.tables * extent.table_rows * extent.table_columns
         table = shared.table[start : start + size].view(shape)
         for place in self._updates:
             if counters[marks.shared_rows[place]] < serial:

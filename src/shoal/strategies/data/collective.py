@@ -69,15 +69,16 @@ class CollectiveData(WholeModel):
         weights = torch.zeros(self._setting.world.world_size, dtype=torch.float64)
         weights[self._setting.world.global_rank] = own.weight
         flags = [float(work.stop), float(moved.counted)]
-        head = torch.tensor([own.loss, own.skipped, own.skipped_parts, *flags], dtype=torch.float64)
+        told = [own.loss, own.skipped, own.skipped_parts]
+        head = torch.tensor([*told, *flags, *own.all_parts], dtype=torch.float64)
         counts = torch.zeros(self._setting.slots, dtype=torch.float64)
         for slot, samples in used.items():
             counts[slot] = samples
         control = torch.cat([head, weights, counts, torch.from_numpy(self._touched).double()])
         self._summing.all_reduce_(control)
-        loss, skipped, skipped_parts, stop, counted = control[: len(head)].tolist()
+        loss, skipped, skipped_parts, stop, counted, *parts = control[: len(head)].tolist()
         weights, counts, touched = control[len(head) :].split([len(weights), len(counts), len(self._touched)])
-        sums = Sums(loss, float(weights.sum()), skipped, skipped_parts)
+        sums = Sums(loss, float(weights.sum()), skipped, skipped_parts, parts=tuple(parts))
         check_weight(work, sums)
         if sums.weight:
             is_taken = self._sum_up(work, sums.weight)
@@ -87,7 +88,8 @@ class CollectiveData(WholeModel):
                 self._step(touched > 0)
         else:  # all of the batch was learnt already
             moved.start()
-        return step_result(sums, stop=bool(stop), counts=[int(count) for count in counts.tolist()])
+        used_by_slot, names = [int(count) for count in counts.tolist()], self._replica.loss_parts.names
+        return step_result(sums, stop=bool(stop), counts=used_by_slot, names=names)
 
     def _sum_up(self, work: Work, weight: float) -> bool:
         """Make every worker's gradients the mean of all; whether they are fit for a step."""

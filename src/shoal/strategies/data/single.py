@@ -53,7 +53,7 @@ class SingleProcess(WholeModel):
             if first is not None and first.weight and is_taken:  # else all of the batch was learnt already
                 self._replica.optimizer.step()
         assert first is not None
-        return step_result(first, stop=work.stop, counts=counts)
+        return step_result(first, stop=work.stop, counts=counts, names=self._replica.loss_parts.names)
 
     def _gradients(self, work: Work) -> list[Sums]:
         for param in self._params:

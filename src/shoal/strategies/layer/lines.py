@@ -11,7 +11,7 @@ import torch
 
 from shoal.comm.group import Group
 from shoal.model.replica import Replica
-from shoal.step.compute import check_loss, split_batch
+from shoal.step.compute import ToldLoss, split_batch, told_loss
 from shoal.strategies.cut.executor import Microbatch
 from shoal.strategies.cut.tracing import state_used
 from shoal.strategies.layer.placement import assign, check_homes, spread
@@ -64,15 +64,15 @@ class LayerLine(ABC):
                     found.setdefault(id(tensor), set()).add(program.workers[name])
         return {key: tuple(sorted(workers)) for key, workers in found.items()}
 
-    def train(self, batch: Any, step: int, share: float) -> float:
-        """Leave this worker's gradients of a batch, times its share, in `p.grad`; returns its loss, 0 where it has
-        none. The task's own is that of the worker with the model's output."""
+    def train(self, batch: Any, step: int, share: float) -> ToldLoss | None:
+        """Leave this worker's gradients of a batch, times its share, in `p.grad`; returns its loss, where it has
+        one. The task's own is that of the worker with the model's output."""
         inputs, target = split_batch(batch)
-        losses: list[torch.Tensor] = []
+        losses: list[ToldLoss] = []
 
         def finish(result: Any) -> torch.Tensor:
             losses.append(self._loss(self._output(result), target))
-            return losses[-1]
+            return losses[-1].loss
 
         program = self.program
         program.run(
@@ -83,17 +83,15 @@ class LayerLine(ABC):
                 forward_in=partial(self._replica.precision.autocast, step),
             )
         )
-        return losses[0].item() if losses else 0.0
+        return losses[0] if losses else None
 
     def _output(self, result: Any) -> Any:
         """What the loss is made of, from the result of the last step here."""
         return result
 
-    def _loss(self, output: Any, target: Any) -> torch.Tensor:
-        replica = self._replica
-        assert replica.task.loss is not None
-        loss: torch.Tensor = replica.precision.widened(check_loss(replica.task.loss(output, target)))
-        return loss
+    def _loss(self, output: Any, target: Any) -> ToldLoss:
+        assert self._replica.task.loss is not None
+        return told_loss(self._replica, self._replica.task.loss(output, target))
 
     def infer(self, inputs: Any) -> Any:
         """The model's output; None where another worker has it."""

@@ -22,6 +22,7 @@ from shoal.step.compute import Sums, check_finite, check_weight, seed_slot
 from shoal.step.update import Update
 from shoal.step.work import Work
 from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, step_result
+from shoal.strategies.cut.loss_names import learn_names
 from shoal.strategies.cut.names import WholeNames
 from shoal.strategies.cut.wires import receive_told, receive_values, send_told, send_values, share_plain
 from shoal.strategies.groups.opening import open_group
@@ -84,9 +85,13 @@ class LayerStrategy(Lockstep):
 
     def take(self, work: Work) -> StepResult:
         own = self._backward(work)
-        said = torch.tensor([own.loss, float(work.stop), float(work.save)], dtype=torch.float64)
-        loss, stop, save = self._group.all_reduce_(said).tolist()
-        sums = Sums(loss, own.weight, samples=own.samples)  # all have read the same batches
+        flags = [float(work.stop), float(work.save), float(len(own.parts))]
+        said = torch.tensor([own.loss, *flags, *own.all_parts], dtype=torch.float64)
+        loss, stop, save, has_parts, *parts = self._group.all_reduce_(said).tolist()
+        if has_parts:
+            learn_names(self._replica.loss_parts, self._group)
+        # All have read the same batches.
+        sums = Sums(loss, own.weight, samples=own.samples, parts=tuple(parts))
         check_weight(work, sums)
         self._sum_shared()
         if self._update.scale_and_check(work, sums.weight, self._gradients(), self._counted().items()):
@@ -96,7 +101,8 @@ class LayerStrategy(Lockstep):
                 self._line.head.step()
         for param in self._updated.values():
             param.grad = None
-        return step_result(sums, stop=bool(stop), save=bool(save), counts=[int(sums.samples)])
+        names = self._replica.loss_parts.names
+        return step_result(sums, stop=bool(stop), save=bool(save), counts=[int(sums.samples)], names=names)
 
     def _backward(self, work: Work) -> Sums:
         """This worker's gradients of all pieces of the batch; the loss only where the model's output is."""
@@ -107,9 +113,12 @@ class LayerStrategy(Lockstep):
             sums += Sums(samples=samples)
             if weight:  # else padding alone: it counts nothing, and its mean is not a number
                 share = weight if part.total_weight is None else weight / part.total_weight
-                loss = self._line.train(batch, work.step, share * scale)
-                check_finite(loss, work, part)
-                sums += Sums(loss * weight * self._line.program.has_output, weight)
+                told = self._line.train(batch, work.step, share * scale)
+                found = Sums(weight=weight)
+                if told is not None:
+                    check_finite(told.loss.item(), work, part)
+                    found = told.weighted(weight) if self._line.program.has_output else found
+                sums += found
         for param in self._updated.values():
             if param.grad is not None and param.grad.is_sparse:
                 param.grad = param.grad.to_dense()

@@ -23,6 +23,7 @@ from shoal.step.compute import Sums, check_weight
 from shoal.step.update import Update
 from shoal.step.work import Work
 from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, step_result
+from shoal.strategies.cut.loss_names import learn_names
 from shoal.strategies.cut.names import WholeNames
 from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
 from shoal.strategies.mesh.axes import Axes
@@ -133,7 +134,8 @@ class MeshStrategy(Lockstep):
         for held in self._held.values():
             held.tensor.grad = None
         self._sharding.refresh()
-        return step_result(agreed.sums, stop=agreed.stop, save=agreed.save, counts=agreed.counts)
+        names = self._replica.loss_parts.names
+        return step_result(agreed.sums, stop=agreed.stop, save=agreed.save, counts=agreed.counts, names=names)
 
     def _agree(self, work: Work, own: LaneSums, counted: bool) -> Agreement:
         """Exchange small numbers among all: losses, wishes, samples, and which parameters have gradients."""
@@ -144,6 +146,8 @@ class MeshStrategy(Lockstep):
             float(work.stop),
             float(work.save),
             float(counted),
+            float(len(own.sums.parts)),
+            *(part * speaks for part in own.sums.all_parts),
         ]
         counts = torch.zeros(self._setting.slots, dtype=torch.float64)
         for slot, samples in own.samples.items():
@@ -154,11 +158,13 @@ class MeshStrategy(Lockstep):
         )
         control = torch.cat([torch.tensor(head, dtype=torch.float64), counts, touched])
         self.axes.everybody.all_reduce_(control)
-        loss, weight, stop, save, has_counted = control[: len(head)].tolist()
+        loss, weight, stop, save, has_counted, has_parts, *parts = control[: len(head)].tolist()
+        if has_parts:
+            learn_names(self._replica.loss_parts, self.axes.everybody)
         found = control[len(head) + len(counts) :] > 0
         names = [name for name, is_touched in zip(self._names.trained, found.tolist(), strict=True) if is_touched]
         return Agreement(
-            sums=Sums(loss, weight),
+            sums=Sums(loss, weight, parts=tuple(parts)),
             stop=bool(stop),
             save=bool(save),
             counted=bool(has_counted),

@@ -216,6 +216,7 @@ class PsClient:
             buffer=made.buffer,
             half=made.half,
             found=made.seen.values if made.seen is not None else (),
+            loss_parts=made.loss_parts,
         )
         self._open = made
         self._buffers.open(offer, label)

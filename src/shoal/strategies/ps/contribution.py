@@ -25,6 +25,8 @@ class Contribution:
     """What the gradient looks like, where losses are scaled."""
     half: Sequence[float] = ()
     """What all workers know of the loss scale, where they agree on it."""
+    loss_parts: Sequence[float] = ()
+    """Of each number that the loss is told with, weighted as the loss."""
     is_inherited: bool = False
     """Another worker, now dead, has left it in memory."""
 

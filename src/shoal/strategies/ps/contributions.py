@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from shoal.ps.consistency import Mode
-from shoal.step.compute import backward_part, check_weight
+from shoal.step.compute import Sums, backward_part, check_weight
 from shoal.step.update import Update
 from shoal.step.work import Work
 from shoal.strategies.ps.client import PsClient
@@ -32,6 +32,26 @@ class Computed:
     loss: float
     """Weighted."""
     weight: float
+    loss_parts: tuple[float, ...] = ()
+    """Of each number that the loss is told with; none where that is not known."""
+
+
+def computed(sums: Sums, cells: Sequence[int]) -> Computed:
+    """What the passes over these cells came to."""
+    return Computed(cells=cells, loss=sums.loss, weight=sums.weight, loss_parts=sums.parts)
+
+
+def contribution_of(sums: Sums, *, clock: int, cells: Sequence[int], buffer: int, scaled: bool) -> Contribution:
+    """The same, to be pushed."""
+    return Contribution(
+        clock=clock,
+        cells=cells,
+        buffer=buffer,
+        weight=sums.weight,
+        loss=sums.loss,
+        scaled=scaled,
+        loss_parts=sums.parts,
+    )
 
 
 class Contribute(Protocol):
@@ -59,14 +79,12 @@ class GradientMaker:
         buffer = self._client.aim(slot, clock)
         if self._pushes_by_parts and len(cells) == 1:
             return self._push_by_parts(clock, cells, buffer)
-        loss, weight, scaled = 0.0, 0.0, False
+        sums, scaled = Sums(), False
         for cell in cells:
-            part_loss, part_weight, scaled = self._differentiate(cell, clock, alone=len(cells) == 1)
-            loss, weight = loss + part_loss, weight + part_weight
-        self._client.push(
-            Contribution(clock=clock, cells=cells, buffer=buffer, weight=weight, loss=loss, scaled=scaled)
-        )
-        return Computed(cells=cells, loss=loss, weight=weight)
+            own, scaled = self._differentiate(cell, clock, alone=len(cells) == 1)
+            sums += own
+        self._client.push(contribution_of(sums, clock=clock, cells=cells, buffer=buffer, scaled=scaled))
+        return computed(sums, cells)
 
     def close(self) -> None:
         """It keeps nothing."""
@@ -115,10 +133,10 @@ class GradientMaker:
             self._client.push(
                 Contribution(clock=clock, cells=cells, buffer=buffer, weight=0.0, loss=0.0, scaled=True)
             )
-        return Computed(cells=cells, loss=sums.loss, weight=sums.weight)
+        return computed(sums, cells)
 
-    def _differentiate(self, cell: int, clock: int, *, alone: bool) -> tuple[float, float, bool]:
-        """Add a cell's gradient to the buffer; weighted loss, weight, and whether it is a mean already."""
+    def _differentiate(self, cell: int, clock: int, *, alone: bool) -> tuple[Sums, bool]:
+        """Add a cell's gradient to the buffer; what it came to, and whether it is a mean already."""
         step, slot = divmod(cell, self._served.rules.slots)
         apart = not self._served.consistency.gathers(clock)
         work = self._make_work(step + 1, range(slot, slot + 1), apart=apart)
@@ -126,7 +144,7 @@ class GradientMaker:
         is_mean = alone and self._served.consistency.needs_all
         part = work.parts[0] if is_mean else replace(work.parts[0], total_weight=None)
         sums = backward_part(self._served.replica, work, part, self._client.tap.backward)
-        return sums.loss, sums.weight, part.total_weight is not None
+        return sums, part.total_weight is not None
 
 
 class ParameterMaker:
@@ -141,20 +159,15 @@ class ParameterMaker:
         self._update = Update(served.replica, served.replica.task.clip_norm)
 
     def __call__(self, clock: int, cells: Sequence[int], slot: int) -> Computed:
-        loss = weight = 0.0
-        for cell in cells:
-            cell_loss, cell_weight = self._train_on(cell)
-            loss, weight = loss + cell_loss, weight + cell_weight
+        sums = sum((self._train_on(cell) for cell in cells), start=Sums())
         buffer = self._client.offer_parameters(slot, clock)
-        self._client.push(
-            Contribution(clock=clock, cells=cells, buffer=buffer, weight=weight, loss=loss, scaled=True)
-        )
-        return Computed(cells=cells, loss=loss, weight=weight)
+        self._client.push(contribution_of(sums, clock=clock, cells=cells, buffer=buffer, scaled=True))
+        return computed(sums, cells)
 
     def close(self) -> None:
         """It keeps nothing."""
 
-    def _train_on(self, cell: int) -> tuple[float, float]:
+    def _train_on(self, cell: int) -> Sums:
         replica = self._served.replica
         step, slot = divmod(cell, self._served.rules.slots)
         work = self._make_work(step + 1, range(slot, slot + 1), apart=True)
@@ -170,4 +183,4 @@ class ParameterMaker:
         replica.advance(sums.loss / sums.weight)
         for param in self._params:
             param.grad = None
-        return sums.loss, sums.weight
+        return sums

@@ -24,7 +24,7 @@ def fetch_by_parts(client: PsClient, supply: Supply) -> None:
     def compute() -> float:
         seed_slot(work, 0, replica.device)
         batch, *_ = next(iter(work.parts[0].load()))
-        return float(task_loss(replica, batch))
+        return float(task_loss(replica, batch).loss)
 
     if units and is_safe(units, served.memory.params, compute):
         client.puller.fetch_on_use(units)

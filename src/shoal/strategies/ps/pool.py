@@ -15,11 +15,10 @@ import torch
 
 from shoal.feed.parts import LoadedBatch
 from shoal.spec.update_path import Pooling
-from shoal.step.compute import backward_part
+from shoal.step.compute import Sums, backward_part
 from shoal.step.work import Work
 from shoal.strategies.ps.client import PsClient
-from shoal.strategies.ps.contribution import Contribution
-from shoal.strategies.ps.contributions import Computed, MakeWork
+from shoal.strategies.ps.contributions import Computed, MakeWork, computed, contribution_of
 from shoal.strategies.ps.served import Served
 
 _LOOK_S = 0.005
@@ -56,13 +55,9 @@ class PoolMaker:
         self._unpushed = []
         self._gather(first, total)
         taken = sorted(self._unpushed)
-        self._client.push(
-            Contribution(
-                clock=clock, cells=taken, buffer=buffer, weight=total.weight, loss=total.loss, scaled=False
-            )
-        )
+        self._client.push(contribution_of(total.sums, clock=clock, cells=taken, buffer=buffer, scaled=False))
         self._unpushed = []
-        return Computed(cells=taken, loss=total.loss, weight=total.weight)
+        return computed(total.sums, taken)
 
     def close(self) -> None:
         """End the threads."""
@@ -109,7 +104,7 @@ class PoolMaker:
             total.add(torch.autograd.grad(loss, params, share, allow_unused=True))
 
         sums = backward_part(self._served.replica, work, part, backward)
-        total.count(sums.loss, sums.weight)
+        total.count(sums)
 
     def _read(self, load: Load) -> Iterator[LoadedBatch]:
         batches = load()
@@ -125,8 +120,7 @@ class GradientSum:
     """What the threads of a round have added up; `views` and `touched` are a buffer's."""
 
     def __init__(self, views: Sequence[torch.Tensor], touched: Any) -> None:
-        self.loss = 0.0
-        self.weight = 0.0
+        self.sums = Sums()
         self._views = views
         self._touched = touched
         self._lock = threading.Lock()
@@ -144,8 +138,7 @@ class GradientSum:
                     self._views[number].copy_(dense)
                     self._touched[number] = 1
 
-    def count(self, loss: float, weight: float) -> None:
-        """Count what a cell's loss and weight were."""
+    def count(self, sums: Sums) -> None:
+        """Count what a cell's passes came to."""
         with self._lock:
-            self.loss += loss
-            self.weight += weight
+            self.sums += sums

@@ -12,6 +12,7 @@ import torch
 from shoal.coordinator.policy import has_diverged
 from shoal.errors import Diverged, PeerLost, ShoalError
 from shoal.model.replica import Replica
+from shoal.ps.shard import sum_by_position
 from shoal.spec import ParameterServer, World
 from shoal.step.work import Work
 from shoal.strategies.base import Fill, Setting, StepResult, WholeModel
@@ -48,7 +49,9 @@ class ServedModel(WholeModel):
         self._begun_at = self._reached = replica.start.step
         """The last step that this worker had a part in, or an earlier run took."""
         self._total = setting.extent.total_steps
-        self._loss = math.nan
+        self._loss, self._parts = math.nan, dict[str, float]()
+        """Of the step above, and what it is told with."""
+        self._names = replica.loss_parts
         self._first_loss = replica.start.losses[0] if replica.start.losses else math.nan
         self._is_leaving = False
         self._looked_up_at = 0.0
@@ -150,6 +153,7 @@ class ServedModel(WholeModel):
         """What was pushed is on its way: say so, and where all go on together wait for it."""
         loss, weight = sum(part.loss for part in parts), sum(part.weight for part in parts)
         mean = loss / weight if weight else math.nan
+        told_means = [told / weight for told in sum_by_position(part.loss_parts for part in parts if part.weight)]
         step = self._turns.step_of(max(cell for part in parts for cell in part.cells))
         if math.isnan(self._first_loss):
             self._first_loss = mean
@@ -157,15 +161,16 @@ class ServedModel(WholeModel):
         self.client.report(step=step, loss=mean)
         if self.served.consistency.gathers(clock):
             self.client.await_round(clock)
-            mean = self.client.machine.rounds_loss
+            mean, told_means = self.client.machine.rounds_loss, self.client.machine.rounds_loss_parts
             if self.client.scale.matters:
                 self.client.scale.follow_round(step)
+        named = dict(zip(self._names.names, told_means, strict=False))
         if step > self._reached:
-            self._reached, self._loss = step, mean
+            self._reached, self._loss, self._parts = step, mean, named
         self._departure.is_in_step = False
         # The last step is done when all are done with it, which is a turn of its own.
         done = step if step < self._total else self._begun_at
-        return StepResult(mean, weight, False, done=done, cells=self._committed_cells())
+        return StepResult(mean, weight, False, done=done, cells=self._committed_cells(), parts=named)
 
     def _make_work(self, step: int, slots: range, *, apart: bool) -> Work:
         return self._supply.work(self._begun_at + step, slots, apart=apart)
@@ -225,7 +230,7 @@ class ServedModel(WholeModel):
         self._departure.is_over = True
         self._check_alive()
         self._keep()
-        return StepResult(loss, 0.0, False, done=done, facts=self._facts())
+        return StepResult(loss, 0.0, False, done=done, facts=self._facts(), parts=self._parts)
 
     def _await_others(self) -> None:
         """Others may still train on the last cells."""

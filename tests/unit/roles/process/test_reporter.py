@@ -54,6 +54,16 @@ def test_steps_are_told_ten_times_a_second_and_none_is_lost(desk: Desk) -> None:
     assert not desk.heard()
 
 
+def test_what_losses_are_told_with_goes_along(desk: Desk) -> None:
+    for step in range(1, 4):
+        desk.reporter.on_step(step, StepResult(1.0, 8.0, False, parts={"ce": step / 2}), 8, 0.1, 0)
+    desk.reporter.flush()
+    desk.take_step(4, 1.0)
+    first, second, third = desk.heard()
+    assert first["parts"] == [[1, {"ce": 0.5}]] and second["parts"] == [[2, {"ce": 1.0}], [3, {"ce": 1.5}]]
+    assert third.get("parts") is None
+
+
 def test_only_the_first_worker_speaks_about_the_loss() -> None:
     desk = Desk(World(global_rank=1, world_size=2))
     desk.take_step(1, 1.0)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from shoal.feed.parts import Part
 from shoal.model.replica import Replica
-from shoal.roles.training.mean_check import MeanCheck, compare, rows_of
+from shoal.roles.training.mean_check import MeanCheck, compare, rows_of, seen_in
 from shoal.spec import Task
 
 PADDING = -100
@@ -204,6 +204,61 @@ def test_it_looks_once_and_says_what_to_do():
     for _ in range(2):
         assert len(list(check.watch(part).load())) == 2
     assert len(told) == 1 and "weight=" in told[0] and "shoal verify" in told[0] and "4 parts" in told[0]
+
+
+def shifted_texts():
+    tokens, targets = texts()
+    return {"input_ids": tokens, "labels": targets, "mask": targets != PADDING}
+
+
+def shifted_mean(model, batch):
+    scores, labels = model(batch["input_ids"])[:, :-1], batch["labels"][:, 1:]
+    return functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+def masked_mean(model, batch):
+    each = functional.cross_entropy(model(batch["input_ids"]).movedim(2, 1), batch["input_ids"], reduction="none")
+    return (each * batch["mask"]).sum() / batch["mask"].sum()
+
+
+CAUSES = {
+    "mean over tokens": (*WRONG["mean over tokens"], "set weight=lambda batch: float((batch[1] != -100).sum())"),
+    "class weights": (*WRONG["class weights"], "some samples count more than others"),
+    "negatives from the batch": (*WRONG["negatives from the batch"], "depends on the others in its batch"),
+    "sum": (*WRONG["sum"], "it is a sum over samples"),
+    "first label left out": (
+        reader,
+        shifted_texts,
+        {"objective": shifted_mean},
+        "set weight=lambda batch: float((batch['labels'][:, 1:] != -100).sum())",
+    ),
+    "mask": (reader, shifted_texts, {"objective": masked_mean}, "set weight=lambda batch: float((batch["),
+    "weight that is not needed": (
+        net,
+        points,
+        {"loss": functional.cross_entropy, "weight": lambda batch: float(batch[1].sum())},
+        "leave weight= out",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CAUSES)
+def test_why_it_is_none_is_found_by_trying(kind):
+    model, make_batch, fields, expected = CAUSES[kind]
+    batch = make_batch()
+    samples = len(batch["labels"] if isinstance(batch, dict) else batch[0])
+    seen, cause = seen_in(replica_of(model, **fields), batch, samples)
+    assert "no mean over samples" in seen and expected in cause, cause
+
+
+@pytest.mark.parametrize("kind", ["mean over tokens", "first label left out", "mask"])
+def test_what_is_to_be_set_mends_it(kind):
+    model, make_batch, fields, _ = CAUSES[kind]
+    batch = make_batch()
+    samples = len(batch["labels"] if isinstance(batch, dict) else batch[0])
+    _, cause = seen_in(replica_of(model, **fields), batch, samples)
+    weight = eval(cause.partition("weight=")[2])
+    assert seen_in(replica_of(model, **fields, weight=weight), batch, samples) is None
 
 
 @pytest.mark.parametrize("batch", [object(), (torch.zeros(9, 6), torch.zeros(10)), (torch.zeros(10, 6), None)])

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
+from shoal.step.compute import Sums
 from shoal.strategies.ps.pool import GradientSum
 
 
@@ -20,12 +21,12 @@ def test_threads_lose_nothing() -> None:
 
     def add(number: int) -> None:
         total.add([torch.full((5000,), float(number))])
-        total.count(float(number), 2.0)
+        total.count(Sums(float(number), 2.0, parts=(1.0, float(number))))
 
     with ThreadPoolExecutor(8, thread_name_prefix="shoal-test") as threads:
         list(threads.map(add, range(200)))
     assert views[0].unique().tolist() == [sum(range(200))]
-    assert (total.loss, total.weight) == (sum(range(200)), 400.0)
+    assert total.sums == Sums(sum(range(200)), 400.0, parts=(200.0, sum(range(200))))
 
 
 def test_parameters_without_gradient_are_not_touched() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from shoal.model.optimizer.kinds import state_schema
 from shoal.model.recompute import compute_once, recompute_whole
 from shoal.model.replica import Replica
 from shoal.spec import Mesh
-from shoal.step.compute import Backward, Sums, check_finite, check_loss, seed_slot, split_batch
+from shoal.step.compute import Backward, Sums, ToldLoss, check_finite, seed_slot, split_batch, told_loss
 from shoal.step.work import Work
 from shoal.strategies.base import Setting
 from shoal.strategies.cut.executor import Executor, Microbatch
@@ -119,21 +120,22 @@ class PipelineLine:
         seed_slot(work, part.slot, self._replica.device)  # for what is drawn while samples are read
         pieces = list(part.load())
         counted = [piece for piece in pieces if piece[1]]  # padding alone has no mean
-        losses: list[float] = []
+        losses: list[ToldLoss] = []
         if counted:
             microbatches = [
                 self._microbatch(work, part, number, piece, losses) for number, piece in enumerate(counted)
             ]
             self._executor.run(self._schedule.actions(len(counted))[self._worker], microbatches)
         weights = [weight for _, weight, _ in counted]
-        return Sums(
-            loss=sum(value * weight for value, weight in zip(losses, weights, strict=False)),
-            weight=sum(weights),
-            samples=sum(samples for _, _, samples in pieces),
+        # Only the last stage has losses; to all others the weights are known alone.
+        found = sum(
+            (told.weighted(weight) for told, weight in zip(losses, weights, strict=False)),
+            start=Sums(samples=sum(samples for _, _, samples in pieces)),
         )
+        return replace(found, weight=sum(weights))
 
     def _microbatch(
-        self, work: Work, part: Part, number: int, piece: LoadedBatch, losses: list[float]
+        self, work: Work, part: Part, number: int, piece: LoadedBatch, losses: list[ToldLoss]
     ) -> Microbatch:
         batch, weight, _ = piece
         inputs, target = split_batch(batch)
@@ -150,12 +152,12 @@ class PipelineLine:
             ),
         )
 
-    def _loss(self, work: Work, part: Part, target: Any, losses: list[float], output: Any) -> torch.Tensor:
+    def _loss(self, work: Work, part: Part, target: Any, losses: list[ToldLoss], output: Any) -> torch.Tensor:
         assert self._replica.task.loss is not None
-        loss = self._replica.precision.widened(check_loss(self._replica.task.loss(output, target)))
-        losses.append(loss.item())
-        check_finite(losses[-1], work, part)
-        return loss
+        told = told_loss(self._replica, self._replica.task.loss(output, target))
+        check_finite(told.loss.item(), work, part)
+        losses.append(ToldLoss(told.loss.detach(), told.parts))
+        return told.loss
 
     def infer(self, inputs: Any) -> Any:
         precision, given = self._replica.precision, bind(self._signature, inputs)
