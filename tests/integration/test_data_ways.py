@@ -32,6 +32,27 @@ def test_loading_ahead_changes_no_bit(train: Train, way: dict[str, object]) -> N
     assert ahead.results["results"] == usual.results["results"]
 
 
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[3], pytest.param(WAYS[2], marks=LONG)], ids=str)
+def test_processes_that_read_change_no_bit_even_when_one_is_killed(
+    train: Train, way: dict[str, object], tmp_path: Path
+) -> None:
+    marker = tmp_path / "killed"
+    usual, beside = train("slow", prefetch=0, **way), train("slow", loaders=2, marker=str(marker), **way)
+    assert beside.digests() == usual.digests()
+    assert beside.results["results"] == usual.results["results"]
+    assert marker.exists() and any(
+        "was killed by SIGKILL; another" in told["text"] for told in beside.told("warning")
+    )
+
+
+@pytest.mark.parametrize("kind", ["arrays", "mapped", "loader"])
+def test_data_as_people_have_it_trains_as_tensors_do(train: Train, kind: str, tmp_path: Path) -> None:
+    usual = train("as_given", kind="tensors", workers=2)
+    given = train("as_given", kind=kind, folder=str(tmp_path), workers=2)
+    assert given.digests() == usual.digests() and given.results["results"] == usual.results["results"]
+    assert given.results["audit"]["clean"]
+
+
 ALONE = {"workers": 1, "slots": 2, "strategy": "data"}
 
 

@@ -35,7 +35,7 @@ class History:
             seed=task.seed,
             shuffle=task.shuffle,
             skips_seen=self.skips_seen,
-            is_plain=isinstance(schedule.order, Order) and not self._has_fold,
+            is_plain=isinstance(schedule.order, Order) and not self._has_fold and not task.drop_last,
         )
         return [each.to_dict() for each in (*self.passes, own)]
 

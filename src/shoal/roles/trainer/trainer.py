@@ -12,6 +12,7 @@ import torch
 
 from shoal.checkpoint.model_stream import TensorStream, save_stream
 from shoal.checkpoint.streamed import StreamedState
+from shoal.datasets.given import numbered
 from shoal.errors import SpecError
 from shoal.feed.parts import LoadedBatch, Part
 from shoal.model.optimizer.state import check_savable, check_state
@@ -70,6 +71,7 @@ class Trainer:
         )
         self._service = service_of(job, station)
         limit_memory(None, is_frugal=job.conduct.frees_parameters)
+        task = numbered(task)
         check_task(task, job.conduct, job.strategy)
         # What follows each other through the model is cut as a task's own micro-batches are.
         self._task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
@@ -96,7 +98,6 @@ class Trainer:
             start=start,
             precision=job.precision,
             recompute=job.recompute,
-            preprocess=conduct.preprocess,
         )
         # Who owns the loop may have taken more steps than the task has.
         total_steps = max(training.extent.total_steps, start.step)
