@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,26 @@ def as_given(kind: str, folder: str = "") -> shoal.Task:
         loader = DataLoader(tensors, batch_size=16, shuffle=True)
         return make(train=loader, test=DataLoader(tensors, batch_size=5), batch_size=shoal.Task.batch_size)
     return make(train=(inputs, targets) if kind == "arrays" else tensors, test=tensors)
+
+
+class Numbers:
+    """Rows of which each has noise that Python draws, in the order in which they come."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        for number in range(70):
+            yield torch.arange(6.0) * number / 70 + random.random(), number % 3
+
+
+class CountedNumbers(Numbers):
+    def __len__(self) -> int:
+        return 70
+
+
+def gone_through(counted: bool, loaders: int = 0) -> shoal.Task:
+    """Data that has no index. Of an unknown length are four passes and a half."""
+    if counted:
+        return make(train=CountedNumbers(), test=CountedNumbers(), loaders=loaders)
+    return make(train=Numbers(), epochs=1, max_steps=20, loaders=loaders)
 
 
 def copied() -> shoal.Task:

@@ -53,6 +53,22 @@ def test_data_as_people_have_it_trains_as_tensors_do(train: Train, kind: str, tm
     assert given.results["audit"]["clean"]
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_data_that_is_gone_through_is_the_same_for_any_workers(train: Train, counted: bool) -> None:
+    alone = train("gone_through", counted=counted, workers=1, slots=2)
+    assert alone.results["audit"]["samples"] == (210 if counted else 320)
+    for way in ({"loaders": 1}, {"strategy": "ps"}):
+        shared = train("gone_through", counted=counted, workers=2, **way)
+        assert shared.results["digest"] == alone.results["digest"] and shared.results["audit"]["clean"]
+
+
+def test_data_that_is_gone_through_survives_a_kill_and_is_resumed_exactly(train: Train) -> None:
+    whole = train("gone_through", counted=False, workers=2, checkpoint="every=8")
+    killed = train("gone_through", counted=False, workers=2, spares=1, chaos="kill worker:1 at step 7")
+    resumed = train.resume(whole, 8)
+    assert whole.digests() == killed.digests() == resumed.digests()
+
+
 ALONE = {"workers": 1, "slots": 2, "strategy": "data"}
 
 

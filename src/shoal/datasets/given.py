@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.datasets.arrays import Arrays, is_arrays
+from shoal.datasets.iterated import Iterated
 from shoal.datasets.shipped import Shipped
 from shoal.datasets.torch_loaders import check_no_loader, from_loaders
 from shoal.errors import TaskError
 from shoal.spec import Task
-from shoal.spec.task import check_dataset, is_maker
+from shoal.spec.task import check_dataset, is_maker, reads_forward
 
 
 def numbered(task: Task, overrides: Mapping[str, Any] | None = None) -> Task:
@@ -43,7 +44,20 @@ def _by_number(task: Task, part: str, given: Any) -> Any:
             f"Task: the {part} set is a {type(given).__name__} of {', '.join(map(repr, given))}; give one of its "
             "values, or arrays with a row for every sample."
         )
-    return given if task.collate else _of_tensors(given)
+    given = given if task.collate else _of_tensors(given)
+    return _iterated(task, part, given) if reads_forward(given) else given
+
+
+def _iterated(task: Task, part: str, source: Any) -> Iterated:
+    # Who takes over a part of a step finds it at hand.
+    found = Iterated(source, seed=task.seed, keep=2 * task.batch_size)
+    if not len(found) or (found.length is None and part == "test"):
+        raise TaskError(
+            f"Task: the {part} set ({type(source).__name__}) has "
+            f"{'no length, so nobody could say when it is over' if len(found) else 'a length of 0'}; give it a "
+            "__len__ that says how many samples a pass yields."
+        )
+    return found
 
 
 def _of_tensors(given: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from shoal.datasets.arrays import Arrays
+from shoal.datasets.iterated import Iterated
 from shoal.feed.columns import inputs_and_target
 from shoal.feed.loaders import Loaders, Prepared
 from shoal.feed.parts import LoadedBatch, Part
@@ -52,7 +53,9 @@ class Feed:
         self._is_at_hand = self._rows is not None and not _is_mapped(dataset)
         if self._is_at_hand:
             processes = 0  # cutting rows costs less than handing them over
-        self._most_ahead = 0 if self._is_at_hand or processes else task.prefetch
+        # No thread beside the model may change torch's generator, as iterables do for what they draw themselves.
+        stays_here = self._is_at_hand or isinstance(dataset, Iterated)
+        self._most_ahead = 0 if stays_here or processes else task.prefetch
         self._watch: RandomWatch | None = RandomWatch() if self._most_ahead else None
         self._ahead: Ahead | None = None
         self._one_at_a_time: threading.Lock = beside._one_at_a_time if beside else threading.Lock()

@@ -1,4 +1,4 @@
-"""The order of a data set that is read shard by shard, forward only."""
+"""The orders of data sets that are read forward only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ import numpy as np
 from shoal.ledger.order import Order, mix
 
 _SHARDS, _BLOCK = range(111, 113)
+
+
+class PassOrder:
+    """As samples come, in one pass after the other; those of a later pass have numbers of their own."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        return np.arange(epoch * self.length + start, epoch * self.length + stop, dtype=np.int64)
 
 
 class StreamOrder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from shoal.datasets.iterated import Iterated
 from shoal.errors import SpecError, TaskError
 from shoal.feed.feed import Feed
 from shoal.feed.parts import Part
@@ -70,6 +71,11 @@ class Training:
                 f"{'loaders' if task.loaders else 'preprocess'}={loaders} has processes read the train set beside "
                 "each worker, but it is Shipped, and only workers can ask for its samples; leave it out, or let "
                 "each worker make the set."
+            )
+        if conduct.is_relay and isinstance(train, Iterated) and train.length is None:
+            raise TaskError(
+                "Task: the train set has no length, but in a relay each worker has its share of an epoch's steps; "
+                "give it a __len__, or leave partition=relay out."
             )
         self.schedule = make_schedule(task, train, slots, world.world_size)
         order = self.schedule.order
