@@ -220,6 +220,14 @@ def test_evaluations_must_end_and_folds_jump() -> None:
     assert isinstance(numbered(make(Shipped(lambda: Sized(10)))).train(), Iterated)
 
 
+def test_a_generator_function_is_called_for_every_pass() -> None:
+    def rows() -> Iterator[int]:
+        yield from range(3)
+
+    found = numbered(make(rows, max_steps=2)).dataset("train")
+    assert found.length is None and found.__getitems__([1, 2, 3, 4]) == [1, 2, 0, 1]
+
+
 def test_a_loader_of_an_iterable() -> None:
     task = numbered(make(DataLoader(Sized(10), batch_size=5, num_workers=1), batch_size=5))
     assert isinstance(task.train, Iterated) and (task.batch_size, task.loaders) == (5, 1)

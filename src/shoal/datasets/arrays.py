@@ -50,7 +50,7 @@ def is_arrays(value: Any) -> bool:
         return bool(value) and all(type(name) is str and _is_array(array) for name, array in value.items())
     if type(value) is tuple:
         return bool(value) and _is_array(value[-1]) and all(_is_array(each) or _is_group(each) for each in value)
-    return _is_array(value)
+    return isinstance(value, np.ndarray) and value.ndim > 0  # a tensor's rows are tensors already
 
 
 def _is_array(value: Any) -> bool:

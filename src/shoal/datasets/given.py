@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,10 +28,25 @@ def numbered(task: Task, overrides: Mapping[str, Any] | None = None) -> Task:
 def _numbered(task: Task, part: str, given: Any) -> Any:
     """A set now, or later where a function makes it."""
     if isinstance(given, Shipped):
-        return Shipped(lambda: _by_number(task, part, given()))
+        return Shipped(lambda: _by_number(task, part, _made_by(given)))
     if is_maker(given):
-        return lambda: _by_number(task, part, given())
+        return lambda: _by_number(task, part, _made_by(given))
     return _by_number(task, part, given)
+
+
+def _made_by(make: Callable[[], Any]) -> Any:
+    made = make()
+    return Regenerated(make) if hasattr(made, "__next__") else made
+
+
+class Regenerated:
+    """What a generator function yields, from the beginning each time."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._make())
 
 
 def _by_number(task: Task, part: str, given: Any) -> Any:

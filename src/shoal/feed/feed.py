@@ -218,9 +218,12 @@ def _rows_of(dataset: Any) -> Callable[[np.ndarray], Any] | None:
         tensors = dataset.tensors
         return lambda samples: tuple(tensor[torch.from_numpy(samples)] for tensor in tensors)
     if type(dataset) is Subset and (rows := _rows_of(dataset.dataset)) is not None:
-        view = np.asarray(dataset.indices, dtype=np.int64)
-        return lambda samples: rows(view[samples])
+        return _through(np.asarray(dataset.indices, dtype=np.int64), rows)
     return None
+
+
+def _through(view: np.ndarray, rows: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:
+    return lambda samples: rows(view[samples])
 
 
 def _is_mapped(dataset: Any) -> bool:

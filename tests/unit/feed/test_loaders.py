@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -135,6 +136,10 @@ def test_batches_that_cannot_be_sent_are_refused() -> None:
         feed.foresee([(1, cut(1))], 5, 1)
         with pytest.raises(TaskError, match="loaders: a batch holds a Pair, which cannot be sent"):
             load(feed, 1)
+
+
+def test_what_behaves_as_a_dict_arrives_as_one() -> None:
+    assert pick_up(*lay_down({"a": UserDict(b=2)})) == {"a": {"b": 2}}
 
 
 @pytest.mark.parametrize(
