@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from helpers.forked import in_processes
-from shoal.datasets import KFold, Shipped
+from shoal.datasets import Counted, KFold, Shipped
 from shoal.datasets.folds import with_fold
 from shoal.datasets.given import numbered
 from shoal.datasets.iterated import Iterated
@@ -218,6 +218,17 @@ def test_evaluations_must_end_and_folds_jump() -> None:
     with pytest.raises(SpecError, match="forward only"):
         KFold(iterated(Sized(10)))
     assert isinstance(numbered(make(Shipped(lambda: Sized(10)))).train(), Iterated)
+
+
+@pytest.mark.parametrize("source", [Counting, Skipping])
+def test_counted_data_has_epochs(source: type[Counting]) -> None:
+    data = source(10)
+    task = numbered(make(Counted(data), epochs=2))
+    assert make_schedule(task, task.train, 1, 1).total_steps == 6 and data.read == 10
+    assert task.train.__getitems__([16, 17]) == ["1.6", "1.7"]
+    assert data.read == 10 + (2 if source is Skipping else 8)
+    with pytest.raises(AttributeError, match="Counted has no 'sample'"):
+        Counted(data).sample  # noqa: B018
 
 
 def test_a_generator_function_is_called_for_every_pass() -> None:

@@ -70,7 +70,7 @@ def _iterated(task: Task, part: str, source: Any) -> Iterated:
         raise TaskError(
             f"Task: the {part} set ({type(source).__name__}) has "
             f"{'no length, so nobody could say when it is over' if len(found) else 'a length of 0'}; give it a "
-            "__len__ that says how many samples a pass yields."
+            "__len__ that says how many samples a pass yields, as shoal.datasets.Counted(...) does."
         )
     return found
 

@@ -173,7 +173,8 @@ def _order_of_passes(task: Task, train: Iterated, batch_size: int) -> PassOrder:
     if task.max_steps is None or task.epochs > 1:
         raise TaskError(
             f"Task: the train set has no length, so epochs={task.epochs} does not say how long to train; set "
-            "max_steps= and no epochs, which goes through it again and again, or give it a __len__."
+            "max_steps= and no epochs, which goes through it again and again, or give it a __len__, as "
+            "shoal.datasets.Counted(...) does."
         )
     return PassOrder(ENDLESS // batch_size * batch_size)
 
