@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from helpers.forked import in_processes
-from shoal.datasets import Counted, KFold, Shipped
+from shoal.datasets import Counted, InParts, KFold, Shipped
 from shoal.datasets.folds import with_fold
 from shoal.datasets.given import numbered
 from shoal.datasets.iterated import Iterated
@@ -242,6 +242,53 @@ def test_a_generator_function_is_called_for_every_pass() -> None:
 def test_a_loader_of_an_iterable() -> None:
     task = numbered(make(DataLoader(Sized(10), batch_size=5, num_workers=1), batch_size=5))
     assert isinstance(task.train, Iterated) and (task.batch_size, task.loaders) == (5, 1)
+
+
+# In parts.
+
+
+class Split(IterableDataset[str]):
+    """Looks who reads it, and notes who did."""
+
+    def __init__(self) -> None:
+        self.readers: list[int] = []
+
+    def __iter__(self) -> Iterator[str]:
+        reader = get_worker_info()
+        first, step = (0, 1) if reader is None else (reader.id, reader.num_workers)
+        self.readers.append(first)
+        yield from (f"{first}:{number}" for number in range(first, 10, step))
+
+
+class Sharded(Counting):
+    """As Hugging Face's: another object for each part."""
+
+    def shard(self, num_shards: int, index: int) -> list[str]:
+        return [f"{index}:{number}" for number in range(index, 10, num_shards)]
+
+
+@pytest.mark.parametrize("source", [Split(), Sharded(10)])
+def test_parts_are_numbered_by_turns_and_go_on_by_themselves(source: Any) -> None:
+    parted = numbered(make(InParts(source, 4), max_steps=5)).train
+    assert parted.__getitems__([0, 1, 2, 3, 4]) == ["0:0", "1:1", "2:2", "3:3", "0:4"]
+    assert parted.__getitems__([8, 10]) == ["0:8", "2:2"], "that part had two samples"
+    assert get_worker_info() is None
+
+
+def test_a_slot_opens_its_own_parts_alone() -> None:
+    source = Split()
+    task = numbered(make(InParts(source, 4), max_steps=5, batch_size=8))
+    schedule = make_schedule(task, task.train, 2, 2)
+    cuts = [[cut.samples.tolist() for cut in schedule.cuts(step, range(2))] for step in (1, 2)]
+    assert cuts == [[[0, 4, 1, 5], [2, 6, 3, 7]], [[8, 12, 9, 13], [10, 14, 11, 15]]]
+    for step in (1, 2):
+        (cut,) = schedule.cuts(step, (1,))
+        task.train.__getitems__(cut.samples.tolist())
+    assert set(source.readers) == {2, 3}
+    order = schedule.order
+    whole = order.samples(0, 0, 24)
+    assert sorted(whole.tolist()) == list(range(24)), "each once"
+    assert all(order.samples(0, a, b).tolist() == whole[a:b].tolist() for a in range(25) for b in range(a, 25))
 
 
 @pytest.mark.parametrize("loaders", [0, 2])

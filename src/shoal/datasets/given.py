@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.datasets.arrays import Arrays, is_arrays
-from shoal.datasets.iterated import Iterated
+from shoal.datasets.in_parts import InParts
+from shoal.datasets.iterated import ByPosition, Iterated
+from shoal.datasets.parted import Parted
 from shoal.datasets.shipped import Shipped
 from shoal.datasets.torch_loaders import check_no_loader, from_loaders
 from shoal.errors import TaskError
@@ -60,12 +62,16 @@ def _by_number(task: Task, part: str, given: Any) -> Any:
             "values, or arrays with a row for every sample."
         )
     given = given if task.collate else _of_tensors(given)
-    return _iterated(task, part, given) if reads_forward(given) else given
+    return _by_position(task, part, given) if reads_forward(given) else given
 
 
-def _iterated(task: Task, part: str, source: Any) -> Iterated:
-    # Who takes over a part of a step finds it at hand.
-    found = Iterated(source, seed=task.seed, keep=2 * task.batch_size)
+def _by_position(task: Task, part: str, source: Any) -> ByPosition:
+    keep = 2 * task.batch_size  # who takes over a part of a step finds it at hand
+    found: ByPosition
+    if isinstance(source, InParts):
+        found = Parted(source, seed=task.seed, keep=keep)
+    else:
+        found = Iterated(source, seed=task.seed, keep=keep)
     if not len(found) or (found.length is None and part == "test"):
         raise TaskError(
             f"Task: the {part} set ({type(source).__name__}) has "
@@ -77,6 +83,8 @@ def _iterated(task: Task, part: str, source: Any) -> Iterated:
 
 def _of_tensors(given: Any) -> Any:
     """The same; a Hugging Face data set whose rows would be lists gives tensors, which can be stacked."""
+    if isinstance(given, InParts):
+        return InParts(_of_tensors(given.source), given.count)
     if hasattr(given, "with_format") and hasattr(given, "column_names"):
         chosen = given.format["type"] if hasattr(given, "format") else getattr(given, "_formatting", None)
         return given.with_format("torch") if chosen is None else given

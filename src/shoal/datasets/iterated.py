@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,26 @@ class _Pass:
         return self.start < self.skipped_to == self.next
 
 
-class Iterated(ForwardOnly):
+class ByPosition(ForwardOnly, ABC):
+    """Samples that are numbered by position, because they have no other name."""
+
+    length: int | None
+    """Samples of a pass; None: nobody knows."""
+    parts: int = 1
+    """In so many it is gone through; those of a batch come part by part."""
+
+    def __len__(self) -> int:
+        return ENDLESS if self.length is None else self.length
+
+    def __getitem__(self, number: int) -> Any:
+        return self.__getitems__([number])[0]
+
+    @abstractmethod
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """These samples."""
+
+
+class Iterated(ByPosition):
     """Sample `n` is the n-th that comes, in one pass through the source after the other.
 
     With a length, every pass must keep to it; without one, a pass begins where the one before has ended. Every
@@ -54,7 +74,6 @@ class Iterated(ForwardOnly):
 
     def __init__(self, source: Any, *, seed: int, keep: int) -> None:
         self.length = _length_of(source)
-        """Samples of a pass; None: nobody knows."""
         self._source = source
         self._seed = seed
         self._keep = keep
@@ -64,12 +83,6 @@ class Iterated(ForwardOnly):
         self._pass: _Pass | None = None
         self._reader_pid = os.getpid()
         self._one_at_a_time = Lock()
-
-    def __len__(self) -> int:
-        return ENDLESS if self.length is None else self.length
-
-    def __getitem__(self, number: int) -> Any:
-        return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         """These samples; quick where they come in rising order."""

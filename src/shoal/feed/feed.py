@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from shoal.datasets.arrays import Arrays
-from shoal.datasets.iterated import Iterated
+from shoal.datasets.iterated import ByPosition
 from shoal.feed.columns import inputs_and_target
 from shoal.feed.loaders import Loaders, Prepared
 from shoal.feed.parts import LoadedBatch, Part
@@ -54,7 +54,7 @@ class Feed:
         if self._is_at_hand:
             processes = 0  # cutting rows costs less than handing them over
         # No thread beside the model may change torch's generator, as iterables do for what they draw themselves.
-        stays_here = self._is_at_hand or isinstance(dataset, Iterated)
+        stays_here = self._is_at_hand or isinstance(dataset, ByPosition)
         self._most_ahead = 0 if stays_here or processes else task.prefetch
         self._watch: RandomWatch | None = RandomWatch() if self._most_ahead else None
         self._ahead: Ahead | None = None

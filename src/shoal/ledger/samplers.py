@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal.datasets import Stream
-from shoal.datasets.iterated import ENDLESS, Iterated
+from shoal.datasets.iterated import ENDLESS, ByPosition
 from shoal.datasets.stream import ForwardOnly
 from shoal.errors import TaskError
 from shoal.ledger.order import EpochOrder, Order, mix
@@ -146,7 +146,7 @@ def users_own(ask: Callable[[int], Any], num_samples: int, name: str) -> WholeOr
 def make_order(task: Task, train: Any, batch_size: int) -> EpochOrder:
     """In which order the epochs of a task take the samples of its train set."""
     sampler, seed, count = task.sampler, task.seed, len(train)
-    if isinstance(train, Iterated):
+    if isinstance(train, ByPosition):
         return _order_of_passes(task, train, batch_size)
     if isinstance(sampler, (Weighted, Stratified)):
         _check_fit(sampler, train)
@@ -165,7 +165,7 @@ def make_order(task: Task, train: Any, batch_size: int) -> EpochOrder:
     return Order(count, seed, shuffle=task.shuffle)
 
 
-def _order_of_passes(task: Task, train: Iterated, batch_size: int) -> PassOrder:
+def _order_of_passes(task: Task, train: ByPosition, batch_size: int) -> PassOrder:
     if task.sampler is not None:
         raise _jumps(task.sampler)
     if train.length is not None:
@@ -176,7 +176,7 @@ def _order_of_passes(task: Task, train: Iterated, batch_size: int) -> PassOrder:
             "max_steps= and no epochs, which goes through it again and again, or give it a __len__, as "
             "shoal.datasets.Counted(...) does."
         )
-    return PassOrder(ENDLESS // batch_size * batch_size)
+    return PassOrder(ENDLESS // batch_size * batch_size, batch_size, train.parts)
 
 
 def _jumps(sampler: Any) -> TaskError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from shoal.datasets.iterated import Iterated
+from shoal.datasets.iterated import ByPosition
 from shoal.errors import SpecError, TaskError
 from shoal.feed.feed import Feed
 from shoal.feed.parts import Part
@@ -72,7 +72,7 @@ class Training:
                 "each worker, but it is Shipped, and only workers can ask for its samples; leave it out, or let "
                 "each worker make the set."
             )
-        if conduct.is_relay and isinstance(train, Iterated) and train.length is None:
+        if conduct.is_relay and isinstance(train, ByPosition) and train.length is None:
             raise TaskError(
                 "Task: the train set has no length, but in a relay each worker has its share of an epoch's steps; "
                 "give it a __len__, or leave partition=relay out."
