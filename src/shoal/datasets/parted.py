@@ -62,7 +62,7 @@ class PartOf:
         samples: Iterator[Any] | None = None
         while True:
             with self._as_loader():  # a generator asks who reads it when it is first read
-                samples = samples or iter(source)
+                samples = iter(source) if samples is None else samples
                 sample = next(samples, _END)
             if sample is _END:
                 return
