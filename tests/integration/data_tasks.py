@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
 
@@ -68,8 +72,59 @@ def make(**fields: Any) -> shoal.Task:
     )
 
 
-def slow(prefetch: int = 8) -> shoal.Task:
-    return make(train=Slow(), test=Slow(), prefetch=prefetch)
+class Deadly(Slow):
+    """Kills the first process beside the training one that reads a certain sample."""
+
+    def __init__(self, marker: str) -> None:
+        super().__init__()
+        self.marker = Path(marker)
+        self.home = os.getpid()
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        if number == 41 and os.getpid() != self.home and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(number)
+
+
+def slow(prefetch: int = 8, loaders: int = 0, marker: str = "") -> shoal.Task:
+    train = (lambda: Deadly(marker)) if marker else Slow()
+    return make(train=train, test=Slow(), prefetch=prefetch, loaders=loaders)
+
+
+def as_given(kind: str, folder: str = "") -> shoal.Task:
+    """One data set in the forms in which people have it."""
+    inputs = np.random.Generator(np.random.PCG64(1)).normal(size=(70, 6)).astype(np.float32)
+    targets = np.arange(70) % 3
+    tensors = TensorDataset(torch.from_numpy(inputs), torch.from_numpy(targets))
+    if kind == "mapped":
+        np.save(Path(folder) / f"{os.getpid()}.npy", inputs)
+        mapped = np.load(Path(folder) / f"{os.getpid()}.npy", mmap_mode="r")
+        return make(train=(mapped, targets), test=tensors)
+    if kind == "loader":
+        loader = DataLoader(tensors, batch_size=16, shuffle=True)
+        return make(train=loader, test=DataLoader(tensors, batch_size=5), batch_size=shoal.Task.batch_size)
+    return make(train=(inputs, targets) if kind == "arrays" else tensors, test=tensors)
+
+
+class Numbers:
+    """Rows of which each has noise that Python draws, in the order in which they come."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        for number in range(70):
+            yield torch.arange(6.0) * number / 70 + random.random(), number % 3
+
+
+class CountedNumbers(Numbers):
+    def __len__(self) -> int:
+        return 70
+
+
+def gone_through(counted: bool, loaders: int = 0) -> shoal.Task:
+    """Data that has no index. Of an unknown length are four passes and a half."""
+    if counted:
+        return make(train=CountedNumbers(), test=CountedNumbers(), loaders=loaders)
+    return make(train=Numbers(), epochs=1, max_steps=20, loaders=loaders)
 
 
 def copied() -> shoal.Task:

@@ -32,6 +32,43 @@ def test_loading_ahead_changes_no_bit(train: Train, way: dict[str, object]) -> N
     assert ahead.results["results"] == usual.results["results"]
 
 
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[3], pytest.param(WAYS[2], marks=LONG)], ids=str)
+def test_processes_that_read_change_no_bit_even_when_one_is_killed(
+    train: Train, way: dict[str, object], tmp_path: Path
+) -> None:
+    marker = tmp_path / "killed"
+    usual, beside = train("slow", prefetch=0, **way), train("slow", loaders=2, marker=str(marker), **way)
+    assert beside.digests() == usual.digests()
+    assert beside.results["results"] == usual.results["results"]
+    assert marker.exists() and any(
+        "was killed by SIGKILL; another" in told["text"] for told in beside.told("warning")
+    )
+
+
+@pytest.mark.parametrize("kind", ["arrays", "mapped", "loader"])
+def test_data_as_people_have_it_trains_as_tensors_do(train: Train, kind: str, tmp_path: Path) -> None:
+    usual = train("as_given", kind="tensors", workers=2)
+    given = train("as_given", kind=kind, folder=str(tmp_path), workers=2)
+    assert given.digests() == usual.digests() and given.results["results"] == usual.results["results"]
+    assert given.results["audit"]["clean"]
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_data_that_is_gone_through_is_the_same_for_any_workers(train: Train, counted: bool) -> None:
+    alone = train("gone_through", counted=counted, workers=1, slots=2)
+    assert alone.results["audit"]["samples"] == (210 if counted else 320)
+    for way in ({"loaders": 1}, {"strategy": "ps"}):
+        shared = train("gone_through", counted=counted, workers=2, **way)
+        assert shared.results["digest"] == alone.results["digest"] and shared.results["audit"]["clean"]
+
+
+def test_data_that_is_gone_through_survives_a_kill_and_is_resumed_exactly(train: Train) -> None:
+    whole = train("gone_through", counted=False, workers=2, checkpoint="every=8")
+    killed = train("gone_through", counted=False, workers=2, spares=1, chaos="kill worker:1 at step 7")
+    resumed = train.resume(whole, 8)
+    assert whole.digests() == killed.digests() == resumed.digests()
+
+
 ALONE = {"workers": 1, "slots": 2, "strategy": "data"}
 
 

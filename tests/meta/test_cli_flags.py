@@ -15,8 +15,9 @@ from shoal.spec import Cluster, Job
 REPOSITORY = Path(__file__).parents[2]
 FLAGS = {
     "train": "workers strategy slots spares on-failure max-failures chaos threads device port memory arg "
-    "batch-size epochs max-steps seed accumulate evaluate-every fold skip-loss-below precision recompute from "
-    "skip-seen checkpoint resume trust name runs overwrite log tensorboard explain progress plain json help",
+    "batch-size epochs max-steps seed accumulate evaluate-every fold skip-loss-below loaders precision recompute "
+    "from skip-seen checkpoint resume trust name runs overwrite log tensorboard explain progress plain json "
+    "help",
     "evaluate": "data workers strategy threads device memory trust progress plain json help",
     "predict": "out data workers strategy threads device memory trust progress plain help",
     "run": "workers strategy port threads help",

@@ -93,6 +93,10 @@ def train(
         float | None,
         typer.Option(help="Do not learn from parts of a batch whose loss is below this.", rich_help_panel=TASK),
     ] = None,
+    loaders: Annotated[
+        int | None,
+        typer.Option(help="Processes beside each worker that read ahead of it.", rich_help_panel=TASK),
+    ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
@@ -191,6 +195,7 @@ def train(
         evaluate_every=evaluate_every,
         fold=fold,
         skip_loss_below=skip_loss_below,
+        loaders=loaders,
     )
     said: dict[str, Any] = {"strategy": strategy, "cluster": cluster, "slots": slots, "chaos": chaos}
     said |= {"checkpoint": checkpoint, "on_failure": on_failure, "max_failures": max_failures}

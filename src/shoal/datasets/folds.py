@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from shoal.datasets.shipped import Shipped
-from shoal.datasets.stream import Stream
+from shoal.datasets.stream import ForwardOnly
 from shoal.errors import SpecError
 from shoal.spec import Fold, Stratified, Task, Weighted
 from shoal.spec.checks import require_count
@@ -48,9 +48,9 @@ class KFold:
     """
 
     def __init__(self, dataset: Any, folds: int = 5, seed: int = 0, stratify: Sequence[Any] | None = None) -> None:
-        if isinstance(dataset, Stream):
+        if isinstance(dataset, ForwardOnly):
             raise SpecError(
-                "KFold: a Stream is read forward only; make one of other shards for each fold instead."
+                "KFold: the data is read forward only, as streams are; make a set of other shards for each fold."
             )
         self._dataset = dataset
         self._tests = split_folds(len(dataset), folds, seed=seed, stratify=stratify)

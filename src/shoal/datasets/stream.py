@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
@@ -16,7 +17,11 @@ _BLOCKS_HELD = 2
 _END = object()
 
 
-class Stream:
+class ForwardOnly:
+    """A data set whose samples come one after the other: numbers that jump cost much, those that go back more."""
+
+
+class Stream(ForwardOnly):
     """Shards with a declared length each, which are read forward only.
 
     An epoch takes the shards in a shuffled order, and within each the samples, shuffled within blocks of `buffer`.
@@ -50,6 +55,7 @@ class Stream:
         self._firsts = [0, *accumulate(lengths)]
         self._reader: _ShardReader | None = None
         self._blocks: dict[tuple[int, int], list[Any]] = {}
+        self._reader_pid = os.getpid()
         self._one_at_a_time = Lock()
 
     def __len__(self) -> int:
@@ -61,6 +67,8 @@ class Stream:
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """These samples; quick where they come in the order of an epoch, as each jump back opens a shard anew."""
         with self._one_at_a_time:
+            if self._reader_pid != os.getpid():  # what a parent had opened is read from a common position
+                self._reader_pid, self._reader = os.getpid(), None
             return [self._sample(index) for index in indices]
 
     def _sample(self, index: int) -> Any:

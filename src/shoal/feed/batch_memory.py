@@ -23,7 +23,7 @@ _ALIGNMENT = 64
 def lay_down(value: Any) -> tuple[int, int]:
     """A file in memory that holds this batch, and how long its header is; `TaskError` for what cannot be sent."""
     frames: list[Frame] = []
-    structure = pack(value, frames, "preprocess: a batch")
+    structure = pack(value, frames, "loaders: a batch")
     entries, end = [], 0
     fd = os.memfd_create("shoal-batch")
     try:
@@ -57,7 +57,7 @@ def _dense(frame: Any) -> torch.Tensor:
     """The same tensor without gaps, in the order of its memory: kernels may add up in another order for others."""
     if frame.layout != torch.strided or frame.device.type != "cpu" or frame.is_quantized:
         raise TaskError(
-            f"preprocess: a batch holds a tensor of type {frame.dtype}, {frame.layout}, on {frame.device}; "
+            f"loaders: a batch holds a tensor of type {frame.dtype}, {frame.layout}, on {frame.device}; "
             "let data set and collate make dense tensors on the CPU."
         )
     plain = frame.detach().resolve_conj().resolve_neg()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
+from shoal.datasets.arrays import Arrays
+from shoal.datasets.iterated import ByPosition
+from shoal.feed.columns import inputs_and_target
+from shoal.feed.loaders import Loaders, Prepared
 from shoal.feed.parts import LoadedBatch, Part
 from shoal.feed.prefetch import Ahead, Loaded, RandomWatch, WantedPart
-from shoal.feed.preprocessing import Prepared, Preprocessing
 from shoal.ledger import Cut
 from shoal.ledger.order import mix
 from shoal.spec import Task
@@ -36,6 +39,7 @@ class Feed:
         device: str = "cpu",
         beside: Feed | None = None,
         processes: int = 0,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._dataset = dataset
         self._collate = task.collate or default_collate
@@ -44,14 +48,18 @@ class Feed:
         self._accumulate = task.accumulate
         self._double = numerics == "float64"
         self._device = device
-        self._view, self._tensors = (None, None) if task.collate else _plain_tensors(dataset)
-        if self._tensors is not None:
-            processes = 0  # cutting them costs less than handing them over
-        self._most_ahead = task.prefetch if self._tensors is None and not processes else 0
+        self._has_target = task.loss is not None
+        self._rows = None if task.collate else _rows_of(dataset)
+        self._is_at_hand = self._rows is not None and not _is_mapped(dataset)
+        if self._is_at_hand:
+            processes = 0  # cutting rows costs less than handing them over
+        # No thread beside the model may change torch's generator, as iterables do for what they draw themselves.
+        stays_here = self._is_at_hand or isinstance(dataset, ByPosition)
+        self._most_ahead = 0 if stays_here or processes else task.prefetch
         self._watch: RandomWatch | None = RandomWatch() if self._most_ahead else None
         self._ahead: Ahead | None = None
         self._one_at_a_time: threading.Lock = beside._one_at_a_time if beside else threading.Lock()
-        self._preprocessing = Preprocessing(self._prepare, processes) if processes else None
+        self._loaders = Loaders(self._prepare, processes, self._one_at_a_time, warn) if processes else None
         self.in_use: Cut | None = None
         """The part whose batches are read and computed now."""
 
@@ -91,8 +99,8 @@ class Feed:
         def load() -> Iterator[LoadedBatch]:
             self.in_use = cut
             # Whoever takes the batches computes on each before it asks for the next, and for the end.
-            if self._preprocessing is not None:
-                yield from self._prepared(wanted, self._preprocessing)
+            if self._loaders is not None:
+                yield from self._prepared(wanted, self._loaders)
             else:
                 yield from self._batches(wanted) if self._ahead is None else self._ahead.take(wanted)
             self.in_use = None
@@ -104,8 +112,8 @@ class Feed:
 
         Whether it is can be seen from the first loads; until then each is done when its step asks for it.
         """
-        if self._preprocessing is not None:
-            self._preprocessing.foresee((_wanted(cut, seed, step) for step, cut in coming), since)
+        if self._loaders is not None:
+            self._loaders.foresee((_wanted(cut, seed, step) for step, cut in coming), since)
             return
         if self._watch is not None and self._watch.is_done:
             if self._watch.allows_thread:
@@ -119,22 +127,28 @@ class Feed:
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
-        if self._preprocessing is not None:
-            self._preprocessing.close()
-            self._preprocessing = None
+        if self._loaders is not None:
+            self._loaders.close()
+            self._loaders = None
 
     def _made(self, samples: np.ndarray) -> Any:
-        if self._tensors is not None:
-            index = torch.from_numpy(samples if self._view is None else self._view[samples])
-            batch: Any = tuple(tensor[index] for tensor in self._tensors)
+        if self._rows is not None:
+            batch = self._rows(samples)
         else:
             batch = self._collate(_read(self._dataset, samples.tolist()))
+        if self._has_target and isinstance(batch, Mapping):
+            batch = inputs_and_target(batch)
         if self._double:
             batch = map_tensors(batch, lambda t: t.double() if t.is_floating_point() else t)
         return batch
 
     def _moved(self, batch: Any) -> Any:
-        return batch if self._device == "cpu" else map_tensors(batch, lambda t: t.to(self._device))
+        if self._device == "cpu":
+            return batch
+        if self._loaders is None:
+            return map_tensors(batch, lambda t: t.to(self._device))
+        # A GPU fetches what lies in pinned memory while it computes.
+        return map_tensors(batch, lambda t: t.pin_memory().to(self._device, non_blocking=True))
 
     def _load_whole(self, wanted: WantedPart) -> Loaded:
         with self._one_at_a_time:
@@ -171,9 +185,9 @@ class Feed:
             prepared.append((batch, None if torch.equal(before, after) else after))
         return prepared
 
-    def _prepared(self, wanted: WantedPart, preprocessing: Preprocessing) -> Iterator[LoadedBatch]:
+    def _prepared(self, wanted: WantedPart, loaders: Loaders) -> Iterator[LoadedBatch]:
         """The part's batches from a process beside this one; torch's generator is left as their loads leave it."""
-        prepared = preprocessing.take(wanted)
+        prepared = loaders.take(wanted)
         if prepared is None:  # where it failed there, the user's own error is raised here
             yield from self._batches(wanted)
             return
@@ -185,7 +199,7 @@ class Feed:
             yield batch, self.weight(batch, samples), len(samples)
 
     def _seed(self, key: int) -> None:
-        if self._tensors is None:  # augmentation may draw from these; torch's is keyed by the strategy
+        if not self._is_at_hand:  # augmentation may draw from these; torch's is keyed by the strategy
             random.seed(key)
             np.random.seed(key & 0xFFFFFFFF)
 
@@ -200,20 +214,34 @@ def _wanted(cut: Cut, seed: int, step: int) -> WantedPart:
     return WantedPart(step, cut.slot, cut.samples, mix(seed, step, cut.slot))
 
 
-def _plain_tensors(dataset: Any) -> tuple[np.ndarray | None, tuple[torch.Tensor, ...] | None]:
-    """Plain tensors are cut in one go instead of sample by sample, also through a view of some of their rows."""
+def _rows_of(dataset: Any) -> Callable[[np.ndarray], Any] | None:
+    """How rows of tensors and arrays are cut in one go, not sample by sample; also through a view of some rows."""
+    if isinstance(dataset, Arrays):
+        return dataset.rows
     if type(dataset) is TensorDataset:
-        return None, dataset.tensors
-    if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
-        return np.asarray(dataset.indices, dtype=np.int64), dataset.dataset.tensors
-    return None, None
+        tensors = dataset.tensors
+        return lambda samples: tuple(tensor[torch.from_numpy(samples)] for tensor in tensors)
+    if type(dataset) is Subset and (rows := _rows_of(dataset.dataset)) is not None:
+        return _through(np.asarray(dataset.indices, dtype=np.int64), rows)
+    return None
+
+
+def _through(view: np.ndarray, rows: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:
+    return lambda samples: rows(view[samples])
+
+
+def _is_mapped(dataset: Any) -> bool:
+    """Whether rows come from a file."""
+    if type(dataset) is Subset:
+        return _is_mapped(dataset.dataset)
+    return isinstance(dataset, Arrays) and dataset.is_mapped
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The same batch with every tensor changed."""
     if isinstance(value, torch.Tensor):
         return change(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: map_tensors(item, change) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(item, change) for item in value))

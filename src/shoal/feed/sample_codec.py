@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def pack(value: Any, frames: list[Frame], what: str = "Shipped: a sample") -> li
         return ["plain", value]
     if type(value) in (tuple, list):
         return [type(value).__name__, [pack(item, frames, what) for item in value]]
-    if type(value) is dict:
+    if isinstance(value, Mapping):  # those of Hugging Face arrive as dicts
         return ["dict", [[pack(key, frames, what), pack(item, frames, what)] for key, item in value.items()]]
     raise TaskError(
         f"{what} holds a {type(value).__name__}, which cannot be sent; use tensors, numpy arrays, "

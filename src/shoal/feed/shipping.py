@@ -17,7 +17,8 @@ from shoal.comm.codec import Message, decode, encode
 from shoal.comm.reliable import Packet
 from shoal.comm.security import RunKey
 from shoal.comm.zmq_wire import ZmqWire
-from shoal.datasets import Shipped, Stream
+from shoal.datasets import Shipped
+from shoal.datasets.stream import ForwardOnly
 from shoal.errors import CommTimeout, LaunchError, ProtocolError, SpecError, TaskError
 from shoal.feed.sample_codec import pack, unpack
 from shoal.spec import Task, World
@@ -124,9 +125,9 @@ class ShippedSet:
                     self._server = SampleServer(lambda: self._held, self._reading, self._address, self._key)
             if self._held is None:
                 self._held = self._shipped()
-                if isinstance(self._held, Stream):
+                if isinstance(self._held, ForwardOnly):
                     raise TaskError(
-                        "Shipped: a Stream is read forward only; let every worker open its shards itself."
+                        "Shipped: the data is read forward only, as streams are; let every worker read it itself."
                     )
             return len(self._held), read_samples(self._held, numbers)
 

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from shoal.datasets import Stream
+from shoal.datasets.iterated import ENDLESS, ByPosition
+from shoal.datasets.stream import ForwardOnly
 from shoal.errors import TaskError
 from shoal.ledger.order import EpochOrder, Order, mix
-from shoal.ledger.streaming import StreamOrder
+from shoal.ledger.streaming import PassOrder, StreamOrder
 from shoal.spec import Stratified, Task, Weighted
 
 _DRAW, _SPREAD, _LEFT_OVER, _POSITION = range(101, 105)  # tell the random numbers of one epoch apart
@@ -144,6 +146,8 @@ def users_own(ask: Callable[[int], Any], num_samples: int, name: str) -> WholeOr
 def make_order(task: Task, train: Any, batch_size: int) -> EpochOrder:
     """In which order the epochs of a task take the samples of its train set."""
     sampler, seed, count = task.sampler, task.seed, len(train)
+    if isinstance(train, ByPosition):
+        return _order_of_passes(task, train, batch_size)
     if isinstance(sampler, (Weighted, Stratified)):
         _check_fit(sampler, train)
     if isinstance(sampler, Weighted):
@@ -161,13 +165,31 @@ def make_order(task: Task, train: Any, batch_size: int) -> EpochOrder:
     return Order(count, seed, shuffle=task.shuffle)
 
 
+def _order_of_passes(task: Task, train: ByPosition, batch_size: int) -> PassOrder:
+    if task.sampler is not None:
+        raise _jumps(task.sampler)
+    if train.length is not None:
+        return PassOrder(train.length)
+    if task.max_steps is None or task.epochs > 1:
+        raise TaskError(
+            f"Task: the train set has no length, so epochs={task.epochs} does not say how long to train; set "
+            "max_steps= and no epochs, which goes through it again and again, or give it a __len__, as "
+            "shoal.datasets.Counted(...) does."
+        )
+    return PassOrder(ENDLESS // batch_size * batch_size, batch_size, train.parts)
+
+
+def _jumps(sampler: Any) -> TaskError:
+    return TaskError(
+        f"Task: sampler {type(sampler).__name__} takes samples from anywhere, but the train set is read forward "
+        "only; leave sampler out, or use a data set that is read by index."
+    )
+
+
 def _check_fit(sampler: Weighted | Stratified, train: Any) -> None:
     name = type(sampler).__name__
-    if isinstance(train, Stream):
-        raise TaskError(
-            f"Task: sampler {name} takes samples from anywhere, but a Stream is read forward only; leave sampler "
-            "out, or use a data set that is read by index."
-        )
+    if isinstance(train, ForwardOnly):
+        raise _jumps(sampler)
     if len(sampler) != len(train):
         what = "weights" if isinstance(sampler, Weighted) else "labels"
         raise TaskError(

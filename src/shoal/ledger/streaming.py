@@ -1,4 +1,4 @@
-"""The order of a data set that is read shard by shard, forward only."""
+"""The orders of data sets that are read forward only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,29 @@ import numpy as np
 from shoal.ledger.order import Order, mix
 
 _SHARDS, _BLOCK = range(111, 113)
+
+
+class PassOrder:
+    """As samples come, in one pass after the other; those of a later pass have numbers of their own.
+
+    Where they come in several `parts`, one number of each after the other, a batch is sorted by them: a slot gets
+    samples of few parts, of the same ones in every batch.
+    """
+
+    def __init__(self, length: int, batch_size: int = 1, parts: int = 1) -> None:
+        self.length = length
+        self._batch_size = batch_size
+        self._parts = parts
+
+    def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        size, before = self._batch_size, epoch * self.length
+        if self._parts == 1:
+            return np.arange(before + start, before + stop, dtype=np.int64)
+        first, last = start // size, -(-stop // size)
+        batches = np.arange(first * size, last * size, dtype=np.int64).reshape(-1, size)
+        order = np.argsort(batches % self._parts, axis=1, kind="stable")
+        by_part = np.take_along_axis(batches, order, axis=1).ravel()
+        return before + by_part[start - first * size : stop - first * size]
 
 
 class StreamOrder:

@@ -13,6 +13,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.checkpoint.model_stream import save_tensors
+from shoal.datasets.iterated import ByPosition
 from shoal.errors import SpecError
 from shoal.feed.feed import Feed
 from shoal.layout import Parcel
@@ -138,8 +139,9 @@ def private_bytes() -> int:
 
 def _facts_of_data(task: Task, train: Any, world: Mapping[str, Any]) -> dict[str, Any]:
     schedule = make_schedule(task, train, world.get("slots", 1), world.get("workers", 1))
+    is_endless = isinstance(train, ByPosition) and train.length is None
     return {
-        "num_samples": len(train),
+        "num_samples": schedule.samples_after(schedule.total_steps) if is_endless else len(train),
         "seed": task.seed,
         "batch_size": task.batch_size,
         "batch_per_worker": task.batch_per_worker,

@@ -80,7 +80,7 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
         parking=make_parking(job),
         precision=job.precision,
         recompute=job.recompute,
-        preprocess=job.conduct.preprocess,
+        warn=reporter.warn,
     )
     check_position(training.replica.start, training.schedule, task.seed, may_be_over=lacks_model(job))
     if training.weighing is not None and world.is_first:

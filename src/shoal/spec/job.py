@@ -30,6 +30,7 @@ OVERRIDES = (
     "evaluate_every",
     "fold",
     "skip_loss_below",
+    "loaders",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,10 @@ from shoal.spec.sampling import Sampler, check_sampler
 
 MOST_LOSS_PARTS = 8
 """So many numbers a loss may be told with, beside itself."""
+
+
+class Unsaid(int):
+    """A number that nobody has said: a default, in whose stead what else was given may say another."""
 
 
 @knows_its_names
@@ -66,7 +71,8 @@ class Task:
     optimizer: Callable[[Any], Any]
     """Makes the optimizer from the list of the model's parameters."""
     train: Any
-    """The training set: anything with `len()` and `[]`, or a function that makes it."""
+    """The training set: anything with `len()` and `[]`; arrays `(X, y)`, in memory or mapped; a `DataLoader`; an
+    `IterableDataset`; a Hugging Face data set; or a function that makes it."""
     loss: Callable[[Any, Any], Any] | None = None
     """`loss(output, target)`: the mean over the batch, one number; or a dict of this `loss` and numbers that it is
     told with."""
@@ -74,7 +80,7 @@ class Task:
     """`objective(model, batch)` in place of `loss`, for models that compute their own."""
     test: Any = None
     """The test set, as `train`; without one nothing is evaluated."""
-    batch_size: int = 32
+    batch_size: int = Unsaid(32)
     """Samples of one step of all workers together: the same job on 1 or 8 workers."""
     batch_per_worker: bool = False
     """Read `batch_size` as each worker's, so that more workers make a bigger global batch."""
@@ -101,6 +107,10 @@ class Task:
     sampler: Sampler | None = None
     """Which samples an epoch takes: `Weighted`, `Stratified`, a function `(epoch, seed) -> indices`, or an object
     with `order(epoch)`; default each once."""
+    drop_last: bool = False
+    """Leave out an epoch's last batch where it would be smaller than the others."""
+    loaders: int = 0
+    """Processes beside each worker that read, augment and collate ahead of their step; 0: a thread does."""
     prefetch: int = 8
     """The most parts of batches that are loaded ahead of their step; 0: none."""
     collate: Callable[[list[Any]], Any] | None = None
@@ -141,7 +151,7 @@ class Task:
         for name in ("max_steps", "evaluate_every"):
             if getattr(self, name) is not None:
                 require_count("Task", name, getattr(self, name))
-        for name in ("seed", "prefetch"):
+        for name in ("seed", "prefetch", "loaders"):
             require_count("Task", name, getattr(self, name), least=0)
         if self.sampler is not None:
             check_sampler(self.sampler)
@@ -217,16 +227,31 @@ def is_maker(value: Any) -> bool:
     return isinstance(value, type) or (callable(value) and not hasattr(value, "__getitem__"))
 
 
+def reads_forward(value: Any) -> bool:
+    """Whether this can only be gone through from its beginning."""
+    torch_data = sys.modules.get("torch.utils.data")  # whose IterableDataset has a [] that raises
+    if torch_data is not None and isinstance(value, torch_data.IterableDataset):
+        return True
+    return hasattr(value, "__iter__") and not hasattr(value, "__getitem__")
+
+
 def check_dataset(part: str, value: Any) -> None:
-    """A data set has a length and is read by index."""
+    """A data set has a length and is read by index, or can be gone through again and again."""
     if is_maker(value):
+        return
+    if reads_forward(value):
+        if hasattr(value, "__next__"):
+            raise TaskError(
+                f"Task: the {part} set ({type(value).__name__}) can be gone through only once, so neither a "
+                "second epoch nor another worker could read it; give an object whose __iter__ begins anew."
+            )
         return
     try:
         length = len(value)
     except (TypeError, NotImplementedError):
         raise TaskError(
             f"Task: the {part} set ({type(value).__name__}) has no length, so it cannot be shared out among "
-            "workers; give it a __len__, or use a data set that is read by index."
+            "workers; give it a __len__, or use a data set that is gone through with __iter__."
         ) from None
     if length == 0:
         raise TaskError(f"Task: the {part} set ({type(value).__name__}) is empty; give it at least one sample.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -32,9 +31,9 @@ class Made:
         return value
 
 
-class Endless:
-    def __iter__(self) -> Iterator[int]:
-        return iter(int, 1)
+class Unlimited:
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 class Unindexed:
@@ -76,7 +75,9 @@ class Rows:
         ({"stop": Plateau(metric="f1"), "test": [1]}, "stop watches 'f1', but the task evaluates only: loss"),
         ({"stop": Plateau()}, "there is no test set"),
         ({"train": []}, "the train set .list. is empty"),
-        ({"train": Endless()}, "the train set .Endless. has no length"),
+        ({"train": Unlimited()}, "the train set .Unlimited. has no length"),
+        ({"train": iter([1])}, "the train set .list_iterator. can be gone through only once"),
+        ({"loaders": -1}, "loaders must be a whole number of at least 0"),
         ({"test": Unindexed()}, "the test set .Unindexed. cannot be read by index"),
         ({"train": 7}, "the train set .int. has no length"),
     ],

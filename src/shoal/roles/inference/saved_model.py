@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.datasets.iterated import ByPosition
 from shoal.errors import SpecError
 from shoal.feed.feed import Feed
 from shoal.feed.shipping import open_dataset
@@ -163,6 +164,8 @@ def _read(job: Job, world: World) -> Reading:
         skip_loss_below=None,
     )
     dataset = open_dataset(task, part, lambda: world)
+    if isinstance(dataset, ByPosition) and dataset.length is None:
+        raise SpecError(f"The {part} set has no length, so this would not end; give it a __len__.")
     length, near = len(dataset), Feed(task, dataset)  # models are made on the CPU, whatever they compute on
     replica = Replica(
         task,

@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from shoal.datasets import Shipped, Stream
+from shoal.datasets import Shipped
+from shoal.datasets.stream import ForwardOnly
 from shoal.errors import SpecError
 from shoal.ledger import Order, Schedule
 from shoal.ledger.seen import DataPass, seen_by, unseen
@@ -35,7 +36,7 @@ class History:
             seed=task.seed,
             shuffle=task.shuffle,
             skips_seen=self.skips_seen,
-            is_plain=isinstance(schedule.order, Order) and not self._has_fold,
+            is_plain=isinstance(schedule.order, Order) and not self._has_fold and not task.drop_last,
         )
         return [each.to_dict() for each in (*self.passes, own)]
 
@@ -52,10 +53,10 @@ def without_seen(task: Task, passes: Sequence[DataPass]) -> Task:
         from torch.utils.data import Subset
 
         train = task.dataset("train")
-        if isinstance(train, Stream):
+        if isinstance(train, ForwardOnly):
             raise SpecError(
-                "--skip-seen takes samples from anywhere, but a Stream is read forward only; give it the new "
-                "shards alone, and leave --skip-seen out."
+                "--skip-seen takes samples from anywhere, but the train set is read forward only; give it what is "
+                "new alone, and leave --skip-seen out."
             )
         return Subset(train, unseen(passes, len(train)).tolist())
 

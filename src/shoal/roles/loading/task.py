@@ -7,12 +7,12 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from shoal.datasets.folds import with_fold
+from shoal.datasets.given import numbered
 from shoal.errors import SpecError
 from shoal.roles.loading.incremental import History, without_seen
 from shoal.spec import Fold, Job, Task
@@ -37,11 +37,11 @@ def load_task(job: Job) -> Task:
     fold, history = overrides.pop("fold", None), History(job)
     if fold and history.skips_seen:
         raise SpecError("--skip-seen and --fold both choose samples of the train set; leave one of them out.")
+    task = numbered(task, overrides)
     if fold:
         task = with_fold(task, Fold.parse(fold))
     if history.skips_seen:
         task = without_seen(task, history.passes)
-    task = replace(task, **overrides) if overrides else task
     if job.purpose == Purpose.TRAIN:
         check_task(task, job.conduct, job.strategy)
     return task

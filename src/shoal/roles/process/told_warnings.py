@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ _MOST_LETTERS = 300
 @contextmanager
 def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
     """Tell each warning of torch's or of the task's once while the block runs; the log has all of them."""
-    show_in_log, told = warnings.showwarning, set[str]()
+    show_in_log, told, pid = warnings.showwarning, set[str](), os.getpid()
 
     def show(
         message: Warning | str,
@@ -27,8 +28,8 @@ def warnings_told(tell: Callable[[str], None]) -> Iterator[None]:
     ) -> None:
         show_in_log(message, category, filename, lineno, file, line)
         text = _one_line(f"{category.__name__}: {message}")
-        # What our own code is warned of is no news for a user.
-        if text not in told and not filename.startswith(_SHOAL):
+        # What our own code is warned of is no news for a user; who is forked from here has no line to tell it on.
+        if text not in told and not filename.startswith(_SHOAL) and os.getpid() == pid:
             told.add(text)
             tell(f"{text} ({_short(filename)}:{lineno})")
 

@@ -12,6 +12,7 @@ import torch
 
 from shoal.checkpoint.model_stream import TensorStream, save_stream
 from shoal.checkpoint.streamed import StreamedState
+from shoal.datasets.given import numbered
 from shoal.errors import SpecError
 from shoal.feed.parts import LoadedBatch, Part
 from shoal.model.optimizer.state import check_savable, check_state
@@ -71,6 +72,7 @@ class Trainer:
         )
         self._service = service_of(job, station)
         limit_memory(None, is_frugal=job.conduct.frees_parameters)
+        task = numbered(task)
         check_task(task, job.conduct, job.strategy)
         if task.best_by is not None:
             raise SpecError(
@@ -103,7 +105,6 @@ class Trainer:
             start=start,
             precision=job.precision,
             recompute=job.recompute,
-            preprocess=conduct.preprocess,
         )
         has_servers = self._service is not None
         training.callbacks = callbacks = script_callbacks(training, self._fellows, has_servers=has_servers)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from shoal.datasets.iterated import ByPosition
 from shoal.errors import SpecError, TaskError
 from shoal.feed.feed import Feed
 from shoal.feed.parts import Part
@@ -38,7 +39,13 @@ def make_schedule(task: Task, train: Any, slots: int, workers: int) -> Schedule:
             "workers take; use a larger batch_size or fewer workers."
         )
     order = make_order(task, train, batch_size)
-    return Schedule(order.length, batch_size, slots, task.epochs, task.max_steps, order)
+    length = order.length // batch_size * batch_size if task.drop_last else order.length
+    if not length:
+        raise TaskError(
+            f"Task: drop_last leaves out an epoch's last batch where it is small, and of {order.length} samples "
+            f"none is left at batch_size={batch_size}; use a smaller batch_size."
+        )
+    return Schedule(length, batch_size, slots, task.epochs, task.max_steps, order)
 
 
 class Training:
@@ -56,22 +63,29 @@ class Training:
         parking: Parking | None = None,
         precision: str = "fp32",
         recompute: bool = False,
-        preprocess: int = 0,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.task = task
         self.world = world
         self.conduct, slots = conduct, conduct.slots
         train = open_dataset(task, "train", lambda: self.world)
         sets = [train]
-        if preprocess and isinstance(train, ShippedSet):
+        loaders = task.loaders or conduct.preprocess
+        if loaders and isinstance(train, ShippedSet):
             raise SpecError(
-                f"preprocess={preprocess} has processes read the train set beside each worker, but it is Shipped, "
-                "and only workers can ask for its samples; leave preprocess out, or let each worker make the set."
+                f"{'loaders' if task.loaders else 'preprocess'}={loaders} has processes read the train set beside "
+                "each worker, but it is Shipped, and only workers can ask for its samples; leave it out, or let "
+                "each worker make the set."
+            )
+        if conduct.is_relay and isinstance(train, ByPosition) and train.length is None:
+            raise TaskError(
+                "Task: the train set has no length, but in a relay each worker has its share of an epoch's steps; "
+                "give it a __len__, or leave partition=relay out."
             )
         self.schedule = make_schedule(task, train, slots, world.world_size)
         order = self.schedule.order
         # Its processes are forked here: they hold nothing of a model, and few threads run yet.
-        self._feed = Feed(task, train, numerics=numerics, device=world.device, processes=preprocess)
+        self._feed = Feed(task, train, numerics=numerics, device=world.device, processes=loaders, warn=warn)
         sample_feed = Feed(task, train, numerics=numerics)  # models are made on the CPU, whatever they train on
         self.replica = Replica(
             task,

@@ -7,8 +7,9 @@ import select
 import signal
 import sys
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import torch
@@ -23,26 +24,32 @@ Prepared = list[tuple[Any, torch.Tensor | None]]
 """The batches of a part, each with torch's generator as its load has left it; None: as it was."""
 Prepare = Callable[[WantedPart], Prepared]
 PartName = tuple[int, int, bytes]
-"""As `Wanted.name`."""
+"""As `WantedPart.name`."""
 
 _PARTS_PER_PROCESS = 2
 """One that it works on, and one that lies ready."""
+_DEATHS_OF_A_PART = 2
+"""A part at which so many processes were killed would kill the next one, too."""
+_ADVICE = "; look for its last words in the worker's log, and use fewer loaders where memory is short."
 
 
-class Preprocessing:
+class Loaders:
     """Has processes prepare what is foreseen, in order, a few parts ahead; needs no thread in this one.
 
     They are forked, so that they read the data set and run the functions that this process has, however these
     were made. A fork copies one thread: locks that others hold stay locked. The only other one by then sends signs
     of life, and no child takes what it may hold. Torch's and the user's pools of threads are left alone as well: a
-    child computes with one thread, as in torch's `DataLoader`.
+    child computes with one thread, as in torch's `DataLoader`. One that is killed is followed by another, forked
+    from what this process has become; `reading` is held meanwhile, so that no thread is inside the data set.
     """
 
-    def __init__(self, prepare: Prepare, count: int) -> None:
-        self._processes: list[_Process] = []
+    def __init__(
+        self, prepare: Prepare, count: int, reading: AbstractContextManager[Any], warn: Callable[[str], None]
+    ) -> None:
+        self._loaders: list[_Loader] = []
         for number in range(count):
-            self._processes.append(_Process(prepare, number, self._processes))
-        self._preparers: dict[PartName, _Process] = {}
+            self._loaders.append(_Loader(prepare, number, self._loaders, reading, warn))
+        self._preparers: dict[PartName, _Loader] = {}
         self._plan: Iterator[WantedPart] = iter(())
         self._taken: set[PartName] = set()
 
@@ -57,20 +64,20 @@ class Preprocessing:
     def take(self, wanted: WantedPart) -> Prepared | None:
         """The part, once it is ready; None where it was not foreseen, or its load has failed."""
         self._taken.add(wanted.name)  # the plan may not have come so far yet
-        process = self._preparers.pop(wanted.name, None)
-        prepared = None if process is None else process.take(wanted.name)
+        loader = self._preparers.pop(wanted.name, None)
+        prepared = None if loader is None else loader.take(wanted.name)
         self._hand_out()
         return prepared
 
     def close(self) -> None:
         """End the processes."""
-        for process in self._processes:
-            process.end()
+        for loader in self._loaders:
+            loader.end()
 
     def _hand_out(self) -> None:
-        for process in self._processes:
-            process.collect()
-        while (idlest := min(self._processes, key=lambda process: process.load)).load < _PARTS_PER_PROCESS:
+        for loader in self._loaders:
+            loader.collect()
+        while (idlest := min(self._loaders, key=lambda loader: loader.load)).load < _PARTS_PER_PROCESS:
             try:
                 wanted = next(self._plan, None)
             except Exception:  # a sampler of the user's: the step that it is for will meet the same error
@@ -82,23 +89,42 @@ class Preprocessing:
                 self._preparers[wanted.name] = idlest
 
 
-class _Process:
-    """One process, as the training process sees it. It answers in the order in which it was asked."""
+class _Loader:
+    """One process, as the training process sees it. It answers in the order in which it was asked.
 
-    def __init__(self, prepare: Prepare, number: int, older: Iterable[_Process]) -> None:
-        self._channel, theirs = Channel.pair()
-        self._asked: deque[PartName] = deque()
+    Where it is killed, another one is asked for the same parts: what they hold follows from their key alone.
+    """
+
+    def __init__(
+        self,
+        prepare: Prepare,
+        number: int,
+        all_of_them: list[_Loader],
+        reading: AbstractContextManager[Any],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._prepare = prepare
+        self._number = number
+        self._all = all_of_them
+        self._reading = reading
+        self._warn = warn
+        self._asked: deque[WantedPart] = deque()
         self._ready: dict[PartName, Prepared | None] = {}
         self._unwanted: set[PartName] = set()
+        self._deaths: Counter[PartName] = Counter()
+        self._start()
+
+    def _start(self) -> None:
+        self._channel, theirs = Channel.pair()
         self._has_ended = False
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or the child writes it once more
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            for process in (*older, self):
-                process._channel.close()
-            _live(parent, number, theirs, prepare)
+            for loader in {*self._all, self}:
+                loader._channel.close()
+            _live(parent, self._number, theirs, self._prepare)
         theirs.close()
 
     @property
@@ -108,14 +134,11 @@ class _Process:
 
     def ask(self, wanted: WantedPart) -> None:
         """Let it prepare this part."""
-        fd, header_bytes = lay_down([wanted.step, wanted.slot, wanted.samples, wanted.key])
+        self._asked.append(wanted)
         try:
-            self._channel.send({"header": header_bytes}, [fd])
+            self._send(wanted)
         except PeerLost:
-            raise self._describe_end() from None
-        finally:
-            os.close(fd)
-        self._asked.append(wanted.name)
+            self._replace()
 
     def take(self, name: PartName) -> Prepared | None:
         """The part, once it is ready; None: it failed."""
@@ -140,13 +163,13 @@ class _Process:
                 if message["kind"] == "refused":
                     raise TaskError(message["text"])
                 prepared = pick_up(fds[0], message["header"]) if message["kind"] == "prepared" else None
-                name = self._asked.popleft()
+                name = self._asked.popleft().name
                 if name in self._unwanted:
                     self._unwanted.remove(name)
                 else:
                     self._ready[name] = prepared
         except PeerLost:
-            raise self._describe_end() from None
+            self._replace()
 
     def end(self) -> None:
         """Kill it, as it has nothing to finish."""
@@ -155,18 +178,43 @@ class _Process:
             os.kill(self.pid, signal.SIGKILL)
             self._wait_for_end()
 
+    def _send(self, wanted: WantedPart) -> None:
+        fd, header_bytes = lay_down([wanted.step, wanted.slot, wanted.samples, wanted.key])
+        try:
+            self._channel.send({"header": header_bytes}, [fd])
+        finally:
+            os.close(fd)
+
+    def _replace(self) -> None:
+        """Have another process do what this one was asked for; `LaunchError` where a part has killed too many."""
+        while True:
+            how = self._describe_end()
+            self._asked = deque(wanted for wanted in self._asked if wanted.name not in self._unwanted)
+            self._unwanted.clear()
+            if self._asked:  # it was at the first of them
+                self._deaths[self._asked[0].name] += 1
+                if self._deaths[self._asked[0].name] >= _DEATHS_OF_A_PART:
+                    raise LaunchError(f"loaders: {how}{_ADVICE}")
+            self._warn(f"loaders: {how}; another one reads on.")
+            self._channel.close()
+            with self._reading:
+                self._start()
+            try:
+                for wanted in self._asked:
+                    self._send(wanted)
+                return
+            except PeerLost:
+                continue
+
     def _wait_for_end(self) -> int:
         self._has_ended = True
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
-    def _describe_end(self) -> LaunchError:
+    def _describe_end(self) -> str:
         code = self._wait_for_end()
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return LaunchError(
-            f"preprocess: the process {self.pid}, which prepares samples beside worker "
-            f"{os.environ.get('SHOAL_RANK', '0')}, {how}; look for its last words in the worker's log, and "
-            "use fewer of them where memory is short."
-        )
+        worker = os.environ.get("SHOAL_RANK", "0")
+        return f"the process {self.pid}, which prepares samples beside worker {worker}, {how}"
 
 
 def _live(parent: int, number: int, channel: Channel, prepare: Prepare) -> NoReturn:
@@ -174,6 +222,7 @@ def _live(parent: int, number: int, channel: Channel, prepare: Prepare) -> NoRet
     code = 1
     try:
         die_with_parent(parent, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that trains
         name_process(f"shoal-prepare-{number}")
         torch.set_num_threads(1)
         _serve(channel, prepare)

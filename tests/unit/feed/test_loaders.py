@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections import UserDict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -39,9 +40,11 @@ class Pair(NamedTuple):
 
 
 @contextmanager
-def feed_of(dataset: Any, processes: int, **fields: Any) -> Iterator[Feed]:
+def feed_of(
+    dataset: Any, processes: int, warn: Callable[[str], None] = lambda text: None, **fields: Any
+) -> Iterator[Feed]:
     task = Task(model=lambda: None, optimizer=lambda params: None, loss=lambda a, b: a, train=dataset, **fields)
-    feed = Feed(task, dataset, processes=processes)
+    feed = Feed(task, dataset, processes=processes, warn=warn)
     try:
         yield feed
     finally:
@@ -99,7 +102,23 @@ def test_an_error_is_the_users_own() -> None:
         assert len(load(feed, 2)) == 2, "the process goes on"
 
 
-def test_a_dead_process_is_noticed() -> None:
+def test_a_killed_process_is_followed_by_another_that_prepares_the_same() -> None:
+    told: list[str] = []
+    with feed_of(Noisy(), 2, warn=told.append) as beside, feed_of(Noisy(), 0) as here:
+        readers: list[int] = []
+        for step in range(1, 21):
+            beside.foresee(((at, cut(at)) for at in range(step, 21)), 5, step)
+            (x, y, pids), drawn_next = load(beside, step)
+            (other_x, other_y, _), other_next = load(here, step)
+            assert torch.equal(x, other_x) and torch.equal(y, other_y) and torch.equal(drawn_next, other_next)
+            readers += set(pids.tolist())
+            if step in (1, 5):
+                os.kill(readers[-1], signal.SIGKILL)
+        assert os.getpid() not in readers and len(set(readers)) == 4, "one more for each that was killed"
+    assert len(told) == 2 and all("was killed by SIGKILL; another one reads on" in text for text in told)
+
+
+def test_a_part_that_kills_two_processes_is_not_tried_again() -> None:
     class Deadly(Noisy):
         def __getitem__(self, number: int) -> Any:
             if os.getpid() != home:
@@ -115,8 +134,12 @@ def test_a_dead_process_is_noticed() -> None:
 def test_batches_that_cannot_be_sent_are_refused() -> None:
     with feed_of([Pair(torch.ones(1), torch.ones(1))] * 40, 1) as feed:
         feed.foresee([(1, cut(1))], 5, 1)
-        with pytest.raises(TaskError, match="preprocess: a batch holds a Pair, which cannot be sent"):
+        with pytest.raises(TaskError, match="loaders: a batch holds a Pair, which cannot be sent"):
             load(feed, 1)
+
+
+def test_what_behaves_as_a_dict_arrives_as_one() -> None:
+    assert pick_up(*lay_down({"a": UserDict(b=2)})) == {"a": {"b": 2}}
 
 
 @pytest.mark.parametrize(
