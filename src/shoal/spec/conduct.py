@@ -89,6 +89,8 @@ class Conduct:
     """Parts of a batch can be left out of its mean."""
     calls_model: bool = True
     """Somebody can call the model as a whole, though it may hold a part of it."""
+    has_one_loss: bool = True
+    """There is one, of the model's output, wherever that is made: who makes it can compute an objective."""
     state: StateHolder = StateHolder.WORKERS
     microbatches: int = 1
     """Parts of a slot that follow each other through the model, as those of `accumulate` do in one process."""

@@ -116,6 +116,7 @@ class Layer(StrategySpec):
             gathers=True,
             can_skip=False,
             calls_model=False,
+            has_one_loss=not self.decoupled,
             draws_otherwise=True,
             trains_heads=self.decoupled,
             why={

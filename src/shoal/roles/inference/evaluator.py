@@ -12,6 +12,7 @@ from shoal.ledger.order import mix
 from shoal.model.replica import Replica
 from shoal.spec import Conduct, Task, World
 from shoal.step.compute import split_batch, task_loss
+from shoal.step.objective import inputs_of, loss_from
 from shoal.strategies.base import Strategy
 
 _TESTING = 1 << 32
@@ -65,14 +66,15 @@ class Evaluator:
 
     def _measure(self, strategy: Strategy, batch: Any) -> list[float] | None:
         """Loss and metrics; None where another process has the model's output."""
-        if self._task.objective is not None:
+        if self._task.objective is not None and self._conduct.calls_model:
             return [float(task_loss(self._replica, batch))]
-        inputs, target = split_batch(batch)
         with self._replica.precision.autocast():
-            output = strategy.infer(self._replica, inputs)
+            output = strategy.infer(self._replica, inputs_of(self._task, batch))
             if output is None:
                 return None
-            assert self._task.loss is not None
+            if self._task.loss is None:
+                return [float(loss_from(self._task, output, batch))]
+            _, target = split_batch(batch)
             loss = float(self._task.loss(output, target))
         output = self._replica.precision.widened(output)  # metrics may not know half precision
         return [loss, *(float(m(output, target)) for m in self._task.metrics.values())]
