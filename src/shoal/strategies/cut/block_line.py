@@ -19,6 +19,7 @@ from torch import nn
 
 from shoal.errors import TaskError
 from shoal.strategies.cut.block_stage import BlockStage
+from shoal.strategies.cut.graph import copied
 from shoal.strategies.cut.packing import arrived, tensors_in
 from shoal.strategies.cut.tracing import bind, call_given, in_mode
 
@@ -107,11 +108,14 @@ class BlockLine:
         """The end of the first stage whose result is another than in the whole model."""
         ends = [self.blocks[stop - 1] for stop in list(accumulate(counts))[:-1]]
         expected: list[Any] = []
+
+        def note(block: nn.Module, args: Any, made: Any) -> None:
+            expected.append(copied((made,)))  # which the next block may change in place
+
         with ExitStack() as stack:
             stack.enter_context(in_mode(self.module, training=False))
             for name in ends:
-                block = self.module.get_submodule(name)
-                stack.enter_context(block.register_forward_hook(lambda _, args, made: expected.append((made,))))
+                stack.enter_context(self.parts[name].register_forward_hook(note))
             output = call_given(self.module, self.signature, given)
         carried: Any = ()
         for stage, wanted, end in zip(stages, [*expected, output], [*ends, "its output"], strict=True):

@@ -118,7 +118,8 @@ def _opaque(module: nn.Module, whole: Collection[nn.Module], training: bool) -> 
     for inner in reversed(list(module.modules())):
         if inner is module:
             continue
-        if "forward" in vars(inner):  # somebody has wrapped it, to compute it twice perhaps: leave it so
+        # Somebody may have wrapped it, to compute it twice perhaps: leave it so.
+        if "forward" in vars(inner) or _hides_arguments(inner.forward):
             found.add(inner)
         if inner in found or type(inner).__module__.startswith("torch.nn."):
             continue

@@ -1,0 +1,59 @@
+"""Hugging Face's models under strategies that cut them by depth train as one process does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helpers.training import Train, largest_difference
+from shoal.launch.owner import ZygoteProcess
+
+pytest.importorskip("transformers")
+
+BOUND = 1e-9
+LAYERS = {"bert": "bert.encoder.layer", "gpt2": "transformer.h", "llama": "model.layers", "vit": "vit.layers"}
+
+
+@pytest.fixture
+def train(tmp_path: Path, zygote: ZygoteProcess) -> Train:
+    return Train(Path(__file__).with_name("hugging_tasks.py"), tmp_path, zygote)
+
+
+def compare(train: Train, strategy: str, pieces: int, **task: str) -> None:
+    """Evaluated, too; and its checkpoint is one process's."""
+    ours = train("hugging", workers=2, strategy=strategy, numerics="float64", **task)
+    reference = train("hugging", strategy="data", numerics="float64", overrides={"accumulate": pieces}, **task)
+    assert largest_difference(ours.model, reference.model) <= BOUND
+    assert largest_difference(ours.state, reference.state) <= BOUND
+    assert ours.losses() == pytest.approx(reference.losses(), rel=BOUND)
+    assert ours.results["results"] == pytest.approx(reference.results["results"], rel=BOUND)
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "schedule"),
+    [
+        ("gpt2", "objective", "interleaved"),
+        ("vit", "loss", "zero-bubble"),
+        pytest.param("bert", "loss", "1f1b", marks=pytest.mark.long),
+        pytest.param("bert", "objective", "gpipe", marks=pytest.mark.long),
+        pytest.param("llama", "objective", "1f1b", marks=pytest.mark.long),
+        pytest.param("vit", "objective", "interleaved", marks=pytest.mark.long),
+    ],
+)
+def test_stages_train_as_one_process(train: Train, name: str, how: str, schedule: str) -> None:
+    compare(train, f"pipeline:schedule={schedule},microbatches=2", 2, name=name, how=how)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("bert", "loss"),
+        pytest.param("gpt2", "objective", marks=pytest.mark.long),
+        pytest.param("llama", "objective", marks=pytest.mark.long),
+        pytest.param("vit", "loss", marks=pytest.mark.long),
+    ],
+)
+def test_placed_blocks_train_as_one_process(train: Train, name: str, how: str) -> None:
+    """Back and forth: the blocks in the middle are elsewhere."""
+    compare(train, f"layer:place={LAYERS[name]}.1@1+{LAYERS[name]}.2@0", 1, name=name, how=how)
