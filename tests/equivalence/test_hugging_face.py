@@ -11,7 +11,8 @@ from shoal.launch.owner import ZygoteProcess
 
 pytest.importorskip("transformers")
 
-BOUND = 1e-9
+BOUNDS = {"loss": 1e-9, "objective": 1e-6}
+"""The library's own losses are computed in float32, whatever the model is."""
 LAYERS = {"bert": "bert.encoder.layer", "gpt2": "transformer.h", "llama": "model.layers", "vit": "vit.layers"}
 
 
@@ -21,13 +22,14 @@ def train(tmp_path: Path, zygote: ZygoteProcess) -> Train:
 
 
 def compare(train: Train, strategy: str, pieces: int, **task: str) -> None:
-    """Evaluated, too; and its checkpoint is one process's."""
+    """Evaluated, too."""
+    bound = BOUNDS[task["how"]]
     ours = train("hugging", workers=2, strategy=strategy, numerics="float64", **task)
     reference = train("hugging", strategy="data", numerics="float64", overrides={"accumulate": pieces}, **task)
-    assert largest_difference(ours.model, reference.model) <= BOUND
-    assert largest_difference(ours.state, reference.state) <= BOUND
-    assert ours.losses() == pytest.approx(reference.losses(), rel=BOUND)
-    assert ours.results["results"] == pytest.approx(reference.results["results"], rel=BOUND)
+    assert largest_difference(ours.model, reference.model) <= bound
+    assert largest_difference(ours.state, reference.state) <= bound
+    assert ours.losses() == pytest.approx(reference.losses(), rel=bound)
+    assert ours.results["results"] == pytest.approx(reference.results["results"], rel=bound)
 
 
 @pytest.mark.parametrize(
