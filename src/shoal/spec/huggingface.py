@@ -99,8 +99,8 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         except (RuntimeError, TypeError, ValueError) as error:
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise TaskError(
-                f"Task.from_huggingface: the rows of column {name!r} make no tensor ({why}); pad them to one length "
-                "where you tokenize, or set collate= (to DataCollatorWithPadding(tokenizer), say)."
+                f"Task.from_huggingface: the rows of column {name!r} make no tensor ({why}); pad them to one "
+                "length where you tokenize, or set collate= (to DataCollatorWithPadding(tokenizer), say)."
             ) from None
     return found
 

@@ -111,8 +111,8 @@ def test_what_is_not_understood(changes: dict[str, Any], message: str) -> None:
 def test_a_scheduler_by_steps_is_the_tasks() -> None:
     changed = type("Changed", (Module,), {"configure_optimizers": scheduled})
     task = shoal.Task.from_lightning(changed, scheduler=lambda own: torch.optim.lr_scheduler.StepLR(own, 3))
-    optimizer = task.optimizer(list(task.model().parameters()))
-    assert isinstance(optimizer, torch.optim.SGD)
+    module = task.model()
+    assert isinstance(task.optimizer(list(module.parameters())), torch.optim.SGD)
 
 
 def test_a_module_that_is_made_and_layers_of_others() -> None:
