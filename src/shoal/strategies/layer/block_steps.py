@@ -17,6 +17,7 @@ from shoal.strategies.cut.block_line import BlockLine
 from shoal.strategies.cut.stage_run import StageCall
 from shoal.strategies.cut.tracing import bind
 from shoal.strategies.layer.graph import GraphNode
+from shoal.strategies.layer.placement import assign, check_homes, spread
 from shoal.strategies.layer.steps import Steps, follow
 from shoal.strategies.mesh.tensor.recording import sample_of
 
@@ -32,6 +33,16 @@ def find_steps(replica: Replica, placed: Collection[str]) -> Mapping[bool, Steps
         if line is None:
             raise
         return dict.fromkeys((True, False), BlockSteps(line))
+
+
+def place_steps(traced: Steps, wanted: Mapping[str, int], count: int, replica: Replica) -> dict[str, int]:
+    """By step: its worker, as the user wants it, or by branches; refuses what so many workers cannot compute."""
+    homes = wanted or spread(traced.nodes, count)
+    check_homes(traced.nodes, homes, count)
+    workers = assign(traced.nodes, homes)
+    if isinstance(traced, BlockSteps):
+        traced.check(workers, replica)
+    return workers
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from shoal.model.replica import Replica
 from shoal.step.compute import split_batch
 from shoal.strategies.base import Supply
 from shoal.strategies.cut.tracing import in_mode
-from shoal.strategies.layer.graph import groups_by_depth
+from shoal.strategies.layer.graph import GraphNode, groups_by_depth
 from shoal.strategies.layer.heads import AuxiliaryHead
 from shoal.strategies.layer.lines import LayerLine
 from shoal.strategies.layer.steps import Steps, Traced, follow
@@ -38,12 +38,7 @@ class DecoupledLine(LayerLine):
             self.head = TrainedHead(self._make_head(supply.sample()), replica, reads=self.program.end)
 
     def _place(self, traced: Steps) -> Mapping[str, int]:
-        groups = groups_by_depth(traced.nodes, self._group.size)
-        if len(groups) < self._group.size:
-            raise SpecError(
-                f"layer: decoupled=on cuts the model into a group of layers for each of the {self._group.size} "
-                f"workers, but it has only {len(groups)} that follow one another; use fewer workers."
-            )
+        groups = groups_for(traced, self._group.size)
         return {node.module: rank for rank, group in enumerate(groups) for node in group if node.module}
 
     def _assign(self, traced: Steps) -> Mapping[str, int]:
@@ -62,6 +57,17 @@ class DecoupledLine(LayerLine):
 
     def _output(self, result: Any) -> Any:
         return result if self.head is None else self.head.module(*result)
+
+
+def groups_for(traced: Steps, workers: int) -> list[Sequence[GraphNode]]:
+    """A group of layers for each worker."""
+    groups = groups_by_depth(traced.nodes, workers)
+    if len(groups) < workers:
+        raise SpecError(
+            f"layer: decoupled=on cuts the model into a group of layers for each of the {workers} workers, but it "
+            f"has only {len(groups)} that follow one another; use fewer workers."
+        )
+    return groups
 
 
 def _results(module: nn.Module, traced: Traced, inputs: Any, names: Sequence[str]) -> list[torch.Tensor]:

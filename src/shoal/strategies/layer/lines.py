@@ -13,8 +13,8 @@ from shoal.comm.group import Group
 from shoal.model.replica import Replica
 from shoal.step.objective import inputs_of, loss_from
 from shoal.strategies.cut.executor import Microbatch
-from shoal.strategies.layer.block_steps import BlockSteps, find_steps
-from shoal.strategies.layer.placement import assign, check_homes, spread
+from shoal.strategies.layer.block_steps import find_steps, place_steps
+from shoal.strategies.layer.placement import assign
 from shoal.strategies.layer.program import Program
 from shoal.strategies.layer.steps import Steps
 from shoal.strategies.layer.trained_head import TrainedHead
@@ -109,10 +109,5 @@ class PlacedLine(LayerLine):
         super().__init__(replica, group, find_steps(replica, homes))
 
     def _place(self, traced: Steps) -> Mapping[str, int]:
-        nodes = traced.nodes
-        homes = self._wanted or spread(nodes, self._group.size)
-        check_homes(nodes, homes, self._group.size)
-        workers = assign(nodes, homes)
-        if isinstance(traced, BlockSteps):
-            traced.check(workers, self._replica)
-        return {node.module: workers[node.name] for node in nodes if node.module}
+        workers = place_steps(traced, self._wanted, self._group.size, self._replica)
+        return {node.module: workers[node.name] for node in traced.nodes if node.module}
