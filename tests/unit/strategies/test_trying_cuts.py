@@ -34,7 +34,7 @@ def plain(layers: int) -> tuple[shoal.Task, Any]:
 
 @pytest.mark.parametrize(
     "written",
-    ["pipeline", "pipeline:split=3+1", "layer:place=0@0+3@1", "layer:decoupled=on", "layer:phases=2", "sharded", "ps"],
+    ["pipeline", "pipeline:split=3+1", "layer:place=0@0+3@1", "layer:decoupled=on", "layer:phases=2", "sharded"],
 )
 def test_what_can_be_cut(written: str) -> None:
     attempt(written, *plain(4))
@@ -61,7 +61,7 @@ def test_models_of_hugging_face() -> None:
     rows = hugging_face.samples("gpt2", 4)
     task, batch = shoal.Task.from_huggingface(hugging_face.gpt2, rows), hugging_face.inputs("gpt2", 4)
     attempt("pipeline", task, batch, workers=4)
-    attempt("layer:place=transformer.h.1@1", task, batch)
+    attempt("layer:place=transformer.h.0@0+transformer.h.1@1", task, batch)
     with pytest.raises(ShoalError, match="5 stages were asked for, but the model has 4 layers"):
         attempt("pipeline", task, batch, workers=5)
     with pytest.raises(ShoalError, match="the forward of GPT2LMHeadModel cannot be followed"):
