@@ -47,6 +47,10 @@ class ModelAsked(Exception):
         self.arguments = arguments
 
 
+class CutModelAsked(TaskError, AttributeError):
+    """For what it does not have. Who asks with a default, as in `getattr(model, "module", model)`, gets that."""
+
+
 class AskedModel:
     """Stands for a model of which parts are elsewhere: it can be called, and nothing else."""
 
@@ -54,9 +58,9 @@ class AskedModel:
         raise ModelAsked(Arguments(args, kwargs))
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"objective= asks the model for {name!r}, but where the model is cut it can only be called; use data, "
-            "sharded or ps"
+        raise CutModelAsked(
+            f"Task: objective= asks the model for {name!r}, but where the model is cut it can only be called, as "
+            "model(…); use data, sharded or ps."
         )
 
 

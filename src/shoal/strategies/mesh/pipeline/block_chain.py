@@ -19,11 +19,11 @@ from shoal.strategies.cut.packing import tensors_in
 from shoal.strategies.cut.tracing import call_given, in_mode
 from shoal.strategies.mesh.pipeline.chain import Chain
 from shoal.strategies.mesh.pipeline.costs import BYTES_PER_S, rounds
-from shoal.strategies.mesh.pipeline.links import Anchor, LinkCost, Links
+from shoal.strategies.mesh.pipeline.links import Anchor, LinkCost, ModelLinks
 from shoal.strategies.mesh.pipeline.stage import check_moving
 
 
-def find_links(module: nn.Module, inputs: Any, *, opens_layers: bool = True, device: str = "cpu") -> Links:
+def find_links(module: nn.Module, inputs: Any, *, opens_layers: bool = True, device: str = "cpu") -> ModelLinks:
     """As torch.fx follows the model, or else between the blocks that it is seen to call."""
     try:
         chain = Chain(module, inputs, opens_layers=opens_layers)

@@ -22,7 +22,7 @@ from torch import fx, nn
 from shoal.errors import SpecError, TaskError
 from shoal.strategies.cut.graph import part_of
 from shoal.strategies.cut.tracing import StaysWhole, bind, trace
-from shoal.strategies.mesh.pipeline.links import Anchor, LinkCost, Links
+from shoal.strategies.mesh.pipeline.links import Anchor, LinkCost, ModelLinks
 from shoal.strategies.mesh.pipeline.stage import Stage, adopt_unused, check_moving
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -138,8 +138,8 @@ def _unless_in(opaque: Collection[nn.Module]) -> StaysWhole:
     )
 
 
-def parse_split(chain: Links, split: str, num_stages: int) -> tuple[int, ...]:
-    """Links of each stage, from the children that the user gave each of them."""
+def parse_split(chain: ModelLinks, split: str, num_stages: int) -> tuple[int, ...]:
+    """ModelLinks of each stage, from the children that the user gave each of them."""
     wanted = [int(part) for part in split.split("+")]
     layers = chain.layers()
     if len(wanted) != num_stages or sum(wanted) != len(layers):

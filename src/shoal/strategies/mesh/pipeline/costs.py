@@ -16,7 +16,7 @@ from shoal.model.parking.parked import brought_in, unpark
 from shoal.strategies.cut.packing import tensors_in
 from shoal.strategies.cut.tracing import in_mode, state_used
 from shoal.strategies.mesh.pipeline.chain import Chain, carried
-from shoal.strategies.mesh.pipeline.links import LinkCost, Links
+from shoal.strategies.mesh.pipeline.links import LinkCost, ModelLinks
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 50
 _ENOUGH_S = 0.5
@@ -26,7 +26,7 @@ BYTES_PER_S = 1e9
 
 
 def balanced_split(
-    chain: Links, given: Mapping[str, Any], demand: StageDemand, *, trained: Collection[str]
+    chain: ModelLinks, given: Mapping[str, Any], demand: StageDemand, *, trained: Collection[str]
 ) -> tuple[int, ...]:
     """How many links each stage has, by the time that each link takes on a sample, and the memory that it needs.
 

@@ -32,7 +32,7 @@ from shoal.strategies.mesh.lines import LaneSums
 from shoal.strategies.mesh.pipeline.block_chain import find_links
 from shoal.strategies.mesh.pipeline.chain import parse_split
 from shoal.strategies.mesh.pipeline.costs import balanced_split
-from shoal.strategies.mesh.pipeline.links import Links
+from shoal.strategies.mesh.pipeline.links import ModelLinks
 from shoal.strategies.mesh.splits import Split
 
 
@@ -187,7 +187,7 @@ def _seed(key: int, device: str) -> None:
         torch.cuda.manual_seed(key)
 
 
-def _describe(chain: Links, counts: Sequence[int]) -> str:
+def _describe(chain: ModelLinks, counts: Sequence[int]) -> str:
     parts: list[str] = []
     first = 0
     for number, count in enumerate(counts):

@@ -29,7 +29,7 @@ class LinkCost:
     """By name in the model: the parameters and buffers that it uses."""
 
 
-class Links(Protocol):
+class ModelLinks(Protocol):
     """What torch.fx has followed (`Chain`), or what was seen block by block (`BlockChain`)."""
 
     signature: inspect.Signature
