@@ -107,9 +107,10 @@ def _follow(module: nn.Module, given: Collection[str], whole: Collection[nn.Modu
 
 def _hides_arguments(forward: Callable[..., Any]) -> bool:
     """Where any number of arguments goes through a decorator, torch.fx takes those of the one for the other's."""
+    if not hasattr(forward, "__wrapped__"):
+        return False
     kinds = {each.kind for each in inspect.signature(forward).parameters.values()}
-    takes_any = not kinds.isdisjoint((inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD))
-    return takes_any and hasattr(forward, "__wrapped__")
+    return not kinds.isdisjoint((inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD))
 
 
 def _opaque(module: nn.Module, whole: Collection[nn.Module], training: bool) -> set[nn.Module]:
