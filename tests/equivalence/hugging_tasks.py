@@ -12,17 +12,19 @@ from helpers.hugging_face import MODELS, samples
 
 
 def hugging(name: str, how: str = "objective", steps: int = 3) -> shoal.Task:
-    rows: list[Any] = samples(name, 24)
-    fields: dict[str, Any] = {"objective": lambda model, batch: model(**batch).loss}
-    if how == "loss":
-        rows = [({key: value for key, value in row.items() if key != "labels"}, row["labels"]) for row in rows]
-        fields = {"loss": lambda output, target: F.cross_entropy(output.logits, target)}
+    rows = samples(name, 24)
+    fields: dict[str, Any] = {
+        "optimizer": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
+        "batch_size": 8,
+        "max_steps": steps,
+    }
+    if how == "objective":
+        return shoal.Task.from_huggingface(MODELS[name], rows, test=rows[:8], **fields)
+    pairs = [({key: value for key, value in row.items() if key != "labels"}, row["labels"]) for row in rows]
     return shoal.Task(
         model=MODELS[name],
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
-        train=rows,
-        test=rows[:8],
-        batch_size=8,
-        max_steps=steps,
+        loss=lambda output, target: F.cross_entropy(output.logits, target),
+        train=pairs,
+        test=pairs[:8],
         **fields,
     )
