@@ -56,8 +56,8 @@ def residual(steps: int) -> shoal.Task:
     return _task(model, _drawn(40, 3, 6, 6), steps)
 
 
-def with_objective() -> shoal.Task:
-    task = _task(lambda: nn.Linear(4, 4), _drawn(40, 4), 2)
+def with_objective(steps: int) -> shoal.Task:
+    task = _task(lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)), _drawn(40, 4), steps)
     return replace(task, loss=None, objective=lambda model, batch: model(batch[0]).square().mean())
 
 

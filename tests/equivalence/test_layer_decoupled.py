@@ -168,6 +168,6 @@ def test_decoupled_training_learns_as_well(train, tasks, factory, overrides):
 
 def test_an_objective_is_refused(train):
     with pytest.raises(
-        ShoalError, match=r"objective= .* with strategy=layer:decoupled=on nobody has all of it; use loss="
+        ShoalError, match=r"objective= .* with strategy=layer:decoupled=on each group .* of its own; use loss="
     ):
         train("by_objective", workers=2, strategy="layer:decoupled=on")

@@ -52,6 +52,13 @@ def test_placed_layers_compute_what_one_process_computes(train, model, optimizer
     assert_equal(ours, train("branched", strategy="data", **task))
 
 
+def test_an_objective_is_computed_where_the_output_is(train):
+    ours = train("by_objective", workers=2, strategy="layer:place=0@0+1@1", numerics="float64")
+    reference = train("by_objective", strategy="data", numerics="float64")
+    assert largest_difference(ours.model, reference.model) <= BOUND
+    assert ours.losses() == pytest.approx(reference.losses(), rel=BOUND)
+
+
 def test_a_placed_run_goes_on_from_a_checkpoint(train):
     task = {"model": "cat", "optimizer": "adamw", "numerics": "float64"}
     whole = train("branched", workers=2, strategy=PLACED, checkpoint="every=6", **task)
@@ -92,7 +99,6 @@ def test_placed_layers_in_half_precision(train, precision):
 @pytest.mark.parametrize(
     ("factory", "strategy", "sentence"),
     [
-        ("by_objective", "layer:place=0@0+1@1", "objective= calls"),
         ("deep", "layer", "layers form 1 line"),
         ("deep", "layer:place=nothing@0", "'nothing', which the model does not"),
         ("deep", "layer:phases=4", "phases=4 needs as many layers"),

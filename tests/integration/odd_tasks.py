@@ -47,7 +47,11 @@ def several_inputs() -> shoal.Task:
 
 
 def own_objective() -> shoal.Task:
-    return make(objective=lambda model, batch: model(batch[0]).logsumexp(1).mean(), train=TensorDataset(INPUTS))
+    return make(
+        lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)),
+        objective=lambda model, batch: model(batch[0]).logsumexp(1).mean(),
+        train=TensorDataset(INPUTS),
+    )
 
 
 def lazy() -> shoal.Task:

@@ -106,18 +106,17 @@ def test_a_run_that_cuts_its_model_is_read_as_it_was_trained(
         assert ("2 workers" in said.getvalue()) == (strategy == "sharded")
 
 
-def test_an_objective_needs_the_whole_model(
+def test_an_objective_is_evaluated_however_the_model_is_cut(
     tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = shoal.train(f"{TASKS}:own_objective", output=io.StringIO(), zygote=zygote)
     options = {"data": "train", "workers": 2, "output": io.StringIO(), "zygote": zygote}
     expected = shoal.evaluate(run.folder, **options).results
-    assert shoal.evaluate(run.folder, strategy="sharded", **options).results == pytest.approx(expected)
-    with pytest.raises(
-        shoal.ShoalError, match=r"objective= computes the loss .* with strategy=pipeline nobody has"
-    ):
-        shoal.evaluate(run.folder, strategy="pipeline", **options)
+    for strategy in ("sharded", "pipeline"):
+        assert shoal.evaluate(run.folder, strategy=strategy, **options).results == pytest.approx(expected)
+    with pytest.raises(shoal.ShoalError, match=r"objective= computes the loss .* a loss of its own"):
+        shoal.evaluate(run.folder, strategy="layer:decoupled=on", **options)
 
 
 def test_a_model_that_gives_no_row_per_sample_is_refused(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.json_output import print_json
 from shoal.cli.plan import Plan, make_plan
 from shoal.cli.plan.parts import GridPoint
+from shoal.errors import SpecError
 from shoal.launch.supervisor import inspect_task
 from shoal.layout import binary_size
 from shoal.spec import Job
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
 
 
 def explain(job: Job, zygote: ZygoteProcess | None, *, as_json: bool) -> None:
-    """Print what training this job would mean. The model is built once, in a process of its own."""
-    plan = make_plan(job, _inspect(job, zygote))
+    """Print what training this job would mean, or why it cannot be. The model is built once, in a process of its
+    own."""
+    facts = _inspect(job, zygote)
+    if facts["refusal"]:
+        raise SpecError(facts["refusal"])
+    plan = make_plan(job, facts)
     if as_json:
         print_json(plan.to_dict())
     else:

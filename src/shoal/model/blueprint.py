@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -96,6 +96,13 @@ def whole_state_bytes(blueprint: Blueprint) -> int:
         optimizer.state.clear()
         for param in blueprint.trained.values():
             param.grad = None
+
+
+def try_cut(spec: StrategySpec, replica: Replica, batch: Any, workers: int) -> None:
+    """Raise what a run under this strategy would say of a model that it cannot cut."""
+    module, _, function = spec.tried_by.partition(":")
+    if function:
+        getattr(import_module(module), function)(spec, replica, batch, workers)
 
 
 def cut_of(spec: StrategySpec, blueprint: Blueprint, workers: int) -> CutSize:

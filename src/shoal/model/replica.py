@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -183,8 +184,18 @@ class Replica:
         return float(self.optimizer.param_groups[0]["lr"])
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """What somebody calls a model with."""
+
+    positional: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+
 def call_model(module: nn.Module, inputs: Any) -> Any:
-    """Inputs may be a tensor, a tuple of arguments or a dict of named ones."""
+    """Inputs may be a tensor, a tuple of arguments or a dict of named ones, or both."""
+    if isinstance(inputs, Arguments):
+        return module(*inputs.positional, **inputs.named)
     if isinstance(inputs, dict):
         return module(**inputs)
     if isinstance(inputs, (tuple, list)):

@@ -14,11 +14,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.checkpoint.model_stream import save_tensors
 from shoal.datasets.iterated import ByPosition
-from shoal.errors import SpecError
+from shoal.errors import ShoalError, SpecError
 from shoal.feed.feed import Feed
 from shoal.layout import Parcel
 from shoal.ledger import Cut, make_order
-from shoal.model.blueprint import Blueprint
+from shoal.model.blueprint import Blueprint, try_cut
 from shoal.model.optimizer.kinds import ELEMENTWISE, StateSchema, state_schema
 from shoal.model.replica import Replica
 from shoal.observe.disk import write_whole
@@ -62,6 +62,7 @@ def inspect(job: Job, world: World, reporter: Reporter) -> None:
         sizes = _sizes(planned, task, train, probe.replica, made_bytes)
         facts["footprint"], facts["limited"] = sizes.footprint.plain(), sizes.limited.plain()
         facts["process_bytes"] = process_bytes
+        facts["refusal"] = _refusal(planned, task, train, probe.replica)
     facts["refusals"] = _refusals(task, job.options)
     if job.options.get("probe", True):
         save_tensors(folder / "model.safetensors", probe.replica.module.state_dict())
@@ -116,6 +117,18 @@ def _sizes(job: Job, task: Task, train: Any, replica: Replica, made_bytes: int) 
     one = _size_of_pass(job, task, replica, first_microbatch(job, task, train))
     blueprint = Blueprint.drawn(task, job.numerics) or Blueprint.of(replica)
     return size_up(job, blueprint, extent=extent, one=one, data=made_bytes)
+
+
+def _refusal(job: Job, task: Task, train: Any, replica: Replica) -> str:
+    """Why a job to come would not begin; empty where nothing is known against it."""
+    try:
+        check_task(task, job.conduct, job.strategy)
+        try_cut(job.spec, replica, first_microbatch(job, task, train), job.cluster.places)
+    except ShoalError as error:
+        return str(error)
+    except Exception:  # what is wrong with the task is told when it trains
+        return ""
+    return ""
 
 
 def _size_of_pass(job: Job, task: Task, replica: Replica, batch: Any) -> PassSize | None:

@@ -89,6 +89,8 @@ class Conduct:
     """Parts of a batch can be left out of its mean."""
     calls_model: bool = True
     """Somebody can call the model as a whole, though it may hold a part of it."""
+    has_one_loss: bool = True
+    """There is one, of the model's output, wherever that is made: who makes it can compute an objective."""
     state: StateHolder = StateHolder.WORKERS
     has_one_state: bool = True
     """The optimizer keeps one state for the model, whoever holds it."""

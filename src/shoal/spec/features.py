@@ -52,7 +52,7 @@ _LACKS = {
     "passes_alone": "batchnorm=sync needs a process of its own for every slot",
     "repeats_passes": "strategy={strategy} cannot run a part of it twice",
     "slots_are_free": "strategy={strategy} cuts batches in its own way",
-    "calls_model": "with strategy={strategy} nobody has all of it",
+    "has_one_loss": "with strategy={strategy} each group of layers has a loss of its own",
     "can_skip": "strategy={strategy} cannot do without them",
     "has_one_state": "with strategy={strategy} each worker has an optimizer of its own",
 }
@@ -102,7 +102,7 @@ TASK_FEATURES: tuple[Feature[Task], ...] = (
         name="objective",
         asked=lambda task: "objective=" if task.objective is not None else "",
         does="computes the loss from model and batch in one go",
-        needs=("calls_model",),
+        needs=("has_one_loss",),
         remedy="use loss=, or data, sharded or ps",
     ),
     Feature(

@@ -45,6 +45,7 @@ class Layer(StrategySpec):
     name: ClassVar[str] = "layer"
     made_by: ClassVar[str] = "shoal.strategies.layer:make"
     cut_by: ClassVar[str] = "shoal.strategies.layer.sizes:cut_size"
+    tried_by: ClassVar[str] = "shoal.strategies.layer.trying:try_cut"
     only: ClassVar[Mapping[str, Only]] = {
         "every": Only(lambda layer: layer.phases > 0, "where layers take turns (phases=N)"),
         "weights": Only(lambda layer: layer.decoupled, "with decoupled=on"),
@@ -116,6 +117,7 @@ class Layer(StrategySpec):
             gathers=True,
             can_skip=False,
             calls_model=False,
+            has_one_loss=not self.decoupled,
             draws_otherwise=True,
             trains_heads=self.decoupled,
             why={

@@ -36,6 +36,7 @@ class ModelParallel(StrategySpec):
 
     made_by: ClassVar[str] = "shoal.strategies.mesh:make"
     cut_by: ClassVar[str] = "shoal.strategies.mesh.sizes:cut_size"
+    tried_by: ClassVar[str] = "shoal.strategies.mesh.trying:try_cut"
     VIA: ClassVar[tuple[str, ...]] = ("auto", "memory", "backend")
 
     via: str = "auto"

@@ -46,6 +46,10 @@ class StrategySpec(ABC):
     """Likewise what says how that code cuts a model, as a `CutSize`: `(spec, blueprint, workers)`; empty where all
     have all of it."""
 
+    tried_by: ClassVar[str] = ""
+    """Likewise what cuts a model for nothing, and raises what a run would: `(spec, replica, batch, workers)`;
+    empty where any model can be trained."""
+
     only: ClassVar[Mapping[str, Only]] = {}
     """By key, of those that do not act always: when they do. Elsewhere they are refused."""
 

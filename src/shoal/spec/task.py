@@ -213,6 +213,28 @@ class Task:
         name = self.keep_best.removeprefix("-")
         return name, name == self.keep_best
 
+    @classmethod
+    def from_huggingface(cls, model: Callable[[], Any], train: Any, **fields: Any) -> Task:
+        """A model of Hugging Face's library with a head, which computes its own loss from rows of columns.
+
+        `model` makes it. Columns that it does not take are left out, and so are texts. Means are over the tokens
+        that count where each has a label. The optimizer is AdamW, as in the library; all fields can be set.
+        """
+        from shoal.spec.huggingface import make_task
+
+        return make_task(model, train, **fields)
+
+    @classmethod
+    def from_lightning(cls, module: Callable[[], Any], train: Any = None, **fields: Any) -> Task:
+        """A module of Lightning's: `training_step` computes the loss, `configure_optimizers` makes the optimizer,
+        and `train_dataloader` has the data where `train`, a data set or a `DataLoader`, does not.
+
+        `module` makes it. All fields but the model can be set.
+        """
+        from shoal.spec.lightning import make_task
+
+        return make_task(module, train, **fields)
+
     def dataset(self, part: str) -> Any:
         """The `train` or `test` set; made now if the task gave a function."""
         given = getattr(self, part)

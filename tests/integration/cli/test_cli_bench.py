@@ -47,11 +47,11 @@ def test_strategies_are_compared_on_a_task(shoal, tmp_path):
 
 def test_what_cannot_train_a_task_is_listed_with_the_reason(shoal, tmp_path):
     (tmp_path / "mine.py").write_text(OBJECTIVE_TASK)
-    words = ["--seconds", "0.01", "--rounds", "1", "--strategies", "data,pipeline,mesh:data=3"]
+    words = ["--seconds", "0.01", "--rounds", "1", "--strategies", "data,layer:decoupled=on,mesh:data=3"]
     answer = shoal("bench", "mine.py", *words)
     text = " ".join(answer.stdout.split())
     assert answer.returncode == 0, answer.stderr
-    assert "pipeline Task: objective= computes the loss from model and batch in one go, but" in text
+    assert "Task: objective= computes the loss from model and batch in one go, but" in text
     assert "mesh:data=3 mesh: data=3 is a grid of 3 workers, but the job has 2;" in text
     assert "steps of 16 samples" in text, "a batch of all workers"
     assert max(map(len, answer.stdout.splitlines())) <= 80

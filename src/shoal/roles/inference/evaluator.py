@@ -16,7 +16,8 @@ from shoal.model.replica import Replica
 from shoal.roles.inference.kept_outputs import KeptOutputs, LaneFile, require_tensors
 from shoal.spec import Conduct, Task, World
 from shoal.spec.task import MOST_LOSS_PARTS
-from shoal.step.compute import ToldLoss, split_batch, task_loss, told_loss
+from shoal.step.compute import ToldLoss, split_batch, task_loss
+from shoal.step.objective import inputs_of, loss_from
 from shoal.strategies.base import Strategy
 
 _TESTING = 1 << 32
@@ -118,23 +119,29 @@ class Evaluator:
 
     def _measure(self, strategy: Strategy, batch: Any, files: list[LaneFile]) -> list[float] | None:
         """Loss and means, and into the files what other metrics read; None where another has the output."""
-        task, precision = self._replica.task, self._replica.precision
-        if task.objective is None:
-            inputs, target = split_batch(batch)
-        else:
-            told = task_loss(self._replica, batch)
+        replica, task = self._replica, self._replica.task
+        told: ToldLoss | None = None
+        if task.objective is not None and self._conduct.calls_model:
+            told = task_loss(replica, batch)
             if not task.metrics:
                 return _row(told)
-            inputs, target = _seen_by_model(self._replica.module, batch)
-        with precision.autocast():
-            output = strategy.infer(self._replica, inputs)
+            inputs, _ = _seen_by_model(replica.module, batch)
+        else:
+            inputs = inputs_of(task, batch)
+        with replica.precision.autocast():
+            output = strategy.infer(replica, inputs)
             if output is None:
                 return None
-            if task.loss is not None:
-                told = told_loss(self._replica, task.loss(output, target))
-        if task.objective is not None:
+            if told is None:
+                told = loss_from(replica, output, batch)
+        if not task.metrics:
+            return _row(told)
+        if task.objective is None:
+            _, target = split_batch(batch)
+        else:
+            _, target = _seen_by_model(replica.module, batch)
             output = getattr(output, "logits", output)
-        output = precision.widened(output)  # metrics may not know half precision
+        output = replica.precision.widened(output)  # metrics may not know half precision
         if files:
             require_tensors(output, target)
         for metric, file in zip(self._over_all.values(), files, strict=False):

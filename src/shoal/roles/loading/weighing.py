@@ -80,13 +80,16 @@ def _counted(target: torch.Tensor, weights: torch.Tensor | None, ignored: int) -
 
 def _of_labels(replica: Replica) -> Weighing | None:
     """Of a model of Hugging Face that computes its own loss from `labels`."""
-    kinds = [kind.__name__ for kind in type(replica.module).__mro__]
+    module: Any = replica.module
+    if hasattr(module, "get_base_model"):  # a wrapper that adapts it, LoRA's for instance
+        module = module.get_base_model()
+    kinds = [kind.__name__ for kind in type(module).__mro__]
     name = kinds[0]
     if "PreTrainedModel" not in kinds or not name.endswith((*_SHIFTED, *_UNSHIFTED, _EITHER)):
         return None
     if replica.sample is None or not _has_labels(replica.sample()):
         return None
-    has_encoder = bool(getattr(replica.module.config, "is_encoder_decoder", False))
+    has_encoder = bool(getattr(module.config, "is_encoder_decoder", False))
     is_shifted = name.endswith(_SHIFTED) or (name.endswith(_EITHER) and not has_encoder)
     first = 1 if is_shifted else 0
     which = " but the first of each text" if is_shifted else ""

@@ -178,6 +178,14 @@ class MessageRoom:
         return _put_together(self._form.layout, iter(found))
 
 
+def arrived(value: Any, device: str = "cpu") -> Any:
+    """A value as another worker would find it."""
+    form = Form.of(value)
+    message = MessageRoom(form)
+    message.room.copy_(pack(form, leaves(value)))
+    return message.value(device)
+
+
 def _starts(form: Form) -> list[int]:
     starts, end = [], 0
     for item in form.items:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.fx._symbolic_trace import _assert_is_none
+
+from shoal.model.replica import Arguments
 
 _MAKERS = ("arange", "zeros", "ones", "full", "empty", "rand", "randn")
 """Make tensors from sizes, which are not known while tracing; torch.fx does not record these by itself."""
@@ -64,7 +67,9 @@ def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
 
 def bind(forward: inspect.Signature, inputs: Any, *, with_defaults: bool = False) -> dict[str, Any]:
     """What a model is given (a tensor, a tuple of arguments, a dict of named ones), by its arguments' names."""
-    if isinstance(inputs, dict):
+    if isinstance(inputs, Arguments):
+        bound = forward.bind(*inputs.positional, **inputs.named)
+    elif isinstance(inputs, dict):
         bound = forward.bind(**inputs)
     elif isinstance(inputs, (tuple, list)):
         bound = forward.bind(*inputs)
@@ -73,6 +78,12 @@ def bind(forward: inspect.Signature, inputs: Any, *, with_defaults: bool = False
     if with_defaults:
         bound.apply_defaults()
     return dict(bound.arguments)
+
+
+def call_given(module: nn.Module, forward: inspect.Signature, given: Mapping[str, Any]) -> Any:
+    """Call a model with what `bind` has found by name."""
+    call = inspect.BoundArguments(forward, OrderedDict(given))
+    return module(*call.args, **call.kwargs)
 
 
 def state_used(module: nn.Module, node: fx.Node) -> list[torch.Tensor]:

@@ -15,10 +15,10 @@ from shoal.model.replica import Replica
 from shoal.step.compute import split_batch
 from shoal.strategies.base import Supply
 from shoal.strategies.cut.tracing import in_mode
-from shoal.strategies.layer.graph import groups_by_depth
+from shoal.strategies.layer.graph import GraphNode, groups_by_depth
 from shoal.strategies.layer.heads import AuxiliaryHead
 from shoal.strategies.layer.lines import LayerLine
-from shoal.strategies.layer.steps import Traced
+from shoal.strategies.layer.steps import Steps, Traced, follow
 from shoal.strategies.layer.trained_head import TrainedHead
 
 
@@ -28,28 +28,27 @@ class DecoupledLine(LayerLine):
     returns = False
 
     def __init__(self, replica: Replica, group: Group, weights: Sequence[float], supply: Supply | None) -> None:
-        super().__init__(replica, group, placed=looked_into(replica.module))
+        module = replica.module
+        traced = {mode: follow(module, looked_into(module), training=mode) for mode in (True, False)}
+        self._traced = traced
+        super().__init__(replica, group, traced)
         self.weight = weights[group.index]
         if not self.program.has_output:
             assert supply is not None, "only training has groups with heads"
             self.head = TrainedHead(self._make_head(supply.sample()), replica, reads=self.program.end)
 
-    def _place(self, traced: Traced) -> Mapping[str, int]:
-        groups = groups_by_depth(traced.nodes, self._group.size)
-        if len(groups) < self._group.size:
-            raise SpecError(
-                f"layer: decoupled=on cuts the model into a group of layers for each of the {self._group.size} "
-                f"workers, but it has only {len(groups)} that follow one another; use fewer workers."
-            )
+    def _place(self, traced: Steps) -> Mapping[str, int]:
+        groups = groups_for(traced, self._group.size)
         return {node.module: rank for rank, group in enumerate(groups) for node in group if node.module}
 
-    def _assign(self, traced: Traced) -> Mapping[str, int]:
+    def _assign(self, traced: Steps) -> Mapping[str, int]:
         groups = groups_by_depth(traced.nodes, self._group.size)
         return {node.name: rank for rank, group in enumerate(groups) for node in group}
 
     def _make_head(self, sample: Any) -> AuxiliaryHead:
         """Of the shapes that a sample has on its way through the model."""
-        replica, traced = self._replica, self.program.traced
+        replica = self._replica
+        traced = self._traced[replica.module.training]
         inputs, _ = split_batch(sample)
         found = _results(replica.module, traced, inputs, (self.program.end, traced.output))
         with torch.random.fork_rng(devices=[]):
@@ -58,6 +57,17 @@ class DecoupledLine(LayerLine):
 
     def _output(self, result: Any) -> Any:
         return result if self.head is None else self.head.module(*result)
+
+
+def groups_for(traced: Steps, workers: int) -> list[Sequence[GraphNode]]:
+    """A group of layers for each worker."""
+    groups = groups_by_depth(traced.nodes, workers)
+    if len(groups) < workers:
+        raise SpecError(
+            f"layer: decoupled=on cuts the model into a group of layers for each of the {workers} workers, but it "
+            f"has only {len(groups)} that follow one another; use fewer workers."
+        )
+    return groups
 
 
 def _results(module: nn.Module, traced: Traced, inputs: Any, names: Sequence[str]) -> list[torch.Tensor]:

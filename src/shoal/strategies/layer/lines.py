@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,13 @@ import torch
 
 from shoal.comm.group import Group
 from shoal.model.replica import Replica
-from shoal.step.compute import ToldLoss, split_batch, told_loss
+from shoal.step.compute import ToldLoss
+from shoal.step.objective import inputs_of, loss_from
 from shoal.strategies.cut.executor import Microbatch
-from shoal.strategies.cut.tracing import state_used
-from shoal.strategies.layer.placement import assign, check_homes, spread
+from shoal.strategies.layer.block_steps import find_steps, place_steps
+from shoal.strategies.layer.placement import assign
 from shoal.strategies.layer.program import Program
-from shoal.strategies.layer.steps import Traced, follow
+from shoal.strategies.layer.steps import Steps
 from shoal.strategies.layer.trained_head import TrainedHead
 
 
@@ -30,11 +31,11 @@ class LayerLine(ABC):
     weight = 1.0
     """What its loss counts."""
 
-    def __init__(self, replica: Replica, group: Group, placed: Collection[str] = ()) -> None:
+    def __init__(self, replica: Replica, group: Group, traced: Mapping[bool, Steps]) -> None:
+        """`traced`: what the model does in training, and otherwise."""
         self._replica = replica
         self._group = group
         module = replica.module
-        traced = {mode: follow(module, placed, training=mode) for mode in (True, False)}
         self.homes: Mapping[str, int] = self._place(traced[True])
         """By submodule that is called: its worker."""
         self._programs = {
@@ -43,10 +44,10 @@ class LayerLine(ABC):
         }
 
     @abstractmethod
-    def _place(self, traced: Traced) -> Mapping[str, int]:
+    def _place(self, traced: Steps) -> Mapping[str, int]:
         """The worker of each submodule."""
 
-    def _assign(self, traced: Traced) -> Mapping[str, int]:
+    def _assign(self, traced: Steps) -> Mapping[str, int]:
         """The worker of each step."""
         return assign(traced.nodes, self.homes)
 
@@ -59,25 +60,24 @@ class LayerLine(ABC):
         """By id of a parameter or buffer: the workers that use it; the first one for what nobody uses."""
         found: dict[int, set[int]] = {}
         for program in self._programs.values():
-            for name, step in program.traced.steps.items():
-                for tensor in state_used(self._replica.module, step):
-                    found.setdefault(id(tensor), set()).add(program.workers[name])
+            for node in program.traced.nodes:
+                for tensor in program.traced.state_of(self._replica.module, node.name):
+                    found.setdefault(id(tensor), set()).add(program.workers[node.name])
         return {key: tuple(sorted(workers)) for key, workers in found.items()}
 
-    def train(self, batch: Any, step: int, share: float) -> ToldLoss | None:
+    def train(self, batch: Any, step: int, share: float, key: int) -> ToldLoss | None:
         """Leave this worker's gradients of a batch, times its share, in `p.grad`; returns its loss, where it has
-        one. The task's own is that of the worker with the model's output."""
-        inputs, target = split_batch(batch)
+        one. The task's own is that of the worker with the model's output. `key`: see `inputs_of`."""
         losses: list[ToldLoss] = []
 
         def finish(result: Any) -> torch.Tensor:
-            losses.append(self._loss(self._output(result), target))
+            losses.append(loss_from(self._replica, self._output(result), batch, key))
             return losses[-1].loss
 
         program = self.program
         program.run(
             Microbatch(
-                given=program.traced.given(inputs),
+                given=program.traced.given(inputs_of(self._replica.task, batch, key)),
                 finish=finish,
                 share=share * self.weight,
                 forward_in=partial(self._replica.precision.autocast, step),
@@ -88,10 +88,6 @@ class LayerLine(ABC):
     def _output(self, result: Any) -> Any:
         """What the loss is made of, from the result of the last step here."""
         return result
-
-    def _loss(self, output: Any, target: Any) -> ToldLoss:
-        assert self._replica.task.loss is not None
-        return told_loss(self._replica, self._replica.task.loss(output, target))
 
     def infer(self, inputs: Any) -> Any:
         """The model's output; None where another worker has it."""
@@ -106,11 +102,8 @@ class PlacedLine(LayerLine):
 
     def __init__(self, replica: Replica, group: Group, homes: Mapping[str, int]) -> None:
         self._wanted = homes
-        super().__init__(replica, group, placed=homes)
+        super().__init__(replica, group, find_steps(replica, homes))
 
-    def _place(self, traced: Traced) -> Mapping[str, int]:
-        nodes = traced.nodes
-        homes = self._wanted or spread(nodes, self._group.size)
-        check_homes(nodes, homes, self._group.size)
-        workers = assign(nodes, homes)
-        return {node.module: workers[node.name] for node in nodes if node.module}
+    def _place(self, traced: Steps) -> Mapping[str, int]:
+        workers = place_steps(traced, self._wanted, self._group.size, self._replica)
+        return {node.module: workers[node.name] for node in traced.nodes if node.module}

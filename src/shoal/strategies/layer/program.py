@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from torch import nn
 
 from shoal.comm.group import Group
 from shoal.layout.schedules import StageSchedule
 from shoal.strategies.cut.executor import Executor, Microbatch
-from shoal.strategies.cut.graph import StageCode, part_of
-from shoal.strategies.cut.stage_run import StageCall, StageRun
+from shoal.strategies.cut.stage_run import StageRun
 from shoal.strategies.layer.graph import GraphNode, chains
-from shoal.strategies.layer.steps import Traced
+from shoal.strategies.layer.steps import Steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +56,7 @@ class Program:
     def __init__(
         self,
         module: nn.Module,
-        traced: Traced,
+        traced: Steps,
         workers: Mapping[str, int],
         group: Group,
         *,
@@ -70,7 +68,7 @@ class Program:
         self.traced, self.workers = traced, workers
         self.has_output = workers[traced.output] == group.index
         """Whether the model's output is made here."""
-        own = [name for name in traced.steps if workers[name] == group.index]
+        own = [node.name for node in traced.nodes if workers[node.name] == group.index]
         self.end = traced.output if returns or not own else own[-1]
         """The step of whose result the loss is made; another worker's where this one has none."""
         segments = cut_into_segments(traced.nodes, workers)
@@ -78,11 +76,12 @@ class Program:
         homes = tuple(segment.worker for segment in segments)
         schedule = StageSchedule(name="gpipe", homes=homes, num_workers=group.size)
         self._actions = schedule.actions()[group.index]
+        stages = {
+            number: traced.stage(module, segments[number].steps, segments[number].inputs)
+            for number in schedule.stages_of(group.index)
+        }
         self.executor = Executor(
-            {
-                number: StageRun(_stage(module, traced, segments[number]), module.parameters)
-                for number in schedule.stages_of(group.index)
-            },
+            {number: StageRun(stage, module.parameters) for number, stage in stages.items()},
             schedule,
             group,
             reads=[[numbers[name] for name in segment.inputs] for segment in segments],
@@ -94,14 +93,3 @@ class Program:
     def run(self, microbatch: Microbatch) -> None:
         """Take a batch forward and back."""
         self.executor.run(self._actions, [microbatch])
-
-
-def _stage(module: nn.Module, traced: Traced, segment: ProgramSegment) -> StageCall:
-    graph = part_of(
-        module,
-        traced.graph,
-        [traced.steps[name] for name in segment.steps],
-        entering=[traced.steps[name] for name in segment.inputs],
-        leaving=None if segment.result == traced.output else [traced.steps[segment.result]],
-    )
-    return partial(StageCode(module, graph), module)

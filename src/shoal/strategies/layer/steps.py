@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
+import torch
 from torch import fx, nn
 
 from shoal.errors import SpecError
+from shoal.strategies.cut.graph import StageCode, part_of
+from shoal.strategies.cut.stage_run import StageCall
 from shoal.strategies.cut.tracing import bind, state_used, trace
 from shoal.strategies.layer.graph import GraphNode
+
+
+class Steps(Protocol):
+    """A forward pass as steps: what torch.fx has followed (`Traced`), or a model's blocks (`BlockSteps`)."""
+
+    @property
+    def nodes(self) -> tuple[GraphNode, ...]:
+        """As plain data, in order."""
+
+    @property
+    def output(self) -> str:
+        """The step that makes the model's output."""
+
+    def given(self, inputs: Any) -> dict[str, Any]:
+        """The model's inputs by the names of its arguments, and the defaults of others."""
+
+    def stage(self, module: nn.Module, steps: Sequence[str], reads: Sequence[str]) -> StageCall:
+        """What runs a line of steps, with the module's layers, from results of other steps."""
+
+    def state_of(self, module: nn.Module, step: str) -> list[torch.Tensor]:
+        """The parameters and buffers that a step uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +46,24 @@ class Traced:
     steps: Mapping[str, fx.Node]
     nodes: tuple[GraphNode, ...]
     output: str
-    """The step that makes the model's output."""
     graph: fx.Graph
     signature: inspect.Signature
 
     def given(self, inputs: Any) -> dict[str, Any]:
-        """The model's inputs by the names of its arguments, and the defaults of others."""
         return bind(self.signature, inputs, with_defaults=True)
+
+    def stage(self, module: nn.Module, steps: Sequence[str], reads: Sequence[str]) -> StageCall:
+        graph = part_of(
+            module,
+            self.graph,
+            [self.steps[name] for name in steps],
+            entering=[self.steps[name] for name in reads],
+            leaving=None if steps[-1] == self.output else [self.steps[steps[-1]]],
+        )
+        return partial(StageCode(module, graph), module)
+
+    def state_of(self, module: nn.Module, step: str) -> list[torch.Tensor]:
+        return state_used(module, self.steps[step])
 
 
 def follow(module: nn.Module, placed: Collection[str] = (), *, training: bool = True) -> Traced:

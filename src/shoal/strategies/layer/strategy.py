@@ -15,6 +15,7 @@ import torch
 from shoal.checkpoint.aside import put_aside
 from shoal.checkpoint.model_stream import TensorLooks, TensorStream
 from shoal.errors import SpecError
+from shoal.ledger.order import mix
 from shoal.model.optimizer.state import load_named_state, state_by_name
 from shoal.model.replica import Replica
 from shoal.spec import Layer, LayerForm
@@ -109,11 +110,12 @@ class LayerStrategy(Lockstep):
         part = work.parts[0]
         seed_slot(work, self._group.index, self._replica.device)  # each worker draws its own numbers
         sums, scale = Sums(), self._replica.precision.scale
-        for batch, weight, samples in part.load():
+        for number, (batch, weight, samples) in enumerate(part.load()):
             sums += Sums(samples=samples)
             if weight:  # else padding alone: it counts nothing, and its mean is not a number
                 share = weight if part.total_weight is None else weight / part.total_weight
-                told = self._line.train(batch, work.step, share * scale)
+                key = mix(work.seed, work.step, number) >> 1  # of what an objective draws, at every worker
+                told = self._line.train(batch, work.step, share * scale, key)
                 found = Sums(weight=weight)
                 if told is not None:
                     check_finite(told.loss.item(), work, part)

@@ -115,6 +115,16 @@ def test_labels_of_models_that_compute_their_own_loss(
         assert derived_weight(replica_of(sample=lambda other=other: other, **fields)) is None
 
 
+def test_what_adapts_a_model_counts_as_it_does() -> None:
+    class Adapted(nn.Linear):
+        def get_base_model(self) -> nn.Module:
+            return type("LlamaForCausalLM", (PreTrainedModel,), {})()
+
+    fields = {"model": lambda: Adapted(1, 1), "objective": lambda model, batch: model(**batch).loss}
+    found = derived_weight(replica_of(sample=lambda: {"labels": LABELS}, **fields))
+    assert found is not None and found.weight({"labels": LABELS}) == 2.0
+
+
 def language_model(kind: str) -> nn.Module:
     import transformers
 

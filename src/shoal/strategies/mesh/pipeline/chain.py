@@ -6,14 +6,14 @@ every worker of the pipeline has it.
 
 Layers of torch stay whole, and so do modules that have no others inside. Containers and the task's own modules are
 looked into, unless torch.fx cannot follow what they do: then they stay whole, too. The outermost module must be
-one that it can follow.
+one that it can follow; others are cut between their blocks (`block_chain.py`).
 """
 
 from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -22,10 +22,8 @@ from torch import fx, nn
 from shoal.errors import SpecError, TaskError
 from shoal.strategies.cut.graph import part_of
 from shoal.strategies.cut.tracing import StaysWhole, bind, trace
+from shoal.strategies.mesh.pipeline.links import Anchor, LinkCost, ModelLinks
 from shoal.strategies.mesh.pipeline.stage import Stage, adopt_unused, check_moving
-
-Anchor = tuple[str, int]
-"""Where a link begins: the name of a layer or parameter, and how often it has been used before."""
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -37,6 +35,7 @@ class Chain:
         """`opens_layers`: whether to look into the model's children, and not only into containers of them."""
         self.module = module
         self.signature = inspect.signature(module.forward)
+        self.besides: Mapping[str, Any] = {}
         given = bind(self.signature, inputs)
         whole = () if opens_layers else tuple(_children(module))
         self.graphs = {training: _follow(module, given, whole, training) for training in (True, False)}
@@ -83,12 +82,19 @@ class Chain:
         adopt_unused(self.module, stages)
         return stages
 
+    def costs(self, given: Mapping[str, Any]) -> list[LinkCost]:
+        from shoal.strategies.mesh.pipeline.costs import graph_costs
+
+        return graph_costs(self, given)
+
 
 def _follow(module: nn.Module, given: Collection[str], whole: Collection[nn.Module], training: bool) -> fx.Graph:
     """Arguments that are not `given` have their defaults; modules in `whole` are not looked into."""
     parameters = inspect.signature(module.forward).parameters
     absent = {name: each.default for name, each in parameters.items() if name not in given}
     try:
+        if _hides_arguments(module.forward):
+            raise TypeError("a decorator hides its arguments")
         opaque = _opaque(module, whole, training)
         return trace(module, _unless_in(opaque), training=training, absent=absent, records_buffers=True)
     except Exception as error:
@@ -99,13 +105,22 @@ def _follow(module: nn.Module, given: Collection[str], whole: Collection[nn.Modu
         ) from error
 
 
+def _hides_arguments(forward: Callable[..., Any]) -> bool:
+    """Where any number of arguments goes through a decorator, torch.fx takes those of the one for the other's."""
+    if not hasattr(forward, "__wrapped__"):
+        return False
+    kinds = {each.kind for each in inspect.signature(forward).parameters.values()}
+    return not kinds.isdisjoint((inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD))
+
+
 def _opaque(module: nn.Module, whole: Collection[nn.Module], training: bool) -> set[nn.Module]:
     """Modules of the task's own inside of this one that cannot be followed; inner ones are tried first."""
     found = set(whole)
     for inner in reversed(list(module.modules())):
         if inner is module:
             continue
-        if "forward" in vars(inner):  # somebody has wrapped it, to compute it twice perhaps: leave it so
+        # Somebody may have wrapped it, to compute it twice perhaps: leave it so.
+        if "forward" in vars(inner) or _hides_arguments(inner.forward):
             found.add(inner)
         if inner in found or type(inner).__module__.startswith("torch.nn."):
             continue
@@ -124,8 +139,8 @@ def _unless_in(opaque: Collection[nn.Module]) -> StaysWhole:
     )
 
 
-def parse_split(chain: Chain, split: str, num_stages: int) -> tuple[int, ...]:
-    """Links of each stage, from the children that the user gave each of them."""
+def parse_split(chain: ModelLinks, split: str, num_stages: int) -> tuple[int, ...]:
+    """ModelLinks of each stage, from the children that the user gave each of them."""
     wanted = [int(part) for part in split.split("+")]
     layers = chain.layers()
     if len(wanted) != num_stages or sum(wanted) != len(layers):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,41 +16,65 @@ from shoal.model.parking.parked import brought_in, unpark
 from shoal.strategies.cut.packing import tensors_in
 from shoal.strategies.cut.tracing import in_mode, state_used
 from shoal.strategies.mesh.pipeline.chain import Chain, carried
+from shoal.strategies.mesh.pipeline.links import LinkCost, ModelLinks
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 50
 _ENOUGH_S = 0.5
 """Once all rounds together took so long, no more are made than must be."""
-_BYTES_PER_S = 1e9
+BYTES_PER_S = 1e9
 """What sockets of one host carry: only so that of equally good cuts the one is taken over which less travels."""
 
 
 def balanced_split(
-    chain: Chain, given: Mapping[str, Any], demand: StageDemand, *, trained: Collection[str]
+    chain: ModelLinks, given: Mapping[str, Any], demand: StageDemand, *, trained: Collection[str]
 ) -> tuple[int, ...]:
     """How many links each stage has, by the time that each link takes on a sample, and the memory that it needs.
 
     `trained`: names of the parameters that the optimizer updates.
     """
-    measured = _Measuring(chain, given)
-    homes, count = chain.link_of(False), len(chain.links)
-    costs = [0.0] * count
-    activations: list[dict[str, int]] = [{} for _ in range(count)]
-    for node, home in homes.items():
-        costs[home] += measured.seconds(node)
-        activations[home] |= measured.activations.get(node, {})
-    entering = [carried(homes, link) for link in range(count)]
-    crossings = [sum((measured.crossing_s(node) for node in nodes), start=0.0) for nodes in entering]
-    used = _state_of_links(chain, homes)
+    found = chain.costs(given)
     links = [
         LinkSize(
-            trained={name: tensor.nbytes for name, tensor in used[link].items() if name in trained},
-            fixed={name: tensor.nbytes for name, tensor in used[link].items() if name not in trained},
-            activations=activations[link],
+            trained={name: tensor.nbytes for name, tensor in link.state.items() if name in trained},
+            fixed={name: tensor.nbytes for name, tensor in link.state.items() if name not in trained},
+            activations=link.activations,
+            entering=link.entering,
+        )
+        for link in found
+    ]
+    return split_within([link.seconds for link in found], [link.crossing_s for link in found], links, demand)
+
+
+def graph_costs(chain: Chain, given: Mapping[str, Any]) -> list[LinkCost]:
+    """What each link of a graph takes."""
+    measured = _Measuring(chain, given)
+    homes, count = chain.link_of(False), len(chain.links)
+    seconds = [0.0] * count
+    activations: list[dict[str, int]] = [{} for _ in range(count)]
+    for node, home in homes.items():
+        seconds[home] += measured.seconds(node)
+        activations[home] |= measured.activations.get(node, {})
+    entering = [carried(homes, link) for link in range(count)]
+    state = _state_of_links(chain, homes)
+    return [
+        LinkCost(
+            seconds=seconds[link],
+            crossing_s=sum((measured.crossing_s(node) for node in entering[link]), start=0.0),
             entering=sum(measured.num_bytes.get(node, 0) for node in entering[link]),
+            activations=activations[link],
+            state=state[link],
         )
         for link in range(count)
     ]
-    return split_within(costs, crossings, links, demand)
+
+
+def rounds() -> Iterator[None]:
+    """As many as a measurement takes."""
+    began = time.perf_counter()
+    for done in range(_MOST_ROUNDS):
+        yield
+        if done >= _FEWEST_ROUNDS and time.perf_counter() - began > _ENOUGH_S:
+            break
 
 
 def _state_of_links(chain: Chain, homes: Mapping[fx.Node, int]) -> list[dict[str, torch.Tensor]]:
@@ -88,11 +112,8 @@ class _Measuring(fx.Interpreter):
             self._repeat([given[node.target] for node in graph.nodes if node.op == "placeholder"])
 
     def _repeat(self, inputs: list[Any]) -> None:
-        began = time.perf_counter()
-        for done in range(_MOST_ROUNDS):
+        for _ in rounds():
             self.run(*inputs)
-            if done >= _FEWEST_ROUNDS and time.perf_counter() - began > _ENOUGH_S:
-                break
 
     def seconds(self, node: fx.Node) -> float:
         """The shortest time that a call of this kind took."""
@@ -100,7 +121,7 @@ class _Measuring(fx.Interpreter):
 
     def crossing_s(self, node: fx.Node) -> float:
         """The seconds that its value takes to travel; infinity where it cannot."""
-        return self.num_bytes[node] / _BYTES_PER_S if node in self.num_bytes else float("inf")
+        return self.num_bytes[node] / BYTES_PER_S if node in self.num_bytes else float("inf")
 
     def run_node(self, n: fx.Node) -> Any:
         layer = self.module.get_submodule(str(n.target)) if n.op == "call_module" else None

@@ -21,7 +21,8 @@ from shoal.model.optimizer.kinds import state_schema
 from shoal.model.recompute import compute_once, recompute_whole
 from shoal.model.replica import Replica
 from shoal.spec import Mesh
-from shoal.step.compute import Backward, Sums, ToldLoss, check_finite, seed_slot, split_batch, told_loss
+from shoal.step.compute import Backward, Sums, ToldLoss, check_finite, seed_slot
+from shoal.step.objective import inputs_of, loss_from
 from shoal.step.work import Work
 from shoal.strategies.base import Setting
 from shoal.strategies.cut.executor import Executor, Microbatch
@@ -29,9 +30,10 @@ from shoal.strategies.cut.stage_run import StageRun
 from shoal.strategies.cut.tracing import bind
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.lines import LaneSums
-from shoal.strategies.mesh.pipeline.chain import Chain, parse_split
+from shoal.strategies.mesh.pipeline.block_chain import find_links
+from shoal.strategies.mesh.pipeline.chain import parse_split
 from shoal.strategies.mesh.pipeline.costs import balanced_split
-from shoal.strategies.mesh.pipeline.stage import Stage
+from shoal.strategies.mesh.pipeline.links import ModelLinks
 from shoal.strategies.mesh.splits import Split
 
 
@@ -62,27 +64,32 @@ class PipelineLine:
         runs = {number: StageRun(stage, stage.parameters) for number, stage in own.items()}
         self._executor = Executor(runs, schedule, axes.pipeline, device=replica.device)
 
-    def _cut(self, mesh: Mesh, axes: Axes, setting: Setting) -> list[Stage]:
+    def _cut(self, mesh: Mesh, axes: Axes, setting: Setting) -> Sequence[nn.Module]:
         """As the first worker finds best: what one measures, others may not."""
         if setting.supply is None:
             raise SpecError(
                 f"strategy={mesh} must see the model run before it cuts it, but finds no sample of the data here; "
                 "use shoal.train, or data."
             )
-        inputs, _ = split_batch(setting.supply.sample())
+        replica = self._replica
+        inputs = inputs_of(replica.task, setting.supply.sample())
         # Layers that are cut by width together must stay together.
-        chain = Chain(self._replica.module, inputs, opens_layers=mesh.tensor == 1)
-        self._signature = chain.signature
+        chain = find_links(replica.module, inputs, opens_layers=mesh.tensor == 1, device=replica.device)
+        self._signature, self._besides = chain.signature, chain.besides
         counts = torch.zeros(mesh.num_stages, dtype=torch.int64)
         if mesh.split != "auto":
             counts = torch.tensor(parse_split(chain, mesh.split, mesh.num_stages))
         elif axes.everybody.is_first:
-            demand, given = self._demand(mesh, setting), bind(chain.signature, inputs)
-            counts = torch.tensor(balanced_split(chain, given, demand, trained=self._replica.trained))
+            demand, given = self._demand(mesh, setting), self._given(inputs)
+            counts = torch.tensor(balanced_split(chain, given, demand, trained=replica.trained))
         axes.everybody.broadcast_(counts)
         if axes.everybody.is_first:
             setting.company.report(_describe(chain, counts.tolist()))
         return chain.stages(counts.tolist())
+
+    def _given(self, inputs: Any) -> dict[str, Any]:
+        """What the model is given, by name."""
+        return {**self._besides, **bind(self._signature, inputs)}
 
     def _demand(self, mesh: Mesh, setting: Setting) -> StageDemand:
         schema = state_schema(self._replica.optimizer)
@@ -94,7 +101,7 @@ class PipelineLine:
             limit=setting.memory_bytes,
         )
 
-    def _note_names(self, whole: nn.Module, stages: Sequence[Stage]) -> None:
+    def _note_names(self, whole: nn.Module, stages: Sequence[nn.Module]) -> None:
         canonical = {id(p): name for name, p in whole.named_parameters()}
         names: dict[str, str] = {}
         holders: dict[str, set[int]] = {}
@@ -138,12 +145,12 @@ class PipelineLine:
         self, work: Work, part: Part, number: int, piece: LoadedBatch, losses: list[ToldLoss]
     ) -> Microbatch:
         batch, weight, _ = piece
-        inputs, target = split_batch(batch)
         share = weight if part.total_weight is None else weight / part.total_weight
-        precision, given = self._replica.precision, bind(self._signature, inputs)
+        key = mix(work.seed, work.step, part.slot, number) >> 1  # of what an objective draws, at every stage
+        precision, given = self._replica.precision, self._given(inputs_of(self._replica.task, batch, key))
         return Microbatch(
             given=given,
-            finish=partial(self._loss, work, part, target, losses),
+            finish=partial(self._loss, work, part, batch, key, losses),
             share=share * precision.scale,
             forward_in=partial(precision.autocast, work.step),
             shape=self._shape(given, precision.numbers(work.step), goes_back=True),
@@ -152,15 +159,16 @@ class PipelineLine:
             ),
         )
 
-    def _loss(self, work: Work, part: Part, target: Any, losses: list[ToldLoss], output: Any) -> torch.Tensor:
-        assert self._replica.task.loss is not None
-        told = told_loss(self._replica, self._replica.task.loss(output, target))
+    def _loss(
+        self, work: Work, part: Part, batch: Any, key: int, losses: list[ToldLoss], output: Any
+    ) -> torch.Tensor:
+        told = loss_from(self._replica, output, batch, key)
         check_finite(told.loss.item(), work, part)
         losses.append(ToldLoss(told.loss.detach(), told.parts))
         return told.loss
 
     def infer(self, inputs: Any) -> Any:
-        precision, given = self._replica.precision, bind(self._signature, inputs)
+        precision, given = self._replica.precision, self._given(inputs)
         with precision.autocast():
             output = self._executor.infer(given, self._shape(given, precision.numbers(), goes_back=False))
         return precision.widened(output)
@@ -180,7 +188,7 @@ def _seed(key: int, device: str) -> None:
         torch.cuda.manual_seed(key)
 
 
-def _describe(chain: Chain, counts: Sequence[int]) -> str:
+def _describe(chain: ModelLinks, counts: Sequence[int]) -> str:
     parts: list[str] = []
     first = 0
     for number, count in enumerate(counts):

@@ -28,7 +28,7 @@ class Stage(nn.Module):
         return self._code[self.training](self, carried, given)
 
 
-def check_moving(whole: nn.Module, stages: Sequence[Stage]) -> None:
+def check_moving(whole: nn.Module, stages: Sequence[nn.Module]) -> None:
     """Two stages would each move the statistics of a layer that both call."""
     for name, layer in whole.named_modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is not None:
