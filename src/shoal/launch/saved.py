@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from shoal.errors import CheckpointError
 from shoal.launch.inside import refuse_inside
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.runs import screen
 from shoal.launch.supervisor import Supervisor
-from shoal.observe import Bus, RunFolder
-from shoal.observe.checkpoint_names import find_checkpoint, names_checkpoint
-from shoal.observe.run_folder import PARTIAL_MODEL
+from shoal.launch.taking import find_model
+from shoal.observe import Bus
 from shoal.observe.trust import trusted_job
 from shoal.spec import Cluster, Job, StrategySpec, parse_strategy
 from shoal.spec.vocabulary import Purpose
@@ -97,7 +95,7 @@ def _saved_job(
     trust: bool,
 ) -> Job:
     refuse_inside(purpose)
-    folder, model = _find(str(run))
+    folder, model = find_model(str(run))
     trained = trusted_job(folder, trust=trust)
     spec = parse_strategy(trained.strategy if strategy is None else strategy).for_inference()
     return Job(
@@ -119,19 +117,6 @@ def _cluster_for(spec: StrategySpec, trained: Job, said: Mapping[str, Any]) -> C
     on_same = said.get("device", "cpu") == trained.cluster.device
     memory = trained.cluster.memory if on_same else ""
     return Cluster(**{"workers": trained.cluster.places, "memory": memory, **said})
-
-
-def _find(run: str) -> tuple[RunFolder, Path]:
-    """A run and its final model, or that of the checkpoint which `run` names."""
-    if names_checkpoint(run):
-        model = find_checkpoint(run)
-        return RunFolder.open(model.parent.parent), model
-    if (named := Path(run).absolute()).name == PARTIAL_MODEL and named.is_file():
-        return RunFolder.open(named.parent), named  # Whoever names it knows what it is.
-    folder = RunFolder.open(run)
-    if not folder.model.is_file():
-        raise CheckpointError(folder.explain_no_model())
-    return folder, folder.model
 
 
 def _execute(

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from shoal.errors import SpecError
-from shoal.feed.feed import Feed
-from shoal.feed.shipping import open_dataset
-from shoal.model.replica import Replica
-from shoal.model.start import Start
 from shoal.roles.inference.evaluator import Evaluator
 from shoal.roles.inference.output import WritingOrder, open_output
-from shoal.roles.loading.start import read_start
-from shoal.roles.loading.task import load_task
-from shoal.roles.memory.limit import make_parking
+from shoal.roles.inference.reading import Reading, open_strategy, read
 from shoal.roles.process.joining import Fellows
 from shoal.roles.process.reporter import Reporter
-from shoal.spec import Job, Task, World
+from shoal.spec import Job, World
 from shoal.spec.features import check_task
 from shoal.spec.vocabulary import State
-from shoal.step.work import Work
-from shoal.strategies import Strategy, make_strategy
-from shoal.strategies.base import Company, Extent, Setting
+from shoal.strategies import Strategy
+from shoal.strategies.base import Extent
 
 
 def evaluate(job: Job, world: World, reporter: Reporter) -> None:
     """Loss and metrics of a saved model over a data set."""
-    reading = _read(job, world)
+    reading = read(job, world)
     check_task(reading.task, job.conduct, job.strategy)
     evaluator = Evaluator(reading.task, reading.replica, reading.length, reading.feed, job.conduct)
     extent = Extent(table_rows=evaluator.num_batches, table_columns=evaluator.num_columns)
-    strategy = _open(reading, job, world, extent, reporter)
+    strategy = open_strategy(reading, job, world, extent, reporter)
     reporter.on_state(State.READY, 0)
     reporter.on_state(State.EVALUATING, 0)
     results = evaluator.run(strategy, world)
@@ -49,9 +39,9 @@ def predict(job: Job, world: World, reporter: Reporter) -> None:
     fellows = Fellows(world)
     # The strategy has its own segment for itself.
     order, world = WritingOrder(fellows.gather()), fellows.gather()
-    reading, lanes = _read(job, world), job.conduct.lanes(world.world_size)
+    reading, lanes = read(job, world), job.conduct.lanes(world.world_size)
     output = open_output(Path(job.options["out"]), reading.length)
-    strategy = _open(reading, job, world, Extent(table_rows=lanes, table_columns=1), reporter)
+    strategy = open_strategy(reading, job, world, Extent(table_rows=lanes, table_columns=1), reporter)
     reading.replica.module.eval()
     reporter.on_state(State.READY, 0)
     reporter.on_state(State.PREDICTING, 0)
@@ -114,77 +104,3 @@ def _checked(result: Any, count: int) -> torch.Tensor:
         f"predict writes one row per sample, but for {count} samples the model returned {found}; let the model "
         "return its main output alone when not training, with the batch as its first dimension."
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """A saved model, and the data that it is to see."""
-
-    task: Task
-    replica: Replica
-    feed: Feed
-    length: int
-    """Samples of the data set."""
-
-    @property
-    def num_batches(self) -> int:
-        """Batches of all samples; the last may be smaller."""
-        return -(-self.length // self.task.batch_size)
-
-    def samples(self, number: int) -> np.ndarray:
-        """Those of a batch."""
-        size = self.task.batch_size
-        return np.arange(number * size, min((number + 1) * size, self.length))
-
-    def sample(self) -> Any:
-        """The first batch, for whoever must see the model run before it computes."""
-        return self.feed.batch(self.samples(0))
-
-    def work(self, step: int, slots: Iterable[int], *, apart: bool = False) -> Work:
-        """There are no steps."""
-        raise AssertionError("nothing is trained with a saved model")
-
-
-def _read(job: Job, world: World) -> Reading:
-    task = load_task(job)
-    part = job.options.get("data", "test")
-    if part not in ("train", "test"):
-        raise SpecError(f"The data must be train or test, found {part!r}.")
-    if getattr(task, part) is None:
-        raise SpecError(f"{job.target} has no {part} set; choose the other with --data, or give the task one.")
-    # Nothing is trained, so what training asks for must not stand in the way: this optimizer keeps nothing, and
-    # takes parameters that are cut.
-    task = replace(
-        task,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.0),
-        scheduler=None,
-        clip_norm=None,
-        skip_loss_below=None,
-    )
-    dataset = open_dataset(task, part, lambda: world)
-    length, near = len(dataset), Feed(task, dataset)  # models are made on the CPU, whatever they compute on
-    replica = Replica(
-        task,
-        device=world.device,
-        sample=lambda: near.batch(np.arange(min(2, length))),
-        start=read_start(job),
-        parking=make_parking(job),
-    )
-    return Reading(task=task, replica=replica, feed=Feed(task, dataset, device=world.device), length=length)
-
-
-def _open(reading: Reading, job: Job, world: World, extent: Extent, reporter: Reporter) -> Strategy:
-    strategy = make_strategy(job.spec, world, job.num_slots)
-    strategy.open(
-        reading.replica,
-        Setting(
-            world=world,
-            conduct=job.conduct,
-            extent=extent,
-            company=Company(report=reporter.line),
-            supply=reading,
-            memory_bytes=job.cluster.memory_bytes,
-        ),
-    )
-    reading.replica.start = Start()  # the model has its values now; nobody needs them twice
-    return strategy
