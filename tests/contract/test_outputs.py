@@ -11,12 +11,14 @@ import torch
 
 from shoal.errors import LaunchError, SpecError
 from shoal.roles.inference.output import open_output
+from shoal.roles.inference.rows import rows_of
 
 
 def write(path: Path, rows: torch.Tensor, size: int = 2) -> None:
     for start in range(0, len(rows), size):
         # Another process each time: nothing is kept open in between.
-        open_output(path, len(rows)).append(rows[start : start + size], first=start == 0)
+        batch = rows[start : start + size]
+        open_output(path, len(rows)).append(rows_of(batch, len(batch)), first=start == 0)
 
 
 ROWS = {

@@ -18,7 +18,7 @@ FLAGS = {
     "batch-size epochs max-steps seed accumulate evaluate-every fold skip-loss-below precision recompute from "
     "skip-seen checkpoint resume trust name runs overwrite tensorboard explain progress plain json help",
     "evaluate": "data workers strategy threads device memory trust progress plain json help",
-    "predict": "out data workers strategy threads device memory trust progress plain help",
+    "predict": "out data input workers strategy threads device memory trust progress plain help",
     "export": "to out trust help",
     "run": "workers strategy port threads help",
     "scale": "workers servers runs json help",

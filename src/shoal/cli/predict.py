@@ -19,6 +19,12 @@ def predict(
         typer.Option("--out", "-o", help="The file to write: .jsonl, .csv or .npy.", show_default=False),
     ],
     data: option.DataPart = "test",
+    new: Annotated[
+        Path | None,
+        typer.Option(
+            "--input", "-i", help="New data: .npy, .csv, .jsonl, or a folder of files.", show_default=False
+        ),
+    ] = None,
     workers: option.ReadingWorkers = None,
     strategy: option.ReadingStrategy = None,
     threads: option.Threads = None,
@@ -30,7 +36,7 @@ def predict(
     """Write the outputs of a run's model, one row per sample, in order, as they are done.
 
     [dim]shoal predict runs/demo --out predictions.jsonl --workers 2
-    shoal predict runs/demo --out predictions.npy --data train[/dim]
+    shoal predict runs/demo --out predictions.npy --input new.csv[/dim]
     """
     from shoal.launch.saved import predict as start
     from shoal.observe.wording import near
@@ -39,6 +45,7 @@ def predict(
         run,
         out,
         data=data,
+        input=new,
         strategy=strategy,
         cluster=given(workers=workers, threads=threads, device=device, memory=memory),
         progress=progress,

@@ -60,6 +60,7 @@ def predict(
     out: str | Path,
     *,
     data: str = "test",
+    input: str | Path | None = None,
     workers: int | None = None,
     strategy: str | StrategySpec | None = None,
     cluster: Cluster | Mapping[str, Any] | None = None,
@@ -70,11 +71,14 @@ def predict(
 ) -> Path:
     """Write the outputs of a run's model over a data set, one row per sample, in order.
 
-    The ending of `out` says how: `.jsonl`, `.csv` or `.npy`. Rows appear in it as they are done. All else is as in
+    The ending of `out` says how: `.jsonl`, `.csv` or `.npy`. Rows appear in it as they are done. `input` is new
+    data in place of the task's own: a file `.npy`, `.csv` or `.jsonl`, or a folder of files. All else is as in
     `evaluate`.
     """
     path = Path(out).absolute()
     options = {"data": data, "out": str(path)}
+    if input is not None:
+        options["input"] = str(Path(input).absolute())
     job = _saved_job(Purpose.PREDICT, run, strategy, _said(workers, cluster), options, trust=trust)
     _execute(job, progress, output, zygote)
     return path

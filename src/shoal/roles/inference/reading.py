@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import torch
 
 from shoal.errors import SpecError
 from shoal.feed.feed import Feed
+from shoal.feed.records import open_records
 from shoal.feed.shipping import open_dataset
 from shoal.model.replica import Replica
 from shoal.model.start import Start
+from shoal.roles.inference.model_inputs import ModelInputs
+from shoal.roles.inference.new_inputs import NewInputs
 from shoal.roles.loading.start import read_start
 from shoal.roles.loading.task import load_task
 from shoal.roles.memory.limit import make_parking
@@ -45,6 +49,10 @@ class Reading:
     feed: Feed
     length: int
     """Samples of the data set."""
+    takes: ModelInputs
+    """What of a batch the model takes."""
+    example: Callable[[], Any]
+    """Reads a batch such as the model was trained on."""
 
     @property
     def num_batches(self) -> int:
@@ -56,9 +64,13 @@ class Reading:
         size = self.task.batch_size
         return np.arange(number * size, min((number + 1) * size, self.length))
 
+    def inputs(self, number: int) -> Any:
+        """What the model takes of a batch."""
+        return self.takes.of(self.feed.batch(self.samples(number)))
+
     def sample(self) -> Any:
-        """The first batch, for whoever must see the model run before it computes."""
-        return self.feed.batch(self.samples(0))
+        """A batch, for whoever must see the model run before it computes."""
+        return self.example()
 
     def work(self, step: int, slots: Iterable[int], *, apart: bool = False) -> Work:
         """There are no steps."""
@@ -66,23 +78,32 @@ class Reading:
 
 
 def read(job: Job, world: World) -> Reading:
-    """What a job names: the model of a run, and a data set of its task."""
-    task = for_use(load_task(job))
-    part = job.options.get("data", "test")
+    """What a job names: the model of a run, and a data set of its task, or new data."""
+    task, given = for_use(load_task(job)), job.options.get("input")
+    part = "train" if given is not None else job.options.get("data", "test")
     if part not in ("train", "test"):
         raise SpecError(f"The data must be train or test, found {part!r}.")
     if getattr(task, part) is None:
         raise SpecError(f"{job.target} has no {part} set; choose the other with --data, or give the task one.")
-    dataset = open_dataset(task, part, lambda: world)
-    length, near = len(dataset), Feed(task, dataset)  # models are made on the CPU, whatever they compute on
+    known = open_dataset(task, part, lambda: world)
+    dataset = known if given is None else NewInputs(task, open_records(Path(given)), known[0])
+    near = Feed(task, known)  # models are made on the CPU, whatever they compute on
     replica = Replica(
         task,
         device=world.device,
-        sample=lambda: near.batch(np.arange(min(2, length))),
+        sample=lambda: near.batch(np.arange(min(2, len(known)))),
         start=read_start(job),
         parking=make_parking(job),
     )
-    return Reading(task=task, replica=replica, feed=Feed(task, dataset, device=world.device), length=length)
+    feed, shown = Feed(task, dataset, device=world.device), Feed(task, known, device=world.device)
+    return Reading(
+        task=task,
+        replica=replica,
+        feed=feed,
+        length=len(dataset),
+        takes=ModelInputs(replica.module),
+        example=lambda: shown.batch(np.arange(min(task.batch_size, len(known)))),
+    )
 
 
 def open_strategy(reading: Reading, job: Job, world: World, extent: Extent, reporter: Reporter) -> Strategy:

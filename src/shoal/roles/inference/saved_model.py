@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 
-from shoal.errors import SpecError
 from shoal.roles.inference.evaluator import Evaluator
 from shoal.roles.inference.output import WritingOrder, open_output
 from shoal.roles.inference.reading import Reading, open_strategy, read
+from shoal.roles.inference.rows import rows_of
 from shoal.roles.process.joining import Fellows
 from shoal.roles.process.reporter import Reporter
 from shoal.spec import Job, World
@@ -68,10 +68,10 @@ class PredictionRounds:
         self._lanes = lanes
         self._together = together
 
-    def take(self, first: int) -> dict[int, torch.Tensor]:
+    def take(self, first: int) -> dict[int, dict[str, np.ndarray]]:
         """Compute the batches from this one on, one in each lane; by number, the outputs of those that this
         process is to write."""
-        found: dict[int, torch.Tensor] = {}
+        found: dict[int, dict[str, np.ndarray]] = {}
 
         def fill(table: torch.Tensor, lane: int) -> None:
             rows = self._infer(first + lane)
@@ -85,22 +85,11 @@ class PredictionRounds:
         return {first + lane: found[lane] for lane in mine if first + lane < self._reading.num_batches}
 
     @torch.no_grad()
-    def _infer(self, number: int) -> torch.Tensor | None:
-        """The model's output for a batch; None where another process has it."""
+    def _infer(self, number: int) -> dict[str, np.ndarray] | None:
+        """The rows of a batch; None where another process has them."""
         last = self._reading.num_batches - 1
         if number > last and not self._together:
             return None
-        samples = self._reading.samples(min(number, last))
-        result = self._strategy.infer(self._reading.replica, self._reading.feed.batch(samples)[0])
-        return None if result is None else _checked(result, len(samples)).cpu()
-
-
-def _checked(result: Any, count: int) -> torch.Tensor:
-    """What can be written as so many rows."""
-    if isinstance(result, torch.Tensor) and result.shape[:1] == (count,):
-        return result
-    found = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
-    raise SpecError(
-        f"predict writes one row per sample, but for {count} samples the model returned {found}; let the model "
-        "return its main output alone when not training, with the batch as its first dimension."
-    )
+        number = min(number, last)
+        result = self._strategy.infer(self._reading.replica, self._reading.inputs(number))
+        return None if result is None else rows_of(result, len(self._reading.samples(number)))
