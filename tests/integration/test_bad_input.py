@@ -190,7 +190,7 @@ def test_unreadable_predictions(attempt):
     assert run(["train", attempt.task(""), "--name", "done", "--plain", "--max-steps", "2"], attempt.zygote) == 0
     attempt.capfd.readouterr()
     status, message = attempt("predict", "done", "--out", "x.txt", "--data", "train")
-    assert status == 1 and "'.txt'" in message and ".jsonl" in message
+    assert status == 2 and "'.txt'" in message and ".jsonl" in message
     status, message = attempt("predict", "done", "--out", "x.csv")
     assert status == 1 and "no test set" in message
     (attempt.folder / "runs" / "done" / "model.safetensors").write_bytes(b"torn")

@@ -37,6 +37,7 @@ PROMISED = [
     "metrics",
     "optim",
     "predict",
+    "predictions",
     "ps",
     "resume",
     "scale",

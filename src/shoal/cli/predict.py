@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,14 +14,17 @@ def predict(
     ctx: typer.Context,
     run: option.SavedModel,
     out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="The file to write: .jsonl, .csv or .npy.", show_default=False),
-    ],
+        str,
+        typer.Option("--out", "-o", help="The file to write: .jsonl, .csv or .npy; - for standard output."),
+    ] = "-",
     data: option.DataPart = "test",
     new: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            "--input", "-i", help="New data: .npy, .csv, .jsonl, or a folder of files.", show_default=False
+            "--input",
+            "-i",
+            help="New data: .npy, .csv, .jsonl, a folder of files, or - for the lines of standard input.",
+            show_default=False,
         ),
     ] = None,
     workers: option.ReadingWorkers = None,
@@ -36,7 +38,8 @@ def predict(
     """Write the outputs of a run's model, one row per sample, in order, as they are done.
 
     [dim]shoal predict runs/demo --out predictions.jsonl --workers 2
-    shoal predict runs/demo --out predictions.npy --input new.csv[/dim]
+    shoal predict runs/demo --out predictions.npy --input new.csv
+    tail -f new.jsonl | shoal predict runs/demo --input -[/dim]
     """
     from shoal.launch.saved import predict as start
     from shoal.observe.wording import near
@@ -52,4 +55,5 @@ def predict(
         trust=trust,
         zygote=ctx.obj,
     )
-    print(f"predictions are in {near(str(path))}")
+    if out != "-":
+        print(f"predictions are in {near(str(path))}")

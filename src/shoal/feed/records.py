@@ -43,15 +43,15 @@ def open_records(path: Path) -> Records:
 
 def parse_line(text: str) -> Any:
     """A line of unknown kind: a JSON list, object or text; else numbers between commas."""
-    return json.loads(text) if text.lstrip().startswith(_BEGINS_JSON) else parse_cells(text)
+    return json.loads(text) if text.lstrip().startswith(_BEGINS_JSON) else parse_values(text)
 
 
-def parse_cells(text: str) -> list[float | str]:
+def parse_values(line: str) -> list[float | str]:
     """What stands between the commas of a line: numbers, and else texts."""
-    return [_cell(cell.strip()) for cell in next(csv.reader([text]), [])]
+    return [_value(text.strip()) for text in next(csv.reader([line]), [])]
 
 
-def _cell(text: str) -> float | str:
+def _value(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
@@ -77,7 +77,7 @@ class LineRecords:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._parse: Callable[[str], Any] = parse_cells if path.suffix == ".csv" else json.loads
+        self._parse: Callable[[str], Any] = parse_values if path.suffix == ".csv" else json.loads
         self._length = 0
         self._offsets: list[int] = []
         offset, may_be_names = 0, path.suffix == ".csv"
@@ -119,8 +119,8 @@ class LineRecords:
 
 
 def _is_header(line: bytes) -> bool:
-    """Whether a line names columns: not one of its cells is a number."""
-    return all(isinstance(cell, str) for cell in parse_cells(line.decode("utf-8", "replace")))
+    """Whether a line names columns: there is not one number in it."""
+    return all(isinstance(value, str) for value in parse_values(line.decode("utf-8", "replace")))
 
 
 def _open_array(path: Path) -> Records:

@@ -15,7 +15,8 @@ from shoal.comm.channel import Channel
 from shoal.ledger.book import CutLog, audit
 from shoal.observe.happenings import Audited, Saved
 from shoal.observe.run_folder import RunFolder
-from shoal.roles.inference.saved_model import evaluate, predict
+from shoal.roles.inference.prediction import predict
+from shoal.roles.inference.saved_model import evaluate
 from shoal.roles.inspection import inspect
 from shoal.roles.loading.incremental import History
 from shoal.roles.loading.start import read_start

@@ -23,6 +23,8 @@ class NewInputs:
 
     def __init__(self, task: Task, records: Records, example: Any) -> None:
         self.records = records
+        self.start = 0
+        """The number of the first record, for whoever is told of one."""
         self._prepare = task.prepare
         self._is_pair = isinstance(example, (tuple, list))
         self._inputs, self._rest = (example[0], tuple(example[1:])) if self._is_pair else (example, ())
@@ -36,7 +38,7 @@ class NewInputs:
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         """These samples."""
         records = read_samples(self.records, numbers)
-        return [self._sample(record, number) for record, number in zip(records, numbers, strict=True)]
+        return [self._sample(record, self.start + number) for record, number in zip(records, numbers, strict=True)]
 
     def _sample(self, record: Any, number: int) -> Any:
         inputs = fitted(_loaded(record), self._inputs, number) if self._prepare is None else self._prepare(record)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.comm.desk_words import STREAM
 from shoal.errors import SpecError
 from shoal.feed.feed import Feed
 from shoal.feed.records import open_records
@@ -48,7 +49,9 @@ class Reading:
     replica: Replica
     feed: Feed
     length: int
-    """Samples of the data set."""
+    """Samples of the data set; 0 where they are still to come."""
+    coming: NewInputs | None = None
+    """What will hold the records of a stream, batch by batch."""
     takes: ModelInputs
     """What of a batch the model takes."""
     example: Callable[[], Any]
@@ -64,9 +67,9 @@ class Reading:
         size = self.task.batch_size
         return np.arange(number * size, min((number + 1) * size, self.length))
 
-    def inputs(self, number: int) -> Any:
-        """What the model takes of a batch."""
-        return self.takes.of(self.feed.batch(self.samples(number)))
+    def inputs(self, samples: np.ndarray) -> Any:
+        """What the model takes of a batch of these samples."""
+        return self.takes.of(self.feed.batch(samples))
 
     def sample(self) -> Any:
         """A batch, for whoever must see the model run before it computes."""
@@ -86,7 +89,10 @@ def read(job: Job, world: World) -> Reading:
     if getattr(task, part) is None:
         raise SpecError(f"{job.target} has no {part} set; choose the other with --data, or give the task one.")
     known = open_dataset(task, part, lambda: world)
-    dataset = known if given is None else NewInputs(task, open_records(Path(given)), known[0])
+    new = (
+        None if given is None else NewInputs(task, [] if given == STREAM else open_records(Path(given)), known[0])
+    )
+    dataset = known if new is None else new
     near = Feed(task, known)  # models are made on the CPU, whatever they compute on
     replica = Replica(
         task,
@@ -101,6 +107,7 @@ def read(job: Job, world: World) -> Reading:
         replica=replica,
         feed=feed,
         length=len(dataset),
+        coming=new if given == STREAM else None,
         takes=ModelInputs(replica.module),
         example=lambda: shown.batch(np.arange(min(task.batch_size, len(known)))),
     )

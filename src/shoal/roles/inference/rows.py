@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.comm.desk_words import ONLY
 from shoal.errors import SpecError
-
-ONLY = ""
-"""The name of a model's output where it has but one."""
 
 
 def rows_of(result: Any, count: int) -> dict[str, np.ndarray]:
