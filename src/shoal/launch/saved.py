@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -106,7 +106,7 @@ def predictions(
     cluster: Cluster | Mapping[str, Any] | None = None,
     trust: bool = False,
     zygote: ZygoteProcess | None = None,
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """The rows that `predict` would write, one after the other, as numpy arrays: dicts of them where the model has
     several outputs. An iterable `input` is read in another thread, a little ahead. Nothing is shown."""
     said = _said(workers, cluster)

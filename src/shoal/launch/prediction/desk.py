@@ -62,7 +62,7 @@ class PredictionDesk:
         self._most_ahead = most_ahead
         self._inflow = inflow
         self.error: BaseException | None = None
-        """What `deliver` raised."""
+        """What `deliver` raised, or whoever makes a batch travel."""
         self.num_rows = 0
         """Rows that were given on."""
         self._order = RowOrder()

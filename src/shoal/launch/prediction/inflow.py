@@ -76,10 +76,10 @@ class Inflow:
         self.error: BaseException | None = None
         """What the source raised."""
         self._queue: Queue[Any] = Queue(_MOST_WAITING)
-        self._cutting = threading.Lock()
+        self._changed = threading.Condition()
         self._kept: dict[int, RecordBatch] = {}
         self._num_cut = self._num_records = 0
-        self._is_over = self._is_closed = False
+        self._is_cutting = self._is_over = self._is_closed = False
         # Nobody can end a thread that waits for a terminal: it ends with this process.
         self._thread = threading.Thread(target=self._read, name="shoal-inflow", daemon=True)
         self._thread.start()
@@ -87,18 +87,27 @@ class Inflow:
     def batch(self, number: int, most: int, *, waits: bool) -> RecordBatch | None:
         """A batch of at most so many records; None where there is none, nor will be.
 
-        Where nobody waits it may be empty. Who asks for the same one again gets the same.
+        Where nobody waits it may be empty. Who asks for the same one again gets the same, until its rows are there.
         """
-        with self._cutting:
-            while self._num_cut <= number and not self._is_over:
-                self._cut(most, waits=waits)
-            return self._kept.get(number)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: number < self._num_cut or self._is_over or not self._is_cutting)
+                if number < self._num_cut:
+                    return self._kept.get(number, RecordBatch((), 0))
+                if self._is_over:
+                    return None
+                self._is_cutting = True
+            # Without the lock: who asks for a batch that is there need not wait for one that is not.
+            records, is_last = self._collect(most, waits=waits)
+            with self._changed:
+                self._keep(records, is_last=is_last)
+                self._is_cutting = False
+                self._changed.notify_all()
 
     def forget(self, below: int) -> None:
         """The rows of all batches below this one are there."""
-        for number in list(self._kept):  # a copy: meanwhile another thread may cut one more
-            if number < below:
-                del self._kept[number]
+        with self._changed:
+            self._kept = {number: batch for number, batch in self._kept.items() if number >= below}
 
     def close(self) -> None:
         """Let nobody wait for more."""
@@ -109,15 +118,24 @@ class Inflow:
         with suppress(Full):
             self._queue.put_nowait(_END)
 
-    def _cut(self, most: int, *, waits: bool) -> None:
+    def _collect(self, most: int, *, waits: bool) -> tuple[list[Any], bool]:
+        """What has come, at most so many records, and whether that is all."""
         records: list[Any] = []
         timeout_s = None if waits else LINGER_S
-        with suppress(Empty):
-            while len(records) < most and (record := self._queue.get(timeout=timeout_s)) is not _END:
-                records.append(record)
-                timeout_s = LINGER_S
-            self._is_over = len(records) < most
-        if records or not self._is_over:
+        while len(records) < most:
+            try:
+                record = self._queue.get(timeout=timeout_s)
+            except Empty:
+                break
+            if record is _END:
+                return records, True
+            records.append(record)
+            timeout_s = LINGER_S
+        return records, False
+
+    def _keep(self, records: list[Any], *, is_last: bool) -> None:
+        self._is_over = is_last
+        if records or not is_last:
             self._kept[self._num_cut] = RecordBatch(records, self._num_records)
             self._num_cut += 1
             self._num_records += len(records)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from queue import Full, Queue
 from typing import Any
 
@@ -46,7 +46,7 @@ class RowQueue:
             yield rows
 
 
-def rows_as_they_come(prediction: Prediction) -> Iterator[Any]:
+def rows_as_they_come(prediction: Prediction) -> Generator[Any, None, None]:
     """Run it in a thread of its own; who stops reading ends it."""
     queue, errors = RowQueue(), list[BaseException]()
 

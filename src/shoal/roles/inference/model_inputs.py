@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from shoal.errors import TaskError
+
 
 class ModelInputs:
     """Takes a model's inputs out of batches: of `(inputs, target)` the first part, of a dict what `forward` names.
@@ -16,13 +18,26 @@ class ModelInputs:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        parameters = inspect.signature(module.forward).parameters.values()
-        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        self._named = None if takes_all else {one.name for one in parameters}
-        """The arguments that the model takes by name; None: any."""
+        self._named = _argument_names(module)
 
     def of(self, batch: Any) -> Any:
         """The inputs of a batch, as `call_model` takes them."""
-        if isinstance(batch, Mapping):
-            return {name: value for name, value in batch.items() if self._named is None or name in self._named}
-        return batch[0] if isinstance(batch, (tuple, list)) else batch
+        if not isinstance(batch, Mapping):
+            return batch[0] if isinstance(batch, (tuple, list)) else batch
+        inputs = {name: value for name, value in batch.items() if self._named is None or name in self._named}
+        if not inputs:
+            raise TaskError(
+                f"predict: a batch of this task holds {', '.join(map(str, batch))}, and its model takes "
+                f"{', '.join(self._named or ())}; let forward() call its arguments as the batch does."
+            )
+        return inputs
+
+
+def _argument_names(module: nn.Module) -> list[str] | None:
+    """What the model takes by name; None: anything, or nobody can tell."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):  # it is not written in Python
+        return None
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    return None if takes_all else [one.name for one in parameters]

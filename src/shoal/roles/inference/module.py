@@ -33,7 +33,7 @@ def load_module(job: Job, saved: Path) -> nn.Module:
 
 
 def export(to: str, job: Job, saved: Path, out: Path) -> None:
-    """Write a saved model in one of the `FORMATS`."""
+    """Write a saved model in one of the forms for which there is a writer."""
     with writing(out.parent):
         _WRITERS[to](job, saved, out)
 
@@ -81,14 +81,13 @@ def _write_onnx(job: Job, saved: Path, out: Path) -> None:
     task = for_use(load_task(job))
     module = _load(task, saved)
     inputs = ModelInputs(module).of(_example(task))
-    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (_arguments(inputs), {})
-    shapes = {name: _any_number_of_samples(value) for name, value in kwargs.items()} if kwargs else None
-    dynamic = shapes or tuple(_any_number_of_samples(value) for value in args)
-    torch.onnx.export(module, args, out, kwargs=kwargs, dynamic_shapes=dynamic, verbose=False)
-
-
-def _arguments(inputs: Any) -> tuple[Any, ...]:
-    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    if isinstance(inputs, dict):
+        named = {name: _any_number_of_samples(value) for name, value in inputs.items()}
+        torch.onnx.export(module, (), out, kwargs=inputs, dynamic_shapes=named, verbose=False)
+    else:
+        args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+        shapes = tuple(map(_any_number_of_samples, args))
+        torch.onnx.export(module, args, out, dynamic_shapes=shapes, verbose=False)
 
 
 def _any_number_of_samples(value: Any) -> Any:

@@ -15,6 +15,8 @@ from shoal.feed.records import Records
 from shoal.feed.shipping import read_samples
 from shoal.spec import Task
 
+_NUMBERS = (bool, int, float)
+
 
 class NewInputs:
     """A data set of records. What is in a sample besides the model's inputs, a target, is that of the example: so
@@ -68,11 +70,13 @@ def fitted(value: Any, example: Any, number: int) -> Any:
         return {
             name: fitted(item, example[name], number) if name in example else item for name, item in value.items()
         }
+    if isinstance(example, list) and all(type(item) in _NUMBERS for item in example):
+        return list(value)  # of any length, as tokens are
     if isinstance(example, (tuple, list)):
         if not isinstance(value, (tuple, list)) or len(value) != len(example):
             raise _misfit(number, f"{type(value).__name__}", f"{len(example)} values")
         return type(example)(fitted(item, of, number) for item, of in zip(value, example, strict=True))
-    if type(example) in (bool, int, float):
+    if type(example) in _NUMBERS:
         return type(example)(value)
     return value
 

@@ -72,16 +72,17 @@ def predicted_together(
     batches: Batches, strategy: Strategy, replica: Replica, first: int, lanes: int, rank: int
 ) -> Iterator[Predicted]:
     """Where all take part in each pass: in a round every lane computes one batch, and all know what came of it."""
-    for serial, start in enumerate(count(first, lanes), 1):
-        head = batches.take(start)
-        if head is None:
-            return
-        lane_batches = LaneBatches(batches, start, head)
+    serial, start = 1, first
+    while (head := batches.take(start)) is not None:
+        if not head.count:
+            start += 1  # an attempt before this one had nothing for one of its lanes
+            continue
         found: dict[int, Predicted] = {}
-        fill = partial(_fill, strategy, replica, lane_batches, found, rank)
+        fill = partial(_fill, strategy, replica, LaneBatches(batches, start, head), found, rank)
         # Of those in a lane who have an output, the one whose row of the table counts brings it.
         writers = strategy.exchange(serial, (lanes, 1), fill)
         yield from (one for lane, one in found.items() if writers[lane, 0] == rank)
+        serial, start = serial + 1, start + lanes
 
 
 class LaneBatches:

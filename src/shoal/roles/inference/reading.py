@@ -13,7 +13,7 @@ import torch
 from shoal.comm.desk_words import STREAM
 from shoal.errors import SpecError
 from shoal.feed.feed import Feed
-from shoal.feed.records import open_records
+from shoal.feed.records import Records, open_records
 from shoal.feed.shipping import open_dataset
 from shoal.model.replica import Replica
 from shoal.model.start import Start
@@ -89,9 +89,10 @@ def read(job: Job, world: World) -> Reading:
     if getattr(task, part) is None:
         raise SpecError(f"{job.target} has no {part} set; choose the other with --data, or give the task one.")
     known = open_dataset(task, part, lambda: world)
-    new = (
-        None if given is None else NewInputs(task, [] if given == STREAM else open_records(Path(given)), known[0])
-    )
+    new: NewInputs | None = None
+    if given is not None:
+        records: Records = [] if given == STREAM else open_records(Path(given))
+        new = NewInputs(task, records, known[0])
     dataset = known if new is None else new
     near = Feed(task, known)  # models are made on the CPU, whatever they compute on
     replica = Replica(

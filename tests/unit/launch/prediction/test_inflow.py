@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from queue import Queue
 from typing import Any
@@ -36,6 +37,7 @@ def test_full_batches_while_there_is_enough() -> None:
     assert inflow.batch(2, 3, waits=True).start == 6  # type: ignore[union-attr]
     inflow.forget(2)
     assert records(inflow, 2) == [6]
+    assert records(inflow, 1) == [], "its rows are there"
     inflow.close()
 
 
@@ -55,6 +57,22 @@ def test_an_input_that_pauses_is_not_waited_for() -> None:
     given.put(None)
     assert records(inflow, 2) == ["second"]
     assert records(inflow, 3) is None
+    inflow.close()
+
+
+def test_who_waits_for_a_later_batch_holds_nobody_up() -> None:
+    given: Queue[Any] = Queue()
+    inflow = Inflow(values_from(iter(given.get, None)))
+    later: Queue[Any] = Queue()
+    thread = threading.Thread(target=lambda: later.put(records(inflow, 1)))
+    thread.start()
+    given.put("first")
+    assert records(inflow, 0) == ["first"]
+    assert later.empty()
+    given.put("second")
+    assert later.get(timeout=10.0) == ["second"]
+    thread.join(10.0)
+    given.put(None)
     inflow.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.errors import SpecError
+from shoal.errors import SpecError, TaskError
 from shoal.feed.feed import Feed
 from shoal.roles.inference.model_inputs import ModelInputs
 from shoal.roles.inference.new_inputs import NewInputs, fitted
@@ -33,6 +33,7 @@ def test_numbers_take_the_type_and_the_form_of_the_example() -> None:
     assert found.dtype == torch.float32 and found.tolist() == [[[1, 2], [3, 4]]]
     assert fitted(np.arange(3, dtype=np.uint8), torch.zeros(5, dtype=torch.int64), 0).tolist() == [0, 1, 2]
     assert fitted([2.0], np.zeros((), dtype=np.int32), 0) == 2
+    assert fitted([4, 5, 6], [1, 2], 0) == [4, 5, 6], "tokens, as they are"
     assert fitted("5", 0, 0) == 5 and fitted("a text", "another", 0) == "a text"
 
 
@@ -84,6 +85,8 @@ def test_dicts_are_batches_and_the_model_takes_what_it_names() -> None:
     assert ModelInputs(Named()).of(batch).keys() == {"left"}
     assert ModelInputs(Anything()).of(batch).keys() == {"left", "id"}
     assert ModelInputs(Named()).of((1, 2)) == 1 and ModelInputs(Named()).of(3) == 3
+    with pytest.raises(TaskError, match=r"holds x, and its model takes left, right; let forward\(\) call"):
+        ModelInputs(Named()).of({"x": 1})
 
 
 def test_the_task_says_how_files_are_read(tmp_path: Path) -> None:

@@ -49,7 +49,6 @@ class Numbered:
             return None
         start, end = number * BATCH, min((number + 1) * BATCH, LENGTH)
         if number in self._empty:
-            assert not waits
             return InputBatch(None, 0, start)
         return InputBatch(torch.arange(start, end), end - start, end)
 
@@ -85,6 +84,12 @@ def test_a_stream_that_pauses_leaves_lanes_without_a_batch() -> None:
     second = OneOfMany(lanes=(1,), writers=(0, 1))
     assert together(second, rank=1, lanes=2, empty=(1,)) == {3: rows_of_batch(3)}
     assert second.inferred[0] == [0, 1, 2, 3], "the first batch of the round, for nothing"
+
+
+def test_what_was_empty_for_an_attempt_before_is_passed_over() -> None:
+    only = OneOfMany(lanes=(0,), writers=(0,))
+    assert together(only, rank=0, lanes=1, first=2, empty=(2, 3)) == {4: rows_of_batch(4)}
+    assert only.serials == [1]
 
 
 def test_others_begin_where_rows_are_missing() -> None:
