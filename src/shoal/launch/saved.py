@@ -126,12 +126,12 @@ def _prediction(
 ) -> Prediction:
     options: dict[str, Any] = {"data": data}
     source: Source | None = None
-    if given is not None and not isinstance(given, (str, Path)):
-        options["input"], source = STREAM, values_from(given)
-    elif given is not None and str(given) == STREAM:
-        options["input"], source = STREAM, lines_from(sys.stdin.fileno())
+    if isinstance(given, (str, Path)):
+        is_stream = str(given) == STREAM
+        options["input"] = STREAM if is_stream else str(Path(given).absolute())
+        source = lines_from(sys.stdin.fileno()) if is_stream else None
     elif given is not None:
-        options["input"] = str(Path(given).absolute())
+        options["input"], source = STREAM, values_from(given)
     return Prediction(_saved_job(Purpose.PREDICT, run, strategy, said, options, trust=trust), source, bus, zygote)
 
 

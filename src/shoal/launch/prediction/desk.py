@@ -7,6 +7,7 @@ whose rows are missing, and gets the same records for it.
 from __future__ import annotations
 
 import math
+import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -106,6 +107,9 @@ class PredictionDesk:
                 channel = Channel(self._listener.accept()[0], "a worker")
             except OSError:
                 return  # The desk is closed.
+            if channel.peer_uid() != os.getuid():
+                channel.close()
+                continue
             name = f"shoal-desk-{len(self._threads)}"
             thread = threading.Thread(target=self._serve, args=(channel, self._attempt), name=name, daemon=True)
             self._threads.append(thread)

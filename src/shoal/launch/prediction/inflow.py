@@ -87,7 +87,7 @@ class Inflow:
     def batch(self, number: int, most: int, *, waits: bool) -> RecordBatch | None:
         """A batch of at most so many records; None where there is none, nor will be.
 
-        Where nobody waits it may be empty. Who asks for the same one again gets the same, until its rows are there.
+        Where nobody waits it may be empty. Who asks again gets the same, until its rows are there.
         """
         while True:
             with self._changed:
