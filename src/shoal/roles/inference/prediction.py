@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -59,13 +58,14 @@ def predicted_apart(
     batches: Batches, strategy: Strategy, replica: Replica, first: int, lanes: int
 ) -> Iterator[Predicted]:
     """Where each worker has the whole model: this one takes every so many-th batch, and waits for nobody."""
-    for number in count(first, lanes):
-        batch = batches.take(number)
-        if batch is None:
-            return
+    number = first
+    while (batch := batches.take(number)) is not None:
         with torch.no_grad():
             result = strategy.infer(replica, batch.inputs)
         yield Predicted(number, batch, rows_of(result, batch.count))
+        number += lanes
+    # All leave together: some strategies would miss one that is gone.
+    strategy.exchange(1, (lanes, 1), lambda table, lane: None)
 
 
 def predicted_together(

@@ -66,11 +66,12 @@ def rows_of_batch(number: int) -> list[int]:
 
 
 def test_each_process_with_the_whole_model_has_its_own_batches() -> None:
-    second = OneOfMany(lanes=(), writers=())
+    second = OneOfMany(lanes=(1,), writers=(0, 1))
     made = list(predicted_apart(Numbered(), second, None, 1, 2))  # type: ignore[arg-type]
     assert {one.number: one.rows[ONLY].tolist() for one in made} == {n: rows_of_batch(n) for n in (1, 3)}
     assert [one.batch.end for one in made] == [8, 16]
-    assert not second.serials, "it waits for nobody"
+    assert second.serials == [1], "it meets the others at the end alone"
+    assert len(second.inferred) == 2
 
 
 def test_where_all_take_part_in_each_pass_the_last_may_be_for_nothing() -> None:
