@@ -34,8 +34,7 @@ def load_module(job: Job, saved: Path) -> nn.Module:
 
 def export(to: str, job: Job, saved: Path, out: Path) -> None:
     """Write a saved model in one of the forms for which there is a writer."""
-    with writing(out.parent):
-        _WRITERS[to](job, saved, out)
+    _WRITERS[to](job, saved, out)
 
 
 def _load(task: Task, saved: Path) -> nn.Module:
@@ -55,9 +54,10 @@ def _write_safetensors(job: Job, saved: Path, out: Path) -> None:
 
 
 def _write_torch(job: Job, saved: Path, out: Path) -> None:
-    part = out.with_name(f".{out.name}.part")
-    torch.save(load_weights(saved), part)
-    part.replace(out)
+    weights, part = load_weights(saved), out.with_name(f".{out.name}.part")
+    with writing(out.parent):
+        torch.save(weights, part)
+        part.replace(out)
 
 
 def _write_huggingface(job: Job, saved: Path, out: Path) -> None:
@@ -69,7 +69,8 @@ def _write_huggingface(job: Job, saved: Path, out: Path) -> None:
             f"task's is a {type(module).__name__}; use --to safetensors, or derive it from "
             "huggingface_hub.PyTorchModelHubMixin."
         )
-    save(out)
+    with writing(out.parent):
+        save(out)
 
 
 def _write_onnx(job: Job, saved: Path, out: Path) -> None:
