@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shoal import datasets, metrics, optim, ps
     from shoal.launch.live import LiveRun, Run
     from shoal.launch.runs import resume, scale, start, train
-    from shoal.launch.saved import Evaluation, evaluate, predict
+    from shoal.launch.saved import Evaluation, evaluate, predict, predictions
     from shoal.roles.trainer.trainer import Trainer
     from shoal.verification import verify
 
@@ -63,6 +63,7 @@ __all__ = [
     "metrics",
     "optim",
     "predict",
+    "predictions",
     "ps",
     "resume",
     "scale",
@@ -84,6 +85,7 @@ __getattr__ = found_in(
         "metrics": "metrics",
         "optim": "optim",
         "predict": "launch.saved",
+        "predictions": "launch.saved",
         "ps": "ps",
         "resume": "launch.runs",
         "scale": "launch.runs",

@@ -55,6 +55,70 @@ def test_rows_come_in_order_from_any_number_of_workers(run: shoal.Run, zygote: Z
         np.testing.assert_allclose(np.load(path), model(INPUTS).detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
+def write_new(kind: str) -> Path:
+    """The inputs as a file, or a folder of files, of this kind."""
+    path = Path("new" if kind == "folder" else f"new.{kind}")
+    if kind == "npy":
+        np.save(path, INPUTS.numpy())
+    elif kind == "folder":
+        path.mkdir()
+        for number, row in enumerate(INPUTS):
+            np.save(path / f"{number:03}.npy", row.numpy())
+    else:
+        written = (str(row) if kind == "jsonl" else str(row)[1:-1] for row in INPUTS.tolist())
+        path.write_text("\n".join(written))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        ("npy", 2),
+        ("csv", 1),
+        *(pytest.param(*row, marks=pytest.mark.long) for row in (("jsonl", 2), ("folder", 1))),
+    ],
+)
+def test_new_data_is_predicted_as_the_tasks_own(
+    run: shoal.Run, zygote: ZygoteProcess, kind: str, workers: int
+) -> None:
+    options = {"workers": workers, "output": io.StringIO(), "zygote": zygote}
+    path = shoal.predict(run.folder, "out.npy", input=write_new(kind), **options)
+    with torch.no_grad():
+        np.testing.assert_allclose(np.load(path), run.model()(INPUTS).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_dict_batches_and_output_objects(
+    tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("named.py").write_text(
+        f"import sys; sys.path.insert(0, {str(TASKS.parent)!r})\n"
+        "import odd_tasks\n"
+        "from torch import nn\n"
+        "class Named(nn.Linear):\n"
+        "    def forward(self, x, labels=None):\n"
+        "        scores = super().forward(x)\n"
+        "        loss = None if labels is None else nn.functional.cross_entropy(scores, labels)\n"
+        "        return {'loss': loss, 'logits': scores, 'best': scores.argmax(1)}\n"
+        "def task():\n"
+        "    train = [{'x': x, 'labels': y, 'id': 0} for x, y in odd_tasks.PAIRS]\n"
+        "    def objective(model, batch):\n"
+        "        return model(batch['x'], batch['labels'])['loss']\n"
+        "    return odd_tasks.make(lambda: Named(6, 3), objective=objective, train=train)\n"
+    )
+    options = {"output": io.StringIO(), "zygote": zygote}
+    run = shoal.train("named.py", **options)
+    Path("new.jsonl").write_text("\n".join(json.dumps({"x": row}) for row in INPUTS.tolist()))
+    with torch.no_grad():
+        expected = run.model()(INPUTS)
+    for given in ({"data": "train"}, {"input": "new.jsonl"}):
+        rows = map(json.loads, shoal.predict(run.folder, "out.jsonl", **given, **options).read_text().splitlines())
+        for row, scores, best in zip(rows, expected["logits"].tolist(), expected["best"].tolist(), strict=True):
+            assert row == {"logits": pytest.approx(scores, rel=1e-4, abs=1e-5), "best": best}
+    rows = np.load(shoal.predict(run.folder, "out.npy", data="train", **options))
+    np.testing.assert_allclose(rows, expected["logits"].numpy(), rtol=1e-5, atol=1e-6)
+
+
 def test_an_evaluation_afterwards_is_the_last_one_of_the_run(run: shoal.Run, zygote: ZygoteProcess) -> None:
     for workers in (1, 2):
         evaluation = shoal.evaluate(run.folder, workers=workers, output=io.StringIO(), zygote=zygote)

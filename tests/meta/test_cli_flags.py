@@ -19,7 +19,8 @@ FLAGS = {
     "from skip-seen checkpoint resume trust name runs overwrite log tensorboard explain progress plain json "
     "help",
     "evaluate": "data workers strategy threads device memory trust progress plain json help",
-    "predict": "out data workers strategy threads device memory trust progress plain help",
+    "predict": "out data input workers strategy threads device memory trust progress plain help",
+    "export": "to out trust help",
     "run": "workers strategy port threads help",
     "scale": "workers servers runs json help",
     "verify": "workers strategy slots steps arg seed seeds precision replay trust json help",

@@ -38,8 +38,9 @@ FLOORS = {
 }
 BY_NAME = {"launch": ("model", "step", "strategies"), "verification": ("bench",), "bench": ("verification",)}
 """What a floor must not import, though it lies below or beside it: such code runs in other processes."""
-LAUNCH_MAY_IMPORT_ROLES_IN = ("child",)
-"""The forked child becomes a role; nothing else of `launch` knows what roles are made of."""
+LAUNCH_MAY_IMPORT_ROLES_IN = ("child", "taking")
+"""The forked child becomes a role, and a model that is taken away is made where it is wanted; nothing else of
+`launch` knows what roles are made of."""
 FILES = sorted(ROOT.rglob("*.py"))
 
 

@@ -39,6 +39,7 @@ PROMISED = [
     "metrics",
     "optim",
     "predict",
+    "predictions",
     "ps",
     "resume",
     "scale",

@@ -14,6 +14,7 @@ from shoal.cli.bench import bench
 from shoal.cli.checkpoint import checkpoint
 from shoal.cli.doctor import doctor
 from shoal.cli.evaluate import evaluate
+from shoal.cli.export import export
 from shoal.cli.failures import show_failure
 from shoal.cli.predict import predict
 from shoal.cli.run import run as run_verb
@@ -36,6 +37,7 @@ TRAINING, CHECKING = "Training", "Checking and measuring"
 app.command(rich_help_panel=TRAINING)(train)
 app.command(rich_help_panel=TRAINING)(evaluate)
 app.command(rich_help_panel=TRAINING)(predict)
+app.command(rich_help_panel=TRAINING)(export)
 app.command(
     "run",
     rich_help_panel=TRAINING,

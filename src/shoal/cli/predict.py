@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,10 +14,19 @@ def predict(
     ctx: typer.Context,
     run: option.SavedModel,
     out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="The file to write: .jsonl, .csv or .npy.", show_default=False),
-    ],
+        str,
+        typer.Option("--out", "-o", help="The file to write: .jsonl, .csv or .npy; - for standard output."),
+    ] = "-",
     data: option.DataPart = "test",
+    new: Annotated[
+        str | None,
+        typer.Option(
+            "--input",
+            "-i",
+            help="New data: .npy, .csv, .jsonl, a folder of files, or - for the lines of standard input.",
+            show_default=False,
+        ),
+    ] = None,
     workers: option.ReadingWorkers = None,
     strategy: option.ReadingStrategy = None,
     threads: option.Threads = None,
@@ -30,7 +38,8 @@ def predict(
     """Write the outputs of a run's model, one row per sample, in order, as they are done.
 
     [dim]shoal predict runs/demo --out predictions.jsonl --workers 2
-    shoal predict runs/demo --out predictions.npy --data train[/dim]
+    shoal predict runs/demo --out predictions.npy --input new.csv
+    tail -f new.jsonl | shoal predict runs/demo --input -[/dim]
     """
     from shoal.launch.saved import predict as start
     from shoal.observe.wording import near
@@ -39,10 +48,12 @@ def predict(
         run,
         out,
         data=data,
+        input=new,
         strategy=strategy,
         cluster=given(workers=workers, threads=threads, device=device, memory=memory),
         progress=progress,
         trust=trust,
         zygote=ctx.obj,
     )
-    print(f"predictions are in {near(str(path))}")
+    if out != "-":
+        print(f"predictions are in {near(str(path))}")

@@ -114,6 +114,12 @@ class Channel:
             return message
         return self.poll() if _wait_until(self._socket, select.POLLIN, timeout_s) else None
 
+    def receive_with_fds(self) -> tuple[dict[str, Any], list[int]]:
+        """The next message and the file descriptors that came with it, however long it takes."""
+        while (received := self.poll_with_fds()) is None:
+            _wait_until(self._socket, select.POLLIN, None)
+        return received
+
     def finish(self) -> None:
         """Say that nothing more will be sent; the other side's last words can still be received."""
         try:

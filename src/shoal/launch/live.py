@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import DiskRefused, Interrupted, ShoalError, WorkerFailed
 from shoal.launch.attempts import Attempts
@@ -20,9 +20,13 @@ from shoal.launch.record import Beginning, Record, how_to_go_on, leave_behind, w
 from shoal.launch.requests import Requests
 from shoal.observe import Bus, Event, FolderWatch, JsonlSink, RunFolder, Sink
 from shoal.observe.happenings import Failed, Warned
+from shoal.observe.run_folder import DEFAULT_ROOT
 from shoal.observe.wording import FAILED
 from shoal.spec import Job
 from shoal.spec.checks import require_count
+
+if TYPE_CHECKING:
+    from torch import nn
 
 MOST_KEPT_EVENTS = 10_000
 _EXIT_S = 10.0
@@ -40,6 +44,21 @@ class Run:
     def digest(self) -> str:
         """One name for the trained model."""
         return str(self.results["digest"])
+
+    @classmethod
+    def open(cls, run: str | Path, runs: str | Path = DEFAULT_ROOT) -> Run:
+        """An earlier run that came to its end, by its folder or by its name under `runs`."""
+        folder = RunFolder.open(run, runs)
+        return cls(folder.path, folder.read_result())
+
+    def model(self, *, trust: bool = False) -> nn.Module:
+        """The module that the task makes, with its trained weights: in `eval` mode, on the CPU, the caller's own.
+
+        The task's code is run in this process; what others could have written is refused unless you `trust` it.
+        """
+        from shoal.launch.taking import load_module
+
+        return load_module(self.folder, trust=trust)
 
 
 class EventStream:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from shoal.errors import CheckpointError
+from shoal.comm.desk_words import STREAM
 from shoal.launch.inside import refuse_inside
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
+from shoal.launch.prediction.attempts import Prediction
+from shoal.launch.prediction.inflow import Source, lines_from, values_from
+from shoal.launch.prediction.output import Output, StreamOutput, open_output
+from shoal.launch.prediction.reading import rows_as_they_come
 from shoal.launch.runs import screen
 from shoal.launch.supervisor import Supervisor
-from shoal.observe import Bus, RunFolder
-from shoal.observe.checkpoint_names import find_checkpoint, names_checkpoint
-from shoal.observe.run_folder import AVERAGE_MODEL, BEST_MODEL, PARTIAL_MODEL
+from shoal.launch.taking import find_model
+from shoal.observe import Bus
 from shoal.observe.trust import trusted_job
 from shoal.spec import Cluster, Job, StrategySpec, parse_strategy
 from shoal.spec.vocabulary import Purpose
-
-_BESIDES = (AVERAGE_MODEL, BEST_MODEL, PARTIAL_MODEL)
-"""Models of a run that are not what it ended with: whoever names one knows what it is."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,10 @@ def evaluate(
 
 def predict(
     run: str | Path,
-    out: str | Path,
+    out: str | Path = "-",
     *,
     data: str = "test",
+    input: str | Path | Iterable[Any] | None = None,
     workers: int | None = None,
     strategy: str | StrategySpec | None = None,
     cluster: Cluster | Mapping[str, Any] | None = None,
@@ -73,16 +75,64 @@ def predict(
     trust: bool = False,
     zygote: ZygoteProcess | None = None,
 ) -> Path:
-    """Write the outputs of a run's model over a data set, one row per sample, in order.
+    """Write the outputs of a run's model over a data set, one row per sample, in order, as they are done.
 
-    The ending of `out` says how: `.jsonl`, `.csv` or `.npy`. Rows appear in it as they are done. All else is as in
-    `evaluate`.
+    The ending of `out` says how: `.jsonl`, `.csv` or `.npy`; `-` is standard output. `input` is new data in place
+    of the task's own: a file `.npy`, `.csv` or `.jsonl`, a folder of files, `-` for the lines of standard input,
+    or what an iterable of yours yields, with or without an end. A worker that dies costs time, and no row. All
+    else is as in `evaluate`.
     """
-    path = Path(out).absolute()
-    options = {"data": data, "out": str(path)}
-    job = _saved_job(Purpose.PREDICT, run, strategy, _said(workers, cluster), options, trust=trust)
-    _execute(job, progress, output, zygote)
+    to_stdout = str(out) == "-"
+    path = Path(out) if to_stdout else Path(out).absolute()
+    target: Output = StreamOutput(sys.stdout) if to_stdout else open_output(path)
+    shown = screen(progress, sys.stderr if to_stdout and output is None else output)
+    said = _said(workers, cluster)
+    prediction = _prediction(run, data, input, strategy, said, Bus([shown]), trust=trust, zygote=zygote)
+    try:
+        prediction.run(target.append)
+    except BrokenPipeError:
+        return path  # Whoever reads the rows has had enough.
+    target.close()
     return path
+
+
+def predictions(
+    run: str | Path,
+    input: str | Path | Iterable[Any] | None = None,
+    *,
+    data: str = "test",
+    workers: int | None = None,
+    strategy: str | StrategySpec | None = None,
+    cluster: Cluster | Mapping[str, Any] | None = None,
+    trust: bool = False,
+    zygote: ZygoteProcess | None = None,
+) -> Generator[Any, None, None]:
+    """The rows that `predict` would write, one after the other, as numpy arrays: dicts of them where the model has
+    several outputs. An iterable `input` is read in another thread, a little ahead. Nothing is shown."""
+    said = _said(workers, cluster)
+    return rows_as_they_come(_prediction(run, data, input, strategy, said, Bus(), trust=trust, zygote=zygote))
+
+
+def _prediction(
+    run: str | Path,
+    data: str,
+    given: str | Path | Iterable[Any] | None,
+    strategy: str | StrategySpec | None,
+    said: Cluster | Mapping[str, Any],
+    bus: Bus,
+    *,
+    trust: bool,
+    zygote: ZygoteProcess | None,
+) -> Prediction:
+    options: dict[str, Any] = {"data": data}
+    source: Source | None = None
+    if isinstance(given, (str, Path)):
+        is_stream = str(given) == STREAM
+        options["input"] = STREAM if is_stream else str(Path(given).absolute())
+        source = lines_from(sys.stdin.fileno()) if is_stream else None
+    elif given is not None:
+        options["input"], source = STREAM, values_from(given)
+    return Prediction(_saved_job(Purpose.PREDICT, run, strategy, said, options, trust=trust), source, bus, zygote)
 
 
 def _said(workers: int | None, cluster: Cluster | Mapping[str, Any] | None) -> Cluster | Mapping[str, Any]:
@@ -100,7 +150,7 @@ def _saved_job(
     trust: bool,
 ) -> Job:
     refuse_inside(purpose)
-    folder, model = _find(str(run))
+    folder, model = find_model(str(run))
     trained = trusted_job(folder, trust=trust)
     spec = parse_strategy(trained.strategy if strategy is None else strategy).for_inference()
     return Job(
@@ -122,19 +172,6 @@ def _cluster_for(spec: StrategySpec, trained: Job, said: Mapping[str, Any]) -> C
     on_same = said.get("device", "cpu") == trained.cluster.device
     memory = trained.cluster.memory if on_same else ""
     return Cluster(**{"workers": trained.cluster.places, "memory": memory, **said})
-
-
-def _find(run: str) -> tuple[RunFolder, Path]:
-    """A run and its final model, or that of the checkpoint which `run` names."""
-    if names_checkpoint(run):
-        model = find_checkpoint(run)
-        return RunFolder.open(model.parent.parent), model
-    if (named := Path(run).absolute()).name in _BESIDES and named.is_file():
-        return RunFolder.open(named.parent), named
-    folder = RunFolder.open(run)
-    if not folder.model.is_file():
-        raise CheckpointError(folder.explain_no_model())
-    return folder, folder.model
 
 
 def _execute(

@@ -17,7 +17,8 @@ from shoal.model.optimizer.averaging import average_key, averaged_model
 from shoal.observe.happenings import Audited, Saved
 from shoal.observe.run_folder import RunFolder
 from shoal.roles.callbacks.opening import callbacks_of
-from shoal.roles.inference.saved_model import evaluate, predict
+from shoal.roles.inference.prediction import predict
+from shoal.roles.inference.saved_model import evaluate
 from shoal.roles.inspection import inspect
 from shoal.roles.loading.incremental import History
 from shoal.roles.loading.start import read_start

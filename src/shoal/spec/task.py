@@ -115,6 +115,9 @@ class Task:
     """The most parts of batches that are loaded ahead of their step; 0: none."""
     collate: Callable[[list[Any]], Any] | None = None
     """Turns a list of samples into a batch; default stacks tensors, as torch's `default_collate`."""
+    prepare: Callable[[Any], Any] | None = None
+    """Makes a model's inputs of one record of new data (a row, a JSON value, a file's path), for `shoal predict
+    --input`; default gives it type and shape of the inputs in the train set."""
     evaluate_every: int | None = None
     """Evaluate after so many steps; default at the end of each epoch."""
     stop: Plateau | None = None
@@ -143,7 +146,7 @@ class Task:
             require_callable("Task", "loss", self.loss, "loss=nn.functional.cross_entropy")
         if self.objective is not None:
             require_callable("Task", "objective", self.objective, "objective=lambda model, batch: ...")
-        for name in ("weight", "scheduler", "collate"):
+        for name in ("weight", "scheduler", "collate", "prepare"):
             if getattr(self, name) is not None:
                 require_callable("Task", name, getattr(self, name), f"{name}=lambda value: ...")
         for name in ("batch_size", "epochs", "accumulate"):

@@ -25,7 +25,7 @@ def test_version_and_help(shoal):
     assert shoal("--version").stdout == f"shoal {package.__version__}\n"
     answer = shoal("--help")
     assert answer.returncode == 0
-    for verb in ("train", "evaluate", "predict", "run", "scale", "verify", "bench", "doctor"):
+    for verb in ("train", "evaluate", "predict", "export", "run", "scale", "verify", "bench", "doctor"):
         assert verb in answer.stdout
     answer = shoal("train", "--help")
     assert answer.returncode == 0 and "--workers" in answer.stdout and "shoal train digits.py" in answer.stdout

@@ -1,4 +1,4 @@
-"""`shoal evaluate` and `shoal predict`: what a saved model says, for any number of workers."""
+"""`shoal evaluate`, `predict` and `export`: what a saved model says, for any number of workers, and itself."""
 
 from __future__ import annotations
 
@@ -59,6 +59,25 @@ def test_predictions_on_the_training_set(shoal, trained, tmp_path):
     answer = shoal("predict", str(trained), "--out", "out.npy", "--data", "train", "--workers", "2")
     assert answer.returncode == 0, answer.stderr
     assert len(np.load(tmp_path / "out.npy")) == NUM_TRAIN
+
+
+def test_rows_go_to_standard_output_and_all_else_to_standard_error(shoal, trained, expected, tmp_path):
+    np.save(tmp_path / "new.npy", np.stack([sample.numpy() for sample, _ in task().dataset("test")]))
+    answer = shoal("predict", str(trained), "--input", "new.npy", "--workers", "2")
+    assert answer.returncode == 0, answer.stderr
+    found = np.array([json.loads(line) for line in answer.stdout.splitlines()])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert "2 workers" in answer.stderr
+
+
+def test_the_model_can_be_taken_away(shoal, trained, tmp_path):
+    answer = shoal("export", str(trained), "--to", "torch", "--out", "taken.pt")
+    assert answer.returncode == 0 and "the model is in taken.pt" in answer.stdout, answer.stderr
+    taken = torch.load(tmp_path / "taken.pt", weights_only=True)
+    load_model(trained / "model.safetensors", module := task().model())
+    assert all(torch.equal(taken[name], value) for name, value in module.state_dict().items())
+    answer = shoal("export", str(trained), "--to", "tochr")
+    assert answer.returncode == 2 and "Did you mean 'torch'" in answer.stderr
 
 
 def test_evaluations_do_not_depend_on_the_workers(shoal, trained):

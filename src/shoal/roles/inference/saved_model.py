@@ -1,196 +1,25 @@
-"""Evaluation and prediction with a saved model, under any strategy: also with one that no worker can hold."""
+"""Evaluation of a saved model, under any strategy: also of one that no worker can hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-
-from shoal.datasets.iterated import ByPosition
-from shoal.errors import SpecError
-from shoal.feed.feed import Feed
-from shoal.feed.shipping import open_dataset
-from shoal.model.replica import Replica
-from shoal.model.start import Start
 from shoal.roles.inference.evaluator import Evaluator
-from shoal.roles.inference.output import WritingOrder, open_output
-from shoal.roles.loading.start import read_start
-from shoal.roles.loading.task import load_task
-from shoal.roles.loading.weighing import derived_weight
-from shoal.roles.memory.limit import make_parking
-from shoal.roles.process.joining import Fellows
+from shoal.roles.inference.reading import open_strategy, read
 from shoal.roles.process.reporter import Reporter
-from shoal.spec import Job, Task, World
+from shoal.spec import Job, World
 from shoal.spec.features import check_task
 from shoal.spec.vocabulary import State
-from shoal.step.work import Work
-from shoal.strategies import Strategy, make_strategy
-from shoal.strategies.base import Company, Extent, Setting
+from shoal.strategies.base import Extent
 
 
 def evaluate(job: Job, world: World, reporter: Reporter) -> None:
     """Loss and metrics of a saved model over a data set."""
-    reading = _read(job, world)
+    reading = read(job, world)
     check_task(reading.task, job.conduct, job.strategy)
     evaluator = Evaluator(reading.task, reading.replica, reading.length, reading.feed, job.conduct)
     extent = Extent(table_rows=evaluator.num_batches, table_columns=evaluator.tables.columns)
-    strategy = _open(reading, job, world, extent, reporter)
+    strategy = open_strategy(reading, job, world, extent, reporter)
     reporter.on_state(State.READY, 0)
     reporter.on_state(State.EVALUATING, 0)
     results = evaluator.run(strategy, world)
     reporter.done({"results": results, "samples": reading.length})
     strategy.close()
-
-
-def predict(job: Job, world: World, reporter: Reporter) -> None:
-    """The model's outputs over a data set, written in order as they are done."""
-    fellows = Fellows(world)
-    # The strategy has its own segment for itself.
-    order, world = WritingOrder(fellows.gather()), fellows.gather()
-    reading, lanes = _read(job, world), job.conduct.lanes(world.world_size)
-    output = open_output(Path(job.options["out"]), reading.length)
-    strategy = _open(reading, job, world, Extent(table_rows=lanes, table_columns=1), reporter)
-    reading.replica.module.eval()
-    reporter.on_state(State.READY, 0)
-    reporter.on_state(State.PREDICTING, 0)
-    rounds = PredictionRounds(reading, strategy, world.global_rank, lanes, together=job.conduct.gathers)
-    reporter.total_steps = reading.num_batches
-    for first in range(0, reading.num_batches, lanes):
-        for number, rows in rounds.take(first).items():
-            with order.of(number):
-                output.append(rows, first=number == 0)
-            reporter.on_progress(number + 1, int(reading.samples(number)[-1]) + 1)
-    reporter.done({"samples": reading.length, "out": job.options["out"]})
-    strategy.close()
-    fellows.close()
-
-
-class PredictionRounds:
-    """Batches go round the lanes: in a round each computes one."""
-
-    def __init__(self, reading: Reading, strategy: Strategy, rank: int, lanes: int, *, together: bool) -> None:
-        """`together`: all take part in the passes of each, so that every lane makes as many as the others."""
-        self._reading = reading
-        self._strategy = strategy
-        self._rank = rank
-        self._lanes = lanes
-        self._together = together
-
-    def take(self, first: int) -> dict[int, torch.Tensor]:
-        """Compute the batches from this one on, one in each lane; by number, the outputs of those that this
-        process is to write."""
-        found: dict[int, torch.Tensor] = {}
-
-        def fill(table: torch.Tensor, lane: int) -> None:
-            rows = self._infer(first + lane)
-            if rows is not None:
-                found[lane] = rows
-                table[lane] = self._rank
-
-        # Of those in a lane who have an output, the one whose row of the table counts writes it.
-        writers = self._strategy.exchange(1 + first // self._lanes, (self._lanes, 1), fill)
-        mine = [lane for lane in found if writers[lane, 0] == self._rank]
-        return {first + lane: found[lane] for lane in mine if first + lane < self._reading.num_batches}
-
-    @torch.no_grad()
-    def _infer(self, number: int) -> torch.Tensor | None:
-        """The model's output for a batch; None where another process has it."""
-        last = self._reading.num_batches - 1
-        if number > last and not self._together:
-            return None
-        samples = self._reading.samples(min(number, last))
-        result = self._strategy.infer(self._reading.replica, self._reading.feed.batch(samples)[0])
-        return None if result is None else _checked(result, len(samples)).cpu()
-
-
-def _checked(result: Any, count: int) -> torch.Tensor:
-    """What can be written as so many rows."""
-    if isinstance(result, torch.Tensor) and result.shape[:1] == (count,):
-        return result
-    found = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
-    raise SpecError(
-        f"predict writes one row per sample, but for {count} samples the model returned {found}; let the model "
-        "return its main output alone when not training, with the batch as its first dimension."
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """A saved model, and the data that it is to see."""
-
-    task: Task
-    replica: Replica
-    feed: Feed
-    length: int
-    """Samples of the data set."""
-
-    @property
-    def num_batches(self) -> int:
-        """Batches of all samples; the last may be smaller."""
-        return -(-self.length // self.task.batch_size)
-
-    def samples(self, number: int) -> np.ndarray:
-        """Those of a batch."""
-        size = self.task.batch_size
-        return np.arange(number * size, min((number + 1) * size, self.length))
-
-    def sample(self) -> Any:
-        """The first batch, for whoever must see the model run before it computes."""
-        return self.feed.batch(self.samples(0))
-
-    def work(self, step: int, slots: Iterable[int], *, apart: bool = False) -> Work:
-        """There are no steps."""
-        raise AssertionError("nothing is trained with a saved model")
-
-
-def _read(job: Job, world: World) -> Reading:
-    task = load_task(job)
-    part = job.options.get("data", "test")
-    if part not in ("train", "test"):
-        raise SpecError(f"The data must be train or test, found {part!r}.")
-    if getattr(task, part) is None:
-        raise SpecError(f"{job.target} has no {part} set; choose the other with --data, or give the task one.")
-    # Nothing is trained, so what training asks for must not stand in the way: this optimizer keeps nothing, and
-    # takes parameters that are cut.
-    task = replace(
-        task,
-        optimizer=lambda params: torch.optim.SGD(params, lr=0.0),
-        scheduler=None,
-        clip_norm=None,
-        skip_loss_below=None,
-    )
-    dataset = open_dataset(task, part, lambda: world)
-    if isinstance(dataset, ByPosition) and dataset.length is None:
-        raise SpecError(f"The {part} set has no length, so this would not end; give it a __len__.")
-    length, near = len(dataset), Feed(task, dataset)  # models are made on the CPU, whatever they compute on
-    replica = Replica(
-        task,
-        device=world.device,
-        sample=lambda: near.batch(np.arange(min(2, length))),
-        start=read_start(job),
-        parking=make_parking(job),
-    )
-    if (weighing := derived_weight(replica)) is not None:
-        task = replica.task = replace(replica.task, weight=weighing.weight)
-    return Reading(task=task, replica=replica, feed=Feed(task, dataset, device=world.device), length=length)
-
-
-def _open(reading: Reading, job: Job, world: World, extent: Extent, reporter: Reporter) -> Strategy:
-    strategy = make_strategy(job.spec, world, job.num_slots)
-    strategy.open(
-        reading.replica,
-        Setting(
-            world=world,
-            conduct=job.conduct,
-            extent=extent,
-            company=Company(report=reporter.line),
-            supply=reading,
-            memory_bytes=job.cluster.memory_bytes,
-        ),
-    )
-    reading.replica.start = Start()  # the model has its values now; nobody needs them twice
-    return strategy
