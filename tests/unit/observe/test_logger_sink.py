@@ -13,7 +13,16 @@ import pytest
 from helpers.logged import sink_of
 from shoal.errors import DiskRefused
 from shoal.observe import Bus, Event, RunFolder
-from shoal.observe.happenings import Finished, Restarted, Saved, StateEntered, StepsTaken, Stopped, Warned
+from shoal.observe.happenings import (
+    Finished,
+    Restarted,
+    Saved,
+    ScalarLogged,
+    StateEntered,
+    StepsTaken,
+    Stopped,
+    Warned,
+)
 from shoal.observe.loggers import LoggedRun, Logger, LoggerSink, RunEnding, Scalar, sink
 from shoal.spec.vocabulary import State
 
@@ -96,6 +105,26 @@ def steps(*numbers: int) -> Event:
 def impatient(logger: Logger, folder: RunFolder) -> LoggerSink:
     run = LoggedRun(name=folder.name, folder=folder.logged / "one", settings={})
     return LoggerSink("one", logger, run, folder, patience_s=0.01)
+
+
+def test_what_callbacks_have_logged_of_undone_steps_is_told_again(folder: RunFolder) -> None:
+    """They are called once for each step, also where it is trained twice."""
+    logger = Listener()
+    told = sink_of("one", logger, folder)
+    for event in (
+        steps(1, 2),
+        *(Event(ScalarLogged(name="mine", value=float(step), step=step)) for step in (1, 2)),
+        Event(Restarted(reason="a kill", step=1, samples=1, undone=1, seconds=0.1)),
+        steps(2),
+        Event(Finished()),
+    ):
+        told.handle(event)
+    told.close()
+    assert logger.heard[logger.heard.index(("undo", 1)) + 1 : -1] == [
+        ("note", "faults", 1),
+        ("log", 2, "mine"),
+        ("log", 2, "train/loss"),
+    ]
 
 
 def test_all_is_told_in_order(folder: RunFolder) -> None:

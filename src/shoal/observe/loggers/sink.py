@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from operator import itemgetter
@@ -44,6 +45,7 @@ PATIENCE_S = 60.0
 MOST_WAITING = 100_000
 """So many events may wait for a logger that is slow."""
 _MOST_AT_ONCE = 1000
+_MOST_TOLD_AGAIN = 10_000
 _NUMBERS = (StepsTaken, Evaluated, ScalarLogged)
 _MARKS = (FaultInjected, Hung, Lost, Replaced, Restarted, Scaled, Warned, Failed)
 _TOLD = (*_NUMBERS, *_MARKS, *UNDOING, TextLogged, ImageLogged, Saved, Finished, Stopped)
@@ -68,6 +70,8 @@ class LoggerSink:
         self._thread: threading.Thread | None = None
         self._is_dropped = False
         self._failure: Exception | None = None
+        self._by_callbacks: deque[tuple[int, Event]] = deque(maxlen=_MOST_TOLD_AGAIN)
+        """What they have logged, with its step."""
         self._step = 0
         self._saved: Saved | None = None
         self._ending = RunEnding.STOPPED
@@ -128,6 +132,8 @@ class LoggerSink:
     def _tell(self, events: list[Event]) -> None:
         scalars: list[Scalar] = []
         for event in events:
+            if isinstance(event.what, ScalarLogged | TextLogged | ImageLogged):
+                self._by_callbacks.append((event.what.step, event))
             if isinstance(event.what, _NUMBERS):
                 scalars += _scalars(event)
                 continue
@@ -158,6 +164,16 @@ class LoggerSink:
                 self._ending = RunEnding.FAILED if reason == wording.FAILED else RunEnding.STOPPED
         if isinstance(event.what, _MARKS) and (line := wording.line(event)) is not None:
             self._logger.note(FAULTS, line, self._step)
+        if isinstance(event.what, UNDOING):
+            self._tell_again(event.what.step)
+
+    def _tell_again(self, step: int) -> None:
+        """What callbacks have logged of steps that were undone: they are called once for each, also where it is
+        trained twice."""
+        undone = [event for at, event in self._by_callbacks if at > step]
+        kept = [(at, event) for at, event in self._by_callbacks if at <= step]
+        self._by_callbacks = deque(kept, maxlen=_MOST_TOLD_AGAIN)
+        self._tell(undone)
 
     def _end(self) -> None:
         """What the whole run has come to: its chart, which the report has drawn, and its model."""
