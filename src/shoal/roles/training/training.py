@@ -48,6 +48,21 @@ def make_schedule(task: Task, train: Any, slots: int, workers: int) -> Schedule:
     return Schedule(length, batch_size, slots, task.epochs, task.max_steps, order)
 
 
+def _check_readable(task: Task, train: Any, conduct: Conduct, loaders: int) -> None:
+    """Refuse a train set that nobody could read as the job asks."""
+    if loaders and isinstance(train, ShippedSet):
+        raise SpecError(
+            f"{'loaders' if task.loaders else 'preprocess'}={loaders} has processes read the train set beside "
+            "each worker, but it is Shipped, and only workers can ask for its samples; leave it out, or let "
+            "each worker make the set."
+        )
+    if conduct.is_relay and isinstance(train, ByPosition) and train.length is None:
+        raise TaskError(
+            "Task: the train set has no length, but in a relay each worker has its share of an epoch's steps; "
+            "give it a __len__, or leave partition=relay out."
+        )
+
+
 class Training:
     """One process's part in training a task."""
 
@@ -71,17 +86,7 @@ class Training:
         train = open_dataset(task, "train", lambda: self.world)
         sets = [train]
         loaders = task.loaders or conduct.preprocess
-        if loaders and isinstance(train, ShippedSet):
-            raise SpecError(
-                f"{'loaders' if task.loaders else 'preprocess'}={loaders} has processes read the train set beside "
-                "each worker, but it is Shipped, and only workers can ask for its samples; leave it out, or let "
-                "each worker make the set."
-            )
-        if conduct.is_relay and isinstance(train, ByPosition) and train.length is None:
-            raise TaskError(
-                "Task: the train set has no length, but in a relay each worker has its share of an epoch's steps; "
-                "give it a __len__, or leave partition=relay out."
-            )
+        _check_readable(task, train, conduct, loaders)
         self.schedule = make_schedule(task, train, slots, world.world_size)
         order = self.schedule.order
         # Its processes are forked here: they hold nothing of a model, and few threads run yet.
