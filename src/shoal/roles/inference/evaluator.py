@@ -185,8 +185,10 @@ def _seen_by_model(module: torch.nn.Module, batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, dict):
         for name in _TARGETS:
             if name in batch:
-                takes_it = name in inspect.signature(module.forward).parameters
-                return batch if takes_it else {key: batch[key] for key in batch if key != name}, batch[name]
+                taken = inspect.signature(module.forward).parameters
+                # Who names its target names all that it takes: what else is in a row is not for the model.
+                inputs = {key: batch[key] for key in batch if (key in taken if name in taken else key != name)}
+                return inputs, batch[name]
     elif isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
     raise TaskError(

@@ -37,8 +37,9 @@ class ModelInputs:
 def _argument_names(module: nn.Module) -> list[str] | None:
     """What the model takes by name; None: anything, or nobody can tell."""
     try:
-        parameters = inspect.signature(module.forward).parameters.values()
+        parameters = inspect.signature(module.forward).parameters
     except (TypeError, ValueError):  # it is not written in Python
         return None
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    return None if takes_all else [one.name for one in parameters]
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    # Models of transformers name all that they take, and hand options on besides.
+    return None if takes_all and "labels" not in parameters else list(parameters)

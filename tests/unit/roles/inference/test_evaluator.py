@@ -131,12 +131,15 @@ def test_an_objective_has_metrics_too(tmp_path: Path, kind: str) -> None:
 
     def collate(samples: list[Any]) -> Any:
         x, y = torch.stack([x for x, _ in samples]), torch.stack([y for _, y in samples])
-        return (x, y) if kind == "pair" else {"x": x, "labels": y}
+        if kind == "pair":
+            return x, y
+        besides = {"number": torch.arange(len(x))} if kind.endswith("takes") else {}
+        return {"x": x, "labels": y, **besides}
 
     def objective(model: nn.Module, batch: Any) -> torch.Tensor:
         if kind == "pair":
             return functional.cross_entropy(model(batch[0]), batch[1])
-        made = model(**batch).logits if kind.endswith("takes") else model(batch["x"])
+        made = model(x=batch["x"], labels=batch["labels"]).logits if kind.endswith("takes") else model(batch["x"])
         return functional.cross_entropy(made, batch["labels"])
 
     model = Taker if kind.endswith("takes") else Net

@@ -80,10 +80,15 @@ def test_dicts_are_batches_and_the_model_takes_what_it_names() -> None:
         def forward(self, **named: torch.Tensor) -> torch.Tensor:
             return named["left"]
 
+    class OfALibrary(nn.Module):
+        def forward(self, left: torch.Tensor, labels: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+            return left
+
     new = NewInputs(make_task(), [{"left": [1, 2], "id": 3}], {"left": torch.zeros(2), "labels": torch.zeros(())})
     batch = Feed(make_task(), new).batch(np.arange(1))
     assert ModelInputs(Named()).of(batch).keys() == {"left"}
     assert ModelInputs(Anything()).of(batch).keys() == {"left", "id"}
+    assert ModelInputs(OfALibrary()).of(batch).keys() == {"left"}
     assert ModelInputs(Named()).of((1, 2)) == 1 and ModelInputs(Named()).of(3) == 3
     with pytest.raises(TaskError, match=r"holds x, and its model takes left, right; let forward\(\) call"):
         ModelInputs(Named()).of({"x": 1})
