@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 from shoal.model.replica import Replica
 from shoal.roles.loading.weighing import derived_weight
 from shoal.roles.training.mean_check import compare
-from shoal.spec import Task
+from shoal.roles.training.training import Training
+from shoal.spec import Conduct, Task, World
+from shoal.strategies.data.single import SingleProcess
 
 CHANCE = torch.Generator().manual_seed(5)
 SCORES = torch.randn(10, 4, 3, generator=CHANCE)
@@ -54,6 +57,19 @@ def test_halves_average_to_the_whole(kind: str) -> None:
     assert weights[0] != weights[1]
     mean = sum(w * float(loss(*half)) for w, half in zip(weights, halves, strict=True)) / sum(weights)
     assert mean == pytest.approx(float(loss(SCORES, target)), rel=1e-5)
+
+
+def test_the_loss_stays_in_the_numbers_of_the_model() -> None:
+    task = Task(
+        model=lambda: nn.Linear(4, 4),
+        loss=nn.CrossEntropyLoss(weight=WEIGHTS),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        train=TensorDataset(SCORES[:, :, 0], torch.arange(10) % 4),
+    )
+    training = Training(task, SingleProcess(), World(), Conduct(fills=(range(1),)), numerics="float64")
+    loss = training.replica.task.loss
+    assert training.weighing is not None and training.task.weight is not None
+    assert isinstance(loss, nn.CrossEntropyLoss) and loss.weight is not None and loss.weight.dtype == torch.float64
 
 
 def test_shares_of_classes_count_as_samples_do() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
 import pytest
@@ -26,6 +27,15 @@ def test_each_is_told_once_on_one_line_and_all_are_logged(monkeypatch: pytest.Mo
     assert told[:2] == ["UserWarning: slow path (torch/nn/odd.py:7)", "UserWarning: other (torch/nn/odd.py:7)"]
     assert len(told) == 3 and len(told[2]) < 400
     assert len(logged) == 5
+
+
+def test_who_is_forked_meanwhile_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no line of its own, as loaders have none."""
+    told: list[str] = []
+    with warnings_told(told.append):
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        warn("slow")
+    assert told == []
 
 
 def test_what_python_itself_shows_is_told() -> None:
