@@ -225,7 +225,7 @@ def test_the_loaders_time_is_hidden() -> None:
     # 32 steps of 10 ms and more; loads of 2 ms have to be asked for before the step before is over.
     _, was_ahead, waits = trained(task(Slow(), pause_s=0.01))
     assert was_ahead and waits <= 8
-    _, was_ahead, waits = trained(task(Slow(pause_s=0.01)))
+    _, was_ahead, waits = trained(task(Slow(pause_s=0.05)))
     assert was_ahead and waits >= 20, "a loader slower than the model is waited for"
 
 
