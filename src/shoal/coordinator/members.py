@@ -24,6 +24,7 @@ class Member:
     role: str
     rank: int
     address: str
+    host: int = 0
 
     @property
     def seat(self) -> Seat:
@@ -64,6 +65,11 @@ class Members:
     def addresses(self) -> dict[int, str]:
         return {node: member.address for node, member in self._members.items()}
 
+    @property
+    def hosts(self) -> dict[int, int]:
+        """By node: which of the run's hosts it is on."""
+        return {node: member.host for node, member in self._members.items()}
+
     def __contains__(self, node: int) -> bool:
         return node in self._members
 
@@ -82,7 +88,7 @@ class Members:
 
     def apply(self, join: Join, now: float) -> bool:
         """Somebody wants in; whether it is known or waits now (else it is nobody that could ever be let in)."""
-        member = Member(join.node, join.role, join.rank, join.address)
+        member = Member(join.node, join.role, join.rank, join.address, join.host)
         if join.node in self._gone or join.role not in ROLES or join.rank < 0:
             return False
         if join.node in self._members:

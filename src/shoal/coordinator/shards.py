@@ -56,6 +56,8 @@ class ShardTable:
         that tells it not to."""
         self.deserting = dict(deserting or {})
         """The same of the primary's own home, of shards that have none now."""
+        self.hosts: Mapping[int, int] = {}
+        """By node: which of the run's hosts it is on."""
         self._shards = list(shards)
         self._known: dict[int, int] = {}
         """By node: the newest view that it has said it knows."""
@@ -104,10 +106,10 @@ class ShardTable:
         )
 
     def least_loaded(self, candidates: Collection[int], *, but: int) -> int | None:
-        """The candidate that holds least; never `but`."""
-        return min(
-            (node for node in candidates if node != but), key=lambda node: (self.load(node), node), default=None
-        )
+        """The candidate that holds least, of those on other hosts than `but` where there are any; never `but`."""
+        others = [node for node in candidates if node != but]
+        apart = [node for node in others if self.hosts.get(node) != self.hosts.get(but)]
+        return min(apart or others, key=lambda node: (self.load(node), node), default=None)
 
     def can_lose(self, node: int, silent: Collection[int] = ()) -> bool:
         """Whether every shard of this primary has a backup that can take over, and that is not silent itself."""

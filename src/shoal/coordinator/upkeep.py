@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.coordinator.holding import planned_hold
@@ -13,6 +14,7 @@ from shoal.coordinator.reports import Reports, audit
 from shoal.coordinator.shards import ShardTable
 from shoal.coordinator.state import JobState
 from shoal.coordinator.store import DurableStore, StoreError, Superseded
+from shoal.layout import spread_backups
 from shoal.ps.messages import NOBODY, PsMessage, ShardView, View
 
 STORE_RETRY_S = 1.0
@@ -122,14 +124,22 @@ class Upkeep:
                 backup=NOBODY if backup is None else servers[backup],
                 filled=backup is not None,
             )
-            for owner, backup in zip(self.plan.owners, self.plan.backups, strict=True)
+            for owner, backup in zip(self.plan.owners, self._first_backups(servers), strict=True)
         ]
         self._state.table = ShardTable(shards, self.plan.shard_bytes, shares_memory=self.plan.shares_memory)
         self._decide("formed", "all servers are there", servers=len(servers), shards=len(shards))
 
+    def _first_backups(self, servers: Mapping[int, int]) -> Sequence[int | None]:
+        """As planned; but where servers are on several hosts, on others than the owners."""
+        hosts = {number: self._state.members[node].host for number, node in servers.items()}
+        if len(set(hosts.values())) == 1 or not self.plan.replicas:
+            return self.plan.backups
+        return spread_backups(self.plan.owners, range(self.plan.servers), hosts)
+
     def _repair(self, table: ShardTable) -> None:
         """Give shards the holders they lack, take the next steps of moves, and let those go that hold nothing."""
         servers, wanted = self._state.members.seats(SERVER), self._state.wanted[SERVER]
+        table.hosts = self._state.members.hosts
         for change in self._state.moves.advance(table, servers, wanted, self._state.coming):
             self._changed = True
             self._decide(change.what, change.why, **change.numbers)

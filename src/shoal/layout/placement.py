@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -96,14 +96,21 @@ def place_shards(
     )
 
 
-def spread_backups(owners: Sequence[int], servers: Sequence[int]) -> tuple[int | None, ...]:
-    """A backup for each shard. Each server's shards go round all others, so that its load is theirs if it dies."""
+def spread_backups(
+    owners: Sequence[int], servers: Sequence[int], host_of: Mapping[int, int] | None = None
+) -> tuple[int | None, ...]:
+    """A backup for each shard. Each server's shards go round all others, so that its load is theirs if it dies.
+
+    `host_of`: where the servers are; a backup is on another host than its owner, where any other has a server.
+    """
     ring = sorted(servers)
+    hosts = host_of or {}
     num_given = dict.fromkeys(ring, 0)
     backups: list[int | None] = []
     for owner in owners:
         index_in_ring = ring.index(owner)
         others = [*ring[index_in_ring + 1 :], *ring[:index_in_ring]]
+        others = [server for server in others if hosts.get(server) != hosts.get(owner)] or others
         backups.append(others[num_given[owner] % len(others)] if others else None)
         num_given[owner] += 1
     return tuple(backups)

@@ -182,6 +182,8 @@ class Join(PsMessage):
     rank: int
     """A worker's rank; a server's number."""
     address: str
+    host: int = 0
+    """Which of the run's hosts it is on."""
 
 
 class Report(PsMessage):

@@ -70,6 +70,7 @@ class ServerMachine:
         rules: ShardRules,
         make_values: Callable[[int, int], ShardValues],
         now: float,
+        host: int = 0,
         timing: Timing | None = None,
     ) -> None:
         self.outbox: deque[tuple[int, PsMessage]] = deque()
@@ -87,6 +88,7 @@ class ServerMachine:
         self._own_post: deque[RoundPart | PartRequest] = deque()
         """What one of this node's shards tells another."""
         self._address = address
+        self._host = host
         self._rules = rules
         self._make_values = make_values
         self._timing = timing or Timing()
@@ -275,7 +277,7 @@ class ServerMachine:
     def _report(self, now: float) -> None:
         self._report_due = now + self._timing.report_every_s
         if self.view is None or self.node not in self.view.addresses:
-            join = Join(node=self.node, role=Role.SERVER, rank=self.number, address=self._address)
+            join = Join(node=self.node, role=Role.SERVER, rank=self.number, address=self._address, host=self._host)
             self._send(COORDINATOR, join)
             if self.view is None:
                 return

@@ -52,6 +52,7 @@ def serve(served: Served, world: World, channel: Channel, reporter: Reporter) ->
             rules=served.rules,
             make_values=served.make_values,
             now=time.monotonic(),
+            host=world.host_number,
         )
         node = Node(world.node, machine, wire, world.coordinator_address)
         served.before_update = node.flush  # Backups work on a push while this server does.

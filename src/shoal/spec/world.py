@@ -28,7 +28,13 @@ class World:
     world_size: int = 1
     """How many workers there are."""
     host: str = LOOPBACK
+    """The address at which processes of other hosts reach this one, where there are any."""
+    hosts: tuple[int, ...] = ()
+    """How many workers each of the run's hosts has, which have neighbouring ranks; nothing where there is one."""
+    host_number: int = 0
+    """Which of them this process is on."""
     local_rank: int = 0
+    """A worker's number on its host."""
     local_size: int = 1
     device: str = "cpu"
     generation: int = 0
@@ -36,6 +42,10 @@ class World:
     coordinator: str = ""
     """Where the processes of a job may meet, as `address:port`, where one was asked for; a script's MASTER_ADDR
     and MASTER_PORT."""
+    ports: str = ""
+    """Where processes may listen for other hosts, as `20000-20100`; nothing: at any free port."""
+    trusted_network: bool = False
+    """Whether what passes between hosts may be read on the way."""
     sockets: str = ""
     """The host's folder of Unix sockets, which no other user can enter, where the launcher made one."""
     node: int = 0
@@ -61,11 +71,17 @@ class World:
             )
         hosted = (tuple(sorted(self.places)) or (self.global_rank,)) if self.role == Role.WORKER else ()
         object.__setattr__(self, "places", hosted)
+        object.__setattr__(self, "hosts", tuple(self.hosts))
 
     @cached_property
     def is_first(self) -> bool:
         """Whether this process speaks for all: it saves the model and reports the loss."""
         return self.role == Role.WORKER and 0 in self.places
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether the run is on more than one host."""
+        return len(self.hosts) > 1
 
     @property
     def any_socket(self) -> str:
@@ -74,8 +90,10 @@ class World:
 
     @property
     def any_port(self) -> str:
-        """A free port that only this host can reach."""
-        return f"tcp://{LOOPBACK}:*"
+        """A free port: one that only this host can reach, unless there are others."""
+        if not self.is_spread:
+            return f"tcp://{LOOPBACK}:*"
+        return f"tcp://{bracketed(self.host)}:{self.ports or '*'}"
 
     @property
     def coordinator_address(self) -> str:
@@ -88,6 +106,14 @@ class World:
         return replace(
             self, role=Role.WORKER, global_rank=kept[0], local_rank=kept[0], places=kept, generation=generation
         )
+
+    def at(self, number: int, address: str) -> World:
+        """This process on one of several hosts; a worker's number there follows from its rank."""
+        first, size = sum(self.hosts[:number]), self.hosts[number]
+        rank = self.global_rank - first if self.role == Role.WORKER else 0
+        # A successor may be where fewer were to be.
+        local_rank, local_size = max(0, rank), max(1, size, rank + 1)
+        return replace(self, host_number=number, host=address, local_rank=local_rank, local_size=local_size)
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> World:
@@ -114,3 +140,8 @@ class World:
             arena_fd=arena_fd,
             sockets=env.get(SOCKETS_VARIABLE, ""),
         )
+
+
+def bracketed(address: str) -> str:
+    """An address as it stands before a port: those of IPv6 in brackets."""
+    return f"[{address}]" if ":" in address else address

@@ -54,8 +54,8 @@ class Job:
     def say(self, sender: int, message: PsMessage) -> None:
         self.coordinator.on_message(sender, message, self.now)
 
-    def join(self, node: int, role: str, rank: int) -> None:
-        self.say(node, Join(node=node, role=role, rank=rank, address=f"tcp://127.0.0.1:{node}"))
+    def join(self, node: int, role: str, rank: int, host: int = 0) -> None:
+        self.say(node, Join(node=node, role=role, rank=rank, address=f"tcp://127.0.0.1:{node}", host=host))
 
     def report(self, node: int, *, view: int | None = None, **facts: Any) -> None:
         role = "server" if node < 20 else "worker"
