@@ -15,6 +15,7 @@ from shoal.launch.links import Links
 from shoal.launch.messages import Ended, Load, News, Sight, Started
 from shoal.launch.stacks import explain_state
 from shoal.spec import Job, World
+from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
 
 GUARD_S = 30.0
@@ -36,6 +37,10 @@ class ActorHost:
 
     def __post_init__(self) -> None:
         self.news.register(self.links, select.EPOLLIN)
+
+    @property
+    def facts(self) -> HostFacts:
+        return HostFacts()
 
     def fileno(self) -> int:
         return self.news.fileno()
@@ -99,7 +104,7 @@ class ActorEngine:
     job: Job | None = None
     host: ActorHost | None = None
 
-    def open(self, job: Job) -> ActorHost:
+    def reserve(self, job: Job) -> list[ActorHost]:
         self.job = job
         self.host = ActorHost(self.script, self.part)
-        return self.host
+        return [self.host]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from shoal.launch.machine import SupervisorMachine
 from shoal.launch.messages import Emit, Ended, Input, Output, Said, Say, Started, StartProcess
 from shoal.launch.worlds import plan_worlds
 from shoal.spec import Job
+from shoal.spec.host_facts import HostFacts
 
 
 @dataclass
@@ -18,10 +20,12 @@ class Table:
 
     job: Job
     now: float = 100.0
+    hosts: Sequence[HostFacts] = (HostFacts(),)
     asked: list[Output] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.machine = SupervisorMachine(self.job, plan_worlds(self.job), self.now)
+        self.machine = SupervisorMachine(self.job, self.now)
+        self.machine.begin(plan_worlds(self.job, self.hosts), self.hosts, self.now)
         self._keep()
 
     def tell(self, *news: Input) -> list[Output]:

@@ -58,6 +58,14 @@ class ScaleAnswered(Told, kind="answer"):
     servers: int | None = None
 
 
+class Announced(Told, kind="announced"):
+    """A worker waits for all others of its run, and leaves something for them."""
+
+    name: str
+    """Of what they meet for."""
+    text: str
+
+
 # What they are told.
 
 
@@ -126,9 +134,17 @@ class ScaleWanted(Told, kind="scale"):
     servers: int | None = None
 
 
-FROM_PROCESSES: dict[str, type[Told]] = {**KINDS, **by_kind(StacksOffered, Ordered, ScaleAnswered)}
+class MetAll(Told, kind="met"):
+    """All workers have come."""
+
+    name: str
+    texts: list[str]
+    """What they have left, by rank."""
+
+
+FROM_PROCESSES: dict[str, type[Told]] = {**KINDS, **by_kind(StacksOffered, Ordered, ScaleAnswered, Announced)}
 TO_PROCESSES: dict[str, type[Told]] = by_kind(
-    *(Stop, Takeover, Adopt, Release, Misbehave, MemberLost, MemberLeft, MembersLiving, ScaleWanted)
+    *(Stop, Takeover, Adopt, Release, Misbehave, MemberLost, MemberLeft, MembersLiving, ScaleWanted, MetAll)
 )
 
 

@@ -59,6 +59,11 @@ class ShippedSet:
     """A shipped data set: this process's own where it is the holder, else what the holder sends."""
 
     def __init__(self, shipped: Shipped, part: str, world: Callable[[], World]) -> None:
+        if world().is_spread:
+            raise TaskError(
+                "Shipped: the first worker sends the data over sockets of one host, but there are several; let "
+                "every worker read it itself."
+            )
         self._shipped = shipped
         self._world = world
         self._key = RunKey.from_text(world().secret)

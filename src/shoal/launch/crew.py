@@ -25,6 +25,8 @@ class Hand:
     life: Life
     node: int = 0
     """Its own number among all processes that a job with servers ever had."""
+    host: int = 0
+    """The number of the host that it is on."""
     places: tuple[int, ...] = ()
     """The ranks whose work a worker does; its own is the lowest of them."""
     is_started: bool = False
@@ -107,7 +109,9 @@ class Crew:
     def welcome(self, world: World, now: float) -> Hand:
         """A process is about to be started that stands here."""
         places = world.places or ((world.global_rank,) if world.role == Role.WORKER else ())
-        hand = Hand(len(self.hands), world.role, world.global_rank, Life(now), world.node, places)
+        hand = Hand(
+            len(self.hands), world.role, world.global_rank, Life(now), world.node, world.host_number, places
+        )
         self.hands.append(hand)
         return hand
 

@@ -13,6 +13,8 @@ def explain_death(name: str, end: Ended) -> str:
     """One sentence about a process that ended without a word of its own."""
     who, code = name.capitalize(), end.exit_code
     where = f" Its output is in {end.log_name}." if end.log_name else ""
+    if end.lost_host:
+        return f"{who} was on host {end.lost_host}, which was lost."
     if code >= 0:
         return f"{who} ended with exit code {code} before its work was done.{where}"
     if end.ran_out_of_memory:

@@ -1,17 +1,22 @@
-"""The contracts of what runs processes: an engine opens hosts, a host starts processes and watches over them."""
+"""The contracts of what runs processes: engines reserve hosts, a host starts processes and watches over them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from shoal.launch.messages import Load, News, Sight
 from shoal.spec import Job, World
+from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
 
 
 class Host(Protocol):
     """The processes of one run on one host, by the numbers that its supervisor gives them."""
+
+    @property
+    def facts(self) -> HostFacts:
+        """What it is called, where it is reached, and what it has to give."""
 
     def fileno(self) -> int:
         """Readable, for a selector, when `collect` has something to tell."""
@@ -22,7 +27,8 @@ class Host(Protocol):
     def collect(self) -> list[News]:
         """What has happened since the last call; of each process in order. Never waits.
 
-        Raises LaunchError where processes cannot be started, or the host itself has failed; `start` does, too.
+        Raises LaunchError where processes cannot be started, or the host itself has failed or is gone; `start`
+        does, too. A host that others can do without is lost then, with all of its processes.
         """
 
     def say(self, process: int, word: Told) -> None:
@@ -44,5 +50,8 @@ class Host(Protocol):
 class Engine(Protocol):
     """Where a job runs."""
 
-    def open(self, job: Job) -> Host:
-        """A host for the processes of this job."""
+    def reserve(self, job: Job) -> Sequence[Host]:
+        """The hosts for the processes of this job; the first is the one that others meet at.
+
+        LaunchError, in a sentence, where they cannot be had; nothing is left behind then.
+        """

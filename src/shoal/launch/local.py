@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from shoal.launch.memory_watch import MemoryWatch
 from shoal.launch.messages import Deaf, Ended, Load, News, Said, Sight, Started
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, connect, start_zygote
 from shoal.launch.stacks import StackSource, collect_stacks, explain_state
+from shoal.launch.this_host import facts_of_this_host
 from shoal.launch.zygote_line import ZygoteLine
 from shoal.spec import Job, World
+from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
 from shoal.spec.vocabulary import Role
 
@@ -40,6 +43,10 @@ class LocalEngine:
     def __init__(self, zygote: ZygoteProcess | None = None, *, echo: Echo | None = None) -> None:
         self._zygote = zygote
         self._echo = echo
+
+    def reserve(self, job: Job) -> list[LocalHost]:
+        """This host alone."""
+        return [self.open(job)]
 
     def open(self, job: Job) -> LocalHost:
         """This host, for one job."""
@@ -86,6 +93,11 @@ class LocalHost:
         self._selector.register(self._links, selectors.EVENT_READ)
         # No name in any file system: it is gone when the last process that holds it is.
         self.arena_fd = os.memfd_create("shoal-arena")
+
+    @cached_property
+    def facts(self) -> HostFacts:
+        """Of this machine."""
+        return facts_of_this_host()
 
     def fileno(self) -> int:
         """The zygote's connection and all channels in one."""

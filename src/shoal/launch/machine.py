@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shoal.comm.words import Garbled, ScaleAnswered, Stop
+from shoal.comm.words import Announced, Garbled, ScaleAnswered, Stop
 from shoal.errors import Interrupted, LaunchError, ProtocolError, WorkerFailed
 from shoal.launch.chaos import Mischief, Timetable
 from shoal.launch.crew import Crew, Hand
+from shoal.launch.fleet import Fleet
+from shoal.launch.meetings import Meetings
 from shoal.launch.membership import Membership
 from shoal.launch.messages import (
     Answer,
@@ -23,6 +25,7 @@ from shoal.launch.messages import (
     Emit,
     Ended,
     HostFailed,
+    HostLost,
     Input,
     Interrupt,
     Load,
@@ -40,10 +43,11 @@ from shoal.launch.service import Service
 from shoal.launch.succession import Succession
 from shoal.launch.verdict import Failure, first_cause, told_failure
 from shoal.launch.vigil import Vigil
-from shoal.launch.worlds import describe_world, servers_of
-from shoal.observe.happenings import Done, Failed, Happening, Warned
+from shoal.launch.worlds import demand_of, describe_world, servers_of
+from shoal.observe.happenings import Done, Failed, Happening, HostGone, Warned
 from shoal.observe.results import RunResults
 from shoal.spec import Job, World
+from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
 from shoal.spec.vocabulary import Purpose, Role
 
@@ -69,7 +73,6 @@ class SupervisorMachine:
     def __init__(
         self,
         job: Job,
-        worlds: Sequence[World],
         now: float,
         *,
         hang_timeout_s: float | None = None,
@@ -85,8 +88,10 @@ class SupervisorMachine:
         """Set when nothing more is to be decided. Whatever still runs is of no use."""
         self.is_stopping = False
         self.results = RunResults()
-        self.first_world = worlds[0]
-        self._num_workers = sum(world.role == Role.WORKER for world in worlds)
+        self.first_world = World()
+        self._fleet = Fleet((), demand_of(job))
+        self._meetings = Meetings(self)
+        self._num_workers = 0
         self._failures: list[Failure] = []
         self._judge_at: float | None = None
         self._cause: Failure | None = None
@@ -100,15 +105,22 @@ class SupervisorMachine:
         self._tells_what_never_fired = timetable is None
         self._mischief = Mischief(self, self._timetable)
         self._succession: Succession = Service(self) if servers_of(job) else Membership(self)
+
+    def begin(self, worlds: Sequence[World], hosts: Sequence[HostFacts], now: float) -> None:
+        """Start the processes that the run begins with, on these hosts."""
+        self.now = now
+        self.first_world = worlds[0]
+        self._num_workers = sum(world.role == Role.WORKER for world in worlds)
+        self._fleet = Fleet(hosts, demand_of(self.job))
         for world in worlds:
-            self.start(world)
+            self._start(world)
 
     def take(self, news: Input, now: float) -> None:
         """Something has happened."""
         self.now = now
         if isinstance(news, Ended):
             self.crew.hands[news.process].end = news
-        if self.over is not None or (self._cause is not None and not isinstance(news, HostFailed)):
+        if self.over is not None or (self._cause is not None and not isinstance(news, HostFailed | HostLost)):
             # Whoever would begin again must know that the user does not want that.
             self.is_stopping = self.is_stopping or isinstance(news, Interrupt)
             return
@@ -130,6 +142,8 @@ class SupervisorMachine:
                 self._vigil.conclude(news)
             case Load():
                 self._succession.hear_load(news)
+            case HostLost():
+                self._lose_host(news)
             case HostFailed():
                 self._end(LaunchError(news.text) if self._cause is None else self._cause.error)
 
@@ -171,6 +185,8 @@ class SupervisorMachine:
                 case Failed():
                     hand.has_reported_failure = True
                     self._succession.hear_failure(hand, told_failure(hand, word))
+                case Announced():
+                    self._meetings.hear(hand, word)
                 case _:
                     self._succession.hear(hand, word)
                     if hand.is_worker and isinstance(word, Happening):
@@ -196,7 +212,7 @@ class SupervisorMachine:
         self.emit(word, hand.global_rank)
         if not self._world_told and self.crew.all_ready():
             self._world_told = True
-            self.emit(describe_world(self.job, self._num_workers))
+            self.emit(describe_world(self.job, self._num_workers, self._fleet.hosts))
 
     # What the parts of this machine ask for.
 
@@ -214,7 +230,10 @@ class SupervisorMachine:
         self.ask(Emit(what, rank))
 
     def start(self, world: World) -> Hand:
-        """Start one more process."""
+        """Start one more process, where there is most room."""
+        return self._start(self._fleet.seat(world, self.crew))
+
+    def _start(self, world: World) -> Hand:
         hand = self.crew.welcome(world, self.now)
         self.ask(StartProcess(hand.number, world))
         return hand
@@ -236,6 +255,19 @@ class SupervisorMachine:
         self._failures.append(failure)
         judge_at = self.now + (_SETTLE_S if failure.doubt else 0.0)
         self._judge_at = judge_at if self._judge_at is None else min(self._judge_at, judge_at)
+
+    # What becomes of hosts.
+
+    def _lose_host(self, lost: HostLost) -> None:
+        """One event: all of its processes have ended."""
+        if (host := self._fleet.lose(lost.host)) is None:
+            return
+        gone = [hand for hand in self.crew.living() if hand.host == lost.host]
+        self.emit(HostGone(name=host.name, reason=lost.text, processes=len(gone)))
+        if not self._fleet.left:
+            self.take(HostFailed(lost.text), self.now)
+        for hand in gone:
+            self.take(Ended(process=hand.number, exit_code=-signal.SIGKILL, lost_host=host.name), self.now)
 
     # How the run ends before its time.
 

@@ -43,6 +43,8 @@ class Ended:
     last_output: str = ""
     ran_out_of_memory: bool = False
     """The kernel has killed for want of memory meanwhile."""
+    lost_host: str = ""
+    """Where its host is gone, and nobody can tell how it ended: the name of that."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,14 @@ class Deaf:
 class HostFailed:
     """Processes cannot be started or watched any more, for this reason."""
 
+    text: str
+
+
+@dataclass(frozen=True)
+class HostLost:
+    """One of several hosts is gone, for this reason. What its processes said was told before."""
+
+    host: int
     text: str
 
 
@@ -108,7 +118,7 @@ class Load:
 
 News: TypeAlias = Started | Said | Ended | Deaf
 """What a host tells of its processes."""
-Input: TypeAlias = News | HostFailed | ScaleRequest | Interrupt | StacksTaken | Load
+Input: TypeAlias = News | HostFailed | HostLost | ScaleRequest | Interrupt | StacksTaken | Load
 
 
 # What is to be done, in this order.

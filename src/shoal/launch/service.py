@@ -229,6 +229,10 @@ class Service:
             return
         self._lost_at[hand.role, hand.global_rank] = self._bridge.now
         self._bridge.emit(Lost(reason=reason, **_identity(hand)), hand.rank)
+        if hand.role == Role.COORDINATOR and hand.end is not None and hand.end.lost_host:
+            text = f"{reason} Nobody else can be found where all look for it."
+            self._bridge.fail(replace(failure, message=text, is_transient=True))
+            return
         if hand.role == Role.COORDINATOR:
             self._succeed_coordinator()
             return

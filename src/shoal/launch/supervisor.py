@@ -15,7 +15,7 @@ from typing import Any
 from shoal.errors import LaunchError
 from shoal.launch.chaos import Timetable
 from shoal.launch.control import ControlSocket
-from shoal.launch.engine import Engine, Host
+from shoal.launch.engine import Engine
 from shoal.launch.inside import refuse_inside
 from shoal.launch.local import LocalEngine
 from shoal.launch.machine import SupervisorMachine
@@ -34,6 +34,7 @@ from shoal.launch.messages import (
     TakeStacks,
 )
 from shoal.launch.owner import ZygoteProcess
+from shoal.launch.party import HostParty
 from shoal.launch.requests import Requests
 from shoal.launch.stacks import write_stacks
 from shoal.launch.worlds import plan_worlds, servers_of
@@ -58,14 +59,12 @@ class Supervisor:
     ) -> None:
         """`requests`: where the run is asked for something; by default it heeds signals alone."""
         refuse_inside(job.purpose)
-        self.machine = SupervisorMachine(
-            job, plan_worlds(job), time.monotonic(), hang_timeout_s=hang_timeout_s, timetable=timetable
-        )
+        self.machine = SupervisorMachine(job, time.monotonic(), hang_timeout_s=hang_timeout_s, timetable=timetable)
         self._job = job
         self._on_event = on_event
         self._engine = engine or LocalEngine()
         self._requests = requests
-        self._host: Host
+        self._party: HostParty
         self._control: ControlSocket | None = None
 
     def run(self) -> dict[str, Any]:
@@ -73,10 +72,10 @@ class Supervisor:
         with selectors.DefaultSelector() as selector, ExitStack() as at_end:
             if self._requests is None:
                 self._requests = at_end.enter_context(Requests())
-            self._open_host(at_end)
+            self._reserve(selector, at_end)
             self._carry_out()
             self._open_control(at_end)
-            for source in (self._requests, self._host, self._control):
+            for source in (self._requests, self._control):
                 if source is not None:
                     selector.register(source, selectors.EVENT_READ)
             while True:
@@ -91,14 +90,18 @@ class Supervisor:
             raise over.error
         return over.results
 
-    def _open_host(self, at_end: ExitStack) -> None:
+    def _reserve(self, selector: selectors.BaseSelector, at_end: ExitStack) -> None:
+        """Have hosts, and plan who goes where on them."""
         job = self._job
         if servers_of(job) and not job.run_dir:
             # A coordinator's memory outlives it, so that its successor can go on.
             scratch = at_end.enter_context(TemporaryDirectory(prefix="shoal-"))
             job = replace(job, options={**job.options, "scratch": scratch})
-        self._host = self._engine.open(job)
-        at_end.callback(self._host.close)
+        hosts = self._engine.reserve(job)
+        self._party = HostParty(hosts, selector)
+        at_end.callback(self._party.close)
+        facts = [host.facts for host in hosts]
+        self.machine.begin(plan_worlds(job, facts), facts, time.monotonic())
 
     def _open_control(self, at_end: ExitStack) -> None:
         if self._job.run_dir and self.machine.over is None:
@@ -106,16 +109,14 @@ class Supervisor:
             at_end.callback(self._control.close)
 
     def _seconds_to_deadline(self) -> float | None:
-        deadline = self.machine.next_deadline()
+        deadlines = (self.machine.next_deadline(), self._party.next_deadline())
+        deadline = min((one for one in deadlines if one is not None), default=None)
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     def _collect(self, requests: Requests) -> Iterator[Input]:
         # First, for a signal to all processes at once ends workers that were to be asked to stop.
         yield from requests.take()
-        try:
-            yield from self._host.collect()
-        except LaunchError as error:
-            yield HostFailed(str(error))
+        yield from self._party.collect()
         if self._control is not None:
             yield from self._control.collect()
 
@@ -132,11 +133,11 @@ class Supervisor:
     def _do(self, output: Output) -> Input | None:
         match output:
             case StartProcess():
-                self._host.start(output.process, output.world)
+                return self._party.start(output.process, output.world)
             case Say():
-                self._host.say(output.process, output.word)
+                self._party.say(output.process, output.word)
             case Signal():
-                self._host.signal(output.process, output.signum)
+                self._party.signal(output.process, output.signum)
             case Emit():
                 self._emit(output)
             case Answer():
@@ -144,10 +145,10 @@ class Supervisor:
                 assert source is not None
                 source.reply(output.request, output.answer)
             case TakeStacks():
-                sights = self._host.look_into(output.names)
+                sights = self._party.look_into(output.names)
                 return StacksTaken(sights, self._keep(sights, output))
             case MeasureLoad():
-                return self._host.measure_load()
+                return self._party.measure_load()
         return None
 
     def _emit(self, told: Emit) -> None:

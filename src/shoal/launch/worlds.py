@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal.arena import supported
 from shoal.errors import LaunchError, SpecError
 from shoal.launch import load
 from shoal.launch.sharing import spread
+from shoal.layout import Demand, Seating, explain_seating, seat_all
 from shoal.observe.happenings import WorldFormed
 from shoal.spec import Job, World
+from shoal.spec.host_facts import HostFacts
 from shoal.spec.vocabulary import Purpose, Role
-from shoal.spec.world import LOOPBACK
+from shoal.spec.world import LOOPBACK, bracketed
 
 _SECRET_BYTES = 32
 _ATTEMPT_BYTES = 8
@@ -24,11 +28,60 @@ def servers_of(job: Job) -> int:
     return job.conduct.servers if job.purpose in (Purpose.TRAIN, Purpose.SCRIPT) else 0
 
 
-def plan_worlds(job: Job) -> list[World]:
+def demand_of(job: Job) -> Demand:
+    """Whom the hosts of a run have to hold."""
+    cluster = job.cluster
+    return Demand(
+        workers=cluster.places,
+        servers=servers_of(job),
+        on_gpus=cluster.device == "cuda",
+        memory_bytes=cluster.memory_bytes,
+    )
+
+
+def threads_on(job: Job, hosts: Sequence[HostFacts]) -> int:
+    """Threads of each process: the same on all hosts, so that sums have the same bits wherever they are made."""
+    cluster = job.cluster
+    if not hosts or cluster.threads is not None or os.environ.get("OMP_NUM_THREADS", "").isdigit():
+        return cluster.threads_per_worker
+    is_one = len(hosts) == 1
+    sizes = (cluster.places,) if is_one else seat_all(hosts, demand_of(job)).sizes(len(hosts))
+    return max(1, min(host.cores // size for host, size in zip(hosts, sizes, strict=True) if size))
+
+
+def explain_hosts(job: Job, hosts: Sequence[HostFacts]) -> list[str]:
+    """A line for each host: who would be there."""
+    return explain_seating(hosts, seat_all(hosts, demand_of(job))) if hosts else []
+
+
+def plan_worlds(job: Job, hosts: Sequence[HostFacts] = ()) -> list[World]:
     """One world for each process: coordinator and servers where there are any, workers, spares.
 
-    Without servers `world_size` counts places, of which a worker may host several.
+    Without servers `world_size` counts places, of which a worker may host several. `hosts`: where they go, if that
+    is not this host.
     """
+    worlds = _plan(job, hosts)
+    if len(hosts) < 2:
+        return worlds
+    seating = seat_all(hosts, demand_of(job))
+    sizes = seating.sizes(len(hosts))
+    numbers = [_host_of(world, seating) for world in worlds]
+    return [
+        replace(world, hosts=sizes).at(number, hosts[number].address)
+        for world, number in zip(worlds, numbers, strict=True)
+    ]
+
+
+def _host_of(world: World, seating: Seating) -> int:
+    match world.role:
+        case Role.WORKER:
+            return seating.workers[world.global_rank]
+        case Role.SERVER:
+            return seating.servers[world.global_rank]
+    return seating.coordinator
+
+
+def _plan(job: Job, hosts: Sequence[HostFacts]) -> list[World]:
     if job.purpose == Purpose.SCRIPT and job.cluster.spares:
         raise SpecError(
             f"Cluster: spares={job.cluster.spares} was set for a script, but only Shoal's own training can "
@@ -39,9 +92,11 @@ def plan_worlds(job: Job) -> list[World]:
     ground = World(
         world_size=workers,
         local_size=workers,
-        coordinator=_meeting_point(job),
+        coordinator=_meeting_point(job, hosts),
         secret="" if is_alone else secrets.token_hex(_SECRET_BYTES),
         attempt=secrets.token_hex(_ATTEMPT_BYTES),
+        ports=job.cluster.ports,
+        trusted_network=job.cluster.trusted_network,
     )
     if not servers:
         hosted = spread(workers, load.starting_workers(job.cluster))
@@ -98,7 +153,7 @@ def _has_places(job: Job) -> bool:
     return job.purpose == Purpose.TRAIN and job.conduct.has_places and supported()
 
 
-def describe_world(job: Job, workers: int | None = None) -> WorldFormed:
+def describe_world(job: Job, workers: int | None = None, hosts: Sequence[HostFacts] = ()) -> WorldFormed:
     """The world that was formed: nobody should have to guess which."""
     cluster, servers = job.cluster, servers_of(job)
     workers = cluster.workers if workers is None else workers
@@ -109,21 +164,29 @@ def describe_world(job: Job, workers: int | None = None) -> WorldFormed:
         members += f", {_count(servers, 'server')} and a coordinator"
     elif cluster.spares:
         members += f" and {_count(cluster.spares, 'spare')}"
-    threads = _count(cluster.threads_per_worker, "thread")
+    num_threads = threads_on(job, hosts)
+    threads = _count(num_threads, "thread")
+    where, reach = "1 host", "loopback only"
+    if len(hosts) > 1:
+        where = f"{len(hosts)} hosts ({', '.join(host.name for host in hosts)})"
+        reach = "in the clear between them" if cluster.trusted_network else "encrypted between them"
     return WorldFormed(
         workers=workers,
+        hosts=max(1, len(hosts)),
         places=cluster.places if cluster.is_elastic else None,
         spares=cluster.spares,
         servers=servers or None,
         slots=job.num_slots,
         strategy=job.strategy,
-        threads=cluster.threads_per_worker,
-        text=f"{members} on 1 host, {threads} each, loopback only",
+        threads=num_threads,
+        text=f"{members} on {where}, {threads} each, {reach}",
     )
 
 
-def _meeting_point(job: Job) -> str:
-    """Nothing where nobody asked for a port: on one host Unix sockets do."""
+def _meeting_point(job: Job, hosts: Sequence[HostFacts]) -> str:
+    """Nothing where nobody asked for a port: on one host Unix sockets do. Of several, the first has one free."""
+    if len(hosts) > 1:
+        return f"{bracketed(hosts[0].address)}:{job.cluster.port or hosts[0].port}" if servers_of(job) else ""
     # A script's own torch.distributed meets at a port, and at nothing else.
     if job.cluster.port is None and job.purpose != Purpose.SCRIPT:
         return ""

@@ -176,6 +176,14 @@ class Lost(Happening, kind="lost"):
     node: int | None = None
 
 
+class HostGone(Happening, kind="host"):
+    """A host is gone, with all processes that ran there."""
+
+    name: str
+    reason: str
+    processes: int
+
+
 class Replaced(Happening, kind="replaced"):
     """Somebody goes on with the work of one that was lost."""
 
@@ -350,7 +358,7 @@ class Stopped(Happening, kind="stopped"):
 KINDS: dict[str, type[Happening]] = by_kind(
     *(WorldFormed, StateEntered, Heartbeat, MemoryPeaks, StepsTaken, ProgressMade, Evaluated, LineSaid, Warned),
     *(ScalarLogged, TextLogged, ImageLogged),
-    *(FaultInjected, Hung, Lost, Replaced, Restarted, Resumed, Raised, Failed),
+    *(FaultInjected, Hung, Lost, HostGone, Replaced, Restarted, Resumed, Raised, Failed),
     *(Adopted, Released, Scaled, Decided, CutsChanged),
     *(Audited, CheckpointWritten, Saved, Done, Finished, Stopped),
 )

@@ -17,6 +17,7 @@ from shoal.observe.happenings import (
     Failed,
     FaultInjected,
     Happening,
+    HostGone,
     Hung,
     Lost,
     Replaced,
@@ -51,7 +52,7 @@ def write_report(run_dir: Path | str) -> Path:
         _section("Evaluations", _evaluations(summary)),
         _section("Memory", _memory(summary)),
         _section("Faults that were asked for", _story(events, FaultInjected)),
-        _section("What went wrong", _story(events, Warned, Hung, Lost, Replaced, Restarted, Failed)),
+        _section("What went wrong", _story(events, Warned, Hung, HostGone, Lost, Replaced, Restarted, Failed)),
         _section("Workers that came and went", _story(events, Scaled)),
         _section("What the coordinator decided", _story(events, Decided)),
         _section("Repeat it", ["```", command(job), "```"]),
@@ -74,6 +75,9 @@ def command(job: Job) -> str:
         "device": cluster.device if cluster.device != "cpu" else None,
         "port": cluster.port,
         "memory": cluster.memory or None,
+        "on": cluster.on if cluster.is_remote else None,
+        "interface": cluster.interface or None,
+        "ports": cluster.ports or None,
         "chaos": job.chaos or None,
         "on_failure": job.on_failure if job.on_failure != "auto" else None,
         "max_failures": job.max_failures if job.max_failures != 10 else None,
@@ -87,6 +91,8 @@ def command(job: Job) -> str:
             words += [f"--{name.replace('_', '-')}", str(value)]
     if job.recompute:
         words.append("--recompute")
+    if cluster.trusted_network:
+        words.append("--trusted-network")
     if job.options.get("skip_seen"):
         words.append("--skip-seen")
     for name, value in job.args.items():

@@ -14,6 +14,7 @@ from shoal.observe.happenings import (
     Evaluated,
     Failed,
     FaultInjected,
+    HostGone,
     Hung,
     LineSaid,
     Lost,
@@ -139,9 +140,9 @@ def near(path: str) -> str:
     return str(full.relative_to(here) if full.is_relative_to(here) else full)
 
 
-def plural(num: int, noun: str) -> str:
-    """`1 worker`, `2 workers`."""
-    return f"{num} {noun}{'' if num == 1 else 's'}"
+def plural(num: int, noun: str, many: str = "") -> str:
+    """`1 worker`, `2 workers`; `many`: where an s does not make it."""
+    return f"{num} {noun}" if num == 1 else f"{num} {many or f'{noun}s'}"
 
 
 def line(event: Event) -> str | None:
@@ -164,6 +165,10 @@ def line(event: Event) -> str | None:
             return f"{member(told)} hangs at step {told.step:,}: {told.reason}{where}{stacks}"
         case Lost():
             return f"{member(told)} was lost: {told.reason}"
+        case HostGone():
+            return (
+                f"host {told.name} was lost, with {plural(told.processes, 'process', 'processes')}: {told.reason}"
+            )
         case Replaced():
             return _succession(told)
         case Restarted():

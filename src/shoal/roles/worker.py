@@ -193,6 +193,7 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
             on_block=reporter.pulse.block,
             on_cuts=reporter.on_cuts,
             wants_stop=wants_stop,
+            meet=reporter.meet,
         ),
         supply=training,
         clip_norm=training.task.clip_norm,

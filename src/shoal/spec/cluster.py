@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 
 from shoal.errors import SpecError
-from shoal.spec.checks import require_choice, require_count
+from shoal.spec.checks import require_choice, require_count, require_number
 
-ENGINES = ("local",)
+ENGINES = ("local", "ssh", "hosts", "join")
 DEVICES = ("cpu", "cuda")
 _UNITS = {
     "B": 1,
@@ -33,7 +33,14 @@ class Cluster:
     spares: int = 0
     """Processes that wait, warm, to take the place of a worker that dies."""
     on: str = "local"
-    """The engine that starts processes."""
+    """Where processes run: `local` (this machine), `local:2` (here, as if on 2 hosts), `ssh:a,b` (hosts that ssh
+    reaches), `hosts:FILE` (those that a file lists), `join:2` (2 hosts on which somebody starts `shoal host`)."""
+    interface: str = ""
+    """With several hosts: the network or address at which they reach this one; default by route."""
+    ports: str = ""
+    """With several hosts: where processes may listen, as `20000-20100`; default any free port."""
+    trusted_network: bool = False
+    """With several hosts: do not encrypt what passes between them."""
     threads: int | None = None
     """Threads of each process; default its share of the machine's cores."""
     device: str = "cpu"
@@ -57,7 +64,7 @@ class Cluster:
         require_count("Cluster", "workers", self.workers)
         self._check_limits()
         require_count("Cluster", "spares", self.spares, least=0)
-        require_choice("Cluster", "on", self.on, ENGINES)
+        self._check_engine()
         require_choice("Cluster", "device", self.device, DEVICES)
         if self.threads is not None:
             require_count("Cluster", "threads", self.threads)
@@ -80,6 +87,42 @@ class Cluster:
                 f"Cluster: workers={self.workers} is not between min_workers={self.min_workers} and "
                 f"max_workers={self.max_workers}; write workers='1:4' for 1 to 4."
             )
+
+    def _check_engine(self) -> None:
+        require_choice("Cluster", "on", self.engine, ENGINES)
+        if self.engine in ("ssh", "hosts") and not self.engine_argument:
+            what = "a file that lists hosts" if self.engine == "hosts" else "hosts, as in ssh:a,b"
+            raise SpecError(f"Cluster: on={self.on} needs {what}.")
+        if self.engine in ("local", "join") and self.on != "local":
+            require_number("Cluster", f"on={self.engine}", self.engine_argument)
+        if not self.is_remote and (self.interface or self.ports or self.trusted_network):
+            raise SpecError(
+                f"Cluster: interface, ports and trusted_network are about several hosts, but on={self.on}; leave "
+                "them out."
+            )
+        if self.ports and not re.fullmatch(r"[1-9]\d{0,4}-[1-9]\d{0,4}", self.ports):
+            raise SpecError(f"Cluster: ports must be a range such as 20000-20100, found {self.ports!r}.")
+
+    @property
+    def engine(self) -> str:
+        """What starts processes: `ssh` of `ssh:a,b`."""
+        return self.on.partition(":")[0]
+
+    @property
+    def engine_argument(self) -> str:
+        """What it is told: `a,b` of `ssh:a,b`."""
+        return self.on.partition(":")[2]
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether hosts are reached over a network, though it may be this machine's own."""
+        return self.on != "local"
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether there may be more than one of them."""
+        is_one = self.engine == "ssh" and "," not in self.engine_argument
+        return self.is_remote and not is_one and self.engine_argument != "1"
 
     @property
     def places(self) -> int:

@@ -79,6 +79,8 @@ class Conduct:
     """The work is cut into places in memory that all workers of a host share: any process can host any of them."""
     has_journal: bool = False
     """Who takes the place of one that died can finish its step."""
+    spans_hosts: bool = False
+    """Workers and servers may be on several hosts, which share no memory."""
     passes_alone: bool = True
     """No worker waits for another inside a forward or backward pass."""
     repeats_passes: bool = True

@@ -90,12 +90,14 @@ class Data(StrategySpec):
                 slots_are_free=False,
                 is_relay=True,
                 gathers=cluster.places > 1,
+                spans_hosts=True,
                 why=dict.fromkeys(
                     ("has_places", "slots"), f"with strategy={self} workers take turns with whole batches"
                 ),
             )
         why = {
             "has_journal": f"strategy={self} keeps none; leave journal on",
+            "spans_hosts": f"strategy={self} sums inside one host; use via=ring, or leave via out",
             "passes_alone": "batchnorm=sync needs a process of its own for every slot; use batchnorm=local",
         }
         if cluster.device != "cpu":
@@ -111,6 +113,7 @@ class Data(StrategySpec):
             passes_alone=self.batchnorm != "sync",
             can_skip=self.batchnorm != "sync",
             synchronises=True,
+            spans_hosts=self.via not in ("arena", "backend"),
             why=why,
         )
 
@@ -174,6 +177,10 @@ class Data(StrategySpec):
 
     def for_trial(self, steps: int) -> Self:
         return replace(self, via="arena") if self.shares_memory else self
+
+    def across_hosts(self) -> Self:
+        spreads = self.via == "auto" and self.partition == "spread"
+        return replace(self, via="ring") if spreads else self
 
     def for_inference(self) -> Data:
         """Who fills which part of a batch, and when, is a matter of training."""

@@ -47,6 +47,7 @@ class Feature(Generic[Asker]):
 
 
 _LACKS = {
+    "spans_hosts": "strategy={strategy} works in memory that all processes share",
     "has_places": "strategy={strategy} does not use that",
     "has_journal": "strategy={strategy} keeps none",
     "passes_alone": "batchnorm=sync needs a process of its own for every slot",
@@ -61,6 +62,13 @@ _LACKS = {
 _ANOTHERS_WORK = "lets a worker do the work of another, in the host's shared memory and with its journal"
 
 JOB_FEATURES: tuple[Feature[Job], ...] = (
+    Feature(
+        name="several hosts",
+        asked=lambda job: f"on={job.cluster.on}" if job.cluster.is_spread else "",
+        does="spreads processes over hosts",
+        needs=("spans_hosts",),
+        remedy="use ps, or one host",
+    ),
     Feature(
         name="spares",
         asked=lambda job: f"spares={job.cluster.spares}" if job.cluster.spares else "",

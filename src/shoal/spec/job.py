@@ -96,6 +96,8 @@ class Job:
             Fold.parse(self.overrides["fold"])
         object.__setattr__(self, "checkpoint", str(CheckpointRule.parse(self.checkpoint)))
         spec = parse_strategy(self.strategy)
+        if self.cluster.is_spread:
+            spec = spec.across_hosts()
         object.__setattr__(self, "strategy", str(spec))
         if self.slots is not None:
             require_count("Job", "slots", self.slots)
@@ -106,6 +108,11 @@ class Job:
                 )
         if self.cluster.spares and self.purpose != Purpose.TRAIN:
             raise SpecError(f"Job: spares={self.cluster.spares} was set, but only training can use spares; set 0.")
+        if self.cluster.is_remote and self.purpose != Purpose.TRAIN:
+            raise SpecError(
+                f"Job: on={self.cluster.on} is for training, but purpose={self.purpose} runs on this machine; "
+                "leave it out."
+            )
         if self.cluster.spares and self.on_failure == "restart":
             raise SpecError(
                 f"Job: spares={self.cluster.spares} take the places of workers that die, but on_failure=restart "

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count, require_number
@@ -189,6 +189,7 @@ class ParameterServer(StrategySpec):
             is_lockstep=self.is_lockstep,
             leaves_out_the_late=self.sync.startswith("quorum:"),
             can_skip=False,
+            spans_hosts=self.wire != "memory" and self.servers != "host",
             state=StateHolder.SERVERS if self.push == "gradients" else StateHolder.EACH_WORKER,
             has_one_state=self.push == "gradients",
             why={
@@ -196,6 +197,7 @@ class ParameterServer(StrategySpec):
                 "on_failure=shrink": f"strategy={self} replaces those that die; use replace or stop",
                 "limits of workers": f"strategy={self} starts with a number, which shoal scale changes; give one",
                 "slots": own_parts,
+                "spans_hosts": f"strategy={self} works in one host's memory; use wire=tcp and servers=N",
                 "can_skip": f"strategy={self} cannot; use data",
             },
         )
@@ -266,6 +268,9 @@ class ParameterServer(StrategySpec):
     def room(self, slots: int, workers: int) -> int:
         """How many slots, or ranks where workers may come and go, have buffers of their own."""
         return max(2 * workers, workers + 8) if self.is_leased else slots
+
+    def across_hosts(self) -> Self:
+        return replace(self, wire="tcp") if self.wire == "auto" and self.servers != "host" else self
 
     def for_inference(self) -> Data:
         """Workers have the whole model, and what is saved does not change: no server is needed."""

@@ -100,6 +100,10 @@ class StrategySpec(ABC):
         """The same as it is compared with one process for so many steps."""
         return self
 
+    def across_hosts(self) -> Self:
+        """The same where processes are on several hosts: what `auto` means there."""
+        return self
+
     def for_inference(self) -> StrategySpec:
         """What evaluates a saved model, or predicts with it, for whoever names this."""
         return self

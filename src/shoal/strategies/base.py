@@ -128,6 +128,8 @@ class Company:
     """Told from which step on the slots have which sizes, before anybody uses them."""
     wants_stop: Callable[[], bool] = lambda: False
     """Whether the run is to end, for those who must know it while they wait."""
+    meet: Callable[[str, str], dict[int, str]] | None = None
+    """Leaves a text for all workers under a name, and waits for theirs, by rank; None where nobody supervises."""
 
 
 @dataclass(frozen=True, kw_only=True)

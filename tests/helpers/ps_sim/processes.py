@@ -51,6 +51,7 @@ class ServerProcess:
         gradients: Gradients,
         flush: Callable[[], None],
         amid: Callable[[], None],
+        host: int = 0,
     ) -> None:
         self._memory = memory
         self._gradients = gradients if scenario.in_memory else None
@@ -64,6 +65,7 @@ class ServerProcess:
             rules=rules_of(scenario),
             make_values=self._make_values,
             now=now,
+            host=host,
             timing=TIMING,
         )
 

@@ -15,6 +15,8 @@ class Kind(Enum):
     """A process dies while it loads, before anybody but the supervisor has heard of it."""
     STOP = "stop"
     """SIGSTOP, and SIGCONT after a while, unless it has been taken for hung by then."""
+    LOSE_HOST = "lose host"
+    """A host is gone for good, with all of its processes. Not where one machine's memory is what they share."""
     PAUSE_HOST = "pause host"
     """All processes of one host stand still for a moment."""
     BAD_DISK = "bad disk"
@@ -49,7 +51,13 @@ PLACED_CUES = ("begin", "training", "steps", "saved", "adopted", "released", "do
 def draw_faults(dice: random.Random, *, served: bool, ranks: int, most: int) -> list[Fault]:
     """Some of them. Servers are struck once at most: nothing guards against the loss of both copies."""
     roles = ["worker", "worker", "coordinator", "server"] if served else ["worker", "worker", "spare"]
-    kinds = [*Kind, *[Kind.KILL] * 6, *[Kind.STOP] * 2, *[Kind.SCALE] * 3, Kind.STILLBORN]
+    kinds = [
+        *(kind for kind in Kind if kind is not Kind.LOSE_HOST),
+        *[Kind.KILL] * 6,
+        *[Kind.STOP] * 2,
+        *[Kind.SCALE] * 3,
+        Kind.STILLBORN,
+    ]
     faults: list[Fault] = []
     for _ in range(dice.randint(0, most)):
         kind, role = dice.choice(kinds), dice.choice(roles)
@@ -83,6 +91,21 @@ def draw_storm(dice: random.Random, *, ranks: int, rounds: int) -> list[Fault]:
             )
             faults.append(fault)
     return faults
+
+
+def draw_host_losses(dice: random.Random, *, hosts: int) -> list[Fault]:
+    """All hosts but the coordinator's and one more may go, one after another."""
+    gone = dice.sample(range(1, hosts), dice.randint(1, max(1, hosts - 2)))
+    return [
+        Fault(
+            kind=Kind.LOSE_HOST,
+            cue=dice.choice(SERVED_CUES),
+            skip=dice.choice((0, 0, 1, 2)),
+            delay_s=dice.choice((0.0, dice.uniform(0.0, 0.5), dice.uniform(0.0, 2.0))),
+            number=number,
+        )
+        for number in gone
+    ]
 
 
 def _strikes_server(fault: Fault) -> bool:

@@ -118,12 +118,24 @@ class SimHost:
         self._tell = tell
         self._unborn: dict[int, list[Told]] = {}
         """What was said to processes that are not there yet."""
+        self.is_gone = False
+
+    def lose(self) -> None:
+        """It is gone, and all of its processes; what they had said last may still arrive."""
+        self.is_gone = True
+        self._unborn.clear()
+        for process in self.processes.values():
+            process.on_end = lambda: None
+            process.end(-signal.SIGKILL)
 
     def start(self, number: int, world: World) -> None:
+        assert not self.is_gone, "A process is started on a host that is gone."
         self._unborn[number] = []
         self._timeline.after(self._timeline.dice.uniform(*FORK_S), lambda: self._fork(number, world))
 
     def say(self, number: int, word: Told) -> None:
+        if self.is_gone:
+            return
         if number in self._unborn:
             self._unborn[number].append(word)
         else:
@@ -135,6 +147,8 @@ class SimHost:
             self.processes[number].signal(signum)
 
     def _fork(self, number: int, world: World) -> None:
+        if self.is_gone:
+            return
         process = self._make(number, world, lambda word: self._say_later(number, word))
         process.on_end = lambda: self._reap(number, process)
         self.processes[number] = process
@@ -144,10 +158,12 @@ class SimHost:
             self.say(number, word)
 
     def _say_later(self, number: int, word: Told) -> None:
-        self._timeline.after(WORD_S, lambda: self._tell(Said(number, word)))
+        self._timeline.after(WORD_S, lambda: None if self.is_gone else self._tell(Said(number, word)))
 
     def _reap(self, number: int, process: SimProcess) -> None:
         def told() -> None:
+            if self.is_gone:
+                return
             assert process.exit_code is not None
             self._tell(Ended(process=number, exit_code=process.exit_code))
 

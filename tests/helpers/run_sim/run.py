@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from helpers.ps_sim.scenario import Scenario
-from helpers.run_sim.faults import Fault, Kind, draw_faults, draw_storm
+from helpers.run_sim.faults import Fault, Kind, draw_faults, draw_host_losses, draw_storm
 from helpers.run_sim.folder import SimFolder
 from helpers.run_sim.placed import PlacedJob
 from helpers.run_sim.processes import SimHost, SimProcess
@@ -22,6 +22,7 @@ from shoal.launch.machine import SupervisorMachine
 from shoal.launch.messages import (
     Answer,
     Emit,
+    HostLost,
     Input,
     Interrupt,
     MeasureLoad,
@@ -39,6 +40,7 @@ from shoal.launch.messages import (
 from shoal.launch.worlds import plan_worlds
 from shoal.observe.happenings import Heartbeat, Saved, StateEntered, StepsTaken
 from shoal.spec import Cluster, Job, World
+from shoal.spec.host_facts import HostFacts
 
 GIVES_UP_AFTER_S = 300.0
 """Longer than any patience that a run needs to end; much shorter than the coordinator's with silent members."""
@@ -112,14 +114,33 @@ class Plan:
         faults = tuple(draw_storm(dice, ranks=workers, rounds=rounds))
         return cls(job=job, scenario=None, steps=1500, save_every=100, hosts=1, drop=0.0, faults=faults)
 
+    @classmethod
+    def draw_spread(cls, seed: int) -> Plan:
+        """Servers and workers on several hosts without common memory, of which some are lost."""
+        dice = random.Random(seed)
+        hosts, workers, sync = dice.randint(2, 4), dice.randint(2, 4), dice.choice(("bsp", "asp", "ssp:3"))
+        steps, servers = dice.choice((4, 8, 16)), dice.randint(2, hosts)
+        scenario = Scenario(sync=sync, workers=workers, servers=servers, shards=servers, steps=steps)
+        job = Job(
+            target="toy.py",
+            strategy=f"ps:servers={servers},sync={sync}",
+            cluster=Cluster(workers=workers, threads=1, on=f"local:{hosts}"),
+        )
+        drop, faults = dice.choice((0.0, 0.02)), tuple(draw_host_losses(dice, hosts=hosts))
+        return cls(job=job, scenario=scenario, steps=steps, save_every=0, hosts=hosts, drop=drop, faults=faults)
 
-def simulate(seed: int, *, most_faults: int = 5, undone: str = "", storm: bool = False) -> Counter[str]:
+
+def simulate(
+    seed: int, *, most_faults: int = 5, undone: str = "", storm: bool = False, spread: bool = False
+) -> Counter[str]:
     """The run of a seed; where it could not come to its end, what goes on in its folder must. What struck."""
-    plan = Plan.draw_storm(seed) if storm else Plan.draw(seed, most_faults)
+    plan = Plan.draw_storm(seed) if storm else Plan.draw_spread(seed) if spread else Plan.draw(seed, most_faults)
     dice = random.Random(f"{seed} in detail")
     folder = SimFolder(dice)
     folder.has_lock = undone != Undone.LOCK
-    run = SimRun(plan, f"simulate({seed}, most_faults={most_faults}, storm={storm})", dice, folder)
+    run = SimRun(
+        plan, f"simulate({seed}, most_faults={most_faults}, storm={storm}, spread={spread})", dice, folder
+    )
     run.go()
     if run.is_orphaned or (run.machine.over is not None and run.machine.over.error is not None):
         folder.is_failing = False
@@ -143,7 +164,8 @@ class SimRun:
 
     def __post_init__(self) -> None:
         self.timeline = Timeline(self.dice)
-        self.machine = SupervisorMachine(self.plan.job, _worlds(self.plan.job), 0.0)
+        self.machine = SupervisorMachine(self.plan.job, 0.0)
+        self.machine.begin(_worlds(self.plan.job, self._facts), self._facts, 0.0)
         self.job = self._make_job()
         self.hosts = [SimHost(self.timeline, self._make, self._happen) for _ in range(self.plan.hosts)]
         self.promised: set[int] = set()
@@ -222,7 +244,15 @@ class SimRun:
             case MeasureLoad() | Answer():
                 pass
 
+    @property
+    def _facts(self) -> tuple[HostFacts, ...]:
+        """The hosts as the supervisor knows them: those that share one memory are one to it."""
+        count = self.plan.hosts if self.plan.job.cluster.is_spread else 1
+        return tuple(HostFacts(name=f"host-{number}", port=4000) for number in range(count))
+
     def _host_of(self, number: int) -> SimHost:
+        if self.plan.job.cluster.is_spread:
+            return self.hosts[self.machine.crew.hands[number].host]
         return self.hosts[number % len(self.hosts)]
 
     def _make(self, number: int, world: World, tell: Any) -> SimProcess:
@@ -260,6 +290,8 @@ class SimRun:
                 self._hit(fault)
             case Kind.STILLBORN:
                 self._at_birth.append(fault)
+            case Kind.LOSE_HOST:
+                self._lose_host(fault)
             case Kind.PAUSE_HOST:
                 self._strike(fault)
                 for process in self.hosts[fault.number % len(self.hosts)].processes.values():
@@ -281,6 +313,16 @@ class SimRun:
             case Kind.RIVAL:
                 self._strike(fault)
                 assert not self.folder.take("second"), "Two supervisors have one run folder."
+
+    def _lose_host(self, fault: Fault) -> None:
+        """At once, or as soon as nothing is lost with it for good."""
+        assert isinstance(self.job, ServedJob)
+        if not self.job.network.outlives(fault.number):
+            self.timeline.after(0.05, lambda: self._let_happen(fault))
+            return
+        self._strike(fault)
+        self.hosts[fault.number].lose()
+        self.timeline.after(0.01, lambda: self._happen(HostLost(fault.number, "It does not answer.")))
 
     def _hit(self, fault: Fault) -> None:
         for host in self.hosts:
@@ -352,11 +394,11 @@ class SimRun:
         ]
 
 
-def _worlds(job: Job) -> list[World]:
-    return _planned(job.strategy, job.cluster.workers, job.cluster.spares)
+def _worlds(job: Job, hosts: tuple[HostFacts, ...]) -> list[World]:
+    return _planned(job.strategy, job.cluster.workers, job.cluster.spares, hosts)
 
 
 @cache
-def _planned(strategy: str, workers: int, spares: int) -> list[World]:
+def _planned(strategy: str, workers: int, spares: int, hosts: tuple[HostFacts, ...]) -> list[World]:
     cluster = Cluster(workers=workers, spares=spares, threads=1)
-    return plan_worlds(Job(target="toy.py", strategy=strategy, cluster=cluster))
+    return plan_worlds(Job(target="toy.py", strategy=strategy, cluster=cluster), hosts)

@@ -58,6 +58,17 @@ class SimNetwork:
         here = {node for node, process in self.nodes.items() if process.is_alive and not process.is_stopped}
         return all(one.filled and {one.primary, one.backup} <= here for one in self.view.shard_views)
 
+    def outlives(self, host: int) -> bool:
+        """Whether somebody on another host has all of every shard, and lives and runs."""
+        if self.view is None:
+            return False
+        here = {node for node, process in self.nodes.items() if process.is_alive and not process.is_stopped}
+        apart = {node for node in here if self.nodes[node].world.host_number != host}
+        return all(
+            one.primary in apart or (one.filled and one.backup in apart and one.primary in here)
+            for one in self.view.shard_views
+        )
+
     def _arrive(self, sender: NodeProcess, receiver: int, message: PsMessage) -> None:
         process = self.nodes.get(receiver)
         if process is not None and (sender.is_alive or not sender.loses_tail):
@@ -170,7 +181,15 @@ class ServingProcess(NodeProcess):
         job, now = self.job, self.timeline.now
         node, memory, gradients = self.world.node, job.memory, job.gradients
         self.machine = ServerProcess(
-            job.scenario, node, self.rank, now, memory, gradients, flush=self.drain, amid=lambda: None
+            job.scenario,
+            node,
+            self.rank,
+            now,
+            memory,
+            gradients,
+            flush=self.drain,
+            amid=lambda: None,
+            host=self.world.host_number,
         )
         self.enter("ready")
         self.join_network()

@@ -29,7 +29,8 @@ def test_a_hundred_runs_end_as_they_must() -> None:
     struck: Counter[str] = Counter()
     for seed in range(FEW):
         struck += simulate(seed)
-    assert set(struck) == {kind.value for kind in Kind}, f"Not every fault has struck: {struck}"
+    kinds = set(Kind) - {Kind.LOSE_HOST}  # these runs share one machine's memory
+    assert set(struck) == {kind.value for kind in kinds}, f"Not every fault has struck: {struck}"
 
 
 @pytest.mark.long
@@ -58,6 +59,11 @@ def test_storms_while_places_change_hands() -> None:
 def test_many_storms_while_places_change_hands() -> None:
     for seed in range(STORMS, AT_ONCE):
         simulate(seed, storm=True)
+
+
+def test_runs_over_hosts_of_which_some_are_lost() -> None:
+    struck = sum((simulate(seed, spread=True) for seed in range(FEW)), Counter[str]())
+    assert struck[Kind.LOSE_HOST.value] > FEW // 2
 
 
 def test_a_seed_is_a_run() -> None:

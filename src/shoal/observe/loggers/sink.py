@@ -20,6 +20,7 @@ from shoal.observe.happenings import (
     Failed,
     FaultInjected,
     Finished,
+    HostGone,
     Hung,
     ImageLogged,
     Lost,
@@ -47,7 +48,7 @@ MOST_WAITING = 100_000
 _MOST_AT_ONCE = 1000
 _MOST_TOLD_AGAIN = 10_000
 _NUMBERS = (StepsTaken, Evaluated, ScalarLogged)
-_MARKS = (FaultInjected, Hung, Lost, Replaced, Restarted, Scaled, Warned, Failed)
+_MARKS = (FaultInjected, Hung, HostGone, Lost, Replaced, Restarted, Scaled, Warned, Failed)
 _TOLD = (*_NUMBERS, *_MARKS, *UNDOING, TextLogged, ImageLogged, Saved, Finished, Stopped)
 
 

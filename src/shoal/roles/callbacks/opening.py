@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shoal.errors import TaskError
 from shoal.observe.run_folder import RunFolder
 from shoal.observe.told_marks import ToldMarks
 from shoal.roles.callbacks.telling import Callbacks, Outlet
@@ -19,6 +20,11 @@ def callbacks_of(job: Job, training: Training, reporter: Reporter) -> Callbacks 
     """Those of a run with a folder, where successors find what was told; None where there are none."""
     if not training.task.callbacks or not job.run_dir:
         return None
+    if training.world.is_spread and training.conduct.is_lockstep:
+        raise TaskError(
+            f"Task: callbacks= may ask all workers for something at one step, in memory that those of on="
+            f"{job.cluster.on} do not share; train on one host, or leave them out."
+        )
     folder = RunFolder(Path(job.run_dir))
     impossible = _impossible(training)
     if training.checkpoints is None or not training.checkpoints.is_on:

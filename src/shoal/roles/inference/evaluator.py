@@ -61,6 +61,11 @@ class Evaluator:
         serial, lanes = self._serial + 1, self._conduct.lanes(world.world_size)
         # Where the first worker evaluates for all, others may do so for themselves afterwards.
         name = f"outputs-{serial}-{world.global_rank if self._conduct.first_evaluates else 'of-all'}"
+        if self._over_all and lanes > 1 and world.is_spread:
+            raise TaskError(
+                "Task: metrics= that are no means read the outputs of all workers in one folder, which those of "
+                "several hosts do not have; leave them out, or train on one host."
+            )
         kept = KeptOutputs(world, name) if self._over_all else None
         self._replica.module.eval()
         try:

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from shoal.comm.channel import Channel
-from shoal.comm.words import TO_PROCESSES, Adopt, Misbehave, Release, Stop, Takeover, understood
+from shoal.comm.words import (
+    TO_PROCESSES,
+    Adopt,
+    Announced,
+    MetAll,
+    Misbehave,
+    Release,
+    Stop,
+    Takeover,
+    understood,
+)
 from shoal.observe.happenings import (
     Adopted,
     CutsChanged,
@@ -31,6 +41,8 @@ from shoal.spec.vocabulary import State
 from shoal.strategies.base import StepResult
 
 _REPORT_EVERY_S = 0.1
+_IDLE_S = 0.05
+"""How often a process that waits for others shows that it lives."""
 FOLLOW_EVERY_S = 0.5
 """How often a spare looks at what others have done."""
 
@@ -54,6 +66,8 @@ class Reporter:
         self._told_at = clock()
         self._asked_at = 0.0
         self._stop = False
+        self._met: dict[str, list[str]] = {}
+        """By name: what all workers have left who met, until this one has seen it."""
         self._orders = OrderBook()
         self._steps: list[list[Any]] = []
         self._parts: list[list[Any]] = []
@@ -186,16 +200,30 @@ class Reporter:
         self._world = world or self._world
         self.send(order.answer)
 
+    def meet(self, name: str, text: str) -> dict[int, str]:
+        """Leave a text for all workers of the run, on whichever host, and wait for theirs, by rank."""
+        self.send(Announced(name=name, text=text))
+        while name not in self._met:
+            self.pulse.idle()
+            if (message := self._channel.receive(_IDLE_S)) is not None:
+                self._hear(message)
+        return dict(enumerate(self._met.pop(name)))
+
     def _listen(self) -> None:
         while (message := self._channel.poll()) is not None:
-            word = understood(message, TO_PROCESSES)
-            match word:
-                case Stop():
-                    self._stop = True
-                case Adopt() | Release():
-                    self._orders.add(MoveOrder.of(word))
-                case Misbehave() if self.sabotage is not None:
-                    self.sabotage.hear(word)
+            self._hear(message)
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        word = understood(message, TO_PROCESSES)
+        match word:
+            case Stop():
+                self._stop = True
+            case Adopt() | Release():
+                self._orders.add(MoveOrder.of(word))
+            case Misbehave() if self.sabotage is not None:
+                self.sabotage.hear(word)
+            case MetAll():
+                self._met[word.name] = word.texts
 
     def wait_for_places(
         self, world: World, prepare: Callable[[], None], follow: Callable[[], None] | None = None

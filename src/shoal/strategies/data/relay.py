@@ -21,7 +21,7 @@ from shoal.model.replica import Replica
 from shoal.step.work import Work
 from shoal.strategies.base import Fill, Setting, StepResult, WholeModel
 from shoal.strategies.data.single import SingleProcess
-from shoal.strategies.groups.meeting import Meeting, listening_address
+from shoal.strategies.groups.meeting import listening_address, meet
 
 _PATIENCE_S = 300.0
 
@@ -39,7 +39,7 @@ class RelayData(WholeModel):
         self._followers = self._others
         """Who has the state of the last step besides this worker, where it was the one that took it."""
         self._inbox: dict[int, deque[Message]] = {rank: deque() for rank in self._others}
-        meeting = Meeting(setting)
+        meeting = meet(setting)
         self._transport = ZmqTransport(self._rank, key=meeting.agree_on_key(), address=listening_address(setting))
         self._transport.connect(meeting.exchange_addresses(self._transport.address))
 

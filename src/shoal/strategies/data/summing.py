@@ -8,7 +8,7 @@ import torch
 
 from shoal.strategies.base import Setting
 from shoal.strategies.groups.backend import PATIENCE, open_backend
-from shoal.strategies.groups.meeting import Meeting, listening_address
+from shoal.strategies.groups.meeting import listening_address, meet
 
 
 class Summing(Protocol):
@@ -34,7 +34,7 @@ class SocketSumming:
         from shoal.comm.zmq_transport import ZmqTransport
 
         world = setting.world
-        meeting = Meeting(setting)
+        meeting = meet(setting)
         self._transport = ZmqTransport(
             world.global_rank,
             key=meeting.agree_on_key(),

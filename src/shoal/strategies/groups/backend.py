@@ -10,7 +10,7 @@ import torch
 
 from shoal.comm.listening import only_meanwhile
 from shoal.strategies.base import Setting
-from shoal.strategies.groups.meeting import Meeting
+from shoal.strategies.groups.meeting import SegmentMeeting
 
 if TYPE_CHECKING:
     from shoal.comm.group import TorchGroup
@@ -28,7 +28,7 @@ def open_backend(setting: Setting) -> TorchGroup:
     world = setting.world
     # A file nobody else can see takes the place of torch's TCP store, which listens on all interfaces.
     store_fd = os.memfd_create("shoal-store") if world.global_rank == 0 else -1
-    roster = Meeting(setting).exchange_addresses(f"/proc/{os.getpid()}/fd/{store_fd}")
+    roster = SegmentMeeting(setting).exchange_addresses(f"/proc/{os.getpid()}/fd/{store_fd}")
     if world.global_rank:
         store_fd = os.open(roster[0], os.O_RDWR)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -42,10 +42,10 @@ def open_sockets(setting: Setting) -> Group:
     """A group over our own transport, whose key and addresses are left in the shared segment."""
     from shoal.comm.group import SocketGroup
     from shoal.comm.zmq_transport import ZmqTransport
-    from shoal.strategies.groups.meeting import Meeting, listening_address
+    from shoal.strategies.groups.meeting import listening_address, meet
 
     world = setting.world
-    meeting = Meeting(setting)
+    meeting = meet(setting)
     transport = ZmqTransport(
         world.global_rank,
         key=meeting.agree_on_key(),

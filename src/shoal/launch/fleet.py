@@ -1,0 +1,37 @@
+"""The hosts of a run: who goes where, and which are left. No I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from shoal.launch.crew import Crew
+from shoal.layout import Demand, seat_one
+from shoal.spec import World
+from shoal.spec.host_facts import HostFacts
+from shoal.spec.vocabulary import Role
+
+
+class Fleet:
+    """What the supervisor knows of its hosts. A part of its machine."""
+
+    def __init__(self, hosts: Sequence[HostFacts], demand: Demand) -> None:
+        self.hosts = hosts
+        """Those that the run began with."""
+        self.left = dict(enumerate(hosts))
+        """Those that are there, by number."""
+        self._is_spread = len(hosts) > 1
+        self._demand = demand
+
+    def lose(self, number: int) -> HostFacts | None:
+        """A host is gone; None where that is known."""
+        return self.left.pop(number, None)
+
+    def seat(self, world: World, crew: Crew) -> World:
+        """Where one more process goes: where it is least crowded."""
+        # A coordinator is followed at the same address.
+        if not self._is_spread or world.role == Role.COORDINATOR:
+            return world
+        held = Counter(hand.host for hand in crew.living(world.role))
+        number = seat_one(self.left, held, world.role, self._demand)
+        return world.at(number, self.left[number].address)

@@ -1,0 +1,29 @@
+"""Where workers of several hosts meet: each leaves a text under a name, and all get everybody's. No I/O."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from shoal.comm.words import Announced, MetAll
+from shoal.launch.crew import Hand
+from shoal.launch.succession import Bridge
+
+
+class Meetings:
+    """A part of the supervisor's machine. Who follows a worker that died announces anew."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._left: dict[str, dict[int, tuple[Hand, str]]] = defaultdict(dict)
+        """By name and rank: who waits, and what it has left."""
+
+    def hear(self, hand: Hand, word: Announced) -> None:
+        """A worker has come; the last one lets all go on."""
+        there = self._left[word.name]
+        there[hand.global_rank] = hand, word.text
+        if len(there) < self._bridge.job.cluster.places:
+            return
+        del self._left[word.name]
+        texts = [text for _, (_, text) in sorted(there.items(), key=lambda one: one[0])]
+        for waiting, _ in there.values():
+            self._bridge.say(waiting, MetAll(name=word.name, texts=texts))

@@ -1,0 +1,144 @@
+"""A run on several hosts, the supervisor's part: who goes where, what a lost host means, how workers meet."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from helpers.supervised import Table, events, of, said_to, started
+from shoal.errors import LaunchError, WorkerFailed
+from shoal.launch.messages import Ended, HostLost, StartProcess
+from shoal.launch.worlds import describe_world, plan_worlds, threads_on
+from shoal.spec import Cluster, Job
+from shoal.spec.host_facts import HostFacts
+
+A = HostFacts(name="a", address="10.0.0.1", cores=2, port=4000)
+B = HostFacts(name="b", address="10.0.0.2", cores=4, port=5000)
+COORDINATOR, SERVER_0, SERVER_1, WORKER_0, WORKER_1, WORKER_2 = range(6)
+
+
+def job(strategy: str = "ps:servers=2,sync=asp", workers: int = 3) -> Job:
+    return Job(target="toy.py", strategy=strategy, cluster=Cluster(workers=workers, threads=1, on="ssh:a,b"))
+
+
+@pytest.fixture
+def table() -> Table:
+    """Coordinator, server 1 and worker 0 are on a; server 0 and workers 1 and 2 on b."""
+    return Table(job(), hosts=(A, B))
+
+
+def test_each_process_knows_where_it_stands() -> None:
+    worlds = plan_worlds(job(), (A, B))
+    assert [(world.role, world.host_number, world.host) for world in worlds] == [
+        ("coordinator", 0, "10.0.0.1"),
+        ("server", 1, "10.0.0.2"),
+        ("server", 0, "10.0.0.1"),
+        ("worker", 0, "10.0.0.1"),
+        ("worker", 1, "10.0.0.2"),
+        ("worker", 1, "10.0.0.2"),
+    ]
+    assert {world.hosts for world in worlds} == {(1, 2)} and all(world.is_spread for world in worlds)
+    assert [(world.local_rank, world.local_size) for world in worlds[WORKER_0:]] == [(0, 1), (0, 2), (1, 2)]
+    assert {world.coordinator_address for world in worlds} == {"tcp://10.0.0.1:4000"}
+    assert worlds[WORKER_1].any_port == "tcp://10.0.0.2:*"
+
+
+def test_one_host_of_a_network_is_as_this_one() -> None:
+    one = Job(target="toy.py", strategy="ps", cluster=Cluster(workers=2, threads=1, on="ssh:a"))
+    for world in plan_worlds(one, (A,)):
+        assert not world.is_spread and world.hosts == () and world.coordinator == ""
+    assert one.strategy == "ps", "its processes share memory"
+
+
+def test_the_world_of_several_hosts_in_words() -> None:
+    told = describe_world(job(), 3, (A, B))
+    assert told.hosts == 2
+    assert told.text == (
+        "3 workers, 2 servers and a coordinator on 2 hosts (a, b), 1 thread each, encrypted between them"
+    )
+
+
+def test_threads_are_the_same_on_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    asked = Job(target="toy.py", strategy="ps", cluster=Cluster(workers=3, on="ssh:a,b"))
+    assert threads_on(asked, (A, B)) == 2
+
+
+def test_a_lost_host_is_one_event_and_all_of_its_processes_have_ended(table: Table) -> None:
+    table.begin()
+    asked = table.tell(HostLost(1, "Host b is gone."))
+    assert events("host", asked) == [{"name": "b", "reason": "Host b is gone.", "processes": 3}]
+    assert [lost["rank"] for lost in events("lost", asked)] == [0, 1, 2]
+    assert events("lost", asked)[0]["reason"] == "Server 0 was on host b, which was lost."
+    told = [word["kind"] for word in said_to(COORDINATOR, asked)]
+    assert told == ["lost"] * 3, "the coordinator decides who follows them"
+    assert table.machine.over is None
+    assert not table.tell(HostLost(1, "Host b is gone.")), "that is known"
+
+
+def test_who_follows_goes_to_a_host_that_is_left(table: Table) -> None:
+    table.begin()
+    table.tell(HostLost(1, "Host b is gone."))
+    asked = table.say(COORDINATOR, "order", action="start", role="server", rank=0)
+    asked += table.say(COORDINATOR, "order", action="start", role="worker", rank=2)
+    worlds = [one.world for one in of(StartProcess, asked)]
+    assert [(world.role, world.host_number, world.host) for world in worlds] == [
+        ("server", 0, "10.0.0.1"),
+        ("worker", 0, "10.0.0.1"),
+    ]
+
+
+def test_a_successor_goes_where_there_is_most_room(table: Table) -> None:
+    table.begin()
+    table.tell(Ended(process=WORKER_0, exit_code=-signal.SIGKILL))
+    (start,) = of(StartProcess, table.say(COORDINATOR, "order", action="start", role="worker", rank=0))
+    assert start.world.host_number == 0, "b has two workers for four cores"
+    assert started([start]) == [(6, "worker", 0)]
+
+
+def test_the_loss_of_the_coordinators_host_ends_the_attempt(table: Table) -> None:
+    table.begin()
+    table.tell(HostLost(0, "Host a is gone."))
+    table.wait(5.0)
+    over = table.machine.over
+    assert over is not None and isinstance(over.error, WorkerFailed) and over.error.is_transient
+    assert "Coordinator 0 was on host a, which was lost." in str(over.error)
+
+
+def test_the_loss_of_the_last_host_ends_the_run(table: Table) -> None:
+    table.begin()
+    table.tell(HostLost(1, "Host b is gone."))
+    table.tell(HostLost(0, "Host a is gone."))
+    assert table.machine.over is not None
+
+
+def test_a_worker_that_nobody_can_follow_takes_the_run_with_it() -> None:
+    table = Table(job("data:via=ring", 2), hosts=(A, B))
+    table.begin()
+    table.tell(HostLost(1, "Host b is gone."))
+    table.wait(5.0)
+    over = table.machine.over
+    assert over is not None and isinstance(over.error, WorkerFailed) and over.error.is_transient
+    assert "was on host b, which was lost" in str(over.error)
+
+
+def test_workers_meet_once_all_have_come() -> None:
+    table = Table(job("data:via=ring", 2), hosts=(A, B))
+    table.begin()
+    assert not table.say(1, "announced", name="addresses", text="tcp://10.0.0.2:7")
+    asked = table.say(0, "announced", name="addresses", text="tcp://10.0.0.1:6")
+    met = {"kind": "met", "name": "addresses", "texts": ["tcp://10.0.0.1:6", "tcp://10.0.0.2:7"]}
+    assert said_to(0, asked) == said_to(1, asked) == [met]
+    table.say(0, "announced", name="addresses", text="again")
+    asked = table.say(1, "announced", name="addresses", text="and again")
+    assert said_to(1, asked) == [{**met, "texts": ["again", "and again"]}]
+
+
+def test_hosts_without_room_are_refused() -> None:
+    limited = Job(
+        target="toy.py", strategy="ps", cluster=Cluster(workers=8, threads=1, on="ssh:a,b", memory="1GiB")
+    )
+    small = [HostFacts(name=name, memory_bytes=2 << 30, port=1) for name in "ab"]
+    with pytest.raises(LaunchError, match="8 workers were asked for, but a, b have memory"):
+        plan_worlds(limited, small)
