@@ -1,4 +1,4 @@
-"""One suite for every transport: ZeroMQ over TCP and over Unix sockets, and the one in memory."""
+"""One suite for every transport: over tcp, in the open and encrypted, over Unix sockets, and the one in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ KEY = RunKey.create()
 
 
 def zmq_transports(size: int, via: str, **options) -> list[Transport]:
-    transports = [ZmqTransport(rank, key=KEY, address=any_address(via), **options) for rank in range(size)]
+    options = {"encrypt": True, **options} if via == "tls" else options
+    address = any_address("ipc" if via == "ipc" else "tcp")
+    transports = [ZmqTransport(rank, key=KEY, address=address, **options) for rank in range(size)]
     roster = {transport.rank: transport.address for transport in transports}
     for transport in transports:
         transport.connect(roster)
@@ -43,7 +45,7 @@ def together(*functions: Callable[[], object]) -> list[object]:
         return [future.result(HANG_GUARD_S) for future in [pool.submit(f) for f in functions]]
 
 
-@pytest.fixture(params=["tcp", "ipc", "memory", "lossy memory"])
+@pytest.fixture(params=["tcp", "tls", "ipc", "memory", "lossy memory"])
 def make(request) -> Iterator[Callable[[int], list[Transport]]]:
     made: list[Transport] = []
 
@@ -215,7 +217,7 @@ def test_a_closed_transport_says_so(make):
         first.receive(0.0)
 
 
-@pytest.mark.parametrize("via", ["tcp", "ipc"])
+@pytest.mark.parametrize("via", ["tcp", "tls", "ipc"])
 def test_closing_with_a_peer_that_never_answers_does_not_hang(via):
     first, second = zmq_transports(2, via)
     first.send(1, Message("unread", {}, [torch.zeros(8_000_000)]))

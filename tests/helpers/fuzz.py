@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import random
+import secrets
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 
 import msgpack
 import torch
-import zmq
 
 from shoal.comm.codec import Message, checksum, encode
 from shoal.comm.envelope import Envelope, PacketKind
-from shoal.comm.gate import unlock
-from shoal.comm.security import RunKey, leaves_host
+from shoal.comm.security import RunKey
+from shoal.comm.zmq_wire import ZmqWire
 
-LINGER_MS = 60_000
+LINGER_S = 60.0
 GUARD_S = 20.0
 
 Packet = list[bytes]
@@ -60,12 +60,11 @@ def fuzz_port(
     The listener must be polled meanwhile by somebody else, or nobody is let in. Returns the packets' bytes.
     """
     sent_bytes = 0
-    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        unlock(dealer, key, address, encrypted=encrypt or leaves_host(address))
-        dealer.set(zmq.LINGER, LINGER_MS)
-        dealer.connect(address)
+    own_address = "tcp://127.0.0.1:*" if address.startswith("tcp") else f"ipc://@shoal-{secrets.token_hex(8)}"
+    with ZmqWire(own_address, key=key, encrypt=encrypt or None, linger_s=LINGER_S) as peer:
+        peer.connect(0, address)
         for packet in damaged_packets(frames, seed, valid):
-            dealer.send_multipart(packet)
+            peer.transmit(0, list(packet))
             sent_bytes += sum(map(len, packet))
     dice = random.Random(seed)
     for _ in range(connections):
@@ -83,7 +82,7 @@ def send_garbage(address: str, garbage: bytes) -> None:
 
 
 def bare_connection(address: str) -> socket.socket:
-    """A socket without ZeroMQ, connected to an address of ZeroMQ's."""
+    """A bare socket, connected to where a wire listens."""
     transport, _, where = address.partition("://")
     if transport == "tcp":
         host, _, port = where.rpartition(":")

@@ -99,9 +99,9 @@ class Channel:
                     f"a message from {self._peer} is over {LIMIT_BYTES} bytes, or has more than {MAX_FDS} file "
                     "descriptors; it is refused."
                 )
-            message = _decode(payload, self._peer)
+            message = read_message(payload, self._peer)
             if message.keys() == {_IN_FILE}:
-                message = _decode(_read_file(message[_IN_FILE], fds, self._peer), self._peer)
+                message = read_message(_read_file(message[_IN_FILE], fds, self._peer), self._peer)
             return message, fds
         except (PeerLost, ProtocolError):
             for fd in fds:
@@ -164,15 +164,15 @@ def _wait_until(sock: socket.socket, events: int, timeout_s: float | None) -> bo
 
 
 def _encode(message: dict[str, Any]) -> bytes:
-    payload = _pack(message)
+    payload = pack_message(message)
     if len(payload) <= LIMIT_BYTES:
         return payload
     cuttable = [key for key in CUTTABLE if isinstance(message.get(key), str)]
-    rest = len(_pack({key: value for key, value in message.items() if key not in cuttable}))
+    rest = len(pack_message({key: value for key, value in message.items() if key not in cuttable}))
     # Half of what is left, so that two long fields fit as well; the end of a traceback is what matters.
     room = (LIMIT_BYTES - rest) // 2 - 256
     if cuttable and room > 0:
-        return _pack({**message, **{key: _cut(message[key], room) for key in cuttable}})
+        return pack_message({**message, **{key: _cut(message[key], room) for key in cuttable}})
     if len(payload) > MOST_BYTES:
         raise ProtocolError(
             f"a message of kind {message.get('kind')!r} has {len(payload)} bytes, and a channel carries "
@@ -189,7 +189,7 @@ def _carried(payload: bytes, fds: Sequence[int]) -> Iterator[tuple[bytes, Sequen
         return
     with os.fdopen(os.memfd_create("shoal-message"), "wb", buffering=0) as file:
         file.write(payload)
-        yield _pack({_IN_FILE: len(payload)}), [*fds, file.fileno()]
+        yield pack_message({_IN_FILE: len(payload)}), [*fds, file.fileno()]
 
 
 def _read_file(size: Any, fds: list[int], peer: str) -> bytes:
@@ -210,7 +210,8 @@ def _cut(text: str, room_bytes: int) -> str:
     return CUT_MARK + encoded[-room_bytes:].decode("utf-8", "ignore")
 
 
-def _pack(message: dict[str, Any]) -> bytes:
+def pack_message(message: dict[str, Any]) -> bytes:
+    """A message as bytes."""
     try:
         return msgpack.packb(message, unicode_errors="surrogatepass")
     except (TypeError, ValueError, OverflowError) as error:
@@ -220,7 +221,8 @@ def _pack(message: dict[str, Any]) -> bytes:
         ) from None
 
 
-def _decode(payload: bytes, peer: str) -> dict[str, Any]:
+def read_message(payload: bytes, peer: str) -> dict[str, Any]:
+    """The message that `pack_message` wrote; `ProtocolError` for anything else."""
     try:
         message = msgpack.unpackb(payload, strict_map_key=False, unicode_errors="surrogatepass")
     except (ValueError, msgpack.UnpackException) as error:

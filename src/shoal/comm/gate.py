@@ -1,7 +1,7 @@
 """Who may come in through a ZeroMQ socket: those with the run's key.
 
-On loopback and Unix sockets a caller shows a password (ZeroMQ's PLAIN): bulk goes at full speed, and what is
-sent never leaves the machine. Everywhere else both sides prove themselves and all is encrypted (CURVE).
+At its Unix sockets a caller shows a password (ZeroMQ's PLAIN): bulk goes at full speed, and what is sent never
+leaves the machine. Where that is not enough both sides prove themselves and all is encrypted (CURVE).
 """
 
 from __future__ import annotations

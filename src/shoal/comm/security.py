@@ -1,7 +1,7 @@
 """The key of a run: whoever has it belongs to the run, and nobody else is let in.
 
-One secret is all that has to travel. The passwords and key pairs that ZeroMQ wants are derived from it, so
-that neither they nor anything a listener learns from a caller leads back to it.
+One secret is all that has to travel. The passwords and key pairs that ZeroMQ wants, proofs and the certificate
+for TLS are derived from it, so that neither they nor anything a listener learns from a caller leads back to it.
 """
 
 from __future__ import annotations
@@ -101,6 +101,14 @@ class RunKey:
         there, nothing that opens another.
         """
         return self._derive(b"password", address.encode()).hex().encode()
+
+    def proof(self, purpose: bytes, about: bytes) -> bytes:
+        """What shows that one has the key, and is good for nothing else."""
+        return self._derive(purpose, about)
+
+    def certificate_seed(self) -> bytes:
+        """What the run's certificate for TLS is made from."""
+        return self._derive(b"certificate")
 
     def listener_pair(self) -> CurvePair:
         """What a listener proves itself with where connections are encrypted."""

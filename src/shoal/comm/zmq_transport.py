@@ -1,4 +1,4 @@
-"""The ZeroMQ transport: messages over Unix sockets, or over TCP."""
+"""The transport between processes: messages over Unix sockets, or over tcp."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from shoal.comm.transport import Roster
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import SpecError
 
-# Whoever is turned away is lost to a transport, and peers come in when it polls, which may be after a long step.
-_HANDSHAKE_S = 300.0
-
 
 class ZmqTransport(LinkedTransport):
-    """Messages over ZeroMQ. Binds when made; `connect` once the addresses of all are known.
+    """Messages over a `ZmqWire`. Binds when made; `connect` once the addresses of all are known.
 
-    `address` is as a `ZmqWire` takes it. Peers are those with the same `key`.
+    `address` and `encrypt` are as the wire takes them. Peers are those with the same `key`.
     """
 
     def __init__(
@@ -27,9 +24,10 @@ class ZmqTransport(LinkedTransport):
         address: str = "tcp://127.0.0.1:*",
         generation: int = 0,
         reliability: Reliability | None = None,
+        encrypt: bool | None = None,
     ) -> None:
         reliability = reliability or Reliability()
-        self._zmq = ZmqWire(address, key=key, linger_s=reliability.linger_s, handshake_s=_HANDSHAKE_S)
+        self._zmq = ZmqWire(address, key=key, linger_s=reliability.linger_s, encrypt=encrypt)
         super().__init__(rank, self._zmq, generation=generation, reliability=reliability)
 
     @property

@@ -1,4 +1,7 @@
-"""The ZeroMQ wire: packets between processes that have the run's key, and no promise about them."""
+"""The wire: packets between processes that have the run's key, and no promise about them.
+
+On one host ZeroMQ moves them, at Unix sockets; over tcp streams of our own do, with a gate before them.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,19 @@ from zmq.utils.monitor import parse_monitor_message
 
 from shoal.comm.codec import MAX_FRAME_BYTES
 from shoal.comm.gate import Gate, lock, unlock
-from shoal.comm.pieces import MAX_PART_BYTES, cut, join
 from shoal.comm.reliable import Packet
-from shoal.comm.security import RunKey, host_of, leaves_host
+from shoal.comm.security import RunKey
+from shoal.comm.tcp.addresses import TCP
+from shoal.comm.tcp.door import HANDSHAKE_S
+from shoal.comm.tcp.stream_wire import StreamWire
 from shoal.errors import LaunchError, SpecError
 
 # What a vanished peer sent last may still be on its way when its connection ends.
 _GRACE_S = 0.05
 _BUFFER_BYTES = 1 << 20
-# Until a caller has shown the key it may be a stranger, who should not keep a descriptor and memory for long. At
-# Unix sockets there are none; and peers come in when the listener's owner polls, who may be in a long step.
-_HANDSHAKE_S, _HANDSHAKE_AT_HOME_S = 10.0, 300.0
+# At Unix sockets there are no strangers; and peers come in when the listener's owner polls, who may be in a long
+# step.
+_HANDSHAKE_AT_HOME_S = 300.0
 _HANDSHAKE_BYTES = 4096
 _UNIX = "ipc://"
 # On a busy wire there is always a packet; those who knock want an answer all the same.
@@ -47,16 +52,17 @@ class _Way:
     dealer: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     """Tells when the connection ends."""
-    is_tcp: bool
 
 
 class ZmqWire:
-    """One ROUTER takes in everything; one DEALER per peer sends. Peers come and go at any time.
+    """At a Unix socket one ROUTER takes in everything; one DEALER per peer sends. Peers come and go at any time,
+    and those at tcp addresses are reached by a `StreamWire`.
 
-    Binds when made: `tcp://127.0.0.1:*`, `tcp://10.0.0.1:*` for one address of the host, `ipc:///folder/name`,
-    `ipc:///folder/*` for any free name, or `ipc://@name`, which lies in no file system. At Unix sockets only this
-    user comes in. What can be heard outside this host is encrypted; with `encrypt`, the same for all peers, the
-    rest is too. Over tcp a caller that has not shown the key after `handshake_s` is hung up on.
+    Binds when made: `tcp://127.0.0.1:*`, `tcp://10.0.0.1:*` for one address of the host, `tcp://10.0.0.1:20000-20100`,
+    `ipc:///folder/name`, `ipc:///folder/*` for any free name, or `ipc://@name`, which lies in no file system. At
+    Unix sockets only this user comes in. What can be heard outside this host is encrypted; with `encrypt=True`,
+    the same for all peers, the rest is too, and with `encrypt=False` nothing is. Over tcp a caller that has not
+    shown the key after `handshake_s` is hung up on.
     """
 
     def __init__(
@@ -65,14 +71,11 @@ class ZmqWire:
         *,
         key: RunKey,
         linger_s: float = 1.0,
-        encrypt: bool = False,
-        handshake_s: float = _HANDSHAKE_S,
+        encrypt: bool | None = None,
+        handshake_s: float = HANDSHAKE_S,
     ) -> None:
-        _refuse_all_interfaces(bind_address)
-        bind_address = _pick_name(bind_address)
-        _refuse_if_taken(bind_address)
         self._key = key
-        self._encrypt = encrypt
+        self._encrypt = bool(encrypt)
         self._linger_ms = int(linger_s * 1000)
         self._ways: dict[int, _Way] = {}
         self._peers: dict[zmq.Socket[bytes], int] = {}
@@ -82,44 +85,57 @@ class ZmqWire:
         """Of the socket, where it has one."""
         self._poller = zmq.Poller()
         self._context = zmq.Context()
-        self._router = self._open(zmq.ROUTER, bind_address)
-        self._is_tcp = not bind_address.startswith(_UNIX)
-        if self._is_tcp:
-            self._router.set(zmq.MAXMSGSIZE, MAX_PART_BYTES)
-            self._router.set(zmq.HANDSHAKE_IVL, round(handshake_s * 1000))
-        else:
-            self._router.set(zmq.IPC_FILTER_UID, os.geteuid())
-            self._router.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-            self._router.set(zmq.HANDSHAKE_IVL, round(_HANDSHAKE_AT_HOME_S * 1000))
-        lock(self._router, key, encrypted=self._is_encrypted(bind_address))
-        self._gate = Gate(self._router)
-        for source in (self._router, *self._gate.sockets):
+        self._router: zmq.Socket[bytes] | None = None
+        self._gate: Gate | None = None
+        self._streams = StreamWire(key, encrypt=encrypt, linger_s=linger_s, handshake_s=handshake_s)
+        self._poller.register(self._streams.fileno(), zmq.POLLIN)
+        try:
+            listen = self._streams.listen if bind_address.startswith(TCP) else self._bind
+            self.address = listen(bind_address)
+            """Where this process listens; what others pass to `connect`, letter for letter."""
+        except BaseException:
+            self.close()
+            raise
+
+    def _bind(self, address: str) -> str:
+        """Listen at a Unix socket."""
+        address = _pick_name(address)
+        _refuse_if_taken(address)
+        router = self._router = self._open(zmq.ROUTER)
+        router.set(zmq.IPC_FILTER_UID, os.geteuid())
+        router.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        router.set(zmq.HANDSHAKE_IVL, round(_HANDSHAKE_AT_HOME_S * 1000))
+        lock(router, self._key, encrypted=self._encrypt)
+        gate = self._gate = Gate(router)
+        for source in (router, *gate.sockets):
             self._poller.register(source, zmq.POLLIN)
         try:
-            self._router.bind(bind_address)
+            router.bind(address)
         except zmq.ZMQError as error:
-            self.close()
-            raise _bind_error(bind_address, error) from None
-        if bind_address.startswith(f"{_UNIX}/"):
-            self._file = bind_address.removeprefix(_UNIX)
-        self.address = self._router.get_string(zmq.LAST_ENDPOINT)
-        """Where this process listens; what others pass to `connect`, letter for letter."""
-        self._gate.admit(key, self.address, encrypted=self._is_encrypted(self.address))
+            raise LaunchError(f"This process cannot listen on {address}: {error.strerror}.") from None
+        if address.startswith(f"{_UNIX}/"):
+            self._file = address.removeprefix(_UNIX)
+        address = router.get_string(zmq.LAST_ENDPOINT)
+        gate.admit(self._key, address, encrypted=self._encrypt)
+        return address
 
     @property
     def peers(self) -> frozenset[int]:
         """Who is connected, or was until the connection ended by itself."""
-        return frozenset(self._ways)
+        return self._streams.peers.union(self._ways)
 
     @property
     def strangers(self) -> int:
         """Connections that ended without having shown the run's key."""
-        return self._gate.strangers
+        return self._streams.strangers + (0 if self._gate is None else self._gate.strangers)
 
     def connect(self, peer: int, address: str) -> None:
         """Open the way to a peer, in place of an earlier one, and watch for its end."""
         self.disconnect(peer)
-        dealer = self._open(zmq.DEALER, address)
+        if address.startswith(TCP):
+            self._streams.connect(peer, address)
+            return
+        dealer = self._open(zmq.DEALER)
         # Whoever listens there after a peer's death is not that peer.
         dealer.set(zmq.RECONNECT_IVL, -1)
         # Nothing comes back this way, so nobody who listens there can fill our memory.
@@ -127,11 +143,11 @@ class ZmqWire:
         dealer.set(zmq.MAXMSGSIZE, _HANDSHAKE_BYTES)
         # A peer in the middle of something answers late; one that died ends the connection.
         dealer.set(zmq.HANDSHAKE_IVL, 0)
-        unlock(dealer, self._key, address, encrypted=self._is_encrypted(address))
+        unlock(dealer, self._key, address, encrypted=self._encrypt)
         monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
         self._poller.register(monitor, zmq.POLLIN)
         self._peers[monitor] = peer
-        self._ways[peer] = _Way(dealer=dealer, monitor=monitor, is_tcp=not address.startswith(_UNIX))
+        self._ways[peer] = _Way(dealer=dealer, monitor=monitor)
         try:
             dealer.connect(address)
         except zmq.ZMQError as error:
@@ -143,6 +159,7 @@ class ZmqWire:
 
     def disconnect(self, peer: int) -> None:
         """Close the way to a peer, if there is one; what is queued gets `linger_s` to leave."""
+        self._streams.disconnect(peer)
         if (way := self._ways.pop(peer, None)) is None:
             return
         self._poller.unregister(way.monitor)
@@ -158,9 +175,10 @@ class ZmqWire:
         It is lost, as any packet may be, where the connection has ended or there is none.
         """
         if (way := self._ways.get(peer)) is None:
+            self._streams.transmit(peer, packet)
             return
         try:
-            way.dealer.send_multipart(cut(packet) if way.is_tcp else packet, zmq.NOBLOCK, copy=False)
+            way.dealer.send_multipart(packet, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             # Queues have no limit, so only a connection that ended refuses; without this, sending would wait.
             self._ended_at.setdefault(peer, time.monotonic())
@@ -183,10 +201,11 @@ class ZmqWire:
 
     def gone(self) -> Collection[int]:
         """Peers whose connection ended, once what they sent last has had time to arrive."""
-        if not self._ended_at:
+        ended_at = {**self._ended_at, **self._streams.ended_at()}
+        if not ended_at:
             return ()
         ripe = time.monotonic() - _GRACE_S
-        return [peer for peer, ended_at in self._ended_at.items() if ended_at < ripe]
+        return [peer for peer, moment in ended_at.items() if moment < ripe]
 
     def close(self) -> None:
         """Close all; what is queued gets `linger_s` to leave."""
@@ -197,9 +216,12 @@ class ZmqWire:
         if self._file:
             with suppress(FileNotFoundError):  # Its folder went first.
                 os.unlink(self._file)  # While this process still listens there, so that it is nobody else's.
-        self._router.disable_monitor()
-        self._router.close(linger=0)
-        self._gate.close()
+        self._streams.close()
+        if self._router is not None:
+            self._router.disable_monitor()
+            self._router.close(linger=0)
+        if self._gate is not None:
+            self._gate.close()
         self._context.term()
 
     def __enter__(self) -> Self:
@@ -214,41 +236,32 @@ class ZmqWire:
             if source in self._peers:
                 parse_monitor_message(source.recv_multipart())
                 self._ended_at.setdefault(self._peers[source], time.monotonic())
-            elif source in self._gate.sockets:
+            elif self._gate is not None and source in self._gate.sockets:
                 self._gate.attend()
+            elif source == self._streams.fileno():
+                self._streams.hush()
 
     def _receive(self) -> Packet | None:
-        """What the router has, without the routing identity that ZeroMQ puts before it."""
+        """What has come through either, without the routing identity that ZeroMQ puts before it."""
+        if (packet := self._streams.receive()) is not None or self._router is None:
+            return packet
         try:
             _identity, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        packet: Packet = [frame.buffer for frame in frames] or [b""]
-        return join(packet) if self._is_tcp else packet
+        return [frame.buffer for frame in frames] or [b""]
 
-    def _is_encrypted(self, address: str) -> bool:
-        return self._encrypt or leaves_host(address)
-
-    def _open(self, kind: int, address: str) -> zmq.Socket[bytes]:
+    def _open(self, kind: int) -> zmq.Socket[bytes]:
         opened = self._context.socket(kind)
         # No limit on queued messages: who sends keeps count of what is under way, and nothing is dropped.
         opened.set_hwm(0)
         opened.set(zmq.SNDBUF, _BUFFER_BYTES)
         opened.set(zmq.RCVBUF, _BUFFER_BYTES)
-        opened.set(zmq.IPV6, int("[" in address))
         return opened
 
 
-def _refuse_all_interfaces(address: str) -> None:
-    host = host_of(address.removeprefix("tcp://"))
-    if address.startswith("tcp://") and host in ("", "*", "0.0.0.0", "::"):
-        raise SpecError(
-            f"{address} listens on every network of this machine; name the one address that the others reach."
-        )
-
-
 def _pick_name(address: str) -> str:
-    """The address with a name that nobody has in place of `*`; ZeroMQ picks ports by itself."""
+    """The address with a name that nobody has in place of `*`."""
     if address.startswith(_UNIX) and address.endswith("/*"):
         return address.removesuffix("*") + secrets.token_hex(8)
     return address
@@ -269,13 +282,3 @@ def _refuse_if_taken(address: str) -> None:
         except OSError as error:
             raise LaunchError(f"This process cannot listen on {address}: {error.strerror}.") from None
     raise LaunchError(f"The socket {address} was asked for, but another process uses it; choose another name.")
-
-
-def _bind_error(address: str, error: zmq.ZMQError) -> LaunchError:
-    if error.errno == zmq.EADDRINUSE:
-        host, _, port = address.removeprefix("tcp://").rpartition(":")
-        return LaunchError(
-            f"Port {port} on {host} was asked for, but another process uses it; "
-            "choose another port, or leave it out to get any free one."
-        )
-    return LaunchError(f"This process cannot listen on {address}: {error.strerror}.")

@@ -20,9 +20,9 @@ _MOST_AT_ONCE = 256
 
 
 def open_wire(world: World, address: str) -> ZmqWire:
-    """A member's own place to listen. At a port that is known beforehand somebody else may have been first, whom a
-    password would tell all he needs: there both sides prove themselves."""
-    return ZmqWire(address, key=RunKey.from_text(world.secret), encrypt=bool(world.coordinator))
+    """Where a member listens. At a port that is known beforehand somebody else may have been first: there all is
+    encrypted."""
+    return ZmqWire(address, key=RunKey.from_text(world.secret), encrypt=True if world.coordinator else None)
 
 
 class Node:

@@ -128,7 +128,7 @@ def test_waiting_ends_when_something_else_can_be_read(make):
 
 def test_who_knocks_at_a_busy_wire_is_let_in(make):
     """There is always one more packet, yet the newcomer's handshake gets its answer."""
-    busy, talker = make(), make()
+    busy, talker = make("ipc://@shoal-busy-wire"), make("ipc://@shoal-talker")
     talker.connect(1, busy.address)
     for _ in range(2_000):
         talker.transmit(1, [b"chatter"])
@@ -144,3 +144,43 @@ def test_who_knocks_at_a_busy_wire_is_let_in(make):
             assert next_packet(busy) == [b"chatter"]
         newcomer.disable_monitor()
         admitted.close()
+
+
+@pytest.mark.parametrize("encrypt", [None, True])
+def test_over_tcp_a_packet_may_have_parts_of_all_sizes(encrypt):
+    packet = [b"", bytes(10), b"x" * (5 << 20), b"", b"y" * 20_000, b"end"]
+    with (
+        ZmqWire("tcp://127.0.0.1:*", key=KEY, encrypt=encrypt) as here,
+        ZmqWire("tcp://127.0.0.1:*", key=KEY, encrypt=encrypt) as there,
+    ):
+        here.connect(1, there.address)
+        for _ in range(3):
+            here.transmit(1, packet)
+        for _ in range(3):
+            assert next_packet(there) == packet
+
+
+def test_over_tcp_a_peer_comes_in_while_the_listener_computes():
+    """Nobody polls the listener: a stranger's five seconds are enough for a peer all the same."""
+    with ZmqWire("tcp://127.0.0.1:*", key=KEY) as busy, ZmqWire("tcp://127.0.0.1:*", key=KEY) as peer:
+        peer.connect(1, busy.address)
+        peer.transmit(1, [b"hello"])
+        deadline = time.monotonic() + GUARD_S
+        while not busy._streams._inbox:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert next_packet(busy) == [b"hello"]
+
+
+def test_after_many_bytes_a_peer_is_called_anew_and_nothing_is_lost(monkeypatch):
+    """A key of AES-GCM is not good for ever."""
+    monkeypatch.setattr("shoal.comm.tcp.outgoing.RENEW_BYTES", 100_000)
+    with (
+        ZmqWire("tcp://127.0.0.1:*", key=KEY, encrypt=True) as here,
+        ZmqWire("tcp://127.0.0.1:*", key=KEY, encrypt=True) as there,
+    ):
+        here.connect(1, there.address)
+        for number in range(40):
+            here.transmit(1, [bytes([number]) * 20_000])
+        found = sorted(next_packet(there)[0][0] for _ in range(40))
+        assert found == list(range(40)) and not here.gone()
