@@ -12,17 +12,20 @@ import torch
 from torch import Tensor
 
 from helpers.forked import in_processes
-from shoal.comm.group import Group, LoneGroup, group_bytes, together
+from shoal.arena import Segment
+from shoal.comm.group import Group, HierarchicalGroup, LoneGroup, MemoryGroup, group_bytes, together
 from shoal.comm.group.letters import LARGEST_KEPT_BYTES
 from shoal.comm.group.regions import BUFFER_BYTES, MOST_LETTERS
-from shoal.errors import ProtocolError
+from shoal.comm.zmq_transport import ZmqTransport
+from shoal.errors import PeerLost, ProtocolError
 from shoal.spec import Conduct, World
 from shoal.spec.conduct import even_fills
 from shoal.strategies.base import Company, Setting
+from shoal.strategies.groups.meeting import SegmentMeeting
 from shoal.strategies.groups.opening import open_group
 
-FORMS = ("memory", "backend", "sockets", "threads")
-IN_ORDER = ("memory", "sockets", "threads")
+FORMS = ("memory", "backend", "sockets", "threads", "2 hosts", "3 hosts")
+IN_ORDER = ("memory", "sockets", "threads", "2 hosts", "3 hosts")
 """Forms that add up in the order of ranks."""
 NUMBERS = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 ANYTHING = (*NUMBERS, torch.bool, torch.uint8)
@@ -38,16 +41,40 @@ def opened(form: str, world: World, on_idle: Callable[[], None] | None = None) -
     return open_group(form, Setting(world=world, conduct=conduct, company=Company(on_idle=on_idle)))
 
 
-def run(form: str, size: int, work: Work) -> list[Any]:
+def run(form: str, size: int, work: Work, on_idle: Callable[[], None] | None = None) -> list[Any]:
     """What each member of a group of so many returns."""
+    if form == "threads":
+        return together(size, work)
+    hosts = min(int(form[0]), size) if form.endswith(" hosts") else 0
+    segments = [os.memfd_create("shoal-host") for _ in range(hosts)]
 
     def live(world: World) -> Any:
-        group = opened(form, world)
+        group = opened_over_hosts(world, segments, on_idle) if hosts else opened(form, world, on_idle)
         result = work(group)
         group.close()
         return result
 
-    return together(size, work) if form == "threads" else in_processes(size, live)
+    try:
+        return in_processes(size, live)
+    finally:
+        for segment in segments:
+            os.close(segment)
+
+
+def opened_over_hosts(world: World, segments: list[int], on_idle: Callable[[], None] | None = None) -> Group:
+    """A group of processes that share memory with some of the others, and talk to the rest over sockets."""
+    hosts = even_fills(world.world_size, len(segments))
+    number = next(number for number, ranks in enumerate(hosts) if world.global_rank in ranks)
+    ranks = hosts[number]
+    inside: Group = LoneGroup(world.global_rank)
+    if len(ranks) > 1:
+        index = ranks.index(world.global_rank)
+        inside = MemoryGroup.of_all(Segment(segments[number]), index, len(ranks), on_idle, ranks)
+    meeting = SegmentMeeting(Setting(world=world, conduct=Conduct(fills=hosts)))
+    key = meeting.agree_on_key()
+    transport = ZmqTransport(world.global_rank, key=key, address="tcp://127.0.0.1:*", encrypt=True)
+    transport.connect(meeting.exchange_addresses(transport.address))
+    return HierarchicalGroup(inside, transport, hosts, on_idle=on_idle)
 
 
 def values(rank: int, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -285,6 +312,67 @@ def test_who_waits_for_a_dead_peer_can_leave(wait: Work) -> None:
                 wait(group)
 
     unclosed("memory", work, on_idle)
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
+def test_who_waits_for_another_host_can_leave(wait: Work) -> None:
+    segments = [os.memfd_create("shoal-host") for _ in range(2)]
+    is_lost: list[bool] = []
+
+    def on_idle() -> None:
+        if is_lost:
+            raise GaveUp
+
+    def work(world: World) -> None:
+        group = opened_over_hosts(world, segments, on_idle)
+        group.all_reduce_(torch.ones(1))
+        if group.index == 0:
+            is_lost.append(True)
+            with pytest.raises(GaveUp):
+                wait(group)
+
+    in_processes(2, work)
+    for segment in segments:
+        os.close(segment)
+
+
+def test_who_waits_for_a_host_that_is_gone_learns_it() -> None:
+    segments = [os.memfd_create("shoal-host") for _ in range(2)]
+
+    def work(world: World) -> None:
+        group = opened_over_hosts(world, segments)
+        group.all_reduce_(torch.ones(1))
+        if group.index:
+            group._mail.transport.abort()
+        else:
+            with pytest.raises(PeerLost):
+                group.all_reduce_(torch.ones(LARGE))
+
+    in_processes(2, work)
+    for segment in segments:
+        os.close(segment)
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_between_hosts_numbers_may_be_rounded_and_all_get_the_same(size: int) -> None:
+    segments = [os.memfd_create("shoal-host") for _ in range(3)]
+
+    def work(world: World) -> str:
+        group = opened_over_hosts(world, segments)
+        assert isinstance(group, HierarchicalGroup)
+        group._cast = torch.bfloat16
+        given = [torch.randn(LARGE, generator=torch.Generator().manual_seed(rank)) for rank in range(size)]
+        total = group.all_reduce_(given[group.index].clone())
+        exact = torch.stack(given).double().sum(0)
+        assert torch.equal(total, total.bfloat16().float()) and not torch.equal(total, exact.float())
+        assert float((total - exact).abs().max()) < 0.1
+        whole = group.all_reduce_(torch.tensor([2**24 + group.index], dtype=torch.int64))
+        assert int(whole) == size * 2**24 + sum(range(size)), "only float32 is rounded"
+        return hashlib.sha256(total.numpy().tobytes()).hexdigest()
+
+    assert len(set(in_processes(size, work))) == 1
+    for segment in segments:
+        os.close(segment)
 
 
 def unclosed(form: str, work: Work, on_idle: Callable[[], None] | None = None) -> None:

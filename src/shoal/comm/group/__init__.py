@@ -11,6 +11,7 @@ from shoal.lazy import found_in
 
 if TYPE_CHECKING:
     from shoal.comm.group.base import Group, Transfer, as_bytes, sum_in_order
+    from shoal.comm.group.hierarchical import HierarchicalGroup
     from shoal.comm.group.lone import LoneGroup
     from shoal.comm.group.memory import MemoryGroup
     from shoal.comm.group.regions import group_bytes
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Group",
+    "HierarchicalGroup",
     "LoneGroup",
     "MemoryGroup",
     "SocketGroup",
@@ -34,6 +36,7 @@ __all__ = [
 
 _HOMES = {
     "Group": "base",
+    "HierarchicalGroup": "hierarchical",
     "LoneGroup": "lone",
     "MemoryGroup": "memory",
     "SocketGroup": "sockets",

@@ -1,12 +1,13 @@
 """The contract of a group: processes (or threads) of one job that compute together.
 
-| form            | file               | for                                                     |
-|-----------------|--------------------|---------------------------------------------------------|
-| `LoneGroup`     | `lone.py`          | one worker: nothing has to be said                      |
-| `MemoryGroup`   | `memory.py`        | one host: memory that all of them map                   |
-| `TorchGroup`    | `torch_group.py`   | torch's own collectives: gloo on CPUs, NCCL on GPUs     |
-| `SocketGroup`   | `sockets.py`       | our own transport, authenticated                        |
-| `ThreadGroup`   | `threads.py`       | threads of one process, for trials of a cut             |
+| form                | file               | for                                                       |
+|---------------------|--------------------|-----------------------------------------------------------|
+| `LoneGroup`         | `lone.py`          | one worker: nothing has to be said                        |
+| `MemoryGroup`       | `memory.py`        | one host: memory that all of them map                     |
+| `TorchGroup`        | `torch_group.py`   | torch's own collectives: gloo on CPUs, NCCL on GPUs       |
+| `SocketGroup`       | `sockets.py`       | our own transport, authenticated                          |
+| `HierarchicalGroup` | `hierarchical.py`  | several hosts: memory inside each, our transport between  |
+| `ThreadGroup`       | `threads.py`       | threads of one process, for trials of a cut               |
 """
 
 from __future__ import annotations
@@ -110,6 +111,18 @@ class Group(ABC):
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as bytes, for whoever does not know every dtype."""
     return tensor.view(-1).view(torch.uint8)
+
+
+def flat_in_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements side by side in the host's memory: its own where they lie so, else a copy."""
+    return tensor.detach().cpu().contiguous().view(-1)
+
+
+def write_back(flat: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Give a tensor its new values where they are in a copy."""
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(flat.view(tensor.shape))
+    return tensor
 
 
 def sum_in_order(parts: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,16 @@ from itertools import pairwise
 import torch
 
 from shoal.arena import Segment
-from shoal.comm.group.base import Fold, Group, Rows, Transfer, largest, sum_in_order
+from shoal.comm.group.base import (
+    Fold,
+    Group,
+    Rows,
+    Transfer,
+    flat_in_host,
+    largest,
+    sum_in_order,
+    write_back,
+)
 from shoal.comm.group.letters import Inbox, Outbox
 from shoal.comm.group.lone import LoneGroup
 from shoal.comm.group.regions import GroupMarks, group_regions
@@ -53,22 +62,30 @@ class MemoryGroup(Group):
     def __init__(self, segment: Segment, index: int, ranks: Sequence[int], lookout: Lookout) -> None:
         """`segment` has the group's regions, and is mapped."""
         self.index, self.ranks = index, tuple(ranks)
-        self._lookout = lookout
+        self.lookout = lookout
         self._counters = segment.counters("counters", lookout)
         self._letters = segment.tensor("letters", torch.int64).numpy().reshape(self.size, self.size, -1)
-        self._staging = Staging(segment, self._counters, index, self.size)
+        self.staging = Staging(segment, self._counters, index, self.size)
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
         self._splits: dict[tuple[tuple[int, ...], ...], Group] = {}
 
     @classmethod
-    def of_all(cls, segment: Segment, rank: int, size: int, on_idle: Callable[[], None] | None) -> MemoryGroup:
-        """All workers of a host, in the segment that they were given; the first to come gives it its size."""
+    def of_all(
+        cls,
+        segment: Segment,
+        rank: int,
+        size: int,
+        on_idle: Callable[[], None] | None,
+        ranks: Sequence[int] | None = None,
+    ) -> MemoryGroup:
+        """All workers of a host, in the segment that they were given; the first to come gives it its size.
+        `ranks`: their numbers in the job, where that has other hosts, too."""
         for name, nbytes in group_regions(size).items():
             segment.reserve(name, nbytes)
         segment.map()
         segment.close()
-        return cls(segment, rank, range(size), Lookout(on_idle))
+        return cls(segment, rank, range(size) if ranks is None else ranks, Lookout(on_idle))
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._fold_(tensor, sum_in_order)
@@ -77,7 +94,7 @@ class MemoryGroup(Group):
         return self._fold_(tensor, largest)
 
     def _fold_(self, tensor: torch.Tensor, fold: Fold) -> torch.Tensor:
-        flat, staging = _flat(tensor), self._staging
+        flat, staging = flat_in_host(tensor), self.staging
         pieces = flat.split(staging.room(flat.dtype))
 
         def fill(piece: int, number: int) -> None:
@@ -92,11 +109,11 @@ class MemoryGroup(Group):
                 self._fold_shares(pieces[piece], number, fold)
 
         staging.run(len(pieces), fill, take)
-        return _write_back(flat, tensor)
+        return write_back(flat, tensor)
 
     def _fold_shares(self, piece: torch.Tensor, number: int, fold: Fold) -> None:
         """Each makes its share of the result, and takes the others' from them."""
-        staging = self._staging
+        staging = self.staging
         bounds = [piece.numel() * index // self.size for index in range(self.size + 1)]
         shares = [slice(start, stop) for start, stop in pairwise(bounds)]
         mine = shares[self.index]
@@ -110,9 +127,9 @@ class MemoryGroup(Group):
                 piece[share].copy_(staging.buffer(index, number, piece.dtype)[share])
 
     def reduce_scatter(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        staging, dtype = self._staging, parts[0].dtype
+        staging, dtype = self.staging, parts[0].dtype
         room = staging.room(dtype) // self.size
-        flats = [_flat(part) for part in parts]
+        flats = [flat_in_host(part) for part in parts]
         found = torch.empty_like(flats[self.index])
 
         def fill(piece: int, number: int) -> None:
@@ -139,9 +156,9 @@ class MemoryGroup(Group):
         return parts
 
     def all_gather_(self, slices: Sequence[torch.Tensor]) -> None:
-        staging, dtype = self._staging, slices[0].dtype
+        staging, dtype = self.staging, slices[0].dtype
         room = staging.room(dtype)
-        flats = [_flat(one) for one in slices]
+        flats = [flat_in_host(one) for one in slices]
 
         def fill(piece: int, number: int) -> None:
             content = flats[self.index][piece * room : (piece + 1) * room]
@@ -156,10 +173,10 @@ class MemoryGroup(Group):
 
         staging.run(_num_rounds(flats, room), fill, take)
         for flat, one in zip(flats, slices, strict=True):
-            _write_back(flat, one)
+            write_back(flat, one)
 
     def broadcast_(self, tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
-        flat, staging = _flat(tensor), self._staging
+        flat, staging = flat_in_host(tensor), self.staging
         pieces = flat.split(staging.room(flat.dtype))
 
         def fill(piece: int, number: int) -> None:
@@ -171,17 +188,17 @@ class MemoryGroup(Group):
                 pieces[piece].copy_(staging.buffer(index, number, flat.dtype)[: pieces[piece].numel()])
 
         staging.run(len(pieces), fill if index == self.index else None, take)
-        return _write_back(flat, tensor)
+        return write_back(flat, tensor)
 
     def barrier(self) -> None:
-        self._staging.run(1, lambda piece, number: None, lambda piece, number: self._staging.wait_for_all(number))
+        self.staging.run(1, lambda piece, number: None, lambda piece, number: self.staging.wait_for_all(number))
 
     def send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> Transfer:
         if to not in self._outboxes:
             marks, letters = GroupMarks(self.size), self._letters[self.index, to]
             sent, taken = marks.sent(self.index, to), marks.taken(self.index, to)
             self._outboxes[to] = Outbox(self._counters, sent, taken, letters)
-            self._lookout.chores.append(self._outboxes[to].push)
+            self.lookout.chores.append(self._outboxes[to].push)
         return self._outboxes[to].send(tensor.detach(), tag)
 
     def receive(self, room: torch.Tensor, sender: int, tag: int = 0) -> Transfer:
@@ -189,7 +206,7 @@ class MemoryGroup(Group):
             marks, letters = GroupMarks(self.size), self._letters[sender, self.index]
             sent, taken = marks.sent(sender, self.index), marks.taken(sender, self.index)
             self._inboxes[sender] = Inbox(self._counters, sent, taken, letters, self.ranks[sender])
-        self._lookout.work()
+        self.lookout.work()
         return self._inboxes[sender].receive(room.detach(), tag)
 
     def split(self, rows: Rows) -> Group:
@@ -206,7 +223,7 @@ class MemoryGroup(Group):
         if all(len(one) == 1 for one in rows):
             return LoneGroup(rank)
         segment = self._share_in(rows, group_regions(len(row)))
-        return MemoryGroup(segment, row.index(rank), row, self._lookout) if len(row) > 1 else LoneGroup(rank)
+        return MemoryGroup(segment, row.index(rank), row, self.lookout) if len(row) > 1 else LoneGroup(rank)
 
     def share(self, regions: Mapping[str, int]) -> Segment:
         return self._share_in((self.ranks,), regions)
@@ -230,22 +247,10 @@ class MemoryGroup(Group):
         for part in self._splits.values():
             if part is not self:
                 part.close()
-        self._lookout.deadline = time.monotonic() + LINGER_S
+        self.lookout.deadline = time.monotonic() + LINGER_S
         with suppress(CommTimeout):
             for outbox in self._outboxes.values():
                 outbox.settle()
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Its elements side by side in the host's memory: its own where they lie so, else a copy."""
-    return tensor.detach().cpu().contiguous().view(-1)
-
-
-def _write_back(flat: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Give a tensor its new values where they are in a copy."""
-    if flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat.view(tensor.shape))
-    return tensor
 
 
 def _num_rounds(flats: Sequence[torch.Tensor], room: int) -> int:

@@ -1,0 +1,109 @@
+"""Tensors from one process to another over a transport, by group and tag."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+
+from shoal.comm.codec import Message
+from shoal.comm.group.base import Transfer, as_bytes
+from shoal.comm.transport import Transport
+from shoal.errors import CommError, CommTimeout, ProtocolError
+
+PATIENCE_S = 300.0
+"""For a peer that is busy; one that died is noticed at once."""
+_KIND = "group.tensor"
+_FRAME_BYTES = 16 << 20
+_MOST_BYTES, _MOST_MESSAGES = 256 << 20, 128
+"""That a worker may have sent without knowing that they arrived; a transport would wait with more messages."""
+_LOOKS_UP_S = 0.1
+
+
+class Mailroom:
+    """What comes over a transport and goes, for all groups that use it. Who waits here looks up now and then."""
+
+    def __init__(self, transport: Transport, on_idle: Callable[[], None] | None) -> None:
+        self.transport = transport
+        self._on_idle = on_idle
+        self._arrived: defaultdict[tuple[int, tuple[int, ...], int], deque[torch.Tensor]] = defaultdict(deque)
+        self._bytes_under_way = self._messages_under_way = 0
+
+    def send(self, tensor: torch.Tensor, rank: int, ranks: tuple[int, ...], tag: int) -> Transfer:
+        """Put a tensor on its way, from where it lies."""
+        content = as_bytes(tensor.contiguous())
+        frames = list(content.split(_FRAME_BYTES)) if content.numel() else []
+        self._bytes_under_way += content.numel()
+        self._messages_under_way += 1
+        if self._bytes_under_way > _MOST_BYTES or self._messages_under_way > _MOST_MESSAGES:
+            self.flush()
+        self.transport.send(rank, Message(_KIND, {"ranks": list(ranks), "tag": tag}, frames))
+        return _SocketSending(self)
+
+    def receive(self, room: torch.Tensor, rank: int, ranks: tuple[int, ...], tag: int) -> Transfer:
+        """The next tensor of this sender in this group under this tag, into this room."""
+        return _SocketReceiving(self, rank, ranks, tag, as_bytes(room))
+
+    def flush(self) -> None:
+        """Until all that was sent has arrived."""
+        self._patiently(lambda: self.transport.flush(_LOOKS_UP_S))
+        self._bytes_under_way = self._messages_under_way = 0
+
+    def take(self, rank: int, ranks: tuple[int, ...], tag: int) -> torch.Tensor:
+        """The bytes of the next message of this sender in this group under this tag; others are kept."""
+        while not self._arrived[rank, ranks, tag]:
+            self._patiently(lambda: self._keep(*self.transport.receive(_LOOKS_UP_S, awaited=rank)))
+        return self._arrived[rank, ranks, tag].popleft()
+
+    def pump(self) -> None:
+        """Keep what has come: a worker that waits elsewhere must still say that it arrived."""
+        with suppress(CommError):  # Nothing has come; who waits for a peer that is gone will learn it.
+            while True:
+                self._keep(*self.transport.receive(0.0))
+
+    def _keep(self, sender: int, message: Message) -> None:
+        frames = [frame for frame in message.frames if isinstance(frame, torch.Tensor)]
+        content = torch.cat(frames) if len(frames) > 1 else (*frames, torch.empty(0, dtype=torch.uint8))[0]
+        self._arrived[sender, tuple(message.fields["ranks"]), message.fields["tag"]].append(content)
+
+    def _patiently(self, act: Callable[[], None]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                act()
+                return
+            except CommTimeout:
+                if time.monotonic() > deadline:
+                    raise
+            if self._on_idle is not None:
+                self._on_idle()
+
+
+@dataclass(frozen=True)
+class _SocketSending:
+    mail: Mailroom
+
+    def wait(self) -> None:
+        self.mail.flush()
+
+
+@dataclass(frozen=True)
+class _SocketReceiving:
+    mail: Mailroom
+    rank: int
+    ranks: tuple[int, ...]
+    tag: int
+    room: torch.Tensor
+
+    def wait(self) -> None:
+        content = self.mail.take(self.rank, self.ranks, self.tag)
+        if content.numel() != self.room.numel():
+            raise ProtocolError(
+                f"Worker {self.rank} sent {content.numel()} bytes where {self.room.numel()} were awaited.",
+                peer=str(self.rank),
+            )
+        self.room.copy_(content)
