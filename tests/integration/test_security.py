@@ -267,14 +267,14 @@ class Wiretap:
         self._listener.close()
 
 
-def driven(steps: Steps[T], sock: socket.socket) -> T:
+def driven(steps: Steps[T], fd: int) -> T:
     """What the steps come to, each once the socket is ready for it."""
     while True:
         try:
             wanted = next(steps)
         except StopIteration as over:
             return over.value
-        select.select([sock] * bool(wanted & READ), [sock] * bool(wanted & WRITE), [], GUARD_S)
+        select.select([fd] * bool(wanted & READ), [fd] * bool(wanted & WRITE), [], GUARD_S)
 
 
 @pytest.mark.parametrize("encrypt", [False, True])
@@ -283,8 +283,9 @@ def test_who_listens_on_the_network_can_read_only_what_is_not_encrypted(encrypt)
         tap = Wiretap(wire.address)
         with bare_connection(tap.address) as bare:
             bare.setblocking(False)
-            caller = driven(call(bare, Guard.of(KEY, wire.address, encrypt=encrypt)), bare)
-            driven(write_packet(caller, encode(Message("secret", {}, [PLAINTEXT]))), caller)
+            fd = bare.fileno()
+            caller = driven(call(bare, Guard.of(KEY, wire.address, encrypt=encrypt)), fd)
+            driven(write_packet(caller, encode(Message("secret", {}, [PLAINTEXT]))), fd)
             assert next_packet(wire)[1] == PLAINTEXT
             caller.close()
         tap.close()

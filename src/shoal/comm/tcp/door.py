@@ -17,6 +17,10 @@ MOST_HALF_OPEN = 64
 """Callers that may wait before the door. One more sends the oldest of them away: who has the key needs
 milliseconds, and tries again."""
 HANDSHAKE_S = 5.0
+_BACKLOG = 512
+"""Connections that the kernel keeps until they are looked at: with fewer, one that finds no room is tried again a
+second later."""
+_REST_S = 0.01
 _MOST_ACCEPTED = 256
 """At a time, so that a flood of strangers leaves time for those who are in."""
 
@@ -35,7 +39,7 @@ class Door:
     def __init__(
         self, address: str, key: RunKey, *, encrypt: bool | None = None, handshake_s: float = HANDSHAKE_S
     ) -> None:
-        self._listener = listen(address, backlog=MOST_HALF_OPEN)
+        self._listener = listen(address, backlog=_BACKLOG)
         self.address = bound_address(self._listener)
         """Where this process listens; what others call, letter for letter."""
         self.strangers = 0
@@ -80,8 +84,11 @@ class Door:
         for _ in range(_MOST_ACCEPTED):
             try:
                 sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
             except OSError:
-                return  # There is nobody more, or no descriptor is left for one.
+                self._make_room()
+                return
             if len(self._callers) >= MOST_HALF_OPEN:
                 self._send_away(next(iter(self._callers.values())))
             sock.setblocking(False)
@@ -90,6 +97,13 @@ class Door:
             fd, deadline = sock.fileno(), time.monotonic() + self._handshake_s
             self._selector.register(fd, READ)
             self._callers[fd] = _Caller(fd, sock, answer(sock, self._guard), deadline)
+
+    def _make_room(self) -> None:
+        """No descriptor is left for a caller, or it has hung up: somebody goes, or there is a moment's rest."""
+        if self._callers:
+            self._send_away(next(iter(self._callers.values())))
+        else:
+            time.sleep(_REST_S)
 
     def _go_on(self, caller: _Caller) -> list[socket.socket]:
         try:

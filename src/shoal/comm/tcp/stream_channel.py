@@ -200,8 +200,10 @@ class ChannelDoor:
         """Channels to those who have come in since the last call. Never waits."""
         found = []
         for sock in self._door.admit():
-            with suppress(OSError):  # It has come and gone.
+            try:
                 found.append(StreamChannel(sock, f"the process at {sock.getpeername()[0]}"))
+            except OSError:
+                sock.close()  # It has come and gone.
         return found
 
     def close(self) -> None:
