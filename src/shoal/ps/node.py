@@ -22,7 +22,8 @@ _MOST_AT_ONCE = 256
 def open_wire(world: World, address: str) -> ZmqWire:
     """Where a member listens. At a port that is known beforehand somebody else may have been first: there all is
     encrypted."""
-    return ZmqWire(address, key=RunKey.from_text(world.secret), encrypt=True if world.coordinator else None)
+    encrypt = True if world.coordinator and not world.trusted_network else world.encrypts
+    return ZmqWire(address, key=RunKey.from_text(world.secret), encrypt=encrypt)
 
 
 class Node:

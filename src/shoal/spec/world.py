@@ -84,6 +84,11 @@ class World:
         return len(self.hosts) > 1
 
     @property
+    def encrypts(self) -> bool | None:
+        """Whether what is sent over tcp is encrypted; None where the address decides: whatever leaves the host."""
+        return False if self.trusted_network else None
+
+    @property
     def any_socket(self) -> str:
         """A Unix socket of this host, of any free name."""
         return f"ipc://{self.sockets}/*"

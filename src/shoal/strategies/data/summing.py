@@ -40,6 +40,7 @@ class SocketSumming:
             key=meeting.agree_on_key(),
             address=listening_address(setting),
             generation=world.generation,
+            encrypt=world.encrypts,
         )
         self._transport.connect(meeting.exchange_addresses(self._transport.address))
         collective = make_collective(

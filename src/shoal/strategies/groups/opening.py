@@ -10,10 +10,15 @@ from shoal.strategies.base import Setting
 
 def open_group(via: str, setting: Setting) -> Group:
     """All workers: through shared memory (`memory`), torch's collectives (`backend`), our sockets (`sockets`), or,
-    with `auto`, memory where this machine can and the tensors are in the host's, else torch's."""
+    with `auto`, memory where this machine can and the tensors are in the host's, else torch's. Over several hosts
+    `auto` is memory inside each, and sockets between them."""
     world = setting.world
     if world.world_size == 1:
         return LoneGroup(world.global_rank)
+    if via == "auto" and world.is_spread and world.device == "cpu" and supported():
+        from shoal.strategies.groups.over_hosts import open_over_hosts
+
+        return open_over_hosts(setting)
     if via == "auto":
         via = "memory" if world.device == "cpu" and supported() else "backend"
     match via:
@@ -51,6 +56,7 @@ def open_sockets(setting: Setting) -> Group:
         key=meeting.agree_on_key(),
         address=listening_address(setting),
         generation=world.generation,
+        encrypt=world.encrypts,
     )
     transport.connect(meeting.exchange_addresses(transport.address))
     return SocketGroup(transport, range(world.world_size), on_idle=setting.company.on_idle)

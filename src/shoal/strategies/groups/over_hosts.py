@@ -1,0 +1,45 @@
+"""How workers on several hosts come together as one group: memory inside each host, our transport between them."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from shoal.arena import Segment
+from shoal.comm.group import Group, HierarchicalGroup, LoneGroup, MemoryGroup
+from shoal.comm.zmq_transport import ZmqTransport
+from shoal.strategies.base import Setting
+from shoal.strategies.groups.meeting import listening_address, meet
+
+if TYPE_CHECKING:
+    import torch
+
+
+def ranks_by_host(hosts: tuple[int, ...]) -> list[range]:
+    """The ranks on each host, where each has so many."""
+    return [range(start, stop) for start, stop in pairwise(accumulate(hosts, initial=0))]
+
+
+def open_transport(setting: Setting) -> ZmqTransport:
+    """A transport to all workers on all hosts."""
+    world, meeting = setting.world, meet(setting)
+    transport = ZmqTransport(
+        world.global_rank,
+        key=meeting.agree_on_key(),
+        address=listening_address(setting),
+        generation=world.generation,
+        encrypt=world.encrypts,
+    )
+    transport.connect(meeting.exchange_addresses(transport.address))
+    return transport
+
+
+def open_over_hosts(setting: Setting, cast: torch.dtype | None = None) -> Group:
+    """All workers; `cast`: how float32 travels between hosts."""
+    world, on_idle = setting.world, setting.company.on_idle
+    hosts = ranks_by_host(world.hosts)
+    own = hosts[world.host_number]
+    inside: Group = LoneGroup(world.global_rank)
+    if len(own) > 1:
+        inside = MemoryGroup.of_all(Segment(world.arena_fd), world.local_rank, len(own), on_idle, ranks=own)
+    return HierarchicalGroup(inside, open_transport(setting), hosts, on_idle=on_idle, cast=cast)
