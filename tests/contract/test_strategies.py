@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from helpers.forked import in_processes
+from helpers.forked import in_processes, on_hosts
 from helpers.supplying import OneBatch
 from shoal.errors import SpecError, TaskError
 from shoal.feed.parts import LoadedBatch, Part
@@ -34,6 +34,9 @@ CASES = [
     ("data:via=central", 2),
     ("data:via=allgather", 2),
     ("data:via=backend", 2),
+    ("data:via=chain", 2),
+    ("data:via=chain", 3),
+    ("data:via=chain", 4),
 ]
 CUT_CASES = [
     ("sharded", 2),
@@ -81,6 +84,8 @@ TASK = Task(
     train=TensorDataset(INPUTS, TARGETS),
 )
 
+DENSE_TASK = replace(TASK, model=lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3)))
+
 
 @dataclass
 class Seat:
@@ -95,6 +100,9 @@ class Seat:
     def take(cls, world: World, written: str, task: Task = TASK, **setting: Any) -> Seat:
         spec, size = parse_strategy(written), world.world_size
         slots = setting.pop("slots", slots_of(written, size))
+        meet = None
+        if "chain" in written and size > 1:
+            world, meet = on_hosts(world, min(size, 3) if size != 4 else 2)
         seat = cls(
             make_strategy(spec, world, slots),
             Replica(task),
@@ -108,7 +116,7 @@ class Seat:
                     table_columns=3,
                     steps_per_epoch=STEPS,
                 ),
-                company=Company(report=lambda line: None),
+                company=Company(report=lambda line: None, meet=meet),
                 supply=OneBatch((INPUTS, TARGETS)),
                 **setting,
             ),
@@ -211,6 +219,46 @@ def _close(left: dict[str, Any], right: dict[str, Any]) -> bool:
             torch.tensor(value), torch.tensor(right[name]), rtol=0, atol=1e-2 if narrow else 1e-3, msg=name
         )
     return True
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("task", [TASK, DENSE_TASK], ids=["some parameters unused", "all used"])
+def test_over_hosts_every_bit_is_that_of_one(size: int, clip_norm: float | None, task: Task) -> None:
+    """With more slots than workers, of which hosts have unequally many."""
+
+    def train(written: str) -> Callable[[World], list[str]]:
+        def work(world: World) -> list[str]:
+            seat = Seat.take(world, written, task, slots=5, clip_norm=clip_norm)
+            losses = [seat.step(number).loss.hex() for number in range(1, STEPS + 1)]
+            state = [*seat.strategy.model_stream(seat.replica).tensors, *seat.strategy.state_stream().tensors]
+            found = [f"{name} {value.flatten().tolist()}" for name, value in state]
+            seat.strategy.close()
+            return [*losses, *found]
+
+        return work
+
+    (expected,) = in_processes(1, train("data:via=arena"))
+    for found in in_processes(size, train("data:via=chain")):
+        assert found == expected
+
+
+def test_over_hosts_gradients_may_travel_rounded() -> None:
+    """All get the same bits, close to those of one host."""
+
+    def train(written: str) -> Callable[[World], list[float]]:
+        def work(world: World) -> list[float]:
+            seat = Seat.take(world, written, slots=4)
+            losses = [seat.step(number).loss for number in range(1, STEPS + 1)]
+            seat.strategy.close()
+            return losses
+
+        return work
+
+    (exact,) = in_processes(1, train("data:via=arena"))
+    first, *others = in_processes(4, train("data:via=chain,between=bf16"))
+    assert all(other == first for other in others)
+    assert first != exact and first == pytest.approx(exact, rel=1e-3)
 
 
 def test_weights_not_known_beforehand_give_the_same_mean(case: tuple[str, int]) -> None:

@@ -16,20 +16,28 @@ import torch
 import torch._dynamo  # an optimizer's first step would import it in every child
 
 from shoal.comm.socket_folder import SocketFolder
-from shoal.spec import World
+from shoal.spec import Conduct, World
+from shoal.spec.conduct import even_fills
+from shoal.strategies.base import Setting
+from shoal.strategies.groups.meeting import SegmentMeeting
 
 GUARD_S = 60.0
+MOST_HOSTS = 3
 
 Work = Callable[[World], Any]
+_memory: list[int] = []
+"""For processes that pretend to be on several hosts: a segment for each, and one in which they meet."""
 
 
 def in_processes(size: int, work: Work) -> list[Any]:
     """What `work(world)` returns in each of `size` processes, by rank; it must be plain data."""
     arena_fd = os.memfd_create("shoal-arena")
+    _memory[:] = [os.memfd_create("shoal-host") for _ in range(MOST_HOSTS + 1)]
     with SocketFolder() as folder:
         ground = World(world_size=size, arena_fd=arena_fd, sockets=folder.path)
         children = [_start(replace(ground, global_rank=rank, places=()), work) for rank in range(size)]
-        os.close(arena_fd)
+        for fd in (arena_fd, *_memory):
+            os.close(fd)
         try:
             answers = [_read(pipe) for _, pipe in children]
         finally:
@@ -40,6 +48,26 @@ def in_processes(size: int, work: Work) -> list[Any]:
     for rank, answer in enumerate(answers):
         assert "error" not in answer, f"rank {rank} failed:\n{answer['error']}"
     return [answer["result"] for answer in answers]
+
+
+def on_hosts(world: World, count: int) -> tuple[World, Callable[[str, str], dict[int, str]]]:
+    """A process's world as if it were on one of so many hosts, and how it meets those on the others, once."""
+    sizes = tuple(map(len, even_fills(world.world_size, count)))
+    first, number = 0, 0
+    while world.global_rank >= first + sizes[number]:
+        first, number = first + sizes[number], number + 1
+    spread = replace(
+        world,
+        hosts=sizes,
+        host_number=number,
+        local_rank=world.global_rank - first,
+        local_size=sizes[number],
+        arena_fd=_memory[number],
+        secret="ab" * 32,
+    )
+    conduct = Conduct(fills=even_fills(world.world_size, world.world_size))
+    meeting = SegmentMeeting(Setting(world=replace(world, arena_fd=_memory[MOST_HOSTS]), conduct=conduct))
+    return spread, lambda name, text: meeting.exchange_addresses(text)
 
 
 def _start(world: World, work: Work) -> tuple[int, int]:

@@ -59,6 +59,10 @@ class MovingBuffers:
         self._committed = segment.tensor("buffers", torch.uint8, count=self.nbytes)
         self._slots = [segment.tensor(f"buffers/{slot}", torch.uint8, count=self.nbytes) for slot in range(slots)]
 
+    def left_by(self, slot: int) -> torch.Tensor:
+        """The block that this slot's values are left in."""
+        return self._slots[slot]
+
     def publish(self) -> None:
         """Make this process's values the committed ones."""
         self._committed.copy_(self._own)

@@ -29,13 +29,14 @@ class Data(StrategySpec):
     made_by: ClassVar[str] = "shoal.strategies.data:make"
     cut_by: ClassVar[str] = "shoal.strategies.data.sizes:cut_size"
     only: ClassVar[Mapping[str, Only]] = {
-        "journal": Only(lambda data: data.shares_memory, "in shared memory (via=arena)")
+        "journal": Only(lambda data: data.shares_memory, "in shared memory (via=arena)"),
+        "between": Only(lambda data: data.via in ("auto", "chain"), "between hosts (via=chain)"),
     }
-    VIA: ClassVar[tuple[str, ...]] = ("auto", "arena", "backend", "ring", "tree", "central", "allgather")
+    VIA: ClassVar[tuple[str, ...]] = ("auto", "arena", "chain", "backend", "ring", "tree", "central", "allgather")
 
     via: str = "auto"
-    """How gradients are summed: shared memory (`arena`, the default on one host), torch's own collectives
-    (`backend`), or ours over sockets."""
+    """How gradients are summed: shared memory (`arena`, the default on one host), the same with a chain from host
+    to host (`chain`, the default on several), torch's own collectives (`backend`), or ours over sockets."""
     batchnorm: str = "local"
     """`local`: each slot normalises by its own part of the batch; `sync`: by the whole batch."""
     shares: str = "even"
@@ -46,11 +47,19 @@ class Data(StrategySpec):
     batches, and hand the model on."""
     journal: bool = True
     """Keep the redo journal that lets another process finish the step of one that was killed."""
+    between: str = "exact"
+    """How gradients travel between hosts: as they are (`exact`), or as `bf16`, in half the bytes."""
 
     def __post_init__(self) -> None:
         require_choice("data", "via", self.via, self.VIA)
         require_choice("data", "batchnorm", self.batchnorm, ("local", "sync"))
         require_choice("data", "partition", self.partition, ("spread", "relay"))
+        require_choice("data", "between", self.between, ("exact", "bf16"))
+        if self.via == "chain" and self.batchnorm == "sync":
+            raise SpecError(
+                "data: via=chain sums gradients between hosts, but batchnorm=sync needs sums in every pass, too; "
+                "use via=ring, or batchnorm=local."
+            )
         if self.shares not in ("even", "speed") and not re.fullmatch(r"[1-9]\d*(\+[1-9]\d*)*", self.shares):
             raise SpecError(
                 f"data: shares must be 'even', 'speed', or one number per worker as in 1+3, found {self.shares!r}."
@@ -60,7 +69,7 @@ class Data(StrategySpec):
 
     def _check_speed(self) -> None:
         """Sizes are decided in shared memory, from the time that each slot takes for itself."""
-        if not self.shares_memory:
+        if not self.shares_memory or self.via == "chain":
             other = "partition=relay" if self.partition == "relay" else f"via={self.via}"
             raise SpecError(
                 f"data: shares=speed measures workers through shared memory, which {other} does not use; use "
@@ -75,7 +84,7 @@ class Data(StrategySpec):
     @property
     def shares_memory(self) -> bool:
         """Whether the model lies in memory that all workers of a host share, where the host can."""
-        return self.via in ("auto", "arena") and self.partition == "spread"
+        return self.via in ("auto", "arena", "chain") and self.partition == "spread"
 
     @property
     def counts(self) -> list[int]:
@@ -108,8 +117,8 @@ class Data(StrategySpec):
         return Conduct(
             fills=self._fills(cluster.places, slots),
             slots_are_free=self.batchnorm != "sync",
-            has_places=self.shares_memory and cluster.device == "cpu",
-            has_journal=self.journal,
+            has_places=self.shares_memory and self.via != "chain" and cluster.device == "cpu",
+            has_journal=self.journal and self.via != "chain",
             passes_alone=self.batchnorm != "sync",
             can_skip=self.batchnorm != "sync",
             synchronises=True,
@@ -130,7 +139,7 @@ class Data(StrategySpec):
         return fills_of(counts)
 
     def claim(self, workers: int, optimizer: str = "SGD") -> Claim:
-        return Claim.BITS if self.via in ("auto", "arena") else Claim.SUMS
+        return Claim.BITS if self.via in ("auto", "arena", "chain") and self.between == "exact" else Claim.SUMS
 
     def check(self, job: Job) -> None:
         cluster = job.cluster
@@ -144,14 +153,20 @@ class Data(StrategySpec):
                 f"Job: shares=speed measures workers through shared memory, which device={cluster.device} does "
                 "not use; use device=cpu, or shares=even."
             )
+        if self.between != "exact" and not cluster.is_spread:
+            raise SpecError(
+                f"Job: between={self.between} is for what travels between hosts, but on={cluster.on} is one host; "
+                "leave it out."
+            )
         if not self.journal and cluster.device != "cpu":
             raise SpecError(
                 f"Job: journal=off saves a journal in shared memory, which device={cluster.device} does not use; "
                 "leave it out."
             )
-        if self.via == "arena" and cluster.device != "cpu":
+        if self.via in ("arena", "chain") and cluster.device != "cpu":
             raise SpecError(
-                f"Job: via=arena shares the host's memory, but device={cluster.device}; use via=backend on GPUs."
+                f"Job: via={self.via} shares the host's memory, but device={cluster.device}; use via=backend on "
+                "GPUs."
             )
 
     def footprint(self, model: ModelSize, run: RunSize, cut: CutSize | None = None) -> Footprint:
@@ -179,9 +194,10 @@ class Data(StrategySpec):
         return replace(self, via="arena") if self.shares_memory else self
 
     def across_hosts(self) -> Self:
-        spreads = self.via == "auto" and self.partition == "spread"
-        return replace(self, via="ring") if spreads else self
+        if self.via != "auto" or self.partition != "spread":
+            return self
+        return replace(self, via="ring" if self.batchnorm == "sync" else "chain")
 
     def for_inference(self) -> Data:
         """Who fills which part of a batch, and when, is a matter of training."""
-        return Data(via="auto" if self.via == "arena" else self.via)
+        return Data(via="auto" if self.shares_memory else self.via)

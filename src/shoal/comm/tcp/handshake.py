@@ -119,7 +119,7 @@ def read_into(sock: socket.socket, room: memoryview) -> Steps[None]:
             yield AGAIN
 
 
-def write_all(sock: socket.socket, content: bytes | memoryview) -> Steps[None]:
+def write_all(sock: socket.socket, content: bytes | bytearray | memoryview) -> Steps[None]:
     """All of these bytes."""
     view = memoryview(content)
     while view:

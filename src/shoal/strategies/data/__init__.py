@@ -22,7 +22,11 @@ def make(spec: Data, world: World, slots: int, *, replaceable: bool = False) -> 
         return RelayData()
     if spec.via == "auto" and (world.device != "cpu" or not supported()):
         spec = replace(spec, via="backend")
-    if spec.via in ("auto", "arena"):
+    if spec.via == "chain" and world.is_spread:
+        from shoal.strategies.data.spread import SpreadData
+
+        return SpreadData(spec)
+    if spec.via in ("auto", "arena", "chain"):
         from shoal.strategies.data.arena import ArenaData
 
         if not supported():

@@ -152,10 +152,12 @@ class ArenaData(WholeModel):
             self._ask_to_stop(step)
         for part in missing:
             self._fill(work, part)
-        counters.wait_all(marks.gradients, step)  # decided: from here on whoever lives can finish the step
+        self._await_gradients(step)  # decided: from here on whoever lives can finish the step
 
         decision = self._decide(work)
         scale = decision.scale
+        if decision.sums.weight and decision.is_taken:
+            self._begin_sums(decision)
         if self._setting.clip_norm is not None and decision.is_taken:
             scale *= self._clip_coefficient(step, decision)
         for place, update in self._updates.items():
@@ -170,6 +172,13 @@ class ArenaData(WholeModel):
             # Results may have been written again, by LBFGS in worker 0.
             result = replace(result, loss=float(self._shared.losses[step]))
         return result
+
+    def _await_gradients(self, step: int) -> None:
+        """Until all slots have left theirs."""
+        self._shared.counters.wait_all(self._shared.marks.gradients, step)
+
+    def _begin_sums(self, decision: StepDecision) -> None:
+        """What must be done before chunks are summed, where not all slots are in this memory."""
 
     def _is_stopped_by(self, step: int) -> bool:
         """Whether this step is the last, because somebody has asked for that in time."""

@@ -58,6 +58,9 @@ class SharedState:
     ) -> None:
         """`regions`: all of the segment, as the strategy's footprint has them."""
         self.setting = setting
+        places = range(setting.world.world_size)
+        self.summed_slots = sorted({slot for place in places for slot in setting.slots_of(place)})
+        """Those whose gradients are in this memory: all, unless other hosts have some."""
         self.schema = schema
         self.marks = Marks(setting)
         self.params = list(replica.trained.values())

@@ -33,7 +33,8 @@ class SharedPrecision:
     def __init__(self, shared: SharedState, precision: Precision) -> None:
         self._precision = precision
         slots = shared.setting.slots
-        self._seen = shared.segment.tensor("seen", torch.float64).numpy().reshape(slots, -1)
+        self.seen = shared.segment.tensor("seen", torch.float64).numpy().reshape(slots, -1)
+        """By slot: what its gradients look like."""
         self._states = shared.segment.tensor("half", torch.float64).numpy().reshape(KEPT, -1)
 
     def publish(self, step: int) -> None:
@@ -46,11 +47,11 @@ class SharedPrecision:
 
     def note(self, step: int, slot: int, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Say what a slot's gradients look like."""
-        self._seen[slot] = self._precision.measure(step, gradients).values
+        self.seen[slot] = self._precision.measure(step, gradients).values
 
     def outcome(self, step: int) -> HalfState:
         """What the slots have seen comes to; all of them have spoken."""
-        return self._precision.after(step, Seen.of(self._seen.sum(0).tolist()))
+        return self._precision.after(step, Seen.of(self.seen.sum(0).tolist()))
 
     def commit(self, step: int, state: HalfState) -> None:
         """Leave the outcome of a step to all; doing it twice does no harm."""

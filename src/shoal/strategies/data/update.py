@@ -7,6 +7,7 @@ of all workers are done, so the same operations give the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +40,10 @@ class ChunkUpdate:
     ) -> None:
         self._optimizer = ChunkOptimizer(shared.home, chunk, first_piece, replica.optimizer, shared.params)
         dtype = self._optimizer.dtype
-        self._slots = [shared.home.flat(f"gradients/{slot}", chunk, dtype) for slot in range(shared.setting.slots)]
-        self._sum = workspace.sum.view(dtype)[: self._optimizer.values.numel()]
-        self._gradients = [self._sum[span] for span in self._optimizer.spans]
+        self._numbers = shared.summed_slots
+        self._slots = [shared.home.flat(f"gradients/{slot}", chunk, dtype) for slot in self._numbers]
+        self.sum = workspace.sum.view(dtype)[: self._optimizer.values.numel()]
+        self._gradients = [self.sum[span] for span in self._optimizer.spans]
         self._live = self._optimizer.live
         self._saved = self._journal_rooms(workspace, dtype)
         self._all_have_gradients = False
@@ -62,30 +64,42 @@ class ChunkUpdate:
         """Take over the learning rate and the like from the user's groups."""
         self._optimizer.adopt_settings(settings)
 
-    def reduce(self, scale: float, touched: Any) -> torch.Tensor:
-        """Sum the slots' gradients in slot order. `touched` is None where every slot has every gradient.
+    def reduce(self, scale: float, touched: Any, given: torch.Tensor | None = None) -> torch.Tensor:
+        """Sum the slots' gradients in slot order, and scale. `touched` is None where every slot has every
+        gradient; `given`: the sum, where other hosts have added to it.
 
         The order is part of the result, for sums of floats depend on it: so one process with these slots, servers
-        (`ShardStore`) and whoever redoes a torn chunk get the same bits. So is where a sum begins: with the first
-        gradient or, where some are missing, at zero, which makes 0.0 of -0.0.
+        (`ShardStore`), several hosts (`HostChain`) and whoever redoes a torn chunk get the same bits. So is where
+        a sum begins: with the first gradient or, where some are missing, at zero, which makes 0.0 of -0.0.
         """
-        total = self._sum
-        if touched is None:
-            if len(self._slots) == 1:
-                total.copy_(self._slots[0])
-            else:
-                torch.add(self._slots[0], self._slots[1], out=total)
-                for gradient in self._slots[2:]:
-                    total.add_(gradient)
+        if given is None:
+            self.add_slots(self.sum, touched, begins=True)
         else:
-            total.zero_()
+            self.sum.copy_(given)
+        if scale != 1.0:
+            self.sum.mul_(scale)
+        return self.sum
+
+    def add_slots(self, total: torch.Tensor, touched: Any, *, begins: bool) -> None:
+        """Add the gradients of this host's slots, one by one, to the sum of those before them; `begins`: there are
+        none."""
+        if touched is not None:
+            if begins:
+                total.zero_()
             for span, param in zip(self._optimizer.spans, self._optimizer.params, strict=True):
-                for slot, gradient in enumerate(self._slots):
+                for slot, gradient in zip(self._numbers, self._slots, strict=True):
                     if touched[slot, param]:
                         total[span].add_(gradient[span])
-        if scale != 1.0:
-            total.mul_(scale)
-        return total
+            return
+        gradients = self._slots
+        if begins and len(gradients) > 1:
+            torch.add(gradients[0], gradients[1], out=total)
+            gradients = gradients[2:]
+        elif begins:
+            total.copy_(gradients[0])
+            gradients = []
+        for gradient in gradients:
+            total.add_(gradient)
 
     def apply(self, touched: Any) -> None:
         """Let the optimizer take its step on every piece that got a gradient."""
@@ -116,7 +130,9 @@ class SlicedUpdate:
         self._replica = replica
         self._journal = journal
         grid = shared.grid
-        owned = grid.owned_by(place, shared.setting.world.world_size)
+        self._owned = owned = grid.owned_by(place, shared.setting.world.world_size)
+        self.totals: Callable[[int], torch.Tensor] | None = None
+        """By chunk: the sums of this step, where other hosts have slots, too."""
         first_piece = sum(len(chunk.pieces) for chunk in grid.chunks[: owned.start])
         self._chunks: list[ChunkUpdate] = []
         workspace = Workspace(
@@ -141,8 +157,8 @@ class SlicedUpdate:
 
     def measure(self, scale: float, touched: Any) -> None:
         """Write the squared norms of each chunk's gradient where all can read them."""
-        for chunk, norms in zip(self._chunks, self._norms, strict=True):
-            self._shared.norms[norms.numbers] = norms.measure(chunk.reduce(scale, touched))
+        for number, norms in enumerate(self._norms):
+            self._shared.norms[norms.numbers] = norms.measure(self._reduced(number, scale, touched))
 
     def run(self, scale: float, touched: Any) -> None:
         """Update all chunks that are not yet done in this step."""
@@ -158,12 +174,20 @@ class SlicedUpdate:
             )
         for number in range(done, len(self._chunks)):
             chunk = self._chunks[number]
-            chunk.reduce(scale, touched)
+            self._reduced(number, scale, touched)
             if self._journal:
                 chunk.save()
             counters[progress] = 2 * number + 1
             chunk.apply(touched)
             counters[progress] = 2 * number + 2
+
+    def owned(self) -> Iterator[tuple[int, ChunkUpdate]]:
+        """This place's chunks by their numbers in the model."""
+        return zip(self._owned, self._chunks, strict=True)
+
+    def _reduced(self, number: int, scale: float, touched: Any) -> torch.Tensor:
+        given = None if self.totals is None else self.totals(self._owned[number])
+        return self._chunks[number].reduce(scale, touched, given)
 
     def _adopt_settings(self) -> None:
         current = [settings_of(group) for group in self._replica.optimizer.param_groups]
