@@ -194,6 +194,7 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
             on_cuts=reporter.on_cuts,
             wants_stop=wants_stop,
             meet=reporter.meet,
+            moved_coordinator=lambda: reporter.coordinator,
         ),
         supply=training,
         clip_norm=training.task.clip_norm,

@@ -84,6 +84,11 @@ class World:
         return len(self.hosts) > 1
 
     @property
+    def encrypts(self) -> bool | None:
+        """Whether sockets of this process encrypt what they send; None where that follows from their address."""
+        return not self.trusted_network if self.is_spread else None
+
+    @property
     def any_socket(self) -> str:
         """A Unix socket of this host, of any free name."""
         return f"ipc://{self.sockets}/*"

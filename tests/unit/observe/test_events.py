@@ -59,6 +59,7 @@ WHOLE = {
         "stacks": "stacks-7.txt",
     },
     "lost": {"rank": 1, "reason": "killed", "places": [1], "role": "server", "node": 4},
+    "host": {"name": "b", "reason": "gone", "processes": 3},
     "replaced": {
         "rank": 1,
         "seconds": 0.5,

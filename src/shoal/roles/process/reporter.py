@@ -12,6 +12,7 @@ from shoal.comm.words import (
     TO_PROCESSES,
     Adopt,
     Announced,
+    CoordinatorMoved,
     MetAll,
     Misbehave,
     Release,
@@ -68,6 +69,8 @@ class Reporter:
         self._stop = False
         self._met: dict[str, list[str]] = {}
         """By name: what all workers have left who met, until this one has seen it."""
+        self.coordinator = ""
+        """Where it listens, once it has moved."""
         self._orders = OrderBook()
         self._steps: list[list[Any]] = []
         self._parts: list[list[Any]] = []
@@ -224,6 +227,8 @@ class Reporter:
                 self.sabotage.hear(word)
             case MetAll():
                 self._met[word.name] = word.texts
+            case CoordinatorMoved():
+                self.coordinator = word.address
 
     def wait_for_places(
         self, world: World, prepare: Callable[[], None], follow: Callable[[], None] | None = None

@@ -40,7 +40,12 @@ class RelayData(WholeModel):
         """Who has the state of the last step besides this worker, where it was the one that took it."""
         self._inbox: dict[int, deque[Message]] = {rank: deque() for rank in self._others}
         meeting = meet(setting)
-        self._transport = ZmqTransport(self._rank, key=meeting.agree_on_key(), address=listening_address(setting))
+        self._transport = ZmqTransport(
+            self._rank,
+            key=meeting.agree_on_key(),
+            address=listening_address(setting),
+            encrypt=setting.world.encrypts,
+        )
         self._transport.connect(meeting.exchange_addresses(self._transport.address))
 
     def take(self, work: Work) -> StepResult:

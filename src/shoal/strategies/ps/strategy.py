@@ -283,6 +283,7 @@ class ServedModel(WholeModel):
         if on_idle is not None and now - self._looked_up_at > _LOOK_UP_EVERY_S:
             self._looked_up_at = now
             on_idle()
+            self.client.follow_coordinator(self._setting.company.moved_coordinator())
         if self._departure.is_over or not self.client.machine.is_ready:
             return  # A successor joins first: what was to be saved at the end may be left to it.
         is_wished = self._is_wished()
