@@ -53,14 +53,14 @@ class Evaluations:
         """How many were asked for, besides those that the task plans, when it was last looked."""
         for _, results in sorted(training.replica.start.evaluations.items()):
             self._note(results)
-        self._due = self._first_after(self._last)
-
-    @property
-    def due(self) -> float:
+        self.due = self._first_after(self._last)
         """The step after which the next one is."""
+
+    def look_for_asked(self) -> float:
+        """The same, where callbacks may have asked for another."""
         if self._callbacks is not None and self._callbacks.marks[Mark.ASKED] != self._num_asked:
-            self._due = self._first_after(self._last)
-        return self._due
+            self.due = self._first_after(self._last)
+        return self.due
 
     def _first_after(self, step: int) -> float:
         """The first step after this one that is followed by an evaluation here."""
@@ -93,7 +93,7 @@ class Evaluations:
         if not told:
             observer.on_evaluation(step, results)
         self._note(results)
-        self._last, self._due = step, self._first_after(step)
+        self._last, self.due = step, self._first_after(step)
         if self._callbacks is not None:
             self._callbacks.evaluated(step, results)
         if training.best is not None:
@@ -116,7 +116,7 @@ class Evaluations:
             if step not in start.evaluations:
                 self.make(int(step), told=step < committed)
             step = self._first_after(int(step))
-        self._last, self._due = committed, step
+        self._last, self.due = committed, step
 
     def _note(self, results: Mapping[str, float]) -> None:
         self.results = dict(results)

@@ -197,7 +197,7 @@ class Loop:
             or bool(self._stops)
             or self._is_to_save
             or turn.step >= self._schedule.total_steps
-            or turn.step >= self._evaluations.due
+            or turn.step >= self._evaluation_due
             or (self._saves is not None and self._saves.is_due(turn.step))
         )
 
@@ -235,6 +235,10 @@ class Loop:
         return "stopped" if self._stop_was_asked and not self._evaluations.enough else result.reason
 
     @property
+    def _evaluation_due(self) -> float:
+        return self._evaluations.due if self._callbacks is None else self._evaluations.look_for_asked()
+
+    @property
     def _stop_was_asked(self) -> bool:
         return self._callbacks is not None and self._callbacks.stop_was_asked
 
@@ -259,7 +263,7 @@ class Loop:
         end."""
         evaluations, step = self._evaluations, self._step
         reason = self._stops or ("finished" if step == self._schedule.total_steps else "")
-        if step >= evaluations.due:
+        if step >= self._evaluation_due:
             evaluations.make(step)
             if evaluations.enough and not evaluations.is_for_all:
                 reason = "plateau"
