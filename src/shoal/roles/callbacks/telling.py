@@ -96,7 +96,6 @@ class Callbacks:
         self._failures: Counter[str] = Counter()
         self._has_begun = False
         """Whether this process has told anything."""
-        self._wants_evaluation = False
 
     # What happens.
 
@@ -106,10 +105,10 @@ class Callbacks:
         self._tell_all()
 
     def begin_turn(self, step: int) -> bool:
-        """This process is about to take part in this step; whether an evaluation was asked for since the last."""
+        """This process is about to take part in this step; whether it is to say when an evaluation is made, which
+        was wanted since the last."""
         self._taken = max(self._taken, step)
-        was_wanted, self._wants_evaluation = self._wants_evaluation, False
-        return was_wanted
+        return bool(self.marks[Mark.WANTED]) and self._is_first()
 
     def step_is_done(self, step: int, loss: float, learning_rate: float) -> None:
         """A step is committed."""
@@ -156,6 +155,7 @@ class Callbacks:
         """Let all evaluate after this step, too, which nobody can have gone past."""
         if not self.marks.ask_evaluation(min(step, self._schedule.total_steps)):
             self._refuse(Wish.EVALUATE, f"a run makes at most {MOST_ASKED} besides those that it plans")
+        self.marks[Mark.WANTED] = 0  # not before: who is killed in between leaves it to who follows
 
     def is_stop_due(self, step: int) -> bool:
         """Whether this step is to be the last."""
@@ -270,7 +270,7 @@ class Callbacks:
         if wish in self._impossible:
             self._refuse(wish, self._impossible[wish])
         elif wish is Wish.EVALUATE:
-            self._wants_evaluation = True
+            self.marks[Mark.WANTED] = 1
         elif wish is Wish.SAVE:
             self.marks[Mark.SAVE] = self._taken + 1
         elif not self.marks[Mark.STOP]:

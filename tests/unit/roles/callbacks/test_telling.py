@@ -233,9 +233,11 @@ def test_what_is_asked_for_holds_from_the_next_step_on_in_every_process(tmp_path
 def test_an_evaluation_is_asked_for_once(tmp_path: Path) -> None:
     one = Process(tmp_path, callbacks=[Wants("evaluate")])
     one.take(1, 2)
-    assert one.telling.begin_turn(3) and not one.telling.begin_turn(4)
+    assert not Process(tmp_path, is_first=False).telling.begin_turn(3), "the first one says when"
+    assert Process(tmp_path).telling.begin_turn(3), "who follows one that was killed knows of it"
+    assert one.telling.begin_turn(3)
     one.telling.ask_evaluation(99)
-    assert one.telling.marks.asked == [SCHEDULE.total_steps]
+    assert not one.telling.begin_turn(4) and one.telling.marks.asked == [SCHEDULE.total_steps]
 
 
 def test_what_cannot_be_is_refused_once(tmp_path: Path) -> None:
