@@ -285,6 +285,8 @@ class Loop:
             self._observer.on_moved(order, world)
             if world is None:
                 return False
+            if world.is_first and training.best is not None:
+                training.best.take_over(self._step)
         return True
 
     @property
