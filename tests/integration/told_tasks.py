@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -68,6 +69,19 @@ def _classified(count: int, seed: int) -> TensorDataset:
     return TensorDataset(torch.randn(count, 16, generator=generator) + target[:, None], target)
 
 
+class Paced(nn.Module):
+    """Takes a while for each batch that is trained on, whatever the machine."""
+
+    def __init__(self, pause_s: float) -> None:
+        super().__init__()
+        self.pause_s = pause_s
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            time.sleep(self.pause_s)
+        return x
+
+
 def told(
     steps: int = STEPS,
     asks: bool = False,
@@ -77,9 +91,11 @@ def told(
     ema: float | None = None,
     swa: int | None = None,
     optimizer: str = "SGD",
+    pause_s: float = 0.0,
 ) -> shoal.Task:
+    paced = [Paced(pause_s)] if pause_s else []
     return shoal.Task(
-        model=lambda: nn.Sequential(nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 5)),
+        model=lambda: nn.Sequential(nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 5), *paced),
         loss=F.cross_entropy,
         optimizer=lambda params: OPTIMIZERS[optimizer](params, lr=rate),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.9),
