@@ -91,13 +91,12 @@ def test_each_event_is_told_once_and_in_order(run: Runner, strategy: str) -> Non
 
 @pytest.mark.parametrize("strategy", WAYS)
 def test_what_is_asked_for_is_done_by_all(run: Runner, strategy: str) -> None:
-    told = run("asked", strategy, args={"asks": True}, checkpoint="every=1h,keep=99")
+    told = run("asked", strategy, args={"asks": True, "logs": True}, checkpoint="every=1h,keep=99")
     asked = next(step for step in told.steps("evaluation") if step > EVALUATES_AT)
     saved, last = told.steps("checkpoint")[0], told.steps("step")[-1]
     assert told.of("end") == [["stopped"]] and told.run.results["reason"] == "stopped"
     assert told.steps("step") == list(range(1, last + 1))
-    logged = {one["step"]: one["value"] for one in told.events("scalar")}
-    assert logged == {step: 2.0 * step for step in range(1, last + 1)}
+    assert logged_steps(told) == list(range(1, last + 1))
     if strategy in LOCKSTEP:
         assert (asked, saved, last) == (EVALUATES_AT + 1, SAVES_AT + 1, STOPS_AT + 1)
     else:  # the others hear of it when they can, some steps later
@@ -157,26 +156,35 @@ def killed(run: Runner, strategy: str, kills: int, *, apart: int, **args: Any) -
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.parametrize("strategy", ["data", "ps:servers=1"])
 def test_kills_change_nothing_of_what_is_told_kept_and_averaged(run: Runner, strategy: str, kills: int) -> None:
-    args = {"steps": 20 + 3 * kills, "best": "-loss", "ema": 0.9, "rate": 0.2}
+    args = {"steps": 20 + 3 * kills, "best": "-loss", "ema": 0.9, "rate": 0.2, "logs": True}
     calm, told = run("calm", strategy, args=args, evaluate_every=4), killed(run, strategy, kills, apart=3, **args)
     for what in ("digest", "average_digest", "best", "results"):
         assert told.run.results[what] == calm.run.results[what], what
     assert_told_once(told)
     assert_as_calm(told, calm, *([] if strategy == "data" else ["step"]))
+    assert_logged(told)
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
 def test_kills_of_workers_that_wait_for_nobody(run: Runner, kills: int) -> None:
     """They need time: who was killed must be there again before the others have done all of it."""
     args = {"steps": 20 + 15 * kills, "best": "-loss", "ema": 0.9, "rate": 0.2, "pause_s": 0.025}
-    told = killed(run, ASYNCHRONOUS, kills, apart=10, **args)
+    told = killed(run, ASYNCHRONOUS, kills, apart=10, logs=True, **args)
     assert_told_once(told)
+    assert_logged(told)
     assert told.steps("step")[-1] == args["steps"] and told.of("end") == [["finished"]]
     found = {one["step"]: one["results"] for one in told.events("evaluation")}
     assert set(told.steps("evaluation")) <= found.keys() and len(found) - told.kinds["evaluation"] <= cut_off(told)
     best = min(found, key=lambda step: found[step]["loss"])
     assert told.run.results["best"]["step"] == told.steps("best")[-1] == best
     assert told.run.results["average_digest"] != told.run.digest
+
+
+def logged_steps(told: Told) -> list[int]:
+    """Of what the callback logs in each."""
+    logged = [scalar for one in told.events("scalars") for scalar in one["scalars"]]
+    assert all((name, value) == ("double", 2.0 * step) for step, name, value in logged)
+    return [step for step, *_ in logged]
 
 
 def cut_off(told: Told) -> int:
@@ -189,6 +197,13 @@ def assert_told_once(told: Told) -> None:
     steps = told.steps("step")
     assert max(Counter(tuple(line[:2]) for line in told.without("fault")).values()) == 1
     assert steps == sorted(steps) and steps[-1] - len(steps) <= cut_off(told)
+
+
+def assert_logged(told: Told) -> None:
+    """What a worker has logged is not lost with it, and comes once."""
+    logged, heard = logged_steps(told), told.steps("step")
+    assert len(set(logged)) == len(logged) and set(logged) <= set(heard)
+    assert len(heard) - len(logged) <= cut_off(told)
 
 
 def assert_as_calm(told: Told, calm: Told, *but_for: str) -> None:

@@ -25,16 +25,17 @@ EVALUATES_AT, SAVES_AT, STOPS_AT = 13, 17, 35
 class Diary(shoal.Callback):
     """Each line is one write: a process that is killed leaves it whole, or none of it."""
 
-    def __init__(self, asks: bool) -> None:
-        self.asks = asks
+    def __init__(self, asks: bool, logs: bool) -> None:
+        self.asks, self.logs = asks, logs
 
     def on_start(self, context: shoal.CallbackContext) -> None:
         self.write(context, "start", context.step)
 
     def on_step(self, context: shoal.CallbackContext) -> None:
         self.write(context, "step", context.step, context.loss, context.lr, context.epoch, context.samples)
-        if self.asks:
+        if self.logs:
             context.log("double", 2 * context.step)
+        if self.asks:
             wishes = {EVALUATES_AT: context.evaluate, SAVES_AT: context.save, STOPS_AT: context.stop}
             wishes.get(context.step, lambda: None)()
 
@@ -85,6 +86,7 @@ class Paced(nn.Module):
 def told(
     steps: int = STEPS,
     asks: bool = False,
+    logs: bool = False,
     best: str = "",
     patience: int = 0,
     rate: float = 0.05,
@@ -110,5 +112,5 @@ def told(
         keep_best=best or None,
         ema=ema,
         swa=swa,
-        callbacks=[Diary(asks)],
+        callbacks=[Diary(asks, logs)],
     )

@@ -18,7 +18,7 @@ import numpy as np
 from shoal.errors import TaskError
 from shoal.ledger import Schedule
 from shoal.observe.checkpoint_names import folder_name, step_folders, step_of
-from shoal.observe.happenings import Happening, ImageLogged, ScalarLogged, TextLogged
+from shoal.observe.happenings import Happening, ImageLogged, ScalarsLogged, TextLogged
 from shoal.observe.run_folder import RunFolder
 from shoal.observe.told_marks import MOST_ASKED, Mark, ToldMarks
 from shoal.roles.callbacks.mishaps import MishapReader
@@ -37,6 +37,8 @@ class Outlet:
     say: Callable[[str], None] = print
     warn: Callable[[str], None] = print
     log: Callable[[Happening], None] = lambda told: None
+    unsent: Callable[[], Sequence[Happening]] = tuple
+    """What a process before this one has logged, and was killed before it could tell anybody."""
     at_work: Callable[[], AbstractContextManager[None]] = nullcontext
     """While it is entered, the user's own code runs."""
 
@@ -200,6 +202,8 @@ class Callbacks:
                 f"a worker was ended inside a callback, after step {marks[Mark.STEP]:,}; what that was told of is "
                 "not told again"
             )
+        for told in self._outlet.unsent():
+            self._outlet.log(told)
         self._tell(_Note(Mark.STARTED, 1, "on_start", {}))
         if self._folder is not None and marks[Mark.WRITTEN] > marks[Mark.CHECKPOINT]:
             for path in step_folders(self._folder.checkpoints):
@@ -260,7 +264,7 @@ class Callbacks:
         if isinstance(value, str):
             self._outlet.log(TextLogged(name=name, text=value, step=step))
         elif isinstance(value, int | float) or np.ndim(value) == 0:
-            self._outlet.log(ScalarLogged(name=name, value=float(value), step=step))
+            self._outlet.log(ScalarsLogged(scalars=[[step, name, float(value)]]))
         elif self._folder is not None:
             path = write_picture(self._folder.images, name, step, value)
             self._outlet.log(ImageLogged(name=name, path=str(path.relative_to(self._folder.path)), step=step))

@@ -14,7 +14,7 @@ from shoal.errors import TaskError
 from shoal.ledger import Schedule
 from shoal.ledger.order import Order
 from shoal.observe import Event, RunFolder
-from shoal.observe.happenings import Happening, ImageLogged, Lost, ScalarLogged, TextLogged
+from shoal.observe.happenings import Happening, ImageLogged, Lost, ScalarsLogged, TextLogged
 from shoal.observe.told_marks import MOST_ASKED, Mark, ToldMarks
 from shoal.roles.callbacks.telling import Callbacks, Outlet
 from shoal.spec import Callback, CallbackContext
@@ -262,8 +262,8 @@ def test_what_is_logged(tmp_path: Path) -> None:
     one = Process(tmp_path, callbacks=[Logs()])
     one.take(3)
     assert one.logged == [
-        ScalarLogged(name="half", value=0.5, step=3),
-        ScalarLogged(name="tensor", value=2.0, step=3),
+        ScalarsLogged(scalars=[[3, "half", 0.5]]),
+        ScalarsLogged(scalars=[[3, "tensor", 2.0]]),
         TextLogged(name="note", text="a text", step=3),
         ImageLogged(name="digit", path="images/digit-3.png", step=3),
     ]
