@@ -131,8 +131,9 @@ class Loop:
         of the last ones."""
         replica, first = self._training.replica, self._followed + 1
         self._followed += len(losses)
-        skipped = 0 if replica.scheduler is not None else max(0, len(losses) - MOST_NOTED)
-        for step, loss in enumerate(losses[skipped:], first + skipped):
+        long_ago = max(0, len(losses) - MOST_NOTED)
+        replica.advance_over(losses[:long_ago])
+        for step, loss in enumerate(losses[long_ago:], first + long_ago):
             if self._callbacks is not None:
                 self._callbacks.step_is_done(step, loss, replica.learning_rate)
             replica.advance(loss)
