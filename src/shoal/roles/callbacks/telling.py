@@ -165,8 +165,9 @@ class Callbacks:
 
     @property
     def wants_stop(self) -> bool:
-        """Whether the run is to end with the step that this process is in; where each is in another, at once."""
-        return self.is_stop_due(self._taken if self._in_lockstep else self.marks[Mark.STOP])
+        """Whether the run is to end with the step that all are in; where each is in another, the first worker has
+        to tell the others."""
+        return self._in_lockstep and self.is_stop_due(self._taken)
 
     def is_save_due(self, step: int, last_saved: int) -> bool:
         """Whether the state after this step is to be saved, which that of the last one saved is no answer to."""

@@ -159,6 +159,8 @@ class Loop:
         if self._callbacks is not None and self._callbacks.begin_turn(turn.step):
             self._callbacks.ask_evaluation(self._next_of_first(turn.step) + self._most_open - 1)
         enough = evaluations.enough if evaluations.is_for_all else ""
+        if stop and training.world.is_first and not training.conduct.is_lockstep:
+            enough = enough or self._asked_stop(turn.step)
 
         def act() -> Commit:
             work, save = self._work(turn), self._saves is not None and self._saves.is_wished(turn.step)
@@ -167,6 +169,11 @@ class Loop:
         self._open.append(_Taken(turn, self._despite_moves(act), rate))
         if self._most_open > 1:  # the next step begins before this one's loss is known, with its own learning rate
             training.replica.advance(float("nan"))
+
+    def _asked_stop(self, step: int) -> str:
+        """Why the run ends, where a callback has asked for that by this step."""
+        is_asked = self._callbacks is not None and self._callbacks.is_stop_due(step)
+        return "stopped" if is_asked and not self._evaluations.enough else ""
 
     def _next_of_first(self, step: int) -> int:
         """The next step that is not committed before the first worker has done its part: until then nobody is past
@@ -213,7 +220,8 @@ class Loop:
         turn, commit, learning_rate = self._open.popleft()
         result = self._despite_moves(commit.result)
         self._facts = result.facts
-        self._stops = self._stops or (result.reason if result.stop else "")
+        if result.stop:
+            self._stops = self._stops or self._asked_stop(turn.step) or result.reason
         if turn.is_border:
             if self._saves is not None:
                 self._saves.make(turn.step, self._loss, waited_s=result.waited_s)
