@@ -159,8 +159,8 @@ class Loop:
         if self._callbacks is not None and self._callbacks.begin_turn(turn.step):
             self._callbacks.ask_evaluation(self._next_of_first(turn.step) + self._most_open - 1)
         enough = evaluations.enough if evaluations.is_for_all else ""
-        if stop and training.world.is_first and not training.conduct.is_lockstep:
-            enough = enough or self._asked_stop(turn.step)
+        if self._stop_was_asked and not training.conduct.is_lockstep and training.world.is_first:
+            enough = enough or "a callback asked to stop"
 
         def act() -> Commit:
             work, save = self._work(turn), self._saves is not None and self._saves.is_wished(turn.step)
@@ -169,11 +169,6 @@ class Loop:
         self._open.append(_Taken(turn, self._despite_moves(act), rate))
         if self._most_open > 1:  # the next step begins before this one's loss is known, with its own learning rate
             training.replica.advance(float("nan"))
-
-    def _asked_stop(self, step: int) -> str:
-        """Why the run ends, where a callback has asked for that by this step."""
-        is_asked = self._callbacks is not None and self._callbacks.is_stop_due(step)
-        return "stopped" if is_asked and not self._evaluations.enough else ""
 
     def _next_of_first(self, step: int) -> int:
         """The next step that is not committed before the first worker has done its part: until then nobody is past
@@ -220,8 +215,7 @@ class Loop:
         turn, commit, learning_rate = self._open.popleft()
         result = self._despite_moves(commit.result)
         self._facts = result.facts
-        if result.stop:
-            self._stops = self._stops or self._asked_stop(turn.step) or result.reason
+        self._stops = self._stops or (self._reason(result) if result.stop else "")
         if turn.is_border:
             if self._saves is not None:
                 self._saves.make(turn.step, self._loss, waited_s=result.waited_s)
@@ -237,6 +231,14 @@ class Loop:
         if self._open and (self._stops or self._is_to_save):
             return ""  # the others were taken already, and by everybody
         return self._settle(before, is_whole=result.is_whole)
+
+    def _reason(self, result: StepResult) -> str:
+        """Why a turn was the last: who was told to stop does not know whether a plateau or a callback was why."""
+        return "stopped" if self._stop_was_asked and not self._evaluations.enough else result.reason
+
+    @property
+    def _stop_was_asked(self) -> bool:
+        return self._callbacks is not None and self._callbacks.stop_was_asked
 
     def _step_is_done(self, step: int, result: StepResult, learning_rate: float) -> None:
         training, schedule = self._training, self._schedule
