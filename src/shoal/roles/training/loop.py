@@ -95,6 +95,7 @@ class Loop:
                 return self._outcome(reason)
             if not self._heed(orders):
                 return self._outcome("released")
+            self._evaluations.begin_turn(turn, done=self._step)
             self._take(turn, stop=stop)
             while self._open and self._is_to_enter(turn):
                 if reason := self._enter():
@@ -130,8 +131,9 @@ class Loop:
         of the last ones."""
         replica, first = self._training.replica, self._followed + 1
         self._followed += len(losses)
-        skipped = 0 if replica.scheduler is not None else max(0, len(losses) - MOST_NOTED)
-        for step, loss in enumerate(losses[skipped:], first + skipped):
+        long_ago = max(0, len(losses) - MOST_NOTED)
+        replica.advance_over(losses[:long_ago])
+        for step, loss in enumerate(losses[long_ago:], first + long_ago):
             if self._callbacks is not None:
                 self._callbacks.step_is_done(step, loss, replica.learning_rate)
             replica.advance(loss)
@@ -299,6 +301,8 @@ class Loop:
             self._observer.on_moved(order, world)
             if world is None:
                 return False
+            if world.is_first and training.best is not None:
+                training.best.take_over(self._step)
         return True
 
     @property
