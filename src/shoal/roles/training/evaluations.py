@@ -15,7 +15,6 @@ from shoal.roles.training.observer import Observer
 from shoal.roles.training.training import Training
 from shoal.spec import Conduct, Task
 from shoal.spec.vocabulary import State
-from shoal.step.work import Turn
 
 
 def has_average(task: Task, conduct: Conduct, optimizer: Optimizer) -> bool:
@@ -119,14 +118,14 @@ class Evaluations:
             step = self._first_after(int(step))
         self._last, self.due = committed, step
 
-    def begin_turn(self, turn: Turn, done: int) -> None:
+    def make_up_for(self, last: int) -> None:
         """Where one worker evaluates for all, this one may have come in the place of another, after steps that it
         had no part in. The other one may have died before it had evaluated after the last: that is made up for."""
-        training, last = self._training, (turn.first or 0) - 1
-        if not self.is_for_all or not training.conduct.is_lockstep or last <= done:
+        training = self._training
+        if not self.is_for_all or not training.conduct.is_lockstep:
             return
-        self._last, self._due = last - 1, self._first_after(last - 1)
-        if self._due == last:
+        self._last, self.due = last - 1, self._first_after(last - 1)
+        if self.due == last:
             if self._callbacks is not None:  # a step is told first; what its loss was, nobody knows any more
                 self._callbacks.step_is_done(last, math.nan, training.replica.learning_rate)
             self.make(last)

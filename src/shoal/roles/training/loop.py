@@ -95,7 +95,8 @@ class Loop:
                 return self._outcome(reason)
             if not self._heed(orders):
                 return self._outcome("released")
-            self._evaluations.begin_turn(turn, done=self._step)
+            if (last := (turn.first or 0) - 1) > self._step:
+                self._evaluations.make_up_for(last)
             self._take(turn, stop=stop)
             while self._open and self._is_to_enter(turn):
                 if reason := self._enter():
