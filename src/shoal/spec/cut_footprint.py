@@ -41,7 +41,8 @@ def cut_footprint(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> F
     shared = (*talk_regions(cut), *(_row_regions(mesh, model, cut) if shares_state else ()))
     found = [Footprint(shared=shared, worker=(*row, *besides), workers=run.workers) for row in rows]
     most = max(found, key=lambda each: each.own_bytes)
-    return Footprint(shared=shared, worker=most.worker, workers=run.workers, flows=_flows(mesh, model, run, cut))
+    flows = _flows(mesh, model, run, cut, shares_state=shares_state)
+    return Footprint(shared=shared, worker=most.worker, workers=run.workers, flows=flows)
 
 
 def stage_need(mesh: Mesh, trained: int, largest: int, kept: int) -> int:
@@ -138,8 +139,8 @@ def micro_batches_held(mesh: Mesh, worker: int) -> int:
     return min(ahead, mesh.num_microbatches * mesh.stages_per_worker)
 
 
-def _flows(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> tuple[Flow, ...]:
-    """What one worker sends in a step."""
+def _flows(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize, *, shares_state: bool) -> tuple[Flow, ...]:
+    """What one worker sends in a step; parameters that lie where all find them are not sent."""
     part = model.parameters // (mesh.pipeline * mesh.tensor)
     flows: list[Flow] = []
     medium = Medium.MEMORY if cut.talk else Medium.NETWORK
@@ -148,8 +149,8 @@ def _flows(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> tuple[Fl
         flows.append(Flow(what=what, medium=medium, num_bytes=num_bytes))
 
     if mesh.shard > 1:
-        gathered = {1: 1, 2: 1, 3: 2}[mesh.level] * part * (mesh.shard - 1) // mesh.shard
-        sent("parameters gathered", gathered)
+        if not shares_state:
+            sent("parameters gathered", {1: 1, 2: 1, 3: 2}[mesh.level] * part * (mesh.shard - 1) // mesh.shard)
         sent("gradients to their owners", part * (mesh.shard - 1) // mesh.shard)
     if mesh.data > 1:
         summed = part if mesh.shard == 1 or mesh.level == 1 else part // mesh.shard

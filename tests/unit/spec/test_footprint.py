@@ -146,3 +146,10 @@ def test_it_says_what_is_sent_over_what() -> None:
     assert sent("ps", 2) == {Medium.MEMORY: 160, Medium.NETWORK: 0}
     assert sent("ps:wire=tcp", 2) == {Medium.MEMORY: 0, Medium.NETWORK: 160}
     assert sent("sharded", 4)[Medium.NETWORK] == 3 * 60
+
+
+@pytest.mark.parametrize(("is_limited", "gathered"), [(True, 1), (False, 0)])
+def test_parameters_that_lie_where_all_find_them_are_not_sent(is_limited: bool, gathered: int) -> None:
+    run = RunSize(workers=2, slots=2, is_limited=is_limited)
+    flows = parse_strategy("sharded").footprint(MODEL, run, CutSize(talk=MIB)).flows
+    assert [flow.what for flow in flows].count("parameters gathered") == gathered
