@@ -65,9 +65,7 @@ class RelayData(WholeModel):
         model, state = self._replica.module.state_dict(), named_state(self._replica)
         about = {
             "model": list(model),
-            "state": [
-                [path, str(one.dtype).removeprefix("torch."), list(one.shape)] for path, one in state.items()
-            ],
+            "state": [[path, _name(one.dtype), list(one.shape)] for path, one in state.items()],
             "precision": list(self._replica.precision.state.values),
         }
         for peer in peers:
