@@ -153,7 +153,10 @@ class ServedModel(WholeModel):
         """What was pushed is on its way: say so, and where all go on together wait for it."""
         loss, weight = sum(part.loss for part in parts), sum(part.weight for part in parts)
         mean = loss / weight if weight else math.nan
-        told_means = [told / weight for told in sum_by_position(part.loss_parts for part in parts if part.weight)]
+        told_means: list[float] = []
+        if self._names.names:
+            rows = sum_by_position(part.loss_parts for part in parts if part.weight)
+            told_means = [told / weight for told in rows]
         step = self._turns.step_of(max(cell for part in parts for cell in part.cells))
         if math.isnan(self._first_loss):
             self._first_loss = mean
