@@ -12,10 +12,12 @@ import pytest
 
 from helpers.actors import ActorEngine
 from shoal.comm.words import Adopt, Stop
-from shoal.launch.engine import Host
+from shoal.launch.engine import Engine, Host
 from shoal.launch.local import LocalEngine
 from shoal.launch.messages import Ended, Load, News, Said, Started
-from shoal.launch.owner import ZygoteProcess
+from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
+from shoal.launch.remote.gathering import AgentEngine
+from shoal.launch.remote.starting import HereStarter
 from shoal.spec import Cluster, Job, World
 from shoal.spec.vocabulary import Purpose
 
@@ -40,13 +42,21 @@ sock.send(msgpack.packb({{"kind": "state", "state": "ready", "step": 0}}))
 Until = Callable[[list[News]], bool]
 
 
-@pytest.fixture(params=["local", "plain processes"])
-def host(request: pytest.FixtureRequest, tmp_path: Path, zygote: ZygoteProcess) -> Iterator[Host]:
+@pytest.fixture(params=["local", "plain processes", "agent"])
+def host(
+    request: pytest.FixtureRequest, tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Host]:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     job = Job(target=str(script), purpose=Purpose.SCRIPT, cluster=Cluster(workers=3, threads=1))
-    engine = LocalEngine(zygote) if request.param == "local" else ActorEngine(ACTOR, {})
-    opened = engine.open(job)
+    monkeypatch.setenv(ZYGOTE_VARIABLE, zygote.name)  # for the agent, which has no other
+    engines: dict[str, Callable[[], Engine]] = {
+        "local": lambda: LocalEngine(zygote),
+        "plain processes": lambda: ActorEngine(ACTOR, {}),
+        "agent": lambda: AgentEngine(HereStarter(1)),
+    }
+    engine = engines[request.param]()
+    (opened,) = engine.reserve(job)
     try:
         yield opened
     finally:
@@ -71,6 +81,10 @@ def collect(host: Host, until: Until) -> list[News]:
 
 def has_ended(*processes: int) -> Until:
     return lambda told: set(processes) <= {news.process for news in told if isinstance(news, Ended)}
+
+
+def test_a_host_says_what_it_has(host: Host) -> None:
+    assert host.facts.name and host.facts.cores >= 1
 
 
 def test_each_process_starts_speaks_and_ends_in_that_order(host: Host) -> None:

@@ -16,6 +16,7 @@ from shoal.cli.doctor import doctor
 from shoal.cli.evaluate import evaluate
 from shoal.cli.export import export
 from shoal.cli.failures import show_failure
+from shoal.cli.host import host
 from shoal.cli.predict import predict
 from shoal.cli.run import run as run_verb
 from shoal.cli.scale import scale
@@ -44,6 +45,7 @@ app.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
 )(run_verb)
 app.command(rich_help_panel=TRAINING)(scale)
+app.command(rich_help_panel=TRAINING)(host)
 app.add_typer(checkpoint, name="checkpoint", rich_help_panel=TRAINING)
 app.command(rich_help_panel=CHECKING)(verify)
 app.command(rich_help_panel=CHECKING)(bench)

@@ -44,6 +44,39 @@ Port = Annotated[
     int | None,
     typer.Option(help="A fixed loopback port, where sockets are used; default any.", rich_help_panel=CLUSTER),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(
+        help="local (default), ssh:a,b, hosts:FILE, join:2 (hosts on which somebody runs shoal host), or local:2 "
+        "(here, as if on 2 hosts).",
+        metavar="ENGINE",
+        rich_help_panel=CLUSTER,
+    ),
+]
+Interface = Annotated[
+    str | None,
+    typer.Option(
+        help="With several hosts: the network, or address, on which they reach this one; default by route.",
+        rich_help_panel=CLUSTER,
+    ),
+]
+Ports = Annotated[
+    str | None,
+    typer.Option(
+        help="With several hosts: where processes may listen; default any free port.",
+        metavar="FIRST-LAST",
+        rich_help_panel=CLUSTER,
+    ),
+]
+TrustedNetwork = Annotated[
+    bool | None,
+    typer.Option(
+        "--trusted-network",
+        help="With several hosts: do not encrypt what passes between them.",
+        rich_help_panel=CLUSTER,
+        show_default=False,
+    ),
+]
 AsJson = Annotated[
     bool,
     typer.Option("--json", help="Print the results as one JSON object and nothing else.", rich_help_panel=SCREEN),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,10 +13,12 @@ from shoal.cli.json_output import print_json
 from shoal.cli.plan import Plan, make_plan
 from shoal.cli.plan.parts import GridPoint
 from shoal.errors import SpecError
+from shoal.launch.engines import engine_for
 from shoal.launch.supervisor import inspect_task
 from shoal.layout import binary_size
 from shoal.spec import Job
 from shoal.spec.footprint import Flow, Stay, told_of
+from shoal.spec.host_facts import HostFacts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,11 +32,21 @@ def explain(job: Job, zygote: ZygoteProcess | None, *, as_json: bool) -> None:
     facts = _inspect(job, zygote)
     if facts["refusal"]:
         raise SpecError(facts["refusal"])
-    plan = make_plan(job, facts)
+    plan = make_plan(job, facts, _hosts_of(job))
     if as_json:
         print_json(plan.to_dict())
     else:
         _show(plan)
+
+
+def _hosts_of(job: Job) -> list[HostFacts]:
+    """What hosts of a network have to give: they are asked to join, and sent away. None where it is this one."""
+    if not job.cluster.is_remote:
+        return []
+    hosts = engine_for(job.cluster, None, tell=lambda text: print(text, file=sys.stderr)).reserve(job)
+    for host in hosts:
+        host.close()
+    return [host.facts for host in hosts]
 
 
 def _inspect(job: Job, zygote: ZygoteProcess | None) -> dict[str, Any]:
@@ -64,6 +77,8 @@ def _show(plan: Plan) -> None:
     page.add_row("task", near(plan.target))
     page.add_row("model", f"{sum(p.numel for p in plan.parcels):,} trained parameters, {plan.optimizer}")
     page.add_row("world", plan.world)
+    if plan.hosts:
+        page.add_row("hosts", "\n".join(plan.hosts))
     page.add_row("strategy", f"{plan.strategy}\n{manner.meaning}")
     page.add_row("data", plan.data)
     page.add_row("on failure", manner.on_failure)

@@ -62,6 +62,10 @@ def train(
     device: option.DeviceOrSaved = None,
     port: option.Port = None,
     memory: option.Memory = None,
+    on: option.On = None,
+    interface: option.Interface = None,
+    ports: option.Ports = None,
+    trusted_network: option.TrustedNetwork = None,
     chaos: Annotated[
         str,
         typer.Option(
@@ -172,7 +176,7 @@ def train(
     progress: option.Progress = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Train a task with one or many processes of this machine.
+    """Train a task with one or many processes of this machine, or of several.
 
     [dim]shoal train digits.py
     shoal train digits.py --workers 4 --spares 1
@@ -180,10 +184,12 @@ def train(
     shoal train digits.py -w 4 --strategy data:via=ring --arg width=512 --epochs 3
     shoal train digits.py -w 4 --strategy ps:servers=2,sync=ssp:3 --explain
     shoal train gpt.py -w 4 --strategy mesh:data=2,tensor=2
+    shoal train digits.py -w 4 --strategy ps:servers=2 --on ssh:a,b
     shoal train digits.py --checkpoint every=200 --name mine
     shoal train --resume mine --workers 2[/dim]
     """
     cluster = given(workers=workers, spares=spares, threads=threads, device=device, port=port, memory=memory)
+    cluster |= given(on=on, interface=interface, ports=ports, trusted_network=trusted_network)
     if target is None and resume is None:
         raise typer.BadParameter("name a task, path.py:factory, or a run with --resume.", ctx, param_hint="TARGET")
     overrides = given(

@@ -134,6 +134,12 @@ class ScaleWanted(Told, kind="scale"):
     servers: int | None = None
 
 
+class CoordinatorMoved(Told, kind="coordinator"):
+    """The coordinator is elsewhere from now on: its host is lost."""
+
+    address: str
+
+
 class MetAll(Told, kind="met"):
     """All workers have come."""
 
@@ -144,7 +150,8 @@ class MetAll(Told, kind="met"):
 
 FROM_PROCESSES: dict[str, type[Told]] = {**KINDS, **by_kind(StacksOffered, Ordered, ScaleAnswered, Announced)}
 TO_PROCESSES: dict[str, type[Told]] = by_kind(
-    *(Stop, Takeover, Adopt, Release, Misbehave, MemberLost, MemberLeft, MembersLiving, ScaleWanted, MetAll)
+    *(Stop, Takeover, Adopt, Release, Misbehave, MemberLost, MemberLeft, MembersLiving, ScaleWanted),
+    *(MetAll, CoordinatorMoved),
 )
 
 

@@ -17,8 +17,8 @@ from shoal.checkpoint.listing import read_manifest
 from shoal.checkpoint.wholeness import check_folder
 from shoal.errors import CheckpointError, Interrupted, WorkerFailed
 from shoal.launch.chaos import Timetable
+from shoal.launch.engines import engine_for
 from shoal.launch.failure_log import FailureLog, verdict
-from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
 from shoal.launch.requests import Requests
 from shoal.launch.supervisor import Supervisor
@@ -29,6 +29,7 @@ from shoal.observe.happenings import (
     ADVANCES,
     Failed,
     Happening,
+    LineSaid,
     Raised,
     Restarted,
     Resumed,
@@ -82,12 +83,19 @@ class Attempts:
         job = self._job
         with ExitStack() as at_end:
             at_end.callback(lambda: self._timetable.tell_open(self._tell))
-            if zygote is None and ZYGOTE_VARIABLE not in os.environ:
+            is_here = not job.cluster.is_remote
+            if is_here and zygote is None and ZYGOTE_VARIABLE not in os.environ:
                 # One for all attempts: the next ones begin in no time.
                 zygote = at_end.enter_context(start_zygote())
+            engine = engine_for(
+                job.cluster,
+                zygote,
+                tell=lambda text: self._tell(LineSaid(text=text)),
+                wants_end=lambda: self._requests.wants_end,
+            )
             while True:
                 supervisor = Supervisor(
-                    job, self._hear, LocalEngine(zygote), timetable=self._timetable, requests=self._requests
+                    job, self._hear, engine, timetable=self._timetable, requests=self._requests
                 )
                 try:
                     supervisor.run()

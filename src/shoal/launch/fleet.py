@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shoal.launch.crew import Crew
+from shoal.launch.worlds import meeting_point
 from shoal.layout import Demand, seat_one
 from shoal.spec import World
 from shoal.spec.host_facts import HostFacts
@@ -29,9 +31,12 @@ class Fleet:
 
     def seat(self, world: World, crew: Crew) -> World:
         """Where one more process goes: where it is least crowded."""
-        # A coordinator is followed at the same address.
-        if not self._is_spread or world.role == Role.COORDINATOR:
+        is_at_home = world.role == Role.COORDINATOR and world.host_number in self.left
+        if not self._is_spread or is_at_home:  # A coordinator is followed at the same address.
             return world
         held = Counter(hand.host for hand in crew.living(world.role))
         number = seat_one(self.left, held, world.role, self._demand)
-        return world.at(number, self.left[number].address)
+        host = self.left[number]
+        if world.role == Role.COORDINATOR:
+            world = replace(world, coordinator=meeting_point(host))
+        return world.at(number, host.address)

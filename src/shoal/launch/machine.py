@@ -231,7 +231,10 @@ class SupervisorMachine:
 
     def start(self, world: World) -> Hand:
         """Start one more process, where there is most room."""
-        return self._start(self._fleet.seat(world, self.crew))
+        world = self._fleet.seat(world, self.crew)
+        if world.role == Role.COORDINATOR:
+            self.first_world = world  # Whoever comes later looks for it there.
+        return self._start(world)
 
     def _start(self, world: World) -> Hand:
         hand = self.crew.welcome(world, self.now)

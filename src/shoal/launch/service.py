@@ -12,7 +12,16 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from shoal.comm.words import MemberLeft, MemberLost, MembersLiving, Ordered, OrderedAction, ScaleAnswered, Stop
+from shoal.comm.words import (
+    CoordinatorMoved,
+    MemberLeft,
+    MemberLost,
+    MembersLiving,
+    Ordered,
+    OrderedAction,
+    ScaleAnswered,
+    Stop,
+)
 from shoal.launch.crew import Hand
 from shoal.launch.dismissals import Dismissals
 from shoal.launch.failure_log import FailureLog, verdict
@@ -229,10 +238,6 @@ class Service:
             return
         self._lost_at[hand.role, hand.global_rank] = self._bridge.now
         self._bridge.emit(Lost(reason=reason, **_identity(hand)), hand.rank)
-        if hand.role == Role.COORDINATOR and hand.end is not None and hand.end.lost_host:
-            text = f"{reason} Nobody else can be found where all look for it."
-            self._bridge.fail(replace(failure, message=text, is_transient=True))
-            return
         if hand.role == Role.COORDINATOR:
             self._succeed_coordinator()
             return
@@ -278,8 +283,12 @@ class Service:
 
     def _succeed_coordinator(self) -> None:
         self._waiting.refuse_all("The coordinator was lost before it answered; ask again.")
+        before = self._bridge.first_world.coordinator
         hand = self._bridge.start(member_world(self._bridge.first_world, Role.COORDINATOR, 0))
         hand.follows_loss_at = self._lost_at.pop((Role.COORDINATOR, 0))
+        if (world := self._bridge.first_world).coordinator != before:
+            for member in self._members():
+                self._bridge.say(member, CoordinatorMoved(address=world.coordinator_address))
 
     # What the user asks for.
 

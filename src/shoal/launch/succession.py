@@ -22,7 +22,7 @@ class Bridge(Protocol):
     now: float
     """The time, on a clock that never goes back."""
     first_world: World
-    """The world of the first process that the run began with."""
+    """The world of the first process that the run began with; of the coordinator, where there is one."""
     is_stopping: bool
     """The user has asked the run to end."""
     results: RunResults

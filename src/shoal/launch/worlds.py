@@ -186,11 +186,16 @@ def describe_world(job: Job, workers: int | None = None, hosts: Sequence[HostFac
 def _meeting_point(job: Job, hosts: Sequence[HostFacts]) -> str:
     """Nothing where nobody asked for a port: on one host Unix sockets do. Of several, the first has one free."""
     if len(hosts) > 1:
-        return f"{bracketed(hosts[0].address)}:{job.cluster.port or hosts[0].port}" if servers_of(job) else ""
+        return meeting_point(hosts[0], job.cluster.port) if servers_of(job) else ""
     # A script's own torch.distributed meets at a port, and at nothing else.
     if job.cluster.port is None and job.purpose != Purpose.SCRIPT:
         return ""
     return f"{LOOPBACK}:{_choose_port(job.cluster.port)}"
+
+
+def meeting_point(host: HostFacts, port: int | None = None) -> str:
+    """Where a coordinator on this host listens."""
+    return f"{bracketed(host.address)}:{port or host.port}"
 
 
 def _choose_port(fixed: int | None) -> int:

@@ -22,8 +22,8 @@ _MOST_AT_ONCE = 256
 def open_wire(world: World, address: str) -> ZmqWire:
     """Where a member listens. At a port that is known beforehand somebody else may have been first: there all is
     encrypted."""
-    encrypt = True if world.coordinator and not world.trusted_network else world.encrypts
-    return ZmqWire(address, key=RunKey.from_text(world.secret), encrypt=encrypt)
+    encrypts = world.encrypts if world.is_spread else True if world.coordinator else None
+    return ZmqWire(address, key=RunKey.from_text(world.secret), encrypt=encrypts)
 
 
 class Node:
@@ -72,6 +72,10 @@ class Node:
                 for bundle in bundles(messages):
                     for packet in packets(self.number, bundle):
                         self.wire.transmit(node, packet)
+
+    def follow_coordinator(self, address: str) -> None:
+        """From now on the coordinator listens there."""
+        self._addresses[COORDINATOR] = address
 
     def close(self) -> None:
         """Leave."""

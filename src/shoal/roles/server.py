@@ -6,7 +6,7 @@ import time
 
 from shoal.arena import keep_freed_memory
 from shoal.comm.channel import Channel
-from shoal.comm.words import TO_PROCESSES, Stop, understood
+from shoal.comm.words import TO_PROCESSES, CoordinatorMoved, Stop, understood
 from shoal.errors import PeerLost
 from shoal.feed.feed import Feed
 from shoal.feed.shipping import open_dataset
@@ -75,15 +75,18 @@ def make_replica(task: Task, numerics: str, world: World, start: Start | None = 
 def _answer_all(node: Node, machine: ServerMachine, channel: Channel, reporter: Reporter) -> None:
     """Take in what comes until told to stop."""
     reporter.pulse.enter(State.SERVING)
-    while not _is_told_to_stop(channel):
+    while not _is_told_to_stop(channel, node):
         node.pump(_LOOK_EVERY_S)
         machine.facts = {"rss": rss_bytes(), "refused": node.refused, "strangers": node.wire.strangers}
         reporter.pulse.lap(max((duty.shard.version for duty in machine.held.values() if duty.shard), default=0))
 
 
-def _is_told_to_stop(channel: Channel) -> bool:
+def _is_told_to_stop(channel: Channel, node: Node) -> bool:
     try:
         message = channel.poll()
     except PeerLost:
         return True
-    return message is not None and isinstance(understood(message, TO_PROCESSES), Stop)
+    word = None if message is None else understood(message, TO_PROCESSES)
+    if isinstance(word, CoordinatorMoved):
+        node.follow_coordinator(word.address)
+    return isinstance(word, Stop)

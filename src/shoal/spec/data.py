@@ -173,7 +173,7 @@ class Data(StrategySpec):
         if run.workers == run.slots == 1 and self.via == "auto" and not run.is_replaceable:
             return whole_footprint(model, run)
         if self.partition == "relay" and run.workers > 1:
-            return handed_on(model, run)
+            return handed_on(model, run, cut or CutSize())
         if self.shares_memory and run.shares_memory:
             regions = self.segment_regions(model, run, cut or CutSize())
             return arena_footprint(regions, model, run, cut or CutSize())

@@ -85,8 +85,8 @@ class World:
 
     @property
     def encrypts(self) -> bool | None:
-        """Whether what is sent over tcp is encrypted; None where the address decides: whatever leaves the host."""
-        return False if self.trusted_network else None
+        """Whether sockets of this process encrypt what they send; None where that follows from their address."""
+        return not self.trusted_network if self.is_spread else None
 
     @property
     def any_socket(self) -> str:

@@ -130,6 +130,8 @@ class Company:
     """Whether the run is to end, for those who must know it while they wait."""
     meet: Callable[[str, str], dict[int, str]] | None = None
     """Leaves a text for all workers under a name, and waits for theirs, by rank; None where nobody supervises."""
+    moved_coordinator: Callable[[], str] = lambda: ""
+    """Where the coordinator listens, once it has moved."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,8 +94,8 @@ def draw_storm(dice: random.Random, *, ranks: int, rounds: int) -> list[Fault]:
 
 
 def draw_host_losses(dice: random.Random, *, hosts: int) -> list[Fault]:
-    """All hosts but the coordinator's and one more may go, one after another."""
-    gone = dice.sample(range(1, hosts), dice.randint(1, max(1, hosts - 2)))
+    """All hosts but one may go, one after another, also the coordinator's."""
+    gone = dice.sample(range(hosts), dice.randint(1, hosts - 1))
     return [
         Fault(
             kind=Kind.LOSE_HOST,

@@ -9,10 +9,13 @@ from shoal.comm.words import (
     FROM_PROCESSES,
     TO_PROCESSES,
     Adopt,
+    Announced,
+    CoordinatorMoved,
     Garbled,
     MemberLeft,
     MemberLost,
     MembersLiving,
+    MetAll,
     Misbehave,
     Ordered,
     OrderedAction,
@@ -34,6 +37,7 @@ SAID = [
     Ordered(action=OrderedAction.END, role=Role.SERVER, rank=1, node=4),
     ScaleAnswered(text="No.", is_refused=True),
     ScaleAnswered(text="2 workers.", workers=2, servers=0),
+    Announced(name="addresses", text="tcp://10.0.0.1:6"),
     Done(results={"steps": 5, "shares": {0: 1.5}}, memory={"host": 10}),
 ]
 TOLD = [
@@ -46,6 +50,8 @@ TOLD = [
     MemberLeft(node=3, role=Role.WORKER, rank=0),
     MembersLiving(members=[{"node": 1, "role": "server", "rank": 0}], left=[]),
     ScaleWanted(workers=3),
+    MetAll(name="addresses", texts=["tcp://10.0.0.1:6", "tcp://10.0.0.2:7"]),
+    CoordinatorMoved(address="tcp://10.0.0.2:5000"),
 ]
 
 

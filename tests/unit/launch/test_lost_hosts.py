@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
@@ -97,13 +98,23 @@ def test_a_successor_goes_where_there_is_most_room(table: Table) -> None:
     assert started([start]) == [(6, "worker", 0)]
 
 
-def test_the_loss_of_the_coordinators_host_ends_the_attempt(table: Table) -> None:
+def test_the_coordinator_is_followed_on_another_host_and_all_are_told_where(table: Table) -> None:
     table.begin()
-    table.tell(HostLost(0, "Host a is gone."))
-    table.wait(5.0)
-    over = table.machine.over
-    assert over is not None and isinstance(over.error, WorkerFailed) and over.error.is_transient
-    assert "Coordinator 0 was on host a, which was lost." in str(over.error)
+    asked = table.tell(HostLost(0, "Host a is gone."))
+    (start,) = of(StartProcess, asked)
+    assert (start.world.role, start.world.host_number, start.world.host) == ("coordinator", 1, "10.0.0.2")
+    moved = {"kind": "coordinator", "address": "tcp://10.0.0.2:5000"}
+    assert start.world.coordinator_address == moved["address"]
+    assert all(said_to(process, asked) == [moved] for process in (SERVER_0, WORKER_1, WORKER_2))
+    asked = table.say(start.process, "state", state="ready", step=0)
+    (living,) = said_to(start.process, asked)
+    assert [one["node"] for one in living["members"]] == [SERVER_0, WORKER_1, WORKER_2]
+    (start,) = of(StartProcess, order(table, start.process, role="worker", rank=0))
+    assert start.world.coordinator_address == moved["address"], "who comes later looks for it there"
+
+
+def order(table: Table, coordinator: int, **seat: Any) -> list[Any]:
+    return table.say(coordinator, "order", action="start", **seat)
 
 
 def test_the_loss_of_the_last_host_ends_the_run(table: Table) -> None:

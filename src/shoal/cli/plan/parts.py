@@ -77,6 +77,8 @@ class Plan:
     """What it would be within a limit of memory."""
     process_bytes: int = 0
     """What a process of ours takes before it has read the task, measured on this host."""
+    hosts: tuple[str, ...] = ()
+    """A line for each, where there are several: who would be there."""
 
     @property
     def cells(self) -> int:
@@ -98,6 +100,7 @@ class Plan:
         """This plan as plain data, for JSON."""
         names = ("target", "world", "strategy", "data", "steps", "slots", "cells", "optimizer", "memory_bytes")
         plain = {name: getattr(self, name) for name in names} | asdict(self.sizes)
+        plain |= {"hosts": list(self.hosts)} if self.hosts else {}
         plain |= {"meaning": self.manner.meaning, "on_failure": self.manner.on_failure}
         found = self.footprint
         plain |= {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.comm.group.regions import group_bytes
 from shoal.model.blueprint import Blueprint
 from shoal.model.precision import Precision
 from shoal.spec import Data
@@ -14,7 +15,9 @@ from shoal.strategies.data.whole_journal import image_bytes
 
 
 def cut_size(spec: Data, blueprint: Blueprint, workers: int) -> CutSize:
-    """The arena's chunks, which depend on the model alone."""
+    """The arena's chunks, which depend on the model alone; where workers take turns, what they talk through."""
+    if spec.partition == "relay":
+        return CutSize(talk=group_bytes(workers))
     return cut_of_grid(arena_grid(list(blueprint.trained.values()), blueprint.task.clip_norm))
 
 

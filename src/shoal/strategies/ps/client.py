@@ -303,6 +303,11 @@ class PsClient:
         self._node.pump(seconds)
         self._on_idle()
 
+    def follow_coordinator(self, address: str) -> None:
+        """Look for the coordinator there, where it has moved."""
+        if address:
+            self._node.follow_coordinator(address)
+
     def report(self, **facts: float) -> None:
         """What the coordinator is told several times a second."""
         self.machine.facts.update(facts)

@@ -153,7 +153,10 @@ class ServedModel(WholeModel):
         """What was pushed is on its way: say so, and where all go on together wait for it."""
         loss, weight = sum(part.loss for part in parts), sum(part.weight for part in parts)
         mean = loss / weight if weight else math.nan
-        told_means = [told / weight for told in sum_by_position(part.loss_parts for part in parts if part.weight)]
+        told_means: list[float] = []
+        if self._names.names:
+            rows = sum_by_position(part.loss_parts for part in parts if part.weight)
+            told_means = [told / weight for told in rows]
         step = self._turns.step_of(max(cell for part in parts for cell in part.cells))
         if math.isnan(self._first_loss):
             self._first_loss = mean
@@ -283,6 +286,7 @@ class ServedModel(WholeModel):
         if on_idle is not None and now - self._looked_up_at > _LOOK_UP_EVERY_S:
             self._looked_up_at = now
             on_idle()
+            self.client.follow_coordinator(self._setting.company.moved_coordinator())
         if self._departure.is_over or not self.client.machine.is_ready:
             return  # A successor joins first: what was to be saved at the end may be left to it.
         is_wished = self._is_wished()

@@ -1,0 +1,56 @@
+"""`shoal host`: let this machine take part in a run."""
+
+from __future__ import annotations
+
+import signal
+from typing import Annotated
+
+import typer
+
+
+def host(
+    join: Annotated[
+        str,
+        typer.Option(
+            help="Where the run's supervisor listens, as it says itself.",
+            metavar="tcp://HOST:PORT",
+            show_default=False,
+        ),
+    ],
+    ticket: Annotated[
+        str,
+        typer.Option(
+            help="The file with the run's key, which nobody else may read; - for standard input.", metavar="FILE|-"
+        ),
+    ] = "-",
+    name: Annotated[
+        str, typer.Option(help="What to call this host; default its own name.", show_default=False)
+    ] = "",
+    cores: Annotated[
+        int | None, typer.Option(min=1, help="How many cores to give; default all that this process may use.")
+    ] = None,
+    interface: Annotated[
+        str, typer.Option(help="The network on which other hosts reach this one; default by route.")
+    ] = "",
+    ports: Annotated[
+        str, typer.Option(help="Where processes may listen, as 20000-20100; default any free port.")
+    ] = "",
+) -> None:
+    """Let this machine take part in a run that waits for hosts, until the run is over.
+
+    Whoever started it with --on ssh:a,b has this done by ssh; with --on join:2 it is done by hand, on each host.
+
+    [dim]shoal train digits.py -w 4 --strategy ps --on join:2
+    shoal host --join tcp://10.0.0.1:40123 --ticket ticket[/dim]
+    """
+    from shoal.launch.remote.agent import join as take_part
+    from shoal.launch.remote.starting import read_ticket
+
+    # So that what runs here is ended, and nothing left behind.
+    signal.signal(signal.SIGTERM, lambda *_: exit_quietly())
+    take_part(join, read_ticket(ticket), name=name, interface=interface, ports=ports, cores=cores)
+
+
+def exit_quietly() -> None:
+    """Leave as whoever is asked to."""
+    raise SystemExit(128 + signal.SIGTERM)

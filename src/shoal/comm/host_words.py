@@ -1,0 +1,158 @@
+"""What a supervisor and the agent of a host say to each other, over one connection.
+
+The agent says what its host has; it is welcomed with the job, or refused. From then on the supervisor asks for
+what a `Host` can do, and hears what its processes do. Beats go both ways: whoever hears none for long knows that
+the other is gone, or the way to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.spec.told import Told, by_kind
+
+# What an agent says.
+
+
+class HostJoined(Told, kind="joined"):
+    """A host is there for the run; its fields are those of `spec.host_facts.HostFacts`."""
+
+    name: str
+    address: str
+    cores: int
+    gpus: int
+    memory_bytes: int
+    port: int
+    versions: dict[str, str]
+    """Of Python, torch and Shoal."""
+
+
+class HostBeat(Told, kind="beat"):
+    """The agent lives; answered by `BeatAnswered`."""
+
+
+class ProcessStarted(Told, kind="started"):
+    """A process runs."""
+
+    process: int
+
+
+class ProcessSaid(Told, kind="said"):
+    """A process has said something."""
+
+    process: int
+    word: dict[str, Any]
+
+
+class ProcessDeaf(Told, kind="deaf"):
+    """A process reads nothing of what it is told."""
+
+    process: int
+
+
+class ProcessEnded(Told, kind="ended"):
+    """A process has been reaped; the fields are those of `launch.messages.Ended`."""
+
+    process: int
+    exit_code: int
+    log_name: str
+    last_output: str
+    ran_out_of_memory: bool
+
+
+class StacksSeen(Told, kind="seen"):
+    """Where processes are, by their numbers: stacks, and why they do not run."""
+
+    stacks: dict[int, str]
+    states: dict[int, str]
+
+
+class LoadSeen(Told, kind="load"):
+    """What else the host does."""
+
+    idle_cores: float
+    waiting: float
+
+
+class HostBroken(Told, kind="broken"):
+    """The host can start or watch nobody any more, for this reason."""
+
+    text: str
+
+
+# What it is told.
+
+
+class HostWelcomed(Told, kind="welcomed"):
+    """The host takes part."""
+
+    job: str
+    """As JSON."""
+    folder: str
+    """The supervisor's working folder, which is the processes' too where the host has it."""
+    lease_s: float
+    """How long the host may go on without hearing anything."""
+
+
+class HostRefused(Told, kind="refused"):
+    """The host cannot take part, for this reason."""
+
+    text: str
+
+
+class BeatAnswered(Told, kind="answered"):
+    """The supervisor lives."""
+
+
+class ProcessWanted(Told, kind="start"):
+    """Start a process that stands here."""
+
+    process: int
+    world: dict[str, Any]
+
+
+class ProcessTold(Told, kind="say"):
+    """Say something to a process."""
+
+    process: int
+    word: dict[str, Any]
+
+
+class ProcessSignalled(Told, kind="signal"):
+    """Send a signal to a process."""
+
+    process: int
+    signum: int
+
+
+class StacksWanted(Told, kind="look"):
+    """See where these processes are."""
+
+    processes: list[int]
+
+
+class LoadWanted(Told, kind="measure"):
+    """See what else the host does."""
+
+
+class HostDismissed(Told, kind="dismissed"):
+    """The run is over, or goes on without this host: end all processes, and leave."""
+
+
+FROM_HOSTS: dict[str, type[Told]] = by_kind(
+    *(
+        HostJoined,
+        HostBeat,
+        ProcessStarted,
+        ProcessSaid,
+        ProcessDeaf,
+        ProcessEnded,
+        StacksSeen,
+        LoadSeen,
+        HostBroken,
+    )
+)
+TO_HOSTS: dict[str, type[Told]] = by_kind(
+    *(HostWelcomed, HostRefused, BeatAnswered, ProcessWanted, ProcessTold, ProcessSignalled),
+    *(StacksWanted, LoadWanted, HostDismissed),
+)

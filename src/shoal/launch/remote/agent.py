@@ -1,0 +1,182 @@
+"""The agent of a host: what `shoal host --join` runs. It starts and watches processes for a supervisor elsewhere.
+
+Inside its host all is as on one machine: a zygote, a shared segment, a folder of sockets. It ends with its
+connection, and its processes with it: when its supervisor leaves, or has not been heard for as long as its lease.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+
+from shoal.comm.host_words import (
+    TO_HOSTS,
+    BeatAnswered,
+    HostBeat,
+    HostBroken,
+    HostDismissed,
+    HostJoined,
+    HostRefused,
+    HostWelcomed,
+    LoadSeen,
+    LoadWanted,
+    ProcessDeaf,
+    ProcessEnded,
+    ProcessSaid,
+    ProcessSignalled,
+    ProcessStarted,
+    ProcessTold,
+    ProcessWanted,
+    StacksSeen,
+    StacksWanted,
+)
+from shoal.comm.security import RunKey
+from shoal.comm.tcp.addresses import address_of, listen, listening_at
+from shoal.comm.tcp.stream_channel import StreamChannel
+from shoal.comm.words import TO_PROCESSES, Garbled, understood
+from shoal.errors import LaunchError
+from shoal.launch.local import LocalEngine, LocalHost
+from shoal.launch.messages import Deaf, Ended, News, Said, Started
+from shoal.launch.remote.line import HostLine
+from shoal.launch.remote.remote_host import LEASE_S
+from shoal.launch.this_host import facts_of_this_host, versions_here
+from shoal.spec import Job, World
+from shoal.spec.host_facts import HostFacts
+from shoal.spec.told import Told
+
+BEAT_S = 1.0
+
+
+def join(
+    address: str, key: RunKey, *, name: str = "", interface: str = "", ports: str = "", cores: int | None = None
+) -> None:
+    """Take part in the run whose supervisor listens at this address, until it is over.
+
+    LaunchError where this host is refused, or its supervisor is gone before the run is over.
+    """
+    channel = StreamChannel.call(address, key, encrypt=True)
+    own = address_of(interface) if interface else channel.local_address
+    with listen(listening_at(own, ports), backlog=1) as probe:
+        facts = facts_of_this_host(name, own, probe.getsockname()[1])
+    if cores is not None:
+        facts = replace(facts, cores=cores)
+    HostAgent(channel, facts).serve()
+
+
+class HostAgent:
+    """One host's part in one run."""
+
+    def __init__(self, channel: StreamChannel, facts: HostFacts) -> None:
+        self._line = HostLine(channel, TO_HOSTS)
+        self._lease_s = LEASE_S
+        self._is_dismissed = False
+        self._host: LocalHost | None = None
+        self._at_end = ExitStack()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._line, selectors.EVENT_READ)
+        self._line.send(HostJoined(**asdict(facts), versions=versions_here()))
+
+    def serve(self) -> None:
+        """Do what the supervisor asks for, and tell what happens, until the run is over."""
+        beat_at = 0.0
+        with self._selector, self._at_end:
+            self._at_end.callback(self._line.close)
+            while not self._is_dismissed:
+                if (now := time.monotonic()) >= beat_at:
+                    self._line.send(HostBeat())
+                    beat_at = now + BEAT_S
+                self._selector.select(max(0.0, beat_at - now))
+                for word in self._line.collect():
+                    self._take(word)
+                self._tell_news()
+                self._check_line()
+
+    def _check_line(self) -> None:
+        if self._is_dismissed:
+            return
+        if self._line.ending:
+            raise LaunchError("The supervisor of this run is gone; what ran here for it was ended.")
+        if self._line.silent_s > self._lease_s:
+            raise LaunchError(
+                f"The supervisor of this run has not been heard for {self._line.silent_s:.0f} s; what ran here "
+                "for it was ended."
+            )
+
+    def _take(self, word: Told) -> None:
+        match word:
+            case HostWelcomed():
+                self._open(word)
+            case HostRefused():
+                raise LaunchError(word.text)
+            case HostDismissed():
+                self._is_dismissed = True
+            case BeatAnswered():
+                pass
+            case Garbled():
+                raise LaunchError(f"The supervisor says what this host does not understand: {word.text}")
+            case _ if self._host is not None:
+                self._do(self._host, word)
+
+    def _open(self, welcome: HostWelcomed) -> None:
+        self._lease_s = welcome.lease_s
+        with suppress(OSError):  # Where this host has no such folder, processes are where the agent is.
+            os.chdir(welcome.folder)
+        try:
+            self._host = LocalEngine().open(Job.from_json(welcome.job))
+        except LaunchError as error:
+            self._line.send(HostBroken(text=str(error)))
+            return
+        self._selector.register(self._host, selectors.EVENT_READ)
+        # Before the line is closed: whoever sees its end knows that nothing runs here any more.
+        self._at_end.callback(self._host.close)
+
+    def _do(self, host: LocalHost, word: Told) -> None:
+        match word:
+            case ProcessWanted():
+                try:
+                    host.start(word.process, World(**word.world))
+                except LaunchError as error:
+                    self._line.send(HostBroken(text=str(error)))
+            case ProcessTold():
+                host.say(word.process, understood(word.word, TO_PROCESSES))
+            case ProcessSignalled():
+                host.signal(word.process, word.signum)
+            case StacksWanted():
+                sights = host.look_into(word.processes)
+                states = {number: sight.state for number, sight in sights.items() if sight.state is not None}
+                self._line.send(StacksSeen(stacks={n: one.stacks for n, one in sights.items()}, states=states))
+            case LoadWanted():
+                load = host.measure_load()
+                self._line.send(LoadSeen(idle_cores=load.idle_cores, waiting=load.waiting))
+
+    def _tell_news(self) -> None:
+        if self._host is None:
+            return
+        try:
+            self._tell(self._host.collect())
+        except LaunchError as error:
+            self._line.send(HostBroken(text=str(error)))
+
+    def _tell(self, news: Iterable[News]) -> None:
+        for one in news:
+            match one:
+                case Started():
+                    self._line.send(ProcessStarted(process=one.process))
+                case Said():
+                    self._line.send(ProcessSaid(process=one.process, word=one.word.as_message()))
+                case Deaf():
+                    self._line.send(ProcessDeaf(process=one.process))
+                case Ended():
+                    self._line.send(
+                        ProcessEnded(
+                            process=one.process,
+                            exit_code=one.exit_code,
+                            log_name=one.log_name,
+                            last_output=one.last_output,
+                            ran_out_of_memory=one.ran_out_of_memory,
+                        )
+                    )

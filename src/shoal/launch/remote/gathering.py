@@ -1,0 +1,154 @@
+"""An engine for hosts that a network reaches: has an agent started on each, and waits until all are there."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import fields, replace
+
+from shoal.comm.host_words import FROM_HOSTS, HostJoined
+from shoal.comm.security import RunKey
+from shoal.comm.tcp.addresses import listening_at
+from shoal.comm.tcp.stream_channel import ChannelDoor, StreamChannel
+from shoal.comm.words import understood
+from shoal.errors import CommError, Interrupted, LaunchError
+from shoal.launch.remote.remote_host import LEASE_S, RemoteHost
+from shoal.launch.remote.starting import AgentHandle, Starter
+from shoal.launch.this_host import versions_here
+from shoal.launch.worlds import threads_on
+from shoal.spec import Job
+from shoal.spec.host_facts import HostFacts
+
+_LOOK_EVERY_S = 0.1
+
+
+class AgentEngine:
+    """Has agents started, each of which starts processes on its host.
+
+    `wants_end`: whether the user has asked for the end, who need not wait until all hosts are there.
+    """
+
+    def __init__(
+        self, starter: Starter, *, wants_end: Callable[[], bool] = lambda: False, lease_s: float = LEASE_S
+    ) -> None:
+        self._starter = starter
+        self._wants_end = wants_end
+        self._lease_s = lease_s
+
+    def reserve(self, job: Job) -> list[RemoteHost]:
+        """All hosts, in the order in which the user named them."""
+        cluster, key = job.cluster, RunKey.create()
+        own = self._starter.own_address(cluster.interface)
+        with ExitStack() as at_failure:
+            with closing(ChannelDoor(listening_at(own, cluster.ports), key, encrypt=True)) as door:
+                agents = self._starter.start(door.address, key)
+                for agent in agents:
+                    at_failure.callback(agent.abandon)
+                gathering = Gathering(self._starter, door, agents, self._lease_s)
+                at_failure.callback(gathering.close)
+                hosts = gathering.wait(self._wants_end)
+                gathering.leave_open()
+            threads = threads_on(job, [host.facts for host in hosts])
+            job = replace(job, cluster=replace(cluster, threads=threads))
+            for host in hosts:
+                host.welcome(job)
+            at_failure.pop_all()
+        return hosts
+
+
+class Gathering:
+    """Hosts as they come, until all are there."""
+
+    def __init__(self, starter: Starter, door: ChannelDoor, agents: Sequence[AgentHandle], lease_s: float) -> None:
+        self._starter = starter
+        self._lease_s = lease_s
+        self._door = door
+        self._agents = {agent.name: agent for agent in agents}
+        self._callers: list[StreamChannel] = []
+        """Those that have not said yet who they are."""
+        self._hosts: dict[str, RemoteHost] = {}
+
+    def wait(self, wants_end: Callable[[], bool]) -> list[RemoteHost]:
+        """All of them. LaunchError as soon as one cannot come, or when time is over."""
+        deadline = time.monotonic() + self._starter.patience_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._door, selectors.EVENT_READ)
+            while len(self._hosts) < self._starter.count:
+                # A caller that says something wakes nobody, but not for long.
+                selector.select(_LOOK_EVERY_S)
+                self._look()
+                if wants_end():
+                    raise Interrupted("The run was stopped on request, before its hosts were there.")
+                if time.monotonic() > deadline:
+                    raise LaunchError(self._who_is_missing())
+        order = self._starter.names or list(self._hosts)
+        return [self._hosts[name] for name in order]
+
+    def leave_open(self) -> None:
+        """All are there: from here on each host closes its own agent, and what no host came of is closed now."""
+        for name, agent in self._agents.items():
+            if name not in self._hosts:
+                agent.close()
+
+    def close(self) -> None:
+        """Send all away that have come."""
+        for host in self._hosts.values():
+            host.close()
+        for caller in self._callers:
+            caller.close()
+
+    def _look(self) -> None:
+        self._callers += self._door.collect()
+        for caller in list(self._callers):
+            self._hear(caller)
+        for host in self._hosts.values():
+            host.collect()  # Its beats are answered; LaunchError where it has gone again.
+        for name, agent in self._agents.items():
+            if name not in self._hosts and (failure := agent.failure()) is not None:
+                raise LaunchError(failure)
+
+    def _hear(self, caller: StreamChannel) -> None:
+        try:
+            message = caller.poll()
+        except CommError:
+            self._callers.remove(caller)
+            caller.close()
+            return
+        if message is None:
+            return
+        self._callers.remove(caller)
+        word = understood(message, FROM_HOSTS)
+        if not isinstance(word, HostJoined):
+            caller.close()
+            return
+        values = word.plain()
+        facts = HostFacts(**{one.name: values[one.name] for one in fields(HostFacts)})
+        agent = self._agents.get(facts.name)
+        on_close = agent.close if agent is not None else lambda: None
+        host = RemoteHost(caller, facts, lease_s=self._lease_s, on_close=on_close)
+        if (reason := self._objection(facts.name, word.versions)) is not None:
+            host.refuse(reason)
+            host.close()
+            raise LaunchError(reason)
+        self._hosts[facts.name] = host
+
+    def _objection(self, name: str, versions: dict[str, str]) -> str | None:
+        """Why a host cannot take part."""
+        if name in self._hosts or (self._starter.names and name not in self._starter.names):
+            return f"A host called {name} has joined, but no other of that name was expected; name each once."
+        for program, here in versions_here().items():
+            if (there := versions.get(program, "none")) != here:
+                return (
+                    f"Host {name} has {program} {there}, but this one has {here}; install the same on all hosts."
+                )
+        return None
+
+    def _who_is_missing(self) -> str:
+        missing = [name for name in self._starter.names if name not in self._hosts]
+        who = ", ".join(missing) or f"{self._starter.count - len(self._hosts)} of {self._starter.count} hosts"
+        return (
+            f"{who} did not join within {self._starter.patience_s:.0f} s; see whether {self._door.address} can be "
+            "reached from there, or name another network with --interface."
+        )

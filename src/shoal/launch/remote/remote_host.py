@@ -1,0 +1,163 @@
+"""A host whose processes an agent starts: what is asked goes over one connection, and what happens comes back."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from typing import TypeVar
+
+from shoal.comm.host_words import (
+    FROM_HOSTS,
+    BeatAnswered,
+    HostBeat,
+    HostBroken,
+    HostDismissed,
+    HostRefused,
+    HostWelcomed,
+    LoadSeen,
+    LoadWanted,
+    ProcessDeaf,
+    ProcessEnded,
+    ProcessSaid,
+    ProcessSignalled,
+    ProcessStarted,
+    ProcessTold,
+    ProcessWanted,
+    StacksSeen,
+    StacksWanted,
+)
+from shoal.comm.tcp.stream_channel import StreamChannel
+from shoal.comm.words import FROM_PROCESSES, Garbled, understood
+from shoal.errors import LaunchError
+from shoal.launch.messages import Deaf, Ended, Load, News, Said, Sight, Started
+from shoal.launch.remote.line import HostLine
+from shoal.spec import Job, World
+from shoal.spec.host_facts import HostFacts
+from shoal.spec.told import Told, by_kind
+
+LEASE_S = 10.0
+"""How long a host goes on without hearing from its supervisor."""
+_GRACE_S = 2.0
+"""How much longer the supervisor waits: by then the processes over there have ended."""
+_ANSWER_S = 2.0
+_LEAVE_S = 5.0
+_SAID = {**FROM_PROCESSES, **by_kind(Garbled)}
+
+Answer = TypeVar("Answer", StacksSeen, LoadSeen)
+
+
+class RemoteHost:
+    """The supervisor's end. `on_close` is called when it is closed: whoever started the agent may end it."""
+
+    def __init__(
+        self,
+        channel: StreamChannel,
+        facts: HostFacts,
+        *,
+        lease_s: float = LEASE_S,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.facts = facts
+        self._line = HostLine(channel, FROM_HOSTS)
+        self._lease_s = lease_s
+        self._on_close = on_close
+        self._news: list[News] = []
+        self._answer: Told | None = None
+        self._broken = ""
+        """Why the host is of no use any more."""
+
+    def welcome(self, job: Job) -> None:
+        """Let the host take part in a run."""
+        self._line.send(HostWelcomed(job=job.to_json(), folder=os.getcwd(), lease_s=self._lease_s))
+
+    def refuse(self, text: str) -> None:
+        """Say why it cannot."""
+        self._line.send(HostRefused(text=text))
+
+    def fileno(self) -> int:
+        """The connection."""
+        return self._line.fileno()
+
+    def start(self, process: int, world: World) -> None:
+        """Ask the agent for one more process."""
+        self._line.send(ProcessWanted(process=process, world=asdict(world)))
+
+    def collect(self) -> list[News]:
+        """What the agent has told since the last call."""
+        self._hear()
+        news, self._news = self._news, []
+        if not news and self._line.silent_s > self._lease_s + _GRACE_S:
+            self._broken = self._broken or f"nothing was heard of it for {self._line.silent_s:.0f} s"
+        if not news and self._broken:
+            raise LaunchError(f"Host {self.facts.name} ({self.facts.address}) is gone: {self._broken}.")
+        return news
+
+    def say(self, process: int, word: Told) -> None:
+        """Say something to a process over there."""
+        self._line.send(ProcessTold(process=process, word=word.as_message()))
+
+    def signal(self, process: int, signum: int) -> None:
+        """Send a signal to a process over there."""
+        self._line.send(ProcessSignalled(process=process, signum=signum))
+
+    def look_into(self, processes: Collection[int]) -> dict[int, Sight]:
+        """The stacks of these processes; nothing where the host does not answer in time."""
+        seen = self._ask(StacksWanted(processes=list(processes)), StacksSeen)
+        if seen is None:
+            return {}
+        return {
+            number: Sight(stacks=stacks, state=seen.states.get(number)) for number, stacks in seen.stacks.items()
+        }
+
+    def measure_load(self) -> Load:
+        """What else that host does; as if it were full where it does not answer in time."""
+        seen = self._ask(LoadWanted(), LoadSeen)
+        return Load(idle_cores=0.0, waiting=0.0) if seen is None else Load(**seen.plain())
+
+    def close(self) -> None:
+        """Let the agent end its processes and leave, and wait for that a moment."""
+        self._line.send(HostDismissed())
+        self._wait(_LEAVE_S, lambda: False)
+        self._line.close()
+        self._on_close()
+
+    def _ask(self, question: Told, kind: type[Answer]) -> Answer | None:
+        """The answer to a question. What comes meanwhile is told later."""
+        self._answer = None
+        self._line.send(question)
+        self._wait(_ANSWER_S, lambda: isinstance(self._answer, kind))
+        return self._answer if isinstance(self._answer, kind) else None
+
+    def _wait(self, seconds: float, is_done: Callable[[], bool]) -> None:
+        """Hear the agent until something is so, it has left, or time is over."""
+        deadline = time.monotonic() + seconds
+        while not is_done() and not self._broken and (left_s := deadline - time.monotonic()) > 0:
+            self._line.wait(left_s)
+            self._hear()
+
+    def _hear(self) -> None:
+        for word in self._line.collect():
+            self._take(word)
+        if self._line.ending:
+            self._broken = self._broken or "the connection to it has ended"
+
+    def _take(self, word: Told) -> None:
+        match word:
+            case HostBeat():
+                self._line.send(BeatAnswered())
+            case ProcessStarted():
+                self._news.append(Started(word.process))
+            case ProcessSaid():
+                self._news.append(Said(word.process, understood(word.word, _SAID)))
+            case ProcessDeaf():
+                self._news.append(Deaf(word.process))
+            case ProcessEnded():
+                self._news.append(Ended(**word.plain()))
+            case StacksSeen() | LoadSeen():
+                self._answer = word
+            case HostBroken():
+                self._broken = word.text.rstrip(".")
+            case _:
+                self._broken = f"its agent says what nobody here understands ({word})"

@@ -1,0 +1,54 @@
+"""Agents of this machine as hosts of a run, which a test can end while the run goes on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shoal.comm.security import RunKey
+from shoal.launch.remote.gathering import AgentEngine
+from shoal.launch.remote.starting import AgentHandle, AgentProcess, HereStarter
+from shoal.launch.supervisor import Supervisor
+from shoal.observe import Event
+from shoal.spec import Cluster, Job
+
+
+class SeenStarter(HereStarter):
+    """Agents here, by name."""
+
+    agents: dict[str, AgentProcess]
+
+    def start(self, address: str, key: RunKey) -> list[AgentHandle]:
+        started = super().start(address, key)
+        self.agents = {agent.name: agent for agent in started if isinstance(agent, AgentProcess)}
+        return started
+
+    def kill(self, name: str) -> None:
+        """As if the power of its host failed."""
+        self.agents[name].process.send_signal(signal.SIGKILL)
+
+
+def run_on_hosts(
+    job: Job,
+    folder: Path,
+    *,
+    hosts: int = 2,
+    on_event: Callable[[Event, SeenStarter], None] = lambda event, starter: None,
+) -> tuple[dict[str, Any], list[Event]]:
+    """Run a job on so many agents of this machine; its results, and what happened."""
+    folder.mkdir(parents=True)
+    starter, events = SeenStarter(hosts), list[Event]()
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        on_event(event, starter)
+
+    job = replace(job, run_dir=str(folder))
+    return Supervisor(job, listen, AgentEngine(starter)).run(), events
+
+
+def spread_cluster(workers: int, hosts: int = 2) -> Cluster:
+    return Cluster(workers=workers, threads=1, on=f"local:{hosts}")
