@@ -13,11 +13,11 @@ import pytest
 from helpers.actors import ActorEngine
 from shoal.comm.words import Adopt, Stop
 from shoal.launch.engine import Engine, Host
+from shoal.launch.engines.here import HereStarter
 from shoal.launch.local import LocalEngine
 from shoal.launch.messages import Ended, Load, News, Said, Started
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
 from shoal.launch.remote.gathering import AgentEngine
-from shoal.launch.remote.starting import HereStarter
 from shoal.spec import Cluster, Job, World
 from shoal.spec.vocabulary import Purpose
 

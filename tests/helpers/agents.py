@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.comm.security import RunKey
+from shoal.launch.engines.here import HereStarter
 from shoal.launch.remote.gathering import AgentEngine
-from shoal.launch.remote.starting import AgentHandle, AgentProcess, HereStarter
+from shoal.launch.remote.starting import AgentHandle, AgentProcess
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.spec import Cluster, Job

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count, require_number
 
 ENGINES = ("local", "ssh", "hosts", "join")
+ENGINE_POINTS = "shoal.engines"
+"""Where packages name engines of their own: `moon = "their.module:make"`."""
 DEVICES = ("cpu", "cuda")
 _UNITS = {
     "B": 1,
@@ -89,7 +92,8 @@ class Cluster:
             )
 
     def _check_engine(self) -> None:
-        require_choice("Cluster", "on", self.engine, ENGINES)
+        if self.engine not in ENGINES:
+            require_choice("Cluster", "on", self.engine, (*ENGINES, *entry_points(group=ENGINE_POINTS).names))
         if self.engine in ("ssh", "hosts") and not self.engine_argument:
             what = "a file that lists hosts" if self.engine == "hosts" else "hosts, as in ssh:a,b"
             raise SpecError(f"Cluster: on={self.on} needs {what}.")

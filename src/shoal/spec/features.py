@@ -47,7 +47,7 @@ class Feature(Generic[Asker]):
 
 
 _LACKS = {
-    "spans_hosts": "strategy={strategy} works in memory that all processes share",
+    "spans_hosts": "strategy={strategy} works in memory or with GPUs of one host",
     "has_places": "strategy={strategy} does not use that",
     "has_journal": "strategy={strategy} keeps none",
     "passes_alone": "batchnorm=sync needs a process of its own for every slot",
@@ -67,7 +67,7 @@ JOB_FEATURES: tuple[Feature[Job], ...] = (
         asked=lambda job: f"on={job.cluster.on}" if job.cluster.is_spread else "",
         does="spreads processes over hosts",
         needs=("spans_hosts",),
-        remedy="use ps, or one host",
+        remedy="leave via out, use device=cpu, or one host",
     ),
     Feature(
         name="spares",

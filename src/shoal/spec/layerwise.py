@@ -108,6 +108,7 @@ class Layer(StrategySpec):
             return Conduct(
                 fills=even_fills(slots or workers, workers),
                 has_phases=True,
+                spans_hosts=cluster.device == "cpu",
                 why={"has_places": f"strategy={self} sums gradients over sockets and cannot replace workers"},
             )
         return Conduct(
@@ -115,6 +116,7 @@ class Layer(StrategySpec):
             slots_are_free=False,
             is_cut=True,
             gathers=True,
+            spans_hosts=self.via != "memory" and cluster.device == "cpu",
             can_skip=False,
             calls_model=False,
             has_one_loss=not self.decoupled,

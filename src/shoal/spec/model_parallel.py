@@ -57,6 +57,7 @@ class ModelParallel(StrategySpec):
             is_never_whole=True,
             gathers=True,
             frees_parameters=mesh.shard > 1 and mesh.level == 3 and not mesh.shares_memory(cluster),
+            spans_hosts=self.via == "auto" and cluster.device == "cpu",
             repeats_passes=mesh.schedule != "zero-bubble",
             synchronises=mesh.pipeline == 1,
             can_skip=False,
@@ -237,7 +238,8 @@ class Mesh(ModelParallel):
 
     def shares_memory(self, cluster: Cluster) -> bool:
         """Whether workers share their state in the host's memory, where the machine can."""
-        return self.via != "backend" and cluster.device == "cpu" and cluster.memory_bytes is None
+        is_one = cluster.memory_bytes is None and not cluster.is_spread
+        return self.via != "backend" and cluster.device == "cpu" and is_one
 
     def lane_of(self, rank: int) -> int:
         """The lane that a worker belongs to."""

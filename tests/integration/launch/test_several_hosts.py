@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import stat
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from helpers.agents import SeenStarter, run_on_hosts, spread_cluster
@@ -16,20 +19,15 @@ from helpers.counting import TASK as COUNTING
 from helpers.counting import applied
 from shoal.comm.security import RunKey
 from shoal.errors import LaunchError
+from shoal.launch.engines import starter_of
+from shoal.launch.engines.by_hand import HandStarter
+from shoal.launch.engines.ssh import SSH_VARIABLE
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
 from shoal.launch.remote import gathering
 from shoal.launch.remote.gathering import AgentEngine
-from shoal.launch.remote.starting import (
-    SSH_VARIABLE,
-    AgentHandle,
-    AgentProcess,
-    Candidate,
-    HandStarter,
-    agent_command,
-    starter_of,
-)
-from shoal.launch.runs import train
+from shoal.launch.remote.starting import AgentHandle, AgentProcess, Candidate, agent_command
+from shoal.launch.runs import start, train
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
@@ -45,15 +43,28 @@ def one_zygote_for_all(zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(ZYGOTE_VARIABLE, zygote.name)
 
 
-@pytest.mark.parametrize("strategy", ["ps:servers=2,wire=tcp", "data:via=ring"])
-def test_the_bits_are_those_of_one_host(strategy: str, tmp_path: Path, zygote: ZygoteProcess) -> None:
-    job = Job(target=f"{TASKS}:mlp", strategy=strategy, cluster=spread_cluster(workers=2))
-    spread, events = run_on_hosts(job, tmp_path / "spread")
+@pytest.mark.parametrize(
+    ("strategy", "hosts"),
+    [
+        ("ps:servers=2,wire=tcp", 2),
+        ("data", 3),  # one of which has nobody
+        ("data:via=ring", 2),
+        ("data:partition=relay", 2),
+        ("sharded:stage=3", 2),
+        ("tensor", 2),
+        ("pipeline", 2),
+    ],
+)
+def test_the_bits_are_those_of_one_host(strategy: str, hosts: int, tmp_path: Path, zygote: ZygoteProcess) -> None:
+    cluster = spread_cluster(workers=2, hosts=hosts)
+    job = Job(target=f"{TASKS}:mlp", args={"steps": 6}, strategy=strategy, cluster=cluster)
+    spread, events = run_on_hosts(job, tmp_path / "spread", hosts=hosts)
     (told,) = [event.values for event in events if event.kind == "world"]
-    assert told["hosts"] == 2 and "on 2 hosts (host-0, host-1)" in told["text"]
+    assert told["hosts"] == hosts and f"on {hosts} hosts (host-0, host-1" in told["text"]
     (tmp_path / "here").mkdir()
     here = Job(
         target=job.target,
+        args=job.args,
         strategy=strategy,
         cluster=Cluster(workers=2, threads=1),
         run_dir=str(tmp_path / "here"),
@@ -112,11 +123,11 @@ def test_agents_end_what_they_started_when_nobody_is_heard(tmp_path: Path) -> No
 
 
 def fake_ssh(folder: Path) -> str:
-    """A command that takes what ssh takes, and does what sshd would do, on this machine."""
+    """A command that takes what ssh takes, and does what sshd would do, on this machine. A host is down where a
+    file of its name says so."""
     script = folder / "ssh"
-    script.write_text(
-        '#!/bin/sh\n[ "$1" != unreachable ] || { echo "no route to host" >&2; exit 255; }\nexec sh -c "$2"\n'
-    )
+    down = f'[ ! -e {folder}/"$1".down ] || {{ echo "no route to host" >&2; exit 255; }}'
+    script.write_text(f'#!/bin/sh\n{down}\nexec sh -c "exec $2"\n')
     script.chmod(0o755)
     return str(script)
 
@@ -139,11 +150,59 @@ def test_hosts_that_ssh_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "on 2 hosts (127.0.0.1, localhost)" in told
 
 
+def test_what_nobody_can_follow_goes_on_from_a_checkpoint_where_hosts_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bits are those of a run that lost nobody: the same workers do the same on one host."""
+    monkeypatch.setenv(SSH_VARIABLE, fake_ssh(tmp_path))
+    settings: dict[str, Any] = {"strategy": "data:via=ring", "checkpoint": "every=50", "progress": False}
+    settings |= {"runs": tmp_path / "runs", "args": {"steps": 600}}
+    with start(
+        f"{TASKS}:mlp", cluster={"workers": 2, "threads": 1, "on": "ssh:127.0.0.1,localhost"}, **settings
+    ) as live:
+        for event in live.events():
+            if event.kind == "checkpoint":
+                (tmp_path / "localhost.down").touch()
+                kill_agent("localhost")
+                break
+        run = live.wait()
+    told = (run.folder / "events.jsonl").read_text()
+    assert "which was lost" in told and '"restarted"' in told
+    assert "Host localhost could not join: no route to host The run goes on without it." in told
+    quiet = train(f"{TASKS}:mlp", cluster={"workers": 2, "threads": 1}, name="quiet", **settings)
+    assert run.digest == quiet.digest
+
+
+def kill_agent(name: str) -> None:
+    """As if the power of its host failed."""
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "--join" in words and words[-1] == name:
+            process.kill()
+
+
 def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SSH_VARIABLE, fake_ssh(tmp_path))
+    (tmp_path / "unreachable.down").touch()
     cluster = Cluster(workers=2, on="ssh:127.0.0.1,unreachable")
     with pytest.raises(LaunchError, match=r"^Host unreachable could not join: no route to host$"):
         AgentEngine(starter_of(cluster, print)).reserve(Job(target="toy.py", strategy="ps", cluster=cluster))
+
+
+def test_the_engine_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a command that stands for `podman exec -i NAME`."""
+    podman = tmp_path / "podman"
+    podman.write_text('#!/bin/sh\n[ "$1 $2" = "exec -i" ] || exit 2\nshift 3\nexec "$@"\n')
+    podman.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    page = (Path(__file__).parents[3] / "docs" / "engines.md").read_text()
+    names: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    job = Job(target="toy.py", strategy="ps", cluster=spread_cluster(workers=2))
+    hosts = AgentEngine(names["make"]("left,right", print)).reserve(job)
+    assert [host.facts.name for host in hosts] == ["left", "right"]
+    for host in hosts:
+        host.close()
 
 
 def test_a_host_with_other_versions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

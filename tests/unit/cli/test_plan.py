@@ -9,6 +9,7 @@ import pytest
 from shoal.cli.plan import Plan, make_plan
 from shoal.spec import Cluster, Job
 from shoal.spec.footprint import told_of
+from shoal.spec.host_facts import HostFacts
 from shoal.spec.model_size import ModelSize, RunSize
 
 KIB = 1024
@@ -60,6 +61,20 @@ def test_data_over_sockets_keeps_a_copy_for_each_worker() -> None:
     own = held(found, "worker")
     assert own["parameters"] == own["gradients"] == (1, 1024 * KIB)
     assert own["optimizer state"] == (1, 2048 * KIB)
+
+
+def test_who_would_be_on_which_host() -> None:
+    cluster = Cluster(workers=3, threads=1, on="ssh:a,b")
+    job = Job(target="digits.py", strategy="ps:servers=2", cluster=cluster)
+    sizes = job.spec.footprint(MODEL, RunSize(workers=3, slots=3)).plain()
+    hosts = [HostFacts(name="a", address="10.0.0.1", cores=1), HostFacts(name="b", address="10.0.0.2", cores=2)]
+    found = make_plan(job, {**FACTS, "footprint": sizes, "limited": sizes}, hosts)
+    assert found.to_dict()["hosts"] == [
+        "a (10.0.0.1, 1 core): worker 0, server 1, the coordinator",
+        "b (10.0.0.2, 2 cores): workers 1-2, server 0",
+    ]
+    assert "on 2 hosts (a, b)" in found.world
+    assert "hosts" not in plan("ps").to_dict(), "where this machine is the only one"
 
 
 def test_servers_keep_a_backup_and_say_who_holds_what() -> None:

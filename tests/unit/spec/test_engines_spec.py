@@ -47,6 +47,7 @@ def test_what_is_refused(wrong: dict[str, str], sentence: str) -> None:
     [
         ("ps", "ps:wire=tcp"),
         ("ps:servers=2,wire=tcp", "ps:servers=2,wire=tcp"),
+        ("data", "data:via=chain"),
         ("data:via=tree", "data:via=tree"),
     ],
 )
@@ -61,7 +62,8 @@ def test_what_auto_means_over_hosts(strategy: str, means: str) -> None:
         ("data:via=arena", "sums inside one host"),
         ("ps:wire=memory", "works in one host's memory; use wire=tcp"),
         ("ps:servers=host", "works in one host's memory"),
-        ("tensor", "works in memory that all processes share; use ps, or one host"),
+        ("tensor:via=memory", "works in memory or with GPUs of one host; leave via out"),
+        ("layer:via=memory", "works in memory or with GPUs of one host"),
     ],
 )
 def test_what_cannot_be_spread_is_refused(strategy: str, why: str) -> None:

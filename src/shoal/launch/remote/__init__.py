@@ -5,6 +5,6 @@
 | `agent.py`        | `shoal host --join`: starts and watches this host's processes for a supervisor        |
 | `remote_host.py`  | a `Host` whose processes an agent starts                                              |
 | `gathering.py`    | an engine: has agents started, waits until all have joined, and compares their versions |
-| `starting.py`     | how agents are started, and get the run's key: by ssh, here, or by hand               |
+| `starting.py`     | the contract of what starts agents (`launch/engines/`), and how they get the run's key |
 | `line.py`         | the connection between the two                                                        |
 """

@@ -27,18 +27,26 @@ _LOOK_EVERY_S = 0.1
 class AgentEngine:
     """Has agents started, each of which starts processes on its host.
 
-    `wants_end`: whether the user has asked for the end, who need not wait until all hosts are there.
+    `wants_end`: whether the user has asked for the end, who need not wait until all hosts are there; `tell` takes
+    a line for the user.
     """
 
     def __init__(
-        self, starter: Starter, *, wants_end: Callable[[], bool] = lambda: False, lease_s: float = LEASE_S
+        self,
+        starter: Starter,
+        *,
+        tell: Callable[[str], None] = lambda text: None,
+        wants_end: Callable[[], bool] = lambda: False,
+        lease_s: float = LEASE_S,
     ) -> None:
         self._starter = starter
+        self._tell = tell
         self._wants_end = wants_end
         self._lease_s = lease_s
+        self._has_begun = False
 
     def reserve(self, job: Job) -> list[RemoteHost]:
-        """All hosts, in the order in which the user named them."""
+        """All hosts, in the order in which the user named them; for another attempt, those that are left."""
         cluster, key = job.cluster, RunKey.create()
         own = self._starter.own_address(cluster.interface)
         with ExitStack() as at_failure:
@@ -46,22 +54,26 @@ class AgentEngine:
                 agents = self._starter.start(door.address, key)
                 for agent in agents:
                     at_failure.callback(agent.abandon)
-                gathering = Gathering(self._starter, door, agents, self._lease_s)
+                gathering = Gathering(self._starter, door, agents, lease_s=self._lease_s)
                 at_failure.callback(gathering.close)
-                hosts = gathering.wait(self._wants_end)
-                gathering.leave_open()
+                hosts = gathering.wait(self._wants_end, needs_all=not self._has_begun)
+                for text in gathering.abandon_absent():
+                    self._tell(f"{text} The run goes on without it.")
             threads = threads_on(job, [host.facts for host in hosts])
             job = replace(job, cluster=replace(cluster, threads=threads))
             for host in hosts:
                 host.welcome(job)
             at_failure.pop_all()
+        self._has_begun = True
         return hosts
 
 
 class Gathering:
     """Hosts as they come, until all are there."""
 
-    def __init__(self, starter: Starter, door: ChannelDoor, agents: Sequence[AgentHandle], lease_s: float) -> None:
+    def __init__(
+        self, starter: Starter, door: ChannelDoor, agents: Sequence[AgentHandle], *, lease_s: float
+    ) -> None:
         self._starter = starter
         self._lease_s = lease_s
         self._door = door
@@ -69,28 +81,33 @@ class Gathering:
         self._callers: list[StreamChannel] = []
         """Those that have not said yet who they are."""
         self._hosts: dict[str, RemoteHost] = {}
+        self._absent: dict[str, str] = {}
+        """By name: why a host cannot come."""
 
-    def wait(self, wants_end: Callable[[], bool]) -> list[RemoteHost]:
-        """All of them. LaunchError as soon as one cannot come, or when time is over."""
+    def wait(self, wants_end: Callable[[], bool], *, needs_all: bool) -> list[RemoteHost]:
+        """All of them. LaunchError as soon as one cannot come, or when time is over; unless those that can do."""
         deadline = time.monotonic() + self._starter.patience_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._door, selectors.EVENT_READ)
-            while len(self._hosts) < self._starter.count:
+            while len(self._hosts) + len(self._absent) < self._starter.count:
                 # A caller that says something wakes nobody, but not for long.
                 selector.select(_LOOK_EVERY_S)
                 self._look()
                 if wants_end():
                     raise Interrupted("The run was stopped on request, before its hosts were there.")
                 if time.monotonic() > deadline:
-                    raise LaunchError(self._who_is_missing())
+                    self._absent |= dict.fromkeys(self._missing(), self._who_is_missing())
+                if self._absent and (needs_all or len(self._absent) == self._starter.count):
+                    raise LaunchError(next(iter(self._absent.values())))
         order = self._starter.names or list(self._hosts)
-        return [self._hosts[name] for name in order]
+        return [self._hosts[name] for name in order if name in self._hosts]
 
-    def leave_open(self) -> None:
-        """All are there: from here on each host closes its own agent, and what no host came of is closed now."""
+    def abandon_absent(self) -> list[str]:
+        """From here on each host closes its own agent. What no host came of is ended; why none did."""
         for name, agent in self._agents.items():
             if name not in self._hosts:
-                agent.close()
+                agent.abandon()
+        return list(self._absent.values())
 
     def close(self) -> None:
         """Send all away that have come."""
@@ -103,11 +120,15 @@ class Gathering:
         self._callers += self._door.collect()
         for caller in list(self._callers):
             self._hear(caller)
-        for host in self._hosts.values():
-            host.collect()  # Its beats are answered; LaunchError where it has gone again.
+        for name, host in list(self._hosts.items()):
+            try:
+                host.collect()  # Its beats are answered.
+            except LaunchError as error:  # It has come and gone.
+                self._absent[name] = str(error)
+                self._hosts.pop(name).close()
         for name, agent in self._agents.items():
             if name not in self._hosts and (failure := agent.failure()) is not None:
-                raise LaunchError(failure)
+                self._absent.setdefault(name, failure)
 
     def _hear(self, caller: StreamChannel) -> None:
         try:
@@ -126,8 +147,7 @@ class Gathering:
         values = word.plain()
         facts = HostFacts(**{one.name: values[one.name] for one in fields(HostFacts)})
         agent = self._agents.get(facts.name)
-        on_close = agent.close if agent is not None else lambda: None
-        host = RemoteHost(caller, facts, lease_s=self._lease_s, on_close=on_close)
+        host = RemoteHost(caller, facts, agent=agent, lease_s=self._lease_s)
         if (reason := self._objection(facts.name, word.versions)) is not None:
             host.refuse(reason)
             host.close()
@@ -145,8 +165,14 @@ class Gathering:
                 )
         return None
 
+    def _missing(self) -> list[str]:
+        """The names of those that have not come; others stand for them where nobody knows their names."""
+        if self._starter.names:
+            return [name for name in self._starter.names if name not in self._hosts and name not in self._absent]
+        return [f"host {number}" for number in range(self._starter.count - len(self._hosts))]
+
     def _who_is_missing(self) -> str:
-        missing = [name for name in self._starter.names if name not in self._hosts]
+        missing = self._missing() if self._starter.names else []
         who = ", ".join(missing) or f"{self._starter.count - len(self._hosts)} of {self._starter.count} hosts"
         return (
             f"{who} did not join within {self._starter.patience_s:.0f} s; see whether {self._door.address} can be "

@@ -33,6 +33,7 @@ from shoal.comm.words import FROM_PROCESSES, Garbled, understood
 from shoal.errors import LaunchError
 from shoal.launch.messages import Deaf, Ended, Load, News, Said, Sight, Started
 from shoal.launch.remote.line import HostLine
+from shoal.launch.remote.starting import AgentHandle
 from shoal.spec import Job, World
 from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told, by_kind
@@ -49,20 +50,20 @@ Answer = TypeVar("Answer", StacksSeen, LoadSeen)
 
 
 class RemoteHost:
-    """The supervisor's end. `on_close` is called when it is closed: whoever started the agent may end it."""
+    """The supervisor's end. `agent`: that of this host, where it was started from here."""
 
     def __init__(
         self,
         channel: StreamChannel,
         facts: HostFacts,
         *,
+        agent: AgentHandle | None = None,
         lease_s: float = LEASE_S,
-        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self.facts = facts
         self._line = HostLine(channel, FROM_HOSTS)
         self._lease_s = lease_s
-        self._on_close = on_close
+        self._agent = agent
         self._news: list[News] = []
         self._answer: Told | None = None
         self._broken = ""
@@ -118,10 +119,12 @@ class RemoteHost:
 
     def close(self) -> None:
         """Let the agent end its processes and leave, and wait for that a moment."""
+        is_lost = bool(self._broken)
         self._line.send(HostDismissed())
         self._wait(_LEAVE_S, lambda: False)
         self._line.close()
-        self._on_close()
+        if self._agent is not None:
+            (self._agent.abandon if is_lost else self._agent.close)()
 
     def _ask(self, question: Told, kind: type[Answer]) -> Answer | None:
         """The answer to a question. What comes meanwhile is told later."""

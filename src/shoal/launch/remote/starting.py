@@ -1,32 +1,20 @@
-"""How agents are started: by ssh, on this machine, or by hand. An engine is one of these, and little else."""
+"""What an engine has to do: start an agent on each of its hosts. `launch/engines/` has the ways."""
 
 from __future__ import annotations
 
 import ipaddress
-import os
-import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import IO, Protocol
 
 from shoal.comm.security import RunKey
 from shoal.comm.tcp.addresses import own_address
-from shoal.errors import LaunchError, SpecError
-from shoal.observe.wording import plural
-from shoal.spec import Cluster
-from shoal.spec.world import LOOPBACK
+from shoal.errors import LaunchError
 
-SSH_VARIABLE = "SHOAL_SSH"
-"""The command that reaches other hosts, where it is not plain ssh: `ssh -p 2222`."""
-_SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
-_ELSEWHERE = "192.0.2.1"
-"""An address that nobody has: the way there is the way out of this machine."""
 _END_S = 5.0
-_HOST_KEYS = ("address", "cores", "python")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,92 +119,6 @@ def agent_command(address: str, candidate: Candidate) -> list[str]:
     return [python, "-P", "-m", "shoal.cli", "host", "--join", address, "--name", candidate.name, *more]
 
 
-@dataclass
-class SshStarter:
-    """Hosts that ssh reaches without asking for anything."""
-
-    candidates: Sequence[Candidate]
-    patience_s: float = 15.0
-    names: Sequence[str] = field(init=False)
-    count: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.names = [one.name for one in self.candidates]
-        self.count = len(self.names)
-
-    def own_address(self, interface: str) -> str:
-        first = self.candidates[0]
-        return address_towards(first.address or first.name.rpartition("@")[2], interface)
-
-    def start(self, address: str, key: RunKey) -> list[AgentHandle]:
-        reach = shlex.split(os.environ.get(SSH_VARIABLE, _SSH))
-        return [
-            AgentProcess.run(one.name, [*reach, one.name, shlex.join(agent_command(address, one))], key)
-            for one in self.candidates
-        ]
-
-
-@dataclass
-class HereStarter:
-    """Agents on this machine, as if each had one of its own: to try what runs on several hosts."""
-
-    count: int
-    patience_s: float = 15.0
-
-    def __post_init__(self) -> None:
-        self.names: Sequence[str] = [f"host-{number}" for number in range(self.count)]
-
-    def own_address(self, interface: str) -> str:
-        return address_towards(LOOPBACK, interface)
-
-    def start(self, address: str, key: RunKey) -> list[AgentHandle]:
-        return [AgentProcess.run(name, agent_command(address, Candidate(name=name)), key) for name in self.names]
-
-
-@dataclass
-class HandStarter:
-    """Hosts on which somebody starts an agent by hand, with the ticket that this leaves in a file."""
-
-    count: int
-    tell: Callable[[str], None]
-    patience_s: float = 3600.0
-    names: Sequence[str] = ()
-
-    def own_address(self, interface: str) -> str:
-        try:
-            return address_towards(_ELSEWHERE, interface)
-        except LaunchError:
-            return LOOPBACK  # It has no network at all.
-
-    def start(self, address: str, key: RunKey) -> list[AgentHandle]:
-        ticket = Ticket()
-        key.save(ticket.path)
-        self.tell(
-            f"waiting for {plural(self.count, 'host')}; run there: shoal host --join {address} --ticket "
-            f"{ticket.path} (a copy of this file, which is a key: keep it to yourself)"
-        )
-        return [ticket]
-
-
-class Ticket:
-    """The run's key in a file that only this user can read, until all have joined."""
-
-    name = "a ticket"
-
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="shoal-ticket-")
-        self.path = Path(self._folder.name) / "ticket"
-
-    def failure(self) -> str | None:
-        return None
-
-    def close(self) -> None:
-        self._folder.cleanup()
-
-    def abandon(self) -> None:
-        self.close()
-
-
 def read_ticket(path: str) -> RunKey:
     """The run's key, from a file that is this user's alone, or from standard input (`-`)."""
     if path != "-":
@@ -230,45 +132,3 @@ def address_towards(host: str, interface: str) -> str:
         return str(ipaddress.ip_address(interface))
     except ValueError:
         return own_address(host, interface)
-
-
-def starter_of(cluster: Cluster, tell: Callable[[str], None]) -> Starter:
-    """What `on=` names; `tell` takes a line for the user."""
-    match cluster.engine, cluster.engine_argument:
-        case "ssh", written:
-            return SshStarter([Candidate(name=name) for name in written.split(",")])
-        case "hosts", path:
-            return SshStarter(read_hosts(Path(path)))
-        case "local", count:
-            return HereStarter(int(count))
-        case "join", count:
-            return HandStarter(int(count), tell)
-    raise SpecError(f"Cluster: nobody starts agents for on={cluster.on}.")
-
-
-def read_hosts(path: Path) -> list[Candidate]:
-    """The hosts of a file: a name in each line, and `address=`, `cores=` or `python=` behind it."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise SpecError(f"Cluster: the list of hosts {path} cannot be read ({error.strerror}).") from None
-    found = []
-    for number, line in enumerate(lines, start=1):
-        if not (words := line.partition("#")[0].split()):
-            continue
-        name, *pairs = words
-        given = dict(pair.partition("=")[::2] for pair in pairs)
-        _check_line(path, number, name, given)
-        found.append(Candidate(name=name, **given))
-    if not found:
-        raise SpecError(f"Cluster: the list of hosts {path} names none; write one in each line.")
-    return found
-
-
-def _check_line(path: Path, number: int, name: str, given: Mapping[str, str]) -> None:
-    unknown = [key for key, value in given.items() if key not in _HOST_KEYS or not value]
-    if name.startswith("-") or "=" in name or unknown or not given.get("cores", "1").isdecimal():
-        raise SpecError(
-            f"Cluster: line {number} of {path} must be a host's name, then any of address=…, cores=N and "
-            f"python=…, found {' '.join([name, *(f'{key}={value}' for key, value in given.items())])!r}."
-        )

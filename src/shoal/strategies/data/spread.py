@@ -35,8 +35,8 @@ class SpreadData(ArenaData):
 
     def open(self, replica: Replica, setting: Setting) -> None:
         world = setting.world
-        self._rank, self._own_host = world.global_rank, world.host_number
-        self._hosts = ranks_by_host(world.hosts)
+        self._rank, self._hosts = world.global_rank, ranks_by_host(world.hosts)
+        self._own_host = next(host for host, ranks in enumerate(self._hosts) if self._rank in ranks)
         self._links = SocketGroup(
             open_transport(setting), range(world.world_size), on_idle=setting.company.on_idle
         )

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def ranks_by_host(hosts: tuple[int, ...]) -> list[range]:
-    """The ranks on each host, where each has so many."""
-    return [range(start, stop) for start, stop in pairwise(accumulate(hosts, initial=0))]
+    """The ranks on each host, where each has so many; a host without workers is not among them."""
+    return [range(start, stop) for start, stop in pairwise(accumulate(hosts, initial=0)) if start < stop]
 
 
 def open_transport(setting: Setting) -> ZmqTransport:
@@ -38,7 +38,7 @@ def open_over_hosts(setting: Setting, cast: torch.dtype | None = None) -> Group:
     """All workers; `cast`: how float32 travels between hosts."""
     world, on_idle = setting.world, setting.company.on_idle
     hosts = ranks_by_host(world.hosts)
-    own = hosts[world.host_number]
+    own = next(ranks for ranks in hosts if world.global_rank in ranks)
     inside: Group = LoneGroup(world.global_rank)
     if len(own) > 1:
         inside = MemoryGroup.of_all(Segment(world.arena_fd), world.local_rank, len(own), on_idle, ranks=own)

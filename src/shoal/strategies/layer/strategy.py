@@ -209,7 +209,7 @@ class LayerStrategy(Lockstep):
 
 def _form(spec: Layer, setting: Setting) -> str:
     """Through memory, for values pass through the host's anyway; over sockets where a port was fixed for them."""
-    if spec.via != "auto":
+    if spec.via != "auto" or setting.world.is_spread:
         return spec.via
     return "memory" if setting.port is None else "sockets"
 

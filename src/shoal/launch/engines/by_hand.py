@@ -1,0 +1,66 @@
+"""`--on join:2`: hosts on which somebody starts an agent by hand, with a ticket."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.comm.security import RunKey
+from shoal.errors import LaunchError
+from shoal.launch.remote.starting import AgentHandle, address_towards
+from shoal.observe.wording import plural
+from shoal.spec.world import LOOPBACK
+
+_ELSEWHERE = "192.0.2.1"
+"""An address that nobody has: the way there is the way out of this machine."""
+
+
+def make(count: str, tell: Callable[[str], None]) -> HandStarter:
+    """Of `join:2`."""
+    return HandStarter(int(count), tell)
+
+
+@dataclass
+class HandStarter:
+    """Hosts on which somebody starts an agent by hand, with the ticket that this leaves in a file."""
+
+    count: int
+    tell: Callable[[str], None]
+    patience_s: float = 3600.0
+    names: Sequence[str] = ()
+
+    def own_address(self, interface: str) -> str:
+        try:
+            return address_towards(_ELSEWHERE, interface)
+        except LaunchError:
+            return LOOPBACK  # It has no network at all.
+
+    def start(self, address: str, key: RunKey) -> list[AgentHandle]:
+        ticket = Ticket()
+        key.save(ticket.path)
+        self.tell(
+            f"waiting for {plural(self.count, 'host')}; run there: shoal host --join {address} --ticket "
+            f"{ticket.path} (a copy of this file, which is a key: keep it to yourself)"
+        )
+        return [ticket]
+
+
+class Ticket:
+    """The run's key in a file that only this user can read, until all have joined."""
+
+    name = "a ticket"
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="shoal-ticket-")
+        self.path = Path(self._folder.name) / "ticket"
+
+    def failure(self) -> str | None:
+        return None
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+    def abandon(self) -> None:
+        self.close()

@@ -1,0 +1,32 @@
+"""`--on local:2`: agents on this machine, as if each had one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shoal.comm.security import RunKey
+from shoal.launch.remote.starting import AgentHandle, AgentProcess, Candidate, address_towards, agent_command
+from shoal.spec.world import LOOPBACK
+
+
+def make(count: str, tell: Callable[[str], None]) -> HereStarter:
+    """Of `local:2`."""
+    return HereStarter(int(count))
+
+
+@dataclass
+class HereStarter:
+    """Agents on this machine, as if each had one of its own: to try what runs on several hosts."""
+
+    count: int
+    patience_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        self.names: Sequence[str] = [f"host-{number}" for number in range(self.count)]
+
+    def own_address(self, interface: str) -> str:
+        return address_towards(LOOPBACK, interface)
+
+    def start(self, address: str, key: RunKey) -> list[AgentHandle]:
+        return [AgentProcess.run(name, agent_command(address, Candidate(name=name)), key) for name in self.names]

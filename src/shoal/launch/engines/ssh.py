@@ -1,0 +1,81 @@
+"""`--on ssh:a,b` and `--on hosts:FILE`: hosts that ssh reaches without asking for anything."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.comm.security import RunKey
+from shoal.errors import SpecError
+from shoal.launch.remote.starting import AgentHandle, AgentProcess, Candidate, address_towards, agent_command
+
+SSH_VARIABLE = "SHOAL_SSH"
+"""The command that reaches other hosts, where it is not plain ssh: `ssh -p 2222`."""
+_SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
+_HOST_KEYS = ("address", "cores", "python")
+
+
+def make(written: str, tell: Callable[[str], None]) -> SshStarter:
+    """Of `ssh:a,b`."""
+    return SshStarter([Candidate(name=name) for name in written.split(",")])
+
+
+def make_listed(path: str, tell: Callable[[str], None]) -> SshStarter:
+    """Of `hosts:FILE`."""
+    return SshStarter(read_hosts(Path(path)))
+
+
+@dataclass
+class SshStarter:
+    """Hosts that ssh reaches without asking for anything."""
+
+    candidates: Sequence[Candidate]
+    patience_s: float = 15.0
+    names: Sequence[str] = field(init=False)
+    count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = [one.name for one in self.candidates]
+        self.count = len(self.names)
+
+    def own_address(self, interface: str) -> str:
+        first = self.candidates[0]
+        return address_towards(first.address or first.name.rpartition("@")[2], interface)
+
+    def start(self, address: str, key: RunKey) -> list[AgentHandle]:
+        reach = shlex.split(os.environ.get(SSH_VARIABLE, _SSH))
+        return [
+            AgentProcess.run(one.name, [*reach, one.name, shlex.join(agent_command(address, one))], key)
+            for one in self.candidates
+        ]
+
+
+def read_hosts(path: Path) -> list[Candidate]:
+    """The hosts of a file: a name in each line, and `address=`, `cores=` or `python=` behind it."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise SpecError(f"Cluster: the list of hosts {path} cannot be read ({error.strerror}).") from None
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if not (words := line.partition("#")[0].split()):
+            continue
+        name, *pairs = words
+        given = dict(pair.partition("=")[::2] for pair in pairs)
+        _check_line(path, number, name, given)
+        found.append(Candidate(name=name, **given))
+    if not found:
+        raise SpecError(f"Cluster: the list of hosts {path} names none; write one in each line.")
+    return found
+
+
+def _check_line(path: Path, number: int, name: str, given: Mapping[str, str]) -> None:
+    unknown = [key for key, value in given.items() if key not in _HOST_KEYS or not value]
+    if name.startswith("-") or "=" in name or unknown or not given.get("cores", "1").isdecimal():
+        raise SpecError(
+            f"Cluster: line {number} of {path} must be a host's name, then any of address=…, cores=N and "
+            f"python=…, found {' '.join([name, *(f'{key}={value}' for key, value in given.items())])!r}."
+        )
