@@ -77,7 +77,7 @@ def on_first_steps(act: Callable[[], None]) -> Callable[[Event], None]:
         ("ps:servers=2", 5, 0),
         ("ps:servers=2,wire=tcp", 1, 4),
         ("data:via=ring", 2, 0),
-        ("data:partition=relay", 2, 0),
+        ("data:partition=relay", 0, 0),
         ("data:via=backend", 0, 0),
         ("sharded", 0, 0),
         pytest.param("tensor", 0, 0, marks=pytest.mark.long),
