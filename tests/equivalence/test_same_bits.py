@@ -96,6 +96,17 @@ def test_float64_equals_the_whole_batch(train: Train, model: str, via: str) -> N
     assert largest_difference(whole.state, parts.state) < 1e-9
 
 
+@pytest.mark.parametrize("args", [{"optimizer": "adamw"}, {"optimizer": "lbfgs", "steps": 4}], ids=str)
+def test_synchronised_batchnorm_on_any_number_of_processes(train: Train, args: dict) -> None:
+    """One process meets itself: its slots stop where they need each other. LBFGS lets the first one compute all."""
+    sync = "data:via=arena,batchnorm=sync"
+    alone = train("conv", workers=1, slots=4, strategy=sync, **args)
+    for workers, shares in WORLDS.values():
+        other = train("conv", workers=workers, slots=4, strategy=f"{sync},shares={shares}", **args)
+        assert other.digests() == alone.digests(), f"{workers} workers, shares {shares}"
+        assert other.results["loss"] == alone.results["loss"]
+
+
 @pytest.mark.parametrize("via", ["arena", "ring"])
 def test_recomputing_with_synchronised_batchnorm(train: Train, via: str) -> None:
     """Statistics are exchanged and move once: no bit is another than those that are as with the whole batch."""
