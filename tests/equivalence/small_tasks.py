@@ -323,7 +323,7 @@ def uneven_gathers(**args: object) -> shoal.Task:
 
 
 def killed_in_gather(marker: str, of_slot: int = 0, **args: object) -> shoal.Task:
-    """The process that computes a slot is killed once, when it has brought one thing to the others and owes two."""
+    """The process that computes a slot is killed once, when it has brought something to others and owes more."""
     calls = 0
 
     def objective(model: nn.Module, batch: list[Tensor]) -> Tensor:

@@ -107,7 +107,7 @@ def test_no_mean_check_complains(train: Train) -> None:
 def test_a_kill_between_two_gathers_changes_no_bit(
     train: Train, tmp_path: Path, slot: int, on_failure: str
 ) -> None:
-    """The others wait for rows that the dead one owes them; who follows brings those, and what it finds is there."""
+    """The others wait for rows that the dead one owes them; who follows brings these, and finds theirs."""
     (marker := tmp_path / "killed").touch()
     calm = train("killed_in_gather", workers=2, slots=4, marker=str(marker), of_slot=slot)
     marker.unlink()

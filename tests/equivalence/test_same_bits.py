@@ -98,7 +98,7 @@ def test_float64_equals_the_whole_batch(train: Train, model: str, via: str) -> N
 
 @pytest.mark.parametrize("args", [{"optimizer": "adamw"}, {"optimizer": "lbfgs", "steps": 4}], ids=str)
 def test_synchronised_batchnorm_on_any_number_of_processes(train: Train, args: dict) -> None:
-    """One process meets itself: its slots stop where they need each other. LBFGS lets the first one compute all."""
+    """Slots of one process wait for each other where they meet. LBFGS lets the first process compute all."""
     sync = "data:via=arena,batchnorm=sync"
     alone = train("conv", workers=1, slots=4, strategy=sync, **args)
     for workers, shares in WORLDS.values():
