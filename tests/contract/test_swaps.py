@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -42,7 +43,9 @@ def summed(world: World) -> Swap:
 
 
 WAYS = [(local, 1), (rooms, 1), (rooms, 2), (rooms, 3), (summed, 1), (summed, 2), (summed, 3)]
-Work = Callable[[Swap, range], Any]
+Work = Callable[[Swap, range, Callable[[], Any]], Any]
+"""Given a swap, the slots of this process, and how to wait for the others."""
+GUARD_S = 30
 
 
 @pytest.fixture(params=WAYS, ids=lambda way: f"{way[0].__name__} x{way[1]}")
@@ -51,8 +54,10 @@ def run(request: pytest.FixtureRequest) -> Callable[[Work], list[Any]]:
     make, size = request.param
 
     def of(work: Work) -> list[Any]:
-        fills = even_fills(SLOTS, size)
-        return in_processes(size, lambda world: work(make(world), fills[world.global_rank]))
+        fills, barrier = even_fills(SLOTS, size), get_context("fork").Barrier(size)
+        return in_processes(
+            size, lambda world: work(make(world), fills[world.global_rank], lambda: barrier.wait(GUARD_S))
+        )
 
     return of
 
@@ -64,7 +69,7 @@ def rows_of(step: int, slot: int, dtype: torch.dtype = torch.float32) -> torch.T
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool], ids=str)
 def test_all_have_what_each_has_brought(run: Callable[[Work], list[Any]], dtype: torch.dtype) -> None:
-    def work(swap: Swap, slots: range) -> list[Any]:
+    def work(swap: Swap, slots: range, meet: Callable[[], Any]) -> list[Any]:
         found = []
         for step in range(1, STEPS + 1):
             swap.begin(step, slots)
@@ -76,6 +81,7 @@ def test_all_have_what_each_has_brought(run: Callable[[Work], list[Any]], dtype:
             for slot in slots:
                 swap.left(slot)
             assert not swap.end()
+            meet()  # as at the end of every step
         return found
 
     expected = [
@@ -90,7 +96,7 @@ def test_all_have_what_each_has_brought(run: Callable[[Work], list[Any]], dtype:
 def test_every_bit_comes_through(run: Callable[[Work], list[Any]]) -> None:
     odd = torch.tensor([-0.0, float("nan"), float("inf"), 1e-42], dtype=torch.float32)
 
-    def work(swap: Swap, slots: range) -> list[bool]:
+    def work(swap: Swap, slots: range, meet: Callable[[], Any]) -> list[bool]:
         swap.begin(1, slots)
         found = swap.swap({slot: Brought(Question.ROWS, odd) for slot in slots})
         return [torch.equal(each.values.view(torch.int32), odd.view(torch.int32)) for each in found if each]
@@ -101,7 +107,7 @@ def test_every_bit_comes_through(run: Callable[[Work], list[Any]]) -> None:
 def test_who_has_ended_is_not_waited_for(run: Callable[[Work], list[Any]]) -> None:
     """Slot 1 brings something once, and the others twice."""
 
-    def work(swap: Swap, slots: range) -> list[Any]:
+    def work(swap: Swap, slots: range, meet: Callable[[], Any]) -> list[Any]:
         swap.begin(1, slots)
         rows = {slot: Brought(Question.ROWS, torch.zeros(1)) for slot in slots}
         swap.swap(rows)
@@ -116,7 +122,7 @@ def test_who_has_ended_is_not_waited_for(run: Callable[[Work], list[Any]]) -> No
 
 
 def test_sums_need_no_looks(run: Callable[[Work], list[Any]]) -> None:
-    def work(swap: Swap, slots: range) -> list[Any]:
+    def work(swap: Swap, slots: range, meet: Callable[[], Any]) -> list[Any]:
         swap.begin(1, slots)
         own = {slot: Brought(Question.SUMS, torch.full((2,), float(slot), dtype=torch.float64)) for slot in slots}
         return [each.values.tolist() for each in swap.swap(own) if each is not None]

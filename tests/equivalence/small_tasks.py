@@ -330,7 +330,7 @@ def killed_in_gather(marker: str, of_slot: int = 0, **args: object) -> shoal.Tas
         nonlocal calls
         seen, own = shoal.gather(batch[0], with_own=True)
         calls += 1
-        if calls > 5 and own.start * 4 // len(seen) == of_slot and len(seen) > len(batch[0]):
+        if calls > 5 and round(4 * own.start / len(seen)) == of_slot and len(seen) > len(batch[0]):
             try:
                 os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
             except FileExistsError:

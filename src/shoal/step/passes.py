@@ -37,7 +37,8 @@ class Swap(Protocol):
     """Carries what slots bring from process to process."""
 
     def begin(self, step: int, slots: Sequence[int]) -> None:
-        """These slots of this process begin the passes of a step, perhaps not for the first time."""
+        """These slots of this process begin the passes of a step, perhaps not for the first time. No slot begins
+        before all have ended those of the step before."""
 
     def swap(self, brought: Mapping[int, Brought]) -> Sequence[Brought | None]:
         """By slot, of all: what each has brought; None where one has ended its passes."""

@@ -140,7 +140,7 @@ def test_an_error_of_one_slot_ends_all(passes: SlotPasses) -> None:
 
 def test_rows_must_look_alike(passes: SlotPasses) -> None:
     with pytest.raises(TaskError, match=r"slot 0 brought float32 of shape \(1, 1\) and slot 1 .* \(1, 2\)"):
-        passes.run(1, range(2), lambda slot: shoal.gather(torch.zeros(1, slot + 1)))
+        passes.run(1, range(3), lambda slot: shoal.gather(torch.zeros(1, slot + 1)))
 
 
 def test_outside_of_a_step_a_batch_is_all_there_is() -> None:

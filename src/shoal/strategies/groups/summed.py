@@ -12,7 +12,8 @@ from shoal.model.gathering import Question
 from shoal.step.passes import Brought
 from shoal.strategies.groups.looks import LOOK_WORDS, look_of, seen_in
 
-_WORD = 8
+_WORD = 16
+"""Bytes; a multiple of every element's."""
 
 
 class SummedSwap:
@@ -43,15 +44,14 @@ class SummedSwap:
         if any(each is None or each[0] != first.question for each in found):
             return [None if each is None else Brought(Question(each[0]), first.values) for each in found]
         counts = [math.prod(shape) * dtype.itemsize for _, dtype, shape in filter(None, found)]
-        words = [-(-count // _WORD) for count in counts]
-        flat = torch.zeros(sum(words), dtype=torch.int64, device=first.values.device)
-        rooms = flat.split(words)
+        flat = torch.zeros(sum(map(_padded, counts)), dtype=torch.uint8, device=first.values.device)
+        rooms = [room[:count] for room, count in zip(flat.split(list(map(_padded, counts))), counts, strict=True)]
         for slot, own in brought.items():
-            rooms[slot].view(torch.uint8)[: counts[slot]] = own.values.reshape(-1).view(torch.uint8)
-        self._sum(flat)  # whole numbers and zeros: every bit comes through
+            rooms[slot].copy_(own.values.reshape(-1).view(torch.uint8))
+        self._fill_in(flat)
         return [
-            Brought(first.question, room.view(torch.uint8)[:count].view(dtype).view(shape))
-            for room, count, (_, dtype, shape) in zip(rooms, counts, filter(None, found), strict=True)
+            Brought(first.question, room.view(dtype).view(shape))
+            for room, (_, dtype, shape) in zip(rooms, filter(None, found), strict=True)
         ]
 
     def left(self, slot: int) -> None:
@@ -69,9 +69,17 @@ class SummedSwap:
         looks = torch.zeros(self._slots, LOOK_WORDS, dtype=torch.int64)
         for slot, own in brought.items():
             looks[slot] = torch.tensor(look_of(own))
-        self._sum(looks.view(-1))
+        self._fill_in(looks.view(-1))
         found: list[list[int]] = looks.tolist()
         return found
+
+    def _fill_in(self, tensor: torch.Tensor) -> None:
+        """Have what others have where this process has zeros. Sums take floats alone, and those of 32 bits hold
+        every whole number of 16: so each bit comes through."""
+        halves = tensor.view(torch.int16)
+        sums = halves.float()
+        self._sum(sums)
+        halves.copy_(sums)
 
     def _rows(self, brought: Mapping[int, Brought], like: torch.Tensor) -> Sequence[torch.Tensor]:
         rows = torch.zeros(self._slots, like.numel(), dtype=like.dtype, device=like.device)
@@ -79,3 +87,7 @@ class SummedSwap:
             rows[slot] = own.values.reshape(-1)
         self._sum(rows.view(-1))
         return [row.view(like.shape) for row in rows]
+
+
+def _padded(count: int) -> int:
+    return -(-count // _WORD) * _WORD
