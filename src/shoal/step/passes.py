@@ -200,9 +200,9 @@ class SlotPasses:
             if each is None or each.question is not question:
                 did = "had ended its passes" if each is None else f"came for its {each.question.name.lower()}"
                 raise TaskError(
-                    f"Slots must call shoal.gather equally often and in the same order, but at step {self._step} "
-                    f"slot {asking} came for {question.name.lower()} when slot {slot} {did}; call it for every "
-                    "batch, whatever is in it, and let every slot have samples that count."
+                    "Slots must call shoal.gather, and pass layers of batchnorm=sync, equally often and in the same "
+                    f"order, but at step {self._step} slot {asking} came for {question.name.lower()} when slot "
+                    f"{slot} {did}; do it whatever is in a batch, and let every slot have samples that count."
                 )
 
 
