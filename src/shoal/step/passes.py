@@ -200,7 +200,7 @@ class SlotPasses:
             if each is None or each.question is not question:
                 did = "had ended its passes" if each is None else f"came for its {each.question.name.lower()}"
                 raise TaskError(
-                    "Slots must call shoal.gather, and pass layers of batchnorm=sync, equally often and in the same "
+                    "Slots must call shoal.gather, and pass layers of batchnorm=sync, equally often and in one "
                     f"order, but at step {self._step} slot {asking} came for {question.name.lower()} when slot "
                     f"{slot} {did}; do it whatever is in a batch, and let every slot have samples that count."
                 )
