@@ -163,8 +163,14 @@ class Callbacks:
 
     @property
     def wants_stop(self) -> bool:
-        """Whether the run is to end with the step that this process is in; where each is in another, at once."""
-        return self.is_stop_due(self._taken if self._in_lockstep else self.marks[Mark.STOP])
+        """Whether the run is to end with the step that this process is in; where each is in another, the first has
+        to tell all."""
+        return self._in_lockstep and self.is_stop_due(self._taken)
+
+    @property
+    def stop_was_asked(self) -> bool:
+        """Whether a callback has asked for the end, in whichever process."""
+        return self.marks[Mark.STOP] > 0
 
     def is_save_due(self, step: int, last_saved: int) -> bool:
         """Whether the state after this step is to be saved, which that of the last one saved is no answer to."""

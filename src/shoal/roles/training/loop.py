@@ -157,6 +157,8 @@ class Loop:
         if self._callbacks is not None and self._callbacks.begin_turn(turn.step):
             self._callbacks.ask_evaluation(self._next_of_first(turn.step) + self._most_open - 1)
         enough = evaluations.enough if evaluations.is_for_all else ""
+        if self._stop_was_asked and not training.conduct.is_lockstep and training.world.is_first:
+            enough = enough or "a callback asked to stop"
 
         def act() -> Commit:
             work, save = self._work(turn), self._saves is not None and self._saves.is_wished(turn.step)
@@ -211,7 +213,7 @@ class Loop:
         turn, commit, learning_rate = self._open.popleft()
         result = self._despite_moves(commit.result)
         self._facts = result.facts
-        self._stops = self._stops or (result.reason if result.stop else "")
+        self._stops = self._stops or (self._reason(result) if result.stop else "")
         if turn.is_border:
             if self._saves is not None:
                 self._saves.make(turn.step, self._loss, waited_s=result.waited_s)
@@ -227,6 +229,14 @@ class Loop:
         if self._open and (self._stops or self._is_to_save):
             return ""  # the others were taken already, and by everybody
         return self._settle(before, is_whole=result.is_whole)
+
+    def _reason(self, result: StepResult) -> str:
+        """Why a turn was the last: who was told to stop does not know whether a plateau or a callback was why."""
+        return "stopped" if self._stop_was_asked and not self._evaluations.enough else result.reason
+
+    @property
+    def _stop_was_asked(self) -> bool:
+        return self._callbacks is not None and self._callbacks.stop_was_asked
 
     def _step_is_done(self, step: int, result: StepResult, learning_rate: float) -> None:
         training, schedule = self._training, self._schedule

@@ -221,7 +221,8 @@ def test_what_is_asked_for_holds_from_the_next_step_on_in_every_process(tmp_path
     assert not first.telling.wants_stop and not other.telling.is_save_due(5, last_saved=0)
     first.take(2)
     assert not first.telling.wants_stop and not other.telling.wants_stop
-    assert Process(tmp_path, is_first=False, in_lockstep=False).telling.wants_stop
+    assert first.telling.stop_was_asked and other.telling.stop_was_asked
+    assert not Process(tmp_path, is_first=False, in_lockstep=False).telling.wants_stop, "it is told by the first"
     assert [other.telling.is_stop_due(step) for step in (2, 3)] == [False, True]
     assert [other.telling.is_save_due(step, last_saved=0) for step in (2, 3)] == [False, True]
     assert not other.telling.is_save_due(4, last_saved=3), "it was"
