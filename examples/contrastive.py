@@ -51,13 +51,13 @@ def matched(halves: tuple[torch.Tensor, torch.Tensor], digit: torch.Tensor) -> t
     return ((upper @ lower.T).argmax(1) == torch.arange(len(upper))).float().mean()
 
 
-def task(width: int = 128, lr: float = 0.1) -> shoal.Task:
+def task(width: int = 128, lr: float = 2e-3) -> shoal.Task:
     """What to train."""
     train, test = shoal.datasets.digits()
     return shoal.Task(
         model=lambda: Halves(width),
         loss=contrast,
-        optimizer=lambda params: torch.optim.SGD(params, lr=lr, momentum=0.9),
+        optimizer=lambda params: torch.optim.AdamW(params, lr=lr),
         train=train,
         test=test,
         batch_size=64,

@@ -148,7 +148,9 @@ def test_batchnorm_of_the_whole_batch(tasks: str, zygote: ZygoteProcess) -> None
     assert all(row.verdict is Verdict.EQUAL and row.measured < 1e-3 for row in first.values())
 
 
-@pytest.mark.parametrize("strategy", ["data", "ps", "sharded"])
+@pytest.mark.parametrize(
+    "strategy", ["data", *(pytest.param(s, marks=pytest.mark.long) for s in ("ps", "sharded"))]
+)
 def test_a_loss_that_gathers_is_that_of_the_whole_batch(strategy: str, zygote: ZygoteProcess) -> None:
     report = verify(f"{EXAMPLES}/contrastive.py", workers=2, strategy=strategy, steps=5, zygote=zygote)
 

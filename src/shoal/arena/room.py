@@ -20,7 +20,7 @@ _FIRST_WINDOW = 1 << 20
 _COUNTER_BYTES = 64
 
 
-class Room:
+class GrowingRoom:
     """A page with a counter and a few words, and bytes behind it that are mapped as they are asked for."""
 
     def __init__(self, fd: int, offset: int) -> None:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from shoal.arena.room import ROOM_BYTES, Room
+from shoal.arena.room import ROOM_BYTES, GrowingRoom
 from shoal.arena.waits import LINE, Counters
 from shoal.errors import LaunchError
 from shoal.spec.footprint import paged
@@ -94,10 +94,10 @@ class Segment:
         start, nbytes = self._regions[name]
         return Counters(memoryview(self._memory)[start : start + nbytes], self._address + start, on_idle)
 
-    def room(self, number: int) -> Room:
+    def room(self, number: int) -> GrowingRoom:
         """One of the rooms behind the regions."""
         assert number < self._num_rooms
-        return Room(self._fd, self._size + number * ROOM_BYTES)
+        return GrowingRoom(self._fd, self._size + number * ROOM_BYTES)
 
     @property
     def nbytes(self) -> int:
@@ -146,5 +146,5 @@ def _open(handle: str) -> int:
 
 
 def counter_bytes(count: int) -> int:
-    """Room for so many counters."""
+    """GrowingRoom for so many counters."""
     return count * LINE

@@ -28,7 +28,7 @@ class Question(IntEnum):
     """Numbers to add up, of the same shape in all slots: those of synchronised BatchNorm."""
 
 
-class Answer(NamedTuple):
+class Gathered(NamedTuple):
     """What all slots have brought."""
 
     parts: Sequence[torch.Tensor]
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
         return found
 
 
-Ask = Callable[[torch.Tensor, Question], Answer]
+Ask = Callable[[torch.Tensor, Question], Gathered]
 """Brings a tensor to the other slots and has theirs; all must call it in the same order, and equally often."""
 
 
@@ -60,14 +60,14 @@ class Asking:
         """Asks whatever pass this is: for what is never computed again."""
         self._now = ask
 
-    def __call__(self, values: torch.Tensor, question: Question) -> Answer:
+    def __call__(self, values: torch.Tensor, question: Question) -> Gathered:
         return self._now(values, question)
 
     @contextmanager
-    def remembering(self, answers: list[Answer]) -> Iterator[None]:
+    def remembering(self, answers: list[Gathered]) -> Iterator[None]:
         """The first pass through a block: ask, and keep what is answered."""
 
-        def ask(values: torch.Tensor, question: Question) -> Answer:
+        def ask(values: torch.Tensor, question: Question) -> Gathered:
             answers.append(self.ask(values, question))
             return answers[-1]
 
@@ -75,7 +75,7 @@ class Asking:
             yield
 
     @contextmanager
-    def repeating(self, answers: Sequence[Answer]) -> Iterator[None]:
+    def repeating(self, answers: Sequence[Gathered]) -> Iterator[None]:
         """The second pass: the same questions have the same answers."""
         left = iter(answers)
         with self._by(lambda values, question: next(left)):
@@ -104,9 +104,9 @@ class Nobody:
 
     was_asked = False
 
-    def __call__(self, values: torch.Tensor, question: Question) -> Answer:
+    def __call__(self, values: torch.Tensor, question: Question) -> Gathered:
         self.was_asked = True
-        return Answer((values,), 0)
+        return Gathered((values,), 0)
 
 
 # Of the process and not of a thread: `gather` is called by code that is handed nothing of ours, and torch runs
@@ -198,4 +198,4 @@ class _Rows(torch.autograd.Function):
                 "shoal.gather has no second derivative, but create_graph=True asks for one; leave that out."
             )
         answer = ctx.asked.ask(gradients[0], Question.GRADIENTS)
-        return Answer([part[ctx.own] for part in answer.parts], answer.own).total, None, None, None
+        return Gathered([part[ctx.own] for part in answer.parts], answer.own).total, None, None, None

@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from shoal.model.gathering import Answer, Asking, now_asked
+from shoal.model.gathering import Gathered, Asking, now_asked
 
 _FEWEST_LEAVES = 4
 """A shorter sequence of single layers is not worth cutting."""
@@ -103,7 +103,7 @@ def _checkpointed(forward: Callable[..., Any], modules: Sequence[nn.Module], *ar
         return forward(*args, **kwargs)
 
     def contexts() -> tuple[Any, Any]:
-        answers: dict[Asking, list[Answer]] = {asking: [] for asking in _asking(modules)}
+        answers: dict[Asking, list[Gathered]] = {asking: [] for asking in _asking(modules)}
         return _first_pass(answers), _second_pass(answers, modules)
 
     return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
@@ -119,7 +119,7 @@ def _asking(modules: Sequence[nn.Module]) -> Iterator[Asking]:
 
 
 @contextmanager
-def _first_pass(answers: Mapping[Asking, list[Answer]]) -> Iterator[None]:
+def _first_pass(answers: Mapping[Asking, list[Gathered]]) -> Iterator[None]:
     with ExitStack() as stack:
         for asking, own in answers.items():
             stack.enter_context(asking.remembering(own))
@@ -127,7 +127,7 @@ def _first_pass(answers: Mapping[Asking, list[Answer]]) -> Iterator[None]:
 
 
 @contextmanager
-def _second_pass(answers: Mapping[Asking, list[Answer]], modules: Sequence[nn.Module]) -> Iterator[None]:
+def _second_pass(answers: Mapping[Asking, list[Gathered]], modules: Sequence[nn.Module]) -> Iterator[None]:
     with ExitStack() as stack:
         for asking, own in answers.items():
             stack.enter_context(asking.repeating(own))

@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from shoal.errors import SpecError, TaskError
-from shoal.model.gathering import Answer, Asking, Question, asked_by
+from shoal.model.gathering import Gathered, Asking, Question, asked_by
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ class SlotPasses:
         passes = {slot: _Coroutine(slot, act) for slot in slots}
         self._together = passes
         kept = dict.fromkeys(slots, self._keep())
-        answers: dict[int, Answer] = {}
+        answers: dict[int, Gathered] = {}
         try:
             while waiting := [each for each in passes.values() if not each.has_ended]:
                 for each in waiting:
@@ -158,7 +158,7 @@ class SlotPasses:
                 brought = {each.slot: each.brought for each in waiting if each.brought is not None}
                 if brought:
                     parts = self._meet(brought)
-                    answers = {slot: Answer(parts, slot) for slot in brought}
+                    answers = {slot: Gathered(parts, slot) for slot in brought}
         finally:
             for each in passes.values():
                 each.give_up()
@@ -173,10 +173,10 @@ class SlotPasses:
 
         return restore
 
-    def _bring(self, values: torch.Tensor, question: Question) -> Answer:
+    def _bring(self, values: torch.Tensor, question: Question) -> Gathered:
         slot = self._slot
         if slot is None:
-            return Answer((values,), 0)  # a trial, which belongs to no step
+            return Gathered((values,), 0)  # a trial, which belongs to no step
         # A copy: the task's code may change its own while others still read this one.
         brought = Brought(question, values.clone(memory_format=torch.contiguous_format))
         if slot in self._together:
@@ -186,7 +186,7 @@ class SlotPasses:
         begun = time.perf_counter()
         parts = self._meet({slot: brought})
         self._waited_s += time.perf_counter() - begun
-        return Answer(parts, slot)
+        return Gathered(parts, slot)
 
     def _meet(self, brought: Mapping[int, Brought]) -> list[torch.Tensor]:
         found = self._now_by.swap(brought)
@@ -216,13 +216,13 @@ class _Coroutine(Generic[T]):
         """What it waits with."""
         self.waited_s = 0.0
         self._act = act
-        self._answer: Answer | None = None
+        self._answer: Gathered | None = None
         self._is_given_up = False
         self._error: BaseException | None = None
         self._its_go, self._our_go = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._live, name=f"slot-{slot}", daemon=True)
 
-    def go_on(self, answer: Answer | None) -> None:
+    def go_on(self, answer: Gathered | None) -> None:
         """Let it run until it meets others, or ends; what it raises is raised."""
         self.brought, self._answer = None, answer
         if not self._thread.is_alive():
@@ -232,7 +232,7 @@ class _Coroutine(Generic[T]):
         if self._error is not None:
             raise self._error
 
-    def meet(self, brought: Brought) -> Answer:
+    def meet(self, brought: Brought) -> Gathered:
         """In its thread: wait until the others have come so far."""
         begun, self.brought = time.perf_counter(), brought
         self._our_go.release()

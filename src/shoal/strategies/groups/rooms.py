@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from shoal.arena import Room, Segment
+from shoal.arena import GrowingRoom, Segment
 from shoal.model.gathering import Question
 from shoal.step.passes import Brought
 from shoal.strategies.groups.looks import LOOK_WORDS, look_of, seen_in
@@ -87,14 +87,14 @@ def _size_of(brought: Brought) -> int:
     return -(-num_bytes // _LINE) * _LINE
 
 
-def _write(room: Room, start: int, brought: Brought) -> None:
+def _write(room: GrowingRoom, start: int, brought: Brought) -> None:
     values, _ = brought.values, room.bytes(start, _size_of(brought))
     room.bytes(start, _LOOK_BYTES).view(torch.int64).copy_(torch.tensor(look_of(brought)))
     count = values.numel() * values.element_size()
     room.bytes(start + _LOOK_BYTES, count).copy_(values.reshape(-1).view(torch.uint8))
 
 
-def _read(room: Room, start: int) -> Brought:
+def _read(room: GrowingRoom, start: int) -> Brought:
     question, dtype, shape = seen_in(room.bytes(start, _LOOK_BYTES).view(torch.int64).tolist())
     count = math.prod(shape) * dtype.itemsize
     # A copy: who brought it may be in the next step before this slot's backward pass is over.

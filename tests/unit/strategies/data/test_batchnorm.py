@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.model.gathering import Answer, Asking, Nobody, Question
+from shoal.model.gathering import Gathered, Asking, Nobody, Question
 from shoal.model.recompute import recompute_blocks
 from shoal.strategies.data.batchnorm import batchnorm_layers, synchronise
 
@@ -28,7 +28,7 @@ class Slots:
         self.sent = 0
 
     def of(self, rank: int) -> Asking:
-        def ask(values: torch.Tensor, question: Question) -> Answer:
+        def ask(values: torch.Tensor, question: Question) -> Gathered:
             assert values.dtype == torch.float64 and question is Question.SUMS
             if rank == 0:
                 self.sent += values.numel()
@@ -36,7 +36,7 @@ class Slots:
             self._barrier.wait()
             parts = [self._given[key].clone() for key in sorted(self._given)]
             self._barrier.wait()
-            return Answer(parts, rank)
+            return Gathered(parts, rank)
 
         return Asking(ask)
 
