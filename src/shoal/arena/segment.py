@@ -146,5 +146,5 @@ def _open(handle: str) -> int:
 
 
 def counter_bytes(count: int) -> int:
-    """GrowingRoom for so many counters."""
+    """Room for so many counters."""
     return count * LINE

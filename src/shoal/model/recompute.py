@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from shoal.model.gathering import Gathered, Asking, now_asked
+from shoal.model.gathering import Asking, Gathered, now_asked
 
 _FEWEST_LEAVES = 4
 """A shorter sequence of single layers is not worth cutting."""

@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from shoal.errors import SpecError, TaskError
-from shoal.model.gathering import Gathered, Asking, Question, asked_by
+from shoal.model.gathering import Asking, Gathered, Question, asked_by
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from shoal.feed.parts import Part
 from shoal.feed.shipping import ShippedSet, open_dataset
 from shoal.ledger import Cut, Schedule, Sizes, make_order
 from shoal.ledger.book import Book, CutLog
-from shoal.model.gathering import Gathered, Asking, Question, asked_by
+from shoal.model.gathering import Asking, Gathered, Question, asked_by
 from shoal.model.parking.building import Parking
 from shoal.model.replica import Replica
 from shoal.model.start import Start

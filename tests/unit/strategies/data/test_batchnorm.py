@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.model.gathering import Gathered, Asking, Nobody, Question
+from shoal.model.gathering import Asking, Gathered, Nobody, Question
 from shoal.model.recompute import recompute_blocks
 from shoal.strategies.data.batchnorm import batchnorm_layers, synchronise
 
