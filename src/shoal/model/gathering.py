@@ -125,6 +125,18 @@ def asked_by(asking: Asking) -> Iterator[None]:
         _asked = before
 
 
+def refuse_from_now_on(why: Callable[[], Exception]) -> None:
+    """Outside of such blocks `gather` fails in a pass with gradients: whoever runs it cannot answer."""
+    global _asked
+
+    def refuse(values: torch.Tensor, question: Question) -> Gathered:
+        if torch.is_grad_enabled():
+            raise why()
+        return Gathered((values,), 0)  # an evaluation: a batch is all that there is
+
+    _asked = Asking(refuse)
+
+
 @contextmanager
 def asking_nobody() -> Iterator[Nobody]:
     """A pass that belongs to no step: `gather` gives what it is given."""

@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from shoal.errors import SpecError, TaskError
-from shoal.model.gathering import Asking, Gathered, Question, asked_by
+from shoal.model.gathering import Asking, Gathered, Question, asked_by, refuse_from_now_on
 
 T = TypeVar("T")
 
@@ -88,6 +88,10 @@ class SlotPasses:
         self._device = device
         self._meets = False
         """Whether slots have met before: then they run together at once."""
+        self._was_asked = False
+        self.never_meet = False
+        """Whether a step has gone by in which none asked for the others: then none does, and they can run without
+        this."""
         self._step = 0
         self._slot: int | None = None
         """The one that runs now."""
@@ -110,6 +114,9 @@ class SlotPasses:
                 self._slot, self._together = None, {}
         if more := self._now_by.end():
             self._check({**dict.fromkeys(slots), **more})
+        if not self._was_asked and swap is None:
+            self.never_meet = True
+            refuse_from_now_on(lambda: _too_late(step))
         return found
 
     def clock(self) -> float:
@@ -177,6 +184,7 @@ class SlotPasses:
         slot = self._slot
         if slot is None:
             return Gathered((values,), 0)  # a trial, which belongs to no step
+        self._was_asked = True
         # A copy: the task's code may change its own while others still read this one.
         brought = Brought(question, values.clone(memory_format=torch.contiguous_format))
         if slot in self._together:
@@ -258,6 +266,13 @@ class _Coroutine(Generic[T]):
             self._error = error
         self.has_ended = True
         self._our_go.release()
+
+
+def _too_late(step: int) -> TaskError:
+    return TaskError(
+        f"Task: shoal.gather was called for the first time after step {step} had gone by without it; call it in "
+        "every step, whatever is in a batch."
+    )
 
 
 def _keep_random_numbers() -> Callable[[], None]:

@@ -9,6 +9,7 @@ import torch
 
 import shoal
 from shoal.errors import TaskError
+from shoal.model import gathering
 from shoal.model.gathering import asking_nobody
 from shoal.step.passes import LocalSwap, SlotPasses
 
@@ -24,6 +25,12 @@ def parts() -> list[torch.Tensor]:
 def compared(own: torch.Tensor, everybody: torch.Tensor) -> torch.Tensor:
     """A loss that needs all rows for each."""
     return (own @ everybody.T).logsumexp(1).sum()
+
+
+@pytest.fixture(autouse=True)
+def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom `gather` asks is a matter of the process."""
+    monkeypatch.setattr(gathering, "_asked", None)
 
 
 @pytest.fixture
@@ -179,3 +186,18 @@ def test_time_passes_for_the_slot_that_computes(passes: SlotPasses, monkeypatch:
         return passes.clock() - begun
 
     assert passes.run(1, range(3), act) == [11.0, 12.0, 13.0]
+
+
+def test_who_never_met_is_refused_later(passes: SlotPasses) -> None:
+    passes.run(1, range(len(SIZES)), lambda slot: None)
+    assert passes.never_meet
+    with pytest.raises(TaskError, match="after step 1 had gone by without it"):
+        shoal.gather(torch.ones(2, 3))
+    with torch.no_grad():
+        assert torch.equal(shoal.gather(torch.ones(2, 3)), torch.ones(2, 3)), "an evaluation has its batch alone"
+
+
+def test_who_met_meets_again(passes: SlotPasses) -> None:
+    own = parts()
+    passes.run(1, range(len(SIZES)), lambda slot: shoal.gather(own[slot]))
+    assert not passes.never_meet

@@ -165,7 +165,7 @@ class Loop:
 
         def act() -> Commit:
             work, save = self._work(turn), self._saves is not None and self._saves.is_wished(turn.step)
-            return training.take(replace(work, turn=turn, stop=stop, save=save, enough=enough))
+            return training.strategy.take(replace(work, turn=turn, stop=stop, save=save, enough=enough))
 
         self._open.append(_Taken(turn, self._despite_moves(act), rate))
         if self._most_open > 1:  # the next step begins before this one's loss is known, with its own learning rate

@@ -13,7 +13,7 @@ from shoal.feed.parts import Part
 from shoal.feed.shipping import ShippedSet, open_dataset
 from shoal.ledger import Cut, Schedule, Sizes, make_order
 from shoal.ledger.book import Book, CutLog
-from shoal.model.gathering import Asking, Gathered, Question, asked_by
+from shoal.model.gathering import refuse_from_now_on
 from shoal.model.parking.building import Parking
 from shoal.model.replica import Replica
 from shoal.model.start import Start
@@ -29,10 +29,10 @@ from shoal.roles.training.witness import Witness
 from shoal.spec import Conduct, Task, World
 from shoal.spec.features import GATHER
 from shoal.step.work import Work
-from shoal.strategies.base import Commit, Extent, Strategy, handover_of
+from shoal.strategies.base import Extent, Strategy, handover_of
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 def make_schedule(task: Task, train: Any, slots: int, workers: int) -> Schedule:
@@ -113,6 +113,8 @@ class Training:
             self.task = self.replica.task = task = replace(self.replica.task, weight=self.weighing.weight)
             self._feed.weigh_by(self.weighing.weight)
         self.strategy = strategy
+        if conduct.cuts_batches and not conduct.meets:
+            refuse_from_now_on(lambda: SpecError(GATHER.refusal(task, conduct, "")))
         self.evaluator: Evaluator | None = None
         if task.test is not None:
             test = open_dataset(task, "test", lambda: self.world)
@@ -179,18 +181,6 @@ class Training:
         if self.mean_check is not None and not self.mean_check.is_done:
             part = self.mean_check.watch(part)
         return part if self.sabotage is None else self.sabotage.spoil(part, step)
-
-    def take(self, work: Work) -> Commit:
-        """What the strategy makes of it; where parts of a batch cannot meet, `gather` is refused."""
-        conduct = self.conduct
-        if conduct.meets or not conduct.cuts_batches:
-            return self.strategy.take(work)
-
-        def refuse(values: torch.Tensor, question: Question) -> Gathered:
-            raise SpecError(GATHER.refusal(self.task, conduct, ""))
-
-        with asked_by(Asking(refuse)):
-            return self.strategy.take(work)
 
     def sizes(self, step: int) -> Sizes | None:
         """Samples of each slot in this step; None: even."""

@@ -130,7 +130,11 @@ class ArenaData(WholeModel):
         missing = {part.slot: part for part in work.parts if counters[marks.gradients[part.slot]] < step}
         if work.stop and missing:
             self._ask_to_stop(step)
-        self._passes.run(step, list(missing), lambda slot: self._fill(work, missing[slot]))
+        if self._passes.never_meet:
+            for part in missing.values():
+                self._fill(work, part)
+        else:
+            self._passes.run(step, list(missing), lambda slot: self._fill(work, missing[slot]))
         counters.wait_all(marks.gradients, step)  # decided: from here on whoever lives can finish the step
 
         decision = self._decide(work)
@@ -164,7 +168,7 @@ class ArenaData(WholeModel):
     def _fill(self, work: Work, part: Part) -> None:
         """Compute one slot's gradients where all can read them."""
         marks, counters = self._shared.marks, self._shared.counters
-        begun = self._passes.clock()
+        begun = 0.0 if self._shares is None else self._passes.clock()
         samples = int(self._compute(work, part).samples)
         if work.step < len(self._shared.counts):
             self._shared.counts[work.step, part.slot] = samples

@@ -151,10 +151,10 @@ class ServedModel(WholeModel):
                 moving.own.copy_(committed)
             return self._contribute(turn.clock, by_slot[slot], slot)
 
-        if self._passes is not None:
-            parts = self._passes.run(turn.step, list(by_slot), contribute)
-        else:
+        if self._passes is None or self._passes.never_meet:
             parts = [contribute(slot) for slot in by_slot]
+        else:
+            parts = self._passes.run(turn.step, list(by_slot), contribute)
         self.client.report(samples_per_s=sum(part.weight for part in parts) / max(time.monotonic() - begun, 1e-9))
         return parts
 
