@@ -75,11 +75,6 @@ class Data(StrategySpec):
                 f"data: shares=speed measures workers through shared memory, which {other} does not use; use "
                 "via=arena, or shares=even."
             )
-        if self.batchnorm == "sync":
-            raise SpecError(
-                "data: shares=speed needs each slot's own time, but with batchnorm=sync all wait for one another "
-                "in every pass; use batchnorm=local, or shares=even."
-            )
 
     @property
     def shares_memory(self) -> bool:
@@ -107,20 +102,17 @@ class Data(StrategySpec):
         why = {
             "has_journal": f"strategy={self} keeps none; leave journal on",
             "spans_hosts": f"strategy={self} sums inside one host; use via=ring, or leave via out",
-            "passes_alone": "batchnorm=sync needs a process of its own for every slot; use batchnorm=local",
         }
         if cluster.device != "cpu":
             why["has_places"] = f"device={cluster.device} does not use that"
         if self.batchnorm == "sync":
             why["can_skip"] = "batchnorm=sync needs them all in every pass; use batchnorm=local"
-            why["slots"] = "batchnorm=sync needs one for each worker"
         return Conduct(
             fills=self._fills(cluster.places, slots),
-            slots_are_free=self.batchnorm != "sync",
             has_places=self.shares_memory and self.via != "chain" and cluster.device == "cpu",
             has_journal=self.journal and self.via != "chain",
-            passes_alone=self.batchnorm != "sync",
             can_skip=self.batchnorm != "sync",
+            meets=self.via != "chain",
             synchronises=True,
             spans_hosts=self.via not in ("arena", "backend"),
             why=why,
@@ -181,8 +173,6 @@ class Data(StrategySpec):
 
     def segment_regions(self, model: ModelSize, run: RunSize, cut: CutSize) -> tuple[MemoryRegion, ...]:
         """What is reserved in the segment that all workers of a host map."""
-        if self.batchnorm != "sync":
-            run = replace(run, exchange=0)
         if not self.journal:
             run = replace(run, image=0)
         return arena_regions(model, run, cut, follows_speed=self.shares == "speed", journals=self.journal)

@@ -109,6 +109,7 @@ class Layer(StrategySpec):
                 fills=even_fills(slots or workers, workers),
                 has_phases=True,
                 spans_hosts=cluster.device == "cpu",
+                meets=True,
                 why={"has_places": f"strategy={self} sums gradients over sockets and cannot replace workers"},
             )
         return Conduct(

@@ -8,7 +8,6 @@ from shoal.model.precision import Precision
 from shoal.spec import Data
 from shoal.spec.model_size import CutSize, RunSize
 from shoal.strategies.base import Extent
-from shoal.strategies.data.batchnorm import exchange_elements
 from shoal.strategies.data.shared import arena_grid, cut_of_grid
 from shoal.strategies.data.shared_precision import bytes_of
 from shoal.strategies.data.whole_journal import image_bytes
@@ -28,7 +27,6 @@ def size_of_run(blueprint: Blueprint, precision: Precision, extent: Extent, slot
         slots=slots,
         steps=extent.total_steps,
         table=8 * extent.tables * extent.table_rows * extent.table_columns,
-        exchange=8 * exchange_elements(blueprint.module) * extent.accumulate,
         image=image_bytes(blueprint.optimizer),
         precision=bytes_of(precision, slots),
     )
