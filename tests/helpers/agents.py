@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shoal.comm.security import RunKey
 from shoal.launch.engines.here import HereStarter
 from shoal.launch.remote.gathering import AgentEngine
-from shoal.launch.remote.starting import AgentHandle, AgentProcess
+from shoal.launch.remote.starting import AgentHandle, AgentProcess, Invitation
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
@@ -22,8 +21,8 @@ class SeenStarter(HereStarter):
 
     agents: dict[str, AgentProcess]
 
-    def start(self, address: str, key: RunKey) -> list[AgentHandle]:
-        started = super().start(address, key)
+    def start(self, invitation: Invitation) -> list[AgentHandle]:
+        started = super().start(invitation)
         self.agents = {agent.name: agent for agent in started if isinstance(agent, AgentProcess)}
         return started
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import stat
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
 from shoal.launch.remote import gathering
 from shoal.launch.remote.gathering import AgentEngine
-from shoal.launch.remote.starting import AgentHandle, AgentProcess, Candidate, agent_command
+from shoal.launch.remote.starting import AgentHandle, AgentProcess, Candidate, Invitation, agent_command
 from shoal.launch.runs import start, train
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
@@ -155,8 +156,8 @@ def test_what_nobody_can_follow_goes_on_from_a_checkpoint_where_hosts_are_left(
 ) -> None:
     """Its bits are those of a run that lost nobody: the same workers do the same on one host."""
     monkeypatch.setenv(SSH_VARIABLE, fake_ssh(tmp_path))
-    settings: dict[str, Any] = {"strategy": "data:via=ring", "checkpoint": "every=50", "progress": False}
-    settings |= {"runs": tmp_path / "runs", "args": {"steps": 600}}
+    settings: dict[str, Any] = {"strategy": "data:via=ring", "checkpoint": "every=25", "progress": False}
+    settings |= {"runs": tmp_path / "runs", "args": {"steps": 300}}
     with start(
         f"{TASKS}:mlp", cluster={"workers": 2, "threads": 1, "on": "ssh:127.0.0.1,localhost"}, **settings
     ) as live:
@@ -187,6 +188,18 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pyt
     cluster = Cluster(workers=2, on="ssh:127.0.0.1,unreachable")
     with pytest.raises(LaunchError, match=r"^Host unreachable could not join: no route to host$"):
         AgentEngine(starter_of(cluster, print)).reserve(Job(target="toy.py", strategy="ps", cluster=cluster))
+
+
+def test_a_coordinator_is_met_at_the_end_of_the_range_of_ports() -> None:
+    """Other processes take the first free ones."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        last = taken.getsockname()[1]
+        cluster = Cluster(workers=1, on="local:1", ports=f"{last - 20}-{last}")
+        (host,) = AgentEngine(SeenStarter(1)).reserve(Job(target="toy.py", strategy="ps", cluster=cluster))
+        host.close()
+        assert last - 20 <= host.facts.port < last
 
 
 def test_the_engine_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,10 +256,10 @@ def test_whoever_has_another_key_is_refused() -> None:
     """A stranger among the hosts of a run: it is told so, and the run does not notice."""
 
     class WithStranger(SeenStarter):
-        def start(self, address: str, key: RunKey) -> list[AgentHandle]:
-            command = agent_command(address, Candidate(name="host-0"))
+        def start(self, invitation: Invitation) -> list[AgentHandle]:
+            command = agent_command(invitation, Candidate(name="host-0"))
             self.stranger = AgentProcess.run("host-0", command, RunKey.create())
-            return super().start(address, key)
+            return super().start(invitation)
 
     starter = WithStranger(1)
     job = Job(target="toy.py", strategy="ps", cluster=Cluster(workers=1, on="local:1"))

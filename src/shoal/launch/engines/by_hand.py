@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.comm.security import RunKey
 from shoal.errors import LaunchError
-from shoal.launch.remote.starting import AgentHandle, address_towards
+from shoal.launch.remote.starting import AgentHandle, Invitation, address_towards
 from shoal.observe.wording import plural
 from shoal.spec.world import LOOPBACK
 
@@ -37,12 +36,14 @@ class HandStarter:
         except LaunchError:
             return LOOPBACK  # It has no network at all.
 
-    def start(self, address: str, key: RunKey) -> list[AgentHandle]:
+    def start(self, invitation: Invitation) -> list[AgentHandle]:
         ticket = Ticket()
-        key.save(ticket.path)
+        invitation.key.save(ticket.path)
+        ports = f" --ports {invitation.ports}" if invitation.ports else ""
+        command = f"shoal host --join {invitation.address} --ticket {ticket.path}{ports}"
         self.tell(
-            f"waiting for {plural(self.count, 'host')}; run there: shoal host --join {address} --ticket "
-            f"{ticket.path} (a copy of this file, which is a key: keep it to yourself)"
+            f"waiting for {plural(self.count, 'host')}; run there: {command} (with a copy of this file, which is "
+            "a key: keep it to yourself)"
         )
         return [ticket]
 

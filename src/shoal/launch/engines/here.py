@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shoal.comm.security import RunKey
-from shoal.launch.remote.starting import AgentHandle, AgentProcess, Candidate, address_towards, agent_command
+from shoal.launch.remote.starting import (
+    AgentHandle,
+    AgentProcess,
+    Candidate,
+    Invitation,
+    address_towards,
+    agent_command,
+)
 from shoal.spec.world import LOOPBACK
 
 
@@ -28,5 +34,8 @@ class HereStarter:
     def own_address(self, interface: str) -> str:
         return address_towards(LOOPBACK, interface)
 
-    def start(self, address: str, key: RunKey) -> list[AgentHandle]:
-        return [AgentProcess.run(name, agent_command(address, Candidate(name=name)), key) for name in self.names]
+    def start(self, invitation: Invitation) -> list[AgentHandle]:
+        return [
+            AgentProcess.run(name, agent_command(invitation, Candidate(name=name)), invitation.key)
+            for name in self.names
+        ]

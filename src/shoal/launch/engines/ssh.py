@@ -8,9 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.comm.security import RunKey
 from shoal.errors import SpecError
-from shoal.launch.remote.starting import AgentHandle, AgentProcess, Candidate, address_towards, agent_command
+from shoal.launch.remote.starting import (
+    AgentHandle,
+    AgentProcess,
+    Candidate,
+    Invitation,
+    address_towards,
+    agent_command,
+)
 
 SSH_VARIABLE = "SHOAL_SSH"
 """The command that reaches other hosts, where it is not plain ssh: `ssh -p 2222`."""
@@ -45,10 +51,12 @@ class SshStarter:
         first = self.candidates[0]
         return address_towards(first.address or first.name.rpartition("@")[2], interface)
 
-    def start(self, address: str, key: RunKey) -> list[AgentHandle]:
+    def start(self, invitation: Invitation) -> list[AgentHandle]:
         reach = shlex.split(os.environ.get(SSH_VARIABLE, _SSH))
         return [
-            AgentProcess.run(one.name, [*reach, one.name, shlex.join(agent_command(address, one))], key)
+            AgentProcess.run(
+                one.name, [*reach, one.name, shlex.join(agent_command(invitation, one))], invitation.key
+            )
             for one in self.candidates
         ]
 

@@ -35,7 +35,7 @@ from shoal.comm.host_words import (
     StacksWanted,
 )
 from shoal.comm.security import RunKey
-from shoal.comm.tcp.addresses import address_of, listen, listening_at
+from shoal.comm.tcp.addresses import address_of, listen, listening_at, parse_ports
 from shoal.comm.tcp.stream_channel import StreamChannel
 from shoal.comm.words import TO_PROCESSES, Garbled, understood
 from shoal.errors import LaunchError
@@ -60,11 +60,19 @@ def join(
     """
     channel = StreamChannel.call(address, key, encrypt=True)
     own = address_of(interface) if interface else channel.local_address
-    with listen(listening_at(own, ports), backlog=1) as probe:
-        facts = facts_of_this_host(name, own, probe.getsockname()[1])
+    facts = facts_of_this_host(name, own, _free_port(own, ports))
     if cores is not None:
         facts = replace(facts, cores=cores)
     HostAgent(channel, facts).serve()
+
+
+def _free_port(address: str, ports: str) -> int:
+    """A port that is free now; of a range one of the last, since processes take the first ones."""
+    for port in reversed(parse_ports(ports)) if ports else ():
+        with suppress(LaunchError), listen(listening_at(address, str(port)), backlog=1):
+            return port
+    with listen(listening_at(address, ports), backlog=1) as probe:
+        return int(probe.getsockname()[1])
 
 
 class HostAgent:

@@ -15,7 +15,7 @@ from shoal.comm.tcp.stream_channel import ChannelDoor, StreamChannel
 from shoal.comm.words import understood
 from shoal.errors import CommError, Interrupted, LaunchError
 from shoal.launch.remote.remote_host import LEASE_S, RemoteHost
-from shoal.launch.remote.starting import AgentHandle, Starter
+from shoal.launch.remote.starting import AgentHandle, Invitation, Starter
 from shoal.launch.this_host import versions_here
 from shoal.launch.worlds import threads_on
 from shoal.spec import Job
@@ -51,7 +51,8 @@ class AgentEngine:
         own = self._starter.own_address(cluster.interface)
         with ExitStack() as at_failure:
             with closing(ChannelDoor(listening_at(own, cluster.ports), key, encrypt=True)) as door:
-                agents = self._starter.start(door.address, key)
+                invitation = Invitation(address=door.address, key=key, ports=cluster.ports)
+                agents = self._starter.start(invitation)
                 for agent in agents:
                     at_failure.callback(agent.abandon)
                 gathering = Gathering(self._starter, door, agents, lease_s=self._lease_s)

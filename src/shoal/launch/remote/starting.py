@@ -30,6 +30,18 @@ class Candidate:
     """With which Shoal is installed there; nothing: at the same path as here."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Invitation:
+    """What an agent must know to take part."""
+
+    address: str
+    """Where its supervisor listens."""
+    key: RunKey
+    """Of the run: for a pipe, or a file that nobody else can read."""
+    ports: str = ""
+    """Where processes on its host may listen; nothing: anywhere."""
+
+
 class AgentHandle(Protocol):
     """An agent that was started, as whoever started it sees it."""
 
@@ -57,8 +69,8 @@ class Starter(Protocol):
     def own_address(self, interface: str) -> str:
         """Where agents can reach this host: at this network or address, or by route where none is named."""
 
-    def start(self, address: str, key: RunKey) -> list[AgentHandle]:
-        """Have agents call this address. LaunchError where that cannot be."""
+    def start(self, invitation: Invitation) -> list[AgentHandle]:
+        """Have agents come. LaunchError where that cannot be."""
 
 
 @dataclass
@@ -112,11 +124,12 @@ class AgentProcess:
         self.close()
 
 
-def agent_command(address: str, candidate: Candidate) -> list[str]:
+def agent_command(invitation: Invitation, candidate: Candidate) -> list[str]:
     """What runs on a host. The key is read from standard input, so that no list of processes shows it."""
     python = candidate.python or sys.executable
     more = ["--cores", candidate.cores] if candidate.cores else []
-    return [python, "-P", "-m", "shoal.cli", "host", "--join", address, "--name", candidate.name, *more]
+    more += ["--ports", invitation.ports] if invitation.ports else []
+    return [python, "-P", "-m", "shoal.cli", "host", "--join", invitation.address, *more, "--name", candidate.name]
 
 
 def read_ticket(path: str) -> RunKey:
