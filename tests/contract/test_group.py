@@ -353,6 +353,32 @@ def test_who_waits_for_a_host_that_is_gone_learns_it() -> None:
         os.close(segment)
 
 
+def test_who_waits_inside_its_host_still_takes_what_others_send() -> None:
+    """The first sends more than may be under way before it says what the one is waiting for."""
+    count = 600
+
+    def work(group: Group) -> list[int]:
+        inside = group.split([(0,), (1, 2)])
+        if group.index == 0:
+            sent = [torch.tensor([number]) for number in range(count)]
+            for one in sent:
+                group.send(one, 1)
+            group.send(torch.tensor([7]), 2).wait()
+            return []
+        if group.index == 2:
+            group.receive(room := torch.tensor([0]), 0).wait()
+            inside.send(room, 0).wait()
+            return [int(room)]
+        inside.receive(room := torch.tensor([0]), 1).wait()
+        found = [int(room)]
+        for _ in range(count):
+            group.receive(room, 0).wait()
+            found.append(int(room))
+        return found
+
+    assert run("2 hosts", 3, work) == [[], [7, *range(count)], [7]]
+
+
 @pytest.mark.parametrize("size", [3, 4])
 def test_between_hosts_numbers_may_be_rounded_and_all_get_the_same(size: int) -> None:
     segments = [os.memfd_create("shoal-host") for _ in range(3)]

@@ -110,7 +110,7 @@ def test_a_port_that_keeps_damaged_packets_is_noticed(monkeypatch):
 
 def test_a_stranger_cannot_announce_more_than_a_frame():
     """ZeroMQ takes memory for what is announced before it knows who speaks."""
-    with ZmqWire("tcp://127.0.0.1:*", key=RunKey.create()) as wire, bare_connection(wire.address) as stranger:
+    with ZmqWire(any_address("ipc"), key=RunKey.create()) as wire, bare_connection(wire.address) as stranger:
         stranger.sendall(greeting(b"PLAIN") + announced_command(1 << 30))
         stranger.settimeout(GUARD_S)
         while stranger.recv(1 << 10):

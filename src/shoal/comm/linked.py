@@ -94,6 +94,10 @@ class LinkedTransport:
                 )
         return self._delivered.popleft()
 
+    def under_way(self, peer: int) -> int:
+        """Messages to a peer that may not have arrived."""
+        return self._link(peer).under_way
+
     def flush(self, timeout_s: float) -> None:
         """Return once the peers have everything sent so far."""
         deadline = time.monotonic() + timeout_s

@@ -58,6 +58,10 @@ class Transport(Protocol):
         """
         ...
 
+    def under_way(self, peer: int) -> int:
+        """Messages to a peer that may not have arrived."""
+        ...
+
     def flush(self, timeout_s: float) -> None:
         """Return once the peers have everything sent so far."""
         ...

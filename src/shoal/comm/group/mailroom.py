@@ -20,8 +20,9 @@ PATIENCE_S = 300.0
 _KIND = "group.tensor"
 _FRAME_BYTES = 16 << 20
 _MOST_BYTES, _MOST_MESSAGES = 256 << 20, 128
-"""That a worker may have sent without knowing that they arrived; a transport would wait with more messages."""
-_LOOKS_UP_S = 0.1
+"""That a worker may have sent to another without knowing that they arrived; a transport would wait with more
+messages, and nobody could leave it."""
+_LOOKS_UP_S, _LOOKS_UP_SOON_S = 0.1, 0.005
 
 
 class Mailroom:
@@ -31,16 +32,17 @@ class Mailroom:
         self.transport = transport
         self._on_idle = on_idle
         self._arrived: defaultdict[tuple[int, tuple[int, ...], int], deque[torch.Tensor]] = defaultdict(deque)
-        self._bytes_under_way = self._messages_under_way = 0
+        self._sizes: defaultdict[int, deque[int]] = defaultdict(deque)
+        """By receiver: the bytes of each message that may not have arrived."""
 
     def send(self, tensor: torch.Tensor, rank: int, ranks: tuple[int, ...], tag: int) -> Transfer:
         """Put a tensor on its way, from where it lies."""
         content = as_bytes(tensor.contiguous())
         frames = list(content.split(_FRAME_BYTES)) if content.numel() else []
-        self._bytes_under_way += content.numel()
-        self._messages_under_way += 1
-        if self._bytes_under_way > _MOST_BYTES or self._messages_under_way > _MOST_MESSAGES:
-            self.flush()
+        while self._is_full(rank):
+            # Until some have arrived, not all: whoever has to say so may be waiting for this worker elsewhere.
+            self._patiently(lambda: self._keep_next(_LOOKS_UP_SOON_S), is_enough=lambda: not self._is_full(rank))
+        self._sizes[rank].append(content.numel())
         self.transport.send(rank, Message(_KIND, {"ranks": list(ranks), "tag": tag}, frames))
         return _SocketSending(self)
 
@@ -51,32 +53,41 @@ class Mailroom:
     def flush(self) -> None:
         """Until all that was sent has arrived."""
         self._patiently(lambda: self.transport.flush(_LOOKS_UP_S))
-        self._bytes_under_way = self._messages_under_way = 0
 
     def take(self, rank: int, ranks: tuple[int, ...], tag: int) -> torch.Tensor:
         """The bytes of the next message of this sender in this group under this tag; others are kept."""
         while not self._arrived[rank, ranks, tag]:
-            self._patiently(lambda: self._keep(*self.transport.receive(_LOOKS_UP_S, awaited=rank)))
+            self._patiently(lambda: self._keep_next(_LOOKS_UP_S, rank))
         return self._arrived[rank, ranks, tag].popleft()
 
     def pump(self) -> None:
         """Keep what has come: a worker that waits elsewhere must still say that it arrived."""
         with suppress(CommError):  # Nothing has come; who waits for a peer that is gone will learn it.
             while True:
-                self._keep(*self.transport.receive(0.0))
+                self._keep_next(0.0)
 
-    def _keep(self, sender: int, message: Message) -> None:
+    def _is_full(self, rank: int) -> bool:
+        sizes, count = self._sizes[rank], self.transport.under_way(rank)
+        while len(sizes) > count:
+            sizes.popleft()
+        return count >= _MOST_MESSAGES or sum(sizes) > _MOST_BYTES
+
+    def _keep_next(self, timeout_s: float, awaited: int | None = None) -> None:
+        sender, message = self.transport.receive(timeout_s, awaited=awaited)
         frames = [frame for frame in message.frames if isinstance(frame, torch.Tensor)]
         content = torch.cat(frames) if len(frames) > 1 else (*frames, torch.empty(0, dtype=torch.uint8))[0]
         self._arrived[sender, tuple(message.fields["ranks"]), message.fields["tag"]].append(content)
 
-    def _patiently(self, act: Callable[[], None]) -> None:
+    def _patiently(self, act: Callable[[], None], is_enough: Callable[[], bool] = lambda: False) -> None:
+        """Do what may take its time, looking up now and then; it is over, too, once that is enough."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 act()
                 return
             except CommTimeout:
+                if is_enough():
+                    return
                 if time.monotonic() > deadline:
                     raise
             if self._on_idle is not None:

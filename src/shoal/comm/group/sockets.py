@@ -91,6 +91,10 @@ class SocketGroup(Group):
     def receive(self, room: torch.Tensor, sender: int, tag: int = 0) -> Transfer:
         return self._mail.receive(room.detach(), self.ranks[sender], self.ranks, tag)
 
+    def pump(self) -> None:
+        """Take in what has come, for one who waits elsewhere: its sender must know that it arrived."""
+        self._mail.pump()
+
     def split(self, rows: Rows) -> Group:
         rank = self.ranks[self.index]
         row = next(row for row in rows if rank in row)

@@ -8,7 +8,7 @@ left it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -48,7 +48,8 @@ class SpreadData(ArenaData):
                 values = tensor.data.contiguous().view(-1)
                 self._speakers.broadcast_(values)
                 tensor.data.copy_(values.view(tensor.shape))
-        super().open(replica, _inside(setting, self._hosts[self._own_host]))
+        company = replace(setting.company, on_idle=self._look_up(setting.company.on_idle))
+        super().open(replica, replace(_inside(setting, self._hosts[self._own_host]), company=company))
         if not self._sliced:
             raise SpecError(
                 f"data: {type(replica.optimizer).__name__} does not work element by element, as via=chain wants "
@@ -56,6 +57,16 @@ class SpreadData(ArenaData):
             )
         cast = torch.bfloat16 if self._spec.between == "bf16" else None
         self._chain = HostChain(self._links, self._hosts, self._own_host, self._shared.grid, cast)
+
+    def _look_up(self, on_idle: Callable[[], None] | None) -> Callable[[], None]:
+        """While a worker waits inside its host, those of others may wait for it to take what they sent."""
+
+        def look_up() -> None:
+            self._links.pump()
+            if on_idle is not None:
+                on_idle()
+
+        return look_up
 
     @property
     def _speaks(self) -> bool:
