@@ -87,7 +87,7 @@ QUICK = {
     ("siamese", "pipeline"),
     ("contrastive", "data"),
     ("adapted", "tensor"),
-    ("stream", "ps"),
+    ("stream", "tensor"),
 }
 """Pairs that no other test is like; the rest takes too long for every day."""
 
