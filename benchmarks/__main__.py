@@ -68,6 +68,9 @@ def bench(
         session.measure_memory()
         session.measure_bandwidth(rounds)
         session.measure_checkpoints(min(rounds, FEWER_ROUNDS))
+        session.measure_reading(rounds)
+    if "digits" in chosen:
+        session.measure_watching(rounds)
     if stragglers:
         session.measure_stragglers(min(rounds, FEWER_ROUNDS), steps)
     if chaos:

@@ -18,10 +18,12 @@ from benchmarks.measurement import Measurement
 from benchmarks.memory import Footprint, measure_memory
 from benchmarks.ordeal import Ordeal
 from benchmarks.overheads import measure_books, measure_checkpoints
+from benchmarks.reading import measure_reading
 from benchmarks.startup import measure_startup
 from benchmarks.table import ordeals_table, rows_table, verdicts_table
 from benchmarks.trainer_overhead import compare_trainer
 from benchmarks.variants import TENSORFLOW_OPTIONS
+from benchmarks.watched import measure_watching
 from shoal.observe.wording import memory
 
 STARTUP_PROCESSES = (2, 4)
@@ -87,6 +89,12 @@ class Session:
         self.verdicts += measure_checkpoints(rounds, on_measured=self._tell_speed)
         self.verdicts.append(measure_books(rounds, on_measured=self._tell_speed))
 
+    def measure_reading(self, rounds: int) -> None:
+        self.verdicts += measure_reading(rounds, on_measured=self._tell_speed)
+
+    def measure_watching(self, rounds: int) -> None:
+        self.verdicts.append(measure_watching(rounds, on_measured=self._tell_speed))
+
     def measure_chaos(self, seconds: float, every_s: float, runs: Sequence[str]) -> None:
         ordeals, verdicts = compare_under_faults(
             seconds, every_s=every_s, runs=runs, on_measured=self._tell_ordeal
@@ -128,7 +136,7 @@ class Session:
         )
 
     def _tell_speed(self, name: str, samples_per_s: float) -> None:
-        self.console.print(f"{name:<38} {samples_per_s:>9,.0f} samples/s in all", style="dim")
+        self.console.print(f"{name:<40} {samples_per_s:>9,.0f} samples/s in all", style="dim")
 
     def _tell_bandwidth(self, name: str, bytes_per_s: float) -> None:
         self.console.print(f"bandwidth: {name:<25} {bytes_per_s / 1e9:>6.2f} GB/s", style="dim")

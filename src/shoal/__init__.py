@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shoal.launch.live import LiveRun, Run
     from shoal.launch.runs import resume, scale, start, train
     from shoal.launch.saved import Evaluation, evaluate, predict, predictions
+    from shoal.model.gathering import gather
     from shoal.roles.trainer.trainer import Trainer
     from shoal.verification import verify
 
@@ -60,6 +61,7 @@ __all__ = [
     "__version__",
     "datasets",
     "evaluate",
+    "gather",
     "metrics",
     "optim",
     "predict",
@@ -82,6 +84,7 @@ __getattr__ = found_in(
         "Trainer": "roles.trainer.trainer",
         "datasets": "datasets",
         "evaluate": "launch.saved",
+        "gather": "model.gathering",
         "metrics": "metrics",
         "optim": "optim",
         "predict": "launch.saved",

@@ -66,7 +66,7 @@ def _class_scores(output: Tensor, target: Tensor) -> Tensor:
 
 def _share(hits: Tensor, target: Tensor) -> float:
     counted = target != IGNORED_TARGET
-    return ((hits & counted).sum() / counted.sum().clamp(min=1)).item()
+    return int((hits & counted).sum()) / max(1, int(counted.sum()))
 
 
 class OverAll(Protocol):

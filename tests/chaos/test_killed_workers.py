@@ -88,6 +88,7 @@ def torn(events: Sequence[Event]) -> int:
         pytest.param(MANY, "mlp", {**MLP, "optimizer": "adamw", "clip": 1.0}, 5, marks=pytest.mark.long),
         pytest.param(MANY, "conv", {"optimizer": "momentum"}, 1, marks=pytest.mark.long),
         pytest.param(MANY, "gpt", {"optimizer": "adamw"}, 1, marks=pytest.mark.long),
+        pytest.param(MANY, "contrastive", {}, 0, marks=pytest.mark.long),  # whose workers meet in every pass
     ],
 )
 def test_many_kills_change_no_bit(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 
 import torch
@@ -265,6 +267,79 @@ def remembering() -> shoal.Task:
 def even(**args: object) -> shoal.Task:
     """Full batches alone, and nothing that depends on their size but the mean: no dropout, no schedule."""
     return replace(mlp_quiet(**args), train=_classified(160, (32,), 10), batch_size=32, scheduler=None)
+
+
+def _contrast(model: nn.Module, batch: list[Tensor]) -> Tensor:
+    """Each sample's two views are to be nearer to each other than to those of any other sample of the batch."""
+    left, right = (F.normalize(model(view), dim=1) for view in batch)
+    lefts, own = shoal.gather(left, with_own=True)
+    rights = shoal.gather(right)
+    wanted = torch.arange(own.start, own.stop)
+    scores = (left @ rights.T, right @ lefts.T)
+    return sum(F.cross_entropy(score / 0.2, wanted) for score in scores) / 2
+
+
+def contrastive(optimizer: str = "momentum", steps: int = 20, dropout: float = 0.2, **_: object) -> shoal.Task:
+    """Parts of a batch are of unequal size, and every slot has its own running means."""
+    left, _labels = _classified(130, (32,), 10).tensors
+    right = left + 0.3 * torch.randn(left.shape, generator=torch.Generator().manual_seed(6))
+    return shoal.Task(
+        model=lambda: nn.Sequential(
+            nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(dropout), nn.Linear(64, 16)
+        ),
+        objective=_contrast,
+        optimizer=OPTIMIZERS[optimizer],
+        train=TensorDataset(left, right),
+        batch_size=26,
+        epochs=100,
+        max_steps=steps,
+    )
+
+
+def contrastive_plain(**args: object) -> shoal.Task:
+    """Nothing that depends on how a batch is cut, if gathering works."""
+    make = lambda: nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 16))  # noqa: E731
+    return replace(contrastive(**args), model=make)
+
+
+def gathered_loss(**args: object) -> shoal.Task:
+    """Every part computes the loss of all of them."""
+
+    def loss(scores: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(shoal.gather(scores), shoal.gather(target))
+
+    return replace(even(**args), loss=loss)
+
+
+def uneven_gathers(**args: object) -> shoal.Task:
+    """One slot has no need of the others, now and then."""
+
+    def objective(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        if float(batch[0][0, 0]) > 0:
+            return model(batch[0]).square().mean()
+        return _contrast(model, batch)
+
+    return replace(contrastive_plain(**args), objective=objective)
+
+
+def killed_in_gather(marker: str, of_slot: int = 0, **args: object) -> shoal.Task:
+    """The process that computes a slot is killed once, when it has brought something to others and owes more."""
+    calls = 0
+
+    def objective(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        nonlocal calls
+        seen, own = shoal.gather(batch[0], with_own=True)
+        calls += 1
+        if calls > 5 and round(4 * own.start / len(seen)) == of_slot and len(seen) > len(batch[0]):
+            try:
+                os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return _contrast(model, batch)
+
+    return replace(contrastive(**args), objective=objective)
 
 
 def soon_enough(**args: object) -> shoal.Task:

@@ -9,11 +9,6 @@ from shoal.errors import SpecError, WorkerFailed
 from shoal.spec import Cluster, Job
 
 
-def test_lbfgs_cannot_synchronise_batchnorm(train: Train) -> None:
-    with pytest.raises(WorkerFailed, match="LBFGS lets worker 0 evaluate the loss again alone"):
-        train("conv", workers=2, strategy="data:batchnorm=sync", optimizer="lbfgs", steps=2)
-
-
 def test_spares_need_the_journal() -> None:
     with pytest.raises(SpecError, match="keeps none; leave journal on"):
         Job(target="a.py", strategy="data:journal=off", cluster=Cluster(workers=2, spares=1))

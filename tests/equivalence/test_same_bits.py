@@ -96,6 +96,24 @@ def test_float64_equals_the_whole_batch(train: Train, model: str, via: str) -> N
     assert largest_difference(whole.state, parts.state) < 1e-9
 
 
+def test_synchronised_batchnorm_of_parts_that_follow_speed(train: Train) -> None:
+    """However uneven they are, they are normalised as the whole batch."""
+    whole = train.once("conv", workers=1, strategy="data", numerics="float64")
+    parts = train("conv", workers=2, strategy="data:batchnorm=sync,shares=speed", numerics="float64")
+    assert largest_difference(whole.model, parts.model) < 1e-9
+
+
+@pytest.mark.parametrize("args", [{"optimizer": "adamw"}, {"optimizer": "lbfgs", "steps": 4}], ids=str)
+def test_synchronised_batchnorm_on_any_number_of_processes(train: Train, args: dict) -> None:
+    """Slots of one process wait for each other where they meet. LBFGS lets the first process compute all."""
+    sync = "data:via=arena,batchnorm=sync"
+    alone = train("conv", workers=1, slots=4, strategy=sync, **args)
+    for workers, shares in WORLDS.values():
+        other = train("conv", workers=workers, slots=4, strategy=f"{sync},shares={shares}", **args)
+        assert other.digests() == alone.digests(), f"{workers} workers, shares {shares}"
+        assert other.results["loss"] == alone.results["loss"]
+
+
 @pytest.mark.parametrize("via", ["arena", "ring"])
 def test_recomputing_with_synchronised_batchnorm(train: Train, via: str) -> None:
     """Statistics are exchanged and move once: no bit is another than those that are as with the whole batch."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal.spec import Cluster, parse_strategy
 from shoal.spec.conduct import Conduct
-from shoal.spec.features import JOB_FEATURES, TASK_FEATURES, Feature
+from shoal.spec.features import GATHER, JOB_FEATURES, TASK_FEATURES, Feature
 
 SHOWN = (
     "data",
@@ -45,8 +45,8 @@ it takes (`spec/features.py`). This page is made from both; what it denies is re
 def page() -> str:
     """The page as Markdown."""
     conducts = {written: parse_strategy(written).conduct(Cluster(workers=2)) for written in SHOWN}
-    features: list[Feature[Any]] = [*JOB_FEATURES, *TASK_FEATURES]
-    able = {written: [_tick(feature.is_possible(c)) for feature in features] for written, c in conducts.items()}
+    features: list[Feature[Any]] = [*JOB_FEATURES, *TASK_FEATURES, GATHER]
+    able = {written: [_tick(_is_possible(feature, c)) for feature in features] for written, c in conducts.items()}
     facts = {written: _facts(written, conduct) for written, conduct in conducts.items()}
     return _PAGE.format(
         features=_table([f"`{feature.name}`" for feature in features], able),
@@ -66,6 +66,11 @@ def _table(columns: list[str], rows: dict[str, list[str]]) -> str:
     lines = [["strategy", *columns], ["---"] * (1 + len(columns))]
     lines += [[f"`{written}`", *marks] for written, marks in rows.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _is_possible(feature: Feature[Any], conduct: Conduct) -> bool:
+    # Where a batch is not cut, there is nothing to be gathered.
+    return feature.is_possible(conduct) or (feature is GATHER and not conduct.cuts_batches)
 
 
 def _tick(is_possible: bool) -> str:

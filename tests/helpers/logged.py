@@ -155,7 +155,14 @@ def _log_messages(data: bytes) -> Iterator[bytes]:
 
 
 def _items(items: Any) -> dict[str, Any]:
-    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+    found: dict[str, Any] = {}
+    for item in items:
+        name, *inside = [item.key] if item.key else item.nested_key
+        if inside:  # a picture is told of in several items
+            found.setdefault(name, {})["/".join(inside)] = json.loads(item.value_json)
+        else:
+            found[name] = json.loads(item.value_json)
+    return found
 
 
 def _add_history(found: Found, row: dict[str, Any], files: Path) -> None:

@@ -92,6 +92,21 @@ def slow(prefetch: int = 8, loaders: int = 0, marker: str = "") -> shoal.Task:
     return make(train=train, test=Slow(), prefetch=prefetch, loaders=loaders)
 
 
+STEP_S = 0.03
+
+
+class TakesAStep(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(STEP_S)
+        return x
+
+
+def paced() -> shoal.Task:
+    """Reading a batch takes 1.5 times as long as a step does."""
+    model, train = lambda: nn.Sequential(nn.Linear(6, 3), TakesAStep()), Slow(pause_s=1.5 * STEP_S / 2)
+    return make(model=model, train=train, epochs=8, loaders=2)
+
+
 def as_given(kind: str, folder: str = "") -> shoal.Task:
     """One data set in the forms in which people have it."""
     inputs = np.random.Generator(np.random.PCG64(1)).normal(size=(70, 6)).astype(np.float32)

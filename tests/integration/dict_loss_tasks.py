@@ -20,7 +20,11 @@ def _loss(output: Any, target: Any) -> dict[str, Any]:
 
 
 def task(
-    objective: bool = False, weighted: bool = False, accumulate: int = 1, skip: float | None = None
+    objective: bool = False,
+    weighted: bool = False,
+    accumulate: int = 1,
+    skip: float | None = None,
+    epochs: int = 2,
 ) -> shoal.Task:
     how: dict[str, Any] = {"loss": _loss}
     if objective:
@@ -33,7 +37,7 @@ def task(
         test=TensorDataset(INPUTS[:20], TARGETS[:20]),
         metrics={"accuracy": shoal.metrics.accuracy},
         batch_size=16,
-        epochs=2,
+        epochs=epochs,
         accumulate=accumulate,
         skip_loss_below=skip,
         **how,

@@ -46,7 +46,7 @@ def test_kills_and_a_resume_change_no_bit(run: Any, zygote: ZygoteProcess, kind:
     assert alone.results["results"] == killed.results["results"] == again.results["results"]
 
 
-@pytest.mark.parametrize("strategy", ["ps:servers=2", "sharded", "pipeline", "tensor", "layer"])
+@pytest.mark.parametrize("strategy", ["ps:servers=2", "sharded", "pipeline", "tensor", "layer:place=0@0+2@1"])
 def test_every_strategy_keeps_the_same(run: Any, strategy: str) -> None:
     slots = 2 if strategy.startswith("ps") else None
     alone = run("alone", workers=1, args={"ema": 0.9})

@@ -51,18 +51,18 @@ def test_the_best_is_kept_beside_the_last(run: Any, zygote: ZygoteProcess, strat
     assert [line for line in lines if line.startswith("best")][-1] == f"best {step}"
 
 
-def test_kills_and_restarts_change_nothing(run: Any) -> None:
-    args = {"best": "-loss", "rate": FAST}
-    calm = run("calm", args=args, evaluate_every=4)
-    kills = "; ".join(f"kill worker:{number % 2} at step {5 + 4 * number}" for number in range(8))
-    killed = run("killed", args=args, evaluate_every=4, chaos=kills, max_failures=100)
-    ring = {"strategy": "data:via=ring", "on_failure": "restart"}
-    calm_ring = run("calm-ring", args=args, evaluate_every=4, **ring)
-    again = run("again", args=args, evaluate_every=4, chaos="kill worker:0 at step 23", **ring)
-    assert killed.results["best"] == calm.results["best"] and again.results["best"] == calm_ring.results["best"]
-    for found in (killed, again):
-        told = [line for line in (found.folder / DIARY).read_text().splitlines() if line.startswith("best")]
-        assert told and len(told) == len(set(told))
+@pytest.mark.parametrize(
+    "way",
+    [{"on_failure": "shrink"}, {"strategy": "data:via=ring", "on_failure": "restart"}],
+    ids=lambda way: way["on_failure"],
+)
+def test_whoever_goes_on_keeps_the_same(run: Any, way: dict[str, str]) -> None:
+    asked = {"args": {"best": "-loss", "rate": FAST}, "evaluate_every": 4, **way}
+    calm, killed = run("calm", **asked), run("killed", chaos="kill worker:0 at step 23", **asked)
+    lost = [event.kind for event in read_events(killed.folder) if event.kind in ("lost", "restarted")]
+    assert len(lost) == 1 and killed.results["best"] == calm.results["best"]
+    told = [line for line in (killed.folder / DIARY).read_text().splitlines() if line.startswith("best")]
+    assert told and len(told) == len(set(told))
 
 
 def test_a_resumed_run_knows_what_was_the_best_at_its_checkpoint(run: Any) -> None:

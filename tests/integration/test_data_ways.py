@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from data_tasks import STEP_S
 
 from helpers.training import Train
 from shoal.errors import ShoalError
 from shoal.launch.owner import ZygoteProcess
+from shoal.roles.process.timeline import read_timeline
+from shoal.spec import Cluster, Job
 
 TASKS = Path(__file__).with_name("data_tasks.py")
 LONG = pytest.mark.long
@@ -43,6 +46,15 @@ def test_processes_that_read_change_no_bit_even_when_one_is_killed(
     assert marker.exists() and any(
         "was killed by SIGKILL; another" in told["text"] for told in beside.told("warning")
     )
+
+
+@pytest.mark.alone
+def test_who_has_data_read_beside_it_does_not_wait_for_it(train: Train, tmp_path: Path) -> None:
+    """Two processes read more than a step takes, though each is slower than the model."""
+    timeline = tmp_path / "timeline"
+    train.run(Job(target=f"{TASKS}:paced", cluster=Cluster(threads=1), options={"timeline": str(timeline)}))
+    done_at = [when for when, _ in read_timeline(timeline)[10:]]
+    assert (done_at[-1] - done_at[0]) / (len(done_at) - 1) < 1.3 * STEP_S
 
 
 @pytest.mark.parametrize("kind", ["arrays", "mapped", "loader"])

@@ -140,8 +140,6 @@ def test_every_strategy(
     optimizer: str,
     workers: int,
 ) -> None:
-    if "relay" in strategy and state_mb > 200:
-        pytest.skip("relay takes a quarter more than is said of so large a state; why is not known")
     if strategy.startswith("layer:place"):
         strategy = "layer:place=" + "+".join(f"{1 + 8 * rank // workers}@{rank}" for rank in range(workers))
     setup = Setup(tmp_path, zygote, capfd, strategy, workers, {"state_mb": state_mb, "optimizer": optimizer})

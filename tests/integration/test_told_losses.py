@@ -42,7 +42,7 @@ def parts_of(trained: Trained) -> dict[int, dict[str, float]]:
     ],
 )
 def test_they_are_averaged_as_the_loss_is(train: Train, strategy: str, workers: int, args: dict[str, Any]) -> None:
-    """The loss is a sum of the others, and so is its mean where all count alike; it begins as in one process."""
+    """The loss is a sum of the others, and so is its mean; where all count alike it begins as in one process."""
     trained = train("task", workers=workers, strategy=strategy, **args)
     losses, parts = trained.losses(), parts_of(trained)
     is_lockstep = "asp" not in strategy
@@ -54,14 +54,14 @@ def test_they_are_averaged_as_the_loss_is(train: Train, strategy: str, workers: 
     results = trained.results["results"]
     assert list(results) == ["loss", "ce", "size", "accuracy"]
     assert results["ce"] + SHARE * results["size"] == pytest.approx(results["loss"], rel=1e-5)
-    if is_lockstep:
+    if is_lockstep and not args.get("weighted"):  # these weights make another loss of two parts than of one
         alone = parts_of(train("task", **{**args, "objective": False}))
         assert parts[1] == pytest.approx(alone[1], rel=1e-5)
 
 
 def test_a_successor_tells_them_too(train: Train) -> None:
-    calm = train("task", workers=2)
-    stormy = train("task", workers=2, spares=1, chaos="kill worker:0 at step 3")
-    assert stormy.told("replaced") and stormy.digests() == calm.digests()
-    assert parts_of(stormy).keys() >= {1, 4, 5, 6}
+    calm = train("task", workers=2, epochs=40)
+    stormy = train("task", workers=2, epochs=40, spares=1, chaos="kill worker:0 at step 30")
+    assert stormy.told("lost") and stormy.digests() == calm.digests()
+    assert min(parts_of(stormy)) == 1 and max(parts_of(stormy)) > 90, "who came told of its own, too"
     assert parts_of(stormy).items() <= parts_of(calm).items()

@@ -148,6 +148,18 @@ def test_batchnorm_of_the_whole_batch(tasks: str, zygote: ZygoteProcess) -> None
     assert all(row.verdict is Verdict.EQUAL and row.measured < 1e-3 for row in first.values())
 
 
+@pytest.mark.parametrize(
+    "strategy", ["data", *(pytest.param(s, marks=pytest.mark.long) for s in ("ps", "sharded"))]
+)
+def test_a_loss_that_gathers_is_that_of_the_whole_batch(strategy: str, zygote: ZygoteProcess) -> None:
+    report = verify(f"{EXAMPLES}/contrastive.py", workers=2, strategy=strategy, steps=5, zygote=zygote)
+
+    assert report.ok
+    assert rows(report, "one process in float64, whole batch")["parameters"].measured < 1e-9
+    if strategy != "sharded":
+        assert {row.measured for row in rows(report, "one process, the same slots").values()} == {0.0}
+
+
 def test_dropout_and_clipping_with_a_ring_stay_within_the_bound(tasks: str, zygote: ZygoteProcess) -> None:
     report = verify(f"{tasks}:dropout", workers=3, strategy="data:via=ring", steps=5, zygote=zygote)
 

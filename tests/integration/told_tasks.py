@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -24,16 +25,17 @@ EVALUATES_AT, SAVES_AT, STOPS_AT = 13, 17, 35
 class Diary(shoal.Callback):
     """Each line is one write: a process that is killed leaves it whole, or none of it."""
 
-    def __init__(self, asks: bool) -> None:
-        self.asks = asks
+    def __init__(self, asks: bool, logs: bool) -> None:
+        self.asks, self.logs = asks, logs
 
     def on_start(self, context: shoal.CallbackContext) -> None:
         self.write(context, "start", context.step)
 
     def on_step(self, context: shoal.CallbackContext) -> None:
         self.write(context, "step", context.step, context.loss, context.lr, context.epoch, context.samples)
-        if self.asks:
+        if self.logs:
             context.log("double", 2 * context.step)
+        if self.asks:
             wishes = {EVALUATES_AT: context.evaluate, SAVES_AT: context.save, STOPS_AT: context.stop}
             wishes.get(context.step, lambda: None)()
 
@@ -68,18 +70,34 @@ def _classified(count: int, seed: int) -> TensorDataset:
     return TensorDataset(torch.randn(count, 16, generator=generator) + target[:, None], target)
 
 
+class Paced(nn.Module):
+    """Takes a while for each batch that is trained on, whatever the machine."""
+
+    def __init__(self, pause_s: float) -> None:
+        super().__init__()
+        self.pause_s = pause_s
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            time.sleep(self.pause_s)
+        return x
+
+
 def told(
     steps: int = STEPS,
     asks: bool = False,
+    logs: bool = False,
     best: str = "",
     patience: int = 0,
     rate: float = 0.05,
     ema: float | None = None,
     swa: int | None = None,
     optimizer: str = "SGD",
+    pause_s: float = 0.0,
 ) -> shoal.Task:
+    paced = [Paced(pause_s)] if pause_s else []
     return shoal.Task(
-        model=lambda: nn.Sequential(nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 5)),
+        model=lambda: nn.Sequential(nn.Linear(16, 40), nn.ReLU(), nn.Linear(40, 5), *paced),
         loss=F.cross_entropy,
         optimizer=lambda params: OPTIMIZERS[optimizer](params, lr=rate),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.9),
@@ -94,5 +112,5 @@ def told(
         keep_best=best or None,
         ema=ema,
         swa=swa,
-        callbacks=[Diary(asks)],
+        callbacks=[Diary(asks, logs)],
     )

@@ -11,6 +11,7 @@ SUITES = {
     "Strategy": "test_strategies.py",
     "Handover": "test_handover.py",
     "Compute": "test_compute.py",
+    "Swap": "test_swaps.py",
     "Line": "test_mesh_parts.py",
     "Sharding": "test_mesh_parts.py",
     "Engine": "test_process_hosts.py",

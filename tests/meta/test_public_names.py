@@ -36,6 +36,7 @@ PROMISED = [
     "__version__",
     "datasets",
     "evaluate",
+    "gather",
     "metrics",
     "optim",
     "predict",

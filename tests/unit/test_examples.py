@@ -17,6 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PARAMETERS = {
     "branches": 36_090,
     "classification_servers": 1_002,
+    "contrastive": 16_704,
     "digits": 19_210,
     "digits_conv": 24_058,
     "gpt": 842_496,

@@ -2,6 +2,7 @@
 
 from shoal.arena.grid import Chunk, Flat, Grid, Piece, make_grid
 from shoal.arena.malloc import keep_freed_memory, return_freed_memory, use_small_stacks
+from shoal.arena.room import GrowingRoom
 from shoal.arena.segment import Segment, counter_bytes, segment_bytes
 from shoal.arena.waits import Counters, supported
 
@@ -10,6 +11,7 @@ __all__ = [
     "Counters",
     "Flat",
     "Grid",
+    "GrowingRoom",
     "Piece",
     "Segment",
     "counter_bytes",

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from shoal.arena.room import ROOM_BYTES, GrowingRoom
 from shoal.arena.waits import LINE, Counters
 from shoal.errors import LaunchError
 from shoal.spec.footprint import paged
@@ -30,6 +31,7 @@ class Segment:
         self._owns_fd = fd is None
         self._regions: dict[str, tuple[int, int]] = {}
         self._size = 0
+        self._num_rooms = 0
         self._memory: mmap.mmap | None = None
         self._address = 0
 
@@ -39,16 +41,22 @@ class Segment:
         self._regions[name] = (self._size, nbytes)
         self._size += paged(nbytes)
 
+    def add_rooms(self, count: int) -> None:
+        """Have rooms behind all regions, which take no memory until they are used."""
+        assert self._memory is None
+        self._num_rooms = count
+
     def map(self) -> None:
         """Give the segment its size (the same in every process) and map it."""
+        rooms = self._num_rooms * ROOM_BYTES
         try:
-            if os.fstat(self._fd).st_size not in (0, self._size):
+            if (found := os.fstat(self._fd).st_size) not in (0, self._size + rooms):
                 raise LaunchError(
-                    f"The shared segment has {os.fstat(self._fd).st_size} bytes, but this process needs "
+                    f"The shared segment has {found - rooms} bytes, but this process needs "
                     f"{self._size}: the task builds another model here than in the other workers; make it "
                     "depend on nothing but its arguments and the seed."
                 )
-            os.ftruncate(self._fd, self._size)
+            os.ftruncate(self._fd, self._size + rooms)
             self._memory = mmap.mmap(self._fd, self._size)
         except OSError as error:
             raise LaunchError(
@@ -86,9 +94,14 @@ class Segment:
         start, nbytes = self._regions[name]
         return Counters(memoryview(self._memory)[start : start + nbytes], self._address + start, on_idle)
 
+    def room(self, number: int) -> GrowingRoom:
+        """One of the rooms behind the regions."""
+        assert number < self._num_rooms
+        return GrowingRoom(self._fd, self._size + number * ROOM_BYTES)
+
     @property
     def nbytes(self) -> int:
-        """Size of the whole segment."""
+        """Size of the whole segment, without rooms."""
         return self._size
 
     def share_with(self, handle: str) -> None:

@@ -63,8 +63,8 @@ class BestFiles:
         """Keep this model, and show it."""
         with writing(self._run.path):
             self._run.best.mkdir(exist_ok=True)
-        told = {"steps": str(step), "results": json.dumps(dict(results)), "attempt": self._attempt}
-        save_stream(self._run.best / f"{folder_name(step)}{_SUFFIX}", stream, **told)
+        path, told = self._run.best / f"{folder_name(step)}{_SUFFIX}", json.dumps(dict(results))
+        save_stream(path, stream, steps=str(step), results=told, attempt=self._attempt)
         self.settle()
 
     def settle(self) -> None:

@@ -223,6 +223,7 @@ def _resumed(said: Mapping[str, Any], wishes: Mapping[str, Any], folder: RunFold
     # What a coordinator remembers is about the attempt that ended.
     folder.decisions.unlink(missing_ok=True)
     rewind_told(folder.told, folder.events, manifest.step)
+    folder.unsent.unlink(missing_ok=True)
     for text in (f"resuming {folder.name} after step {manifest.step:,}", left_out(job, manifest)):
         if text:
             tell(LineSaid(text=text))

@@ -72,8 +72,8 @@ def member_world(other: World, role: Role, number: int, *, node: int = 0, genera
 
 
 def can_move(job: Job) -> bool:
-    """Whether one process can do the work of several: all is in shared memory, and nobody waits in a pass."""
-    return _has_places(job) and job.conduct.passes_alone
+    """Whether one process can do the work of several: all is in shared memory."""
+    return _has_places(job)
 
 
 def can_replace(job: Job) -> bool:

@@ -130,6 +130,17 @@ class MovingBuffers:
         self._gather()
         return self._own
 
+    def keep(self) -> Callable[[], None]:
+        """Note this process's values, in the middle of a pass; what is returned puts them back."""
+        self._gather()
+        kept = self._own.clone() if self.nbytes else self._own
+
+        def put_back() -> None:
+            self._gather()  # what the model's code put in their place meanwhile
+            self._own.copy_(kept)
+
+        return put_back
+
     def begin_mean(self) -> BufferMean:
         """Start a step of a worker that shares no memory with the others."""
         return BufferMean(self)

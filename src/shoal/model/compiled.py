@@ -28,5 +28,8 @@ def _taken_out(wrapper: nn.Module) -> nn.Module:
     assert inner is not None
     if _is_wrapper(inner):  # compiled twice
         return _taken_out(inner)
-    inner._compiled_call_impl = vars(wrapper)["dynamo_ctx"](inner._call_impl)
+    from torch._dynamo.external_utils import wrap_inline
+
+    # In a frame of its own: those of torch's own modules are passed over by what compiles.
+    inner._compiled_call_impl = vars(wrapper)["dynamo_ctx"](wrap_inline(inner._call_impl))
     return inner

@@ -17,53 +17,10 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
+from shoal.model.gathering import Asking, Gathered, now_asked
+
 _FEWEST_LEAVES = 4
 """A shorter sequence of single layers is not worth cutting."""
-
-Ask = Callable[[torch.Tensor], torch.Tensor]
-"""Brings numbers to other processes and has theirs; all must call it in the same order, and equally often."""
-
-
-class Asking:
-    """An `Ask` inside a forward pass: who computes a block again is given the answers of the first time.
-
-    A second question would find the others elsewhere: each goes back through its blocks at its own pace, and
-    shared memory has room for one question of each layer.
-    """
-
-    def __init__(self, ask: Ask) -> None:
-        self.ask = ask
-        """Asks whatever pass this is: for what is never computed again."""
-        self._now = ask
-
-    def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        return self._now(values)
-
-    @contextmanager
-    def remembering(self, answers: list[torch.Tensor]) -> Iterator[None]:
-        """The first pass through a block: ask, and keep what is answered."""
-
-        def ask(values: torch.Tensor) -> torch.Tensor:
-            answers.append(self.ask(values))
-            return answers[-1]
-
-        with self._by(ask):
-            yield
-
-    @contextmanager
-    def repeating(self, answers: Sequence[torch.Tensor]) -> Iterator[None]:
-        """The second pass: the same questions have the same answers."""
-        left = iter(answers)
-        with self._by(lambda values: next(left)):
-            yield
-
-    @contextmanager
-    def _by(self, ask: Ask) -> Iterator[None]:
-        before, self._now = self._now, ask
-        try:
-            yield
-        finally:
-            self._now = before
 
 
 def recompute_blocks(module: nn.Module) -> int:
@@ -146,21 +103,23 @@ def _checkpointed(forward: Callable[..., Any], modules: Sequence[nn.Module], *ar
         return forward(*args, **kwargs)
 
     def contexts() -> tuple[Any, Any]:
-        answers: dict[Asking, list[torch.Tensor]] = {asking: [] for asking in _asking(modules)}
+        answers: dict[Asking, list[Gathered]] = {asking: [] for asking in _asking(modules)}
         return _first_pass(answers), _second_pass(answers, modules)
 
     return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
 def _asking(modules: Sequence[nn.Module]) -> Iterator[Asking]:
-    """Whom layers ask in their forward pass: what they have as `asking`."""
+    """Whom is asked in a forward pass: by `gather`, and by layers that have an `asking`."""
+    if (asked := now_asked()) is not None:
+        yield asked
     for layer in (layer for module in modules for layer in module.modules()):
         if isinstance(asking := layer.__dict__.get("asking"), Asking):
             yield asking
 
 
 @contextmanager
-def _first_pass(answers: Mapping[Asking, list[torch.Tensor]]) -> Iterator[None]:
+def _first_pass(answers: Mapping[Asking, list[Gathered]]) -> Iterator[None]:
     with ExitStack() as stack:
         for asking, own in answers.items():
             stack.enter_context(asking.remembering(own))
@@ -168,7 +127,7 @@ def _first_pass(answers: Mapping[Asking, list[torch.Tensor]]) -> Iterator[None]:
 
 
 @contextmanager
-def _second_pass(answers: Mapping[Asking, list[torch.Tensor]], modules: Sequence[nn.Module]) -> Iterator[None]:
+def _second_pass(answers: Mapping[Asking, list[Gathered]], modules: Sequence[nn.Module]) -> Iterator[None]:
     with ExitStack() as stack:
         for asking, own in answers.items():
             stack.enter_context(asking.repeating(own))

@@ -98,12 +98,11 @@ class Evaluated(Happening, kind="evaluation"):
     results: Numbers
 
 
-class ScalarLogged(Happening, kind="scalar"):
-    """A number that a callback logs."""
+class ScalarsLogged(Happening, kind="scalars"):
+    """Numbers that callbacks log."""
 
-    name: str
-    value: float
-    step: int
+    scalars: list[list[Any]]
+    """`[step, name, number]` each."""
 
 
 class TextLogged(Happening, kind="text"):
@@ -349,7 +348,7 @@ class Stopped(Happening, kind="stopped"):
 
 KINDS: dict[str, type[Happening]] = by_kind(
     *(WorldFormed, StateEntered, Heartbeat, MemoryPeaks, StepsTaken, ProgressMade, Evaluated, LineSaid, Warned),
-    *(ScalarLogged, TextLogged, ImageLogged),
+    *(ScalarsLogged, TextLogged, ImageLogged),
     *(FaultInjected, Hung, Lost, Replaced, Restarted, Resumed, Raised, Failed),
     *(Adopted, Released, Scaled, Decided, CutsChanged),
     *(Audited, CheckpointWritten, Saved, Done, Finished, Stopped),

@@ -74,6 +74,8 @@ class RunFolder:
     """What callbacks have logged as images."""
     told = _Inside("callbacks.marks")
     """What callbacks were told, where the task has any."""
+    unsent = _Inside("callbacks.unsent")
+    """What they have logged, on its way into the events."""
     logged = _Inside("logged")
     """What loggers keep here, in a folder each."""
 
@@ -169,7 +171,7 @@ class RunFolder:
         with writing(self.path):
             told = (self.job, self.events, self.result, self.report, self.chart)
             models = (self.model, self.partial_model, self.best_model, self.average_model)
-            for file in (*told, *models, self.decisions, self.told):
+            for file in (*told, *models, self.decisions, self.told, self.unsent):
                 file.unlink(missing_ok=True)
             for folder in (self.logs, self.logged, self.images, self.best, self.checkpoints):
                 if folder.is_dir():

@@ -41,6 +41,8 @@ class Mark(IntEnum):
     SAVE = auto()
     ASKED = auto()
     """How many evaluations were asked for."""
+    WANTED = auto()
+    """Whether a callback wants one, and it is not yet said after which step."""
 
 
 class ToldMarks:
@@ -95,7 +97,7 @@ class ToldMarks:
         """The user goes on after this step, with so much told of the run: what came later is void."""
         for mark in (Mark.STEP, Mark.EVALUATION, Mark.CHECKPOINT, Mark.BEST, Mark.WRITTEN):
             self[mark] = min(self[mark], step)
-        for mark in (Mark.STARTED, Mark.ENDED, Mark.INSIDE, Mark.STOP, Mark.SAVE):
+        for mark in (Mark.STARTED, Mark.ENDED, Mark.INSIDE, Mark.STOP, Mark.SAVE, Mark.WANTED):
             self[mark] = 0
         self[Mark.FAULT] = events_bytes
         self[Mark.ASKED] = sum(asked <= step for asked in self.asked)

@@ -180,7 +180,8 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
     callbacks = training.callbacks
 
     def wants_stop() -> bool:
-        return reporter.wants_stop() or (callbacks is not None and callbacks.wants_stop)
+        assert callbacks is not None
+        return reporter.wants_stop() or callbacks.wants_stop
 
     return Setting(
         world=training.world,
@@ -192,7 +193,7 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
             on_idle=reporter.on_idle,
             on_block=reporter.pulse.block,
             on_cuts=reporter.on_cuts,
-            wants_stop=wants_stop,
+            wants_stop=reporter.wants_stop if callbacks is None else wants_stop,
         ),
         supply=training,
         clip_norm=training.task.clip_norm,

@@ -79,8 +79,8 @@ class Conduct:
     """The work is cut into places in memory that all workers of a host share: any process can host any of them."""
     has_journal: bool = False
     """Who takes the place of one that died can finish its step."""
-    passes_alone: bool = True
-    """No worker waits for another inside a forward or backward pass."""
+    meets: bool = False
+    """Slots can bring rows to each other inside a forward or backward pass."""
     repeats_passes: bool = True
     """A part of the model can be computed again in its backward pass."""
     synchronises: bool = False
@@ -119,6 +119,11 @@ class Conduct:
         if self.first_evaluates:
             return 1
         return self.slots if self.is_cut or self.is_never_whole else workers
+
+    @property
+    def cuts_batches(self) -> bool:
+        """Whether a pass sees a part of the batch alone, where `accumulate` leaves it whole."""
+        return self.slots > 1 or self.microbatches > 1
 
     @property
     def takes_batches(self) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shoal.spec.footprint import Flow, Footprint, Medium, MemoryRegion, Stay
 from shoal.spec.model_size import CutSize, ModelSize, RunSize
-from shoal.spec.whole_footprint import common_regions, of_worker
+from shoal.spec.whole_footprint import common_regions, of_worker, talk_regions
 
 if TYPE_CHECKING:
     from shoal.spec.model_parallel import Mesh
@@ -43,11 +43,6 @@ def cut_footprint(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> F
     most = max(found, key=lambda each: each.own_bytes)
     flows = _flows(mesh, model, run, cut, shares_state=shares_state)
     return Footprint(shared=shared, worker=most.worker, workers=run.workers, flows=flows)
-
-
-def talk_regions(cut: CutSize) -> tuple[MemoryRegion, ...]:
-    """What workers that talk through the host's memory lay out for that, besides the segment of the run."""
-    return (MemoryRegion(name="talk", what="buffers to talk through", num_bytes=cut.talk),) if cut.talk else ()
 
 
 def stage_need(mesh: Mesh, trained: int, largest: int, kept: int) -> int:

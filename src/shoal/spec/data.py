@@ -66,11 +66,6 @@ class Data(StrategySpec):
                 f"data: shares=speed measures workers through shared memory, which {other} does not use; use "
                 "via=arena, or shares=even."
             )
-        if self.batchnorm == "sync":
-            raise SpecError(
-                "data: shares=speed needs each slot's own time, but with batchnorm=sync all wait for one another "
-                "in every pass; use batchnorm=local, or shares=even."
-            )
 
     @property
     def shares_memory(self) -> bool:
@@ -94,22 +89,17 @@ class Data(StrategySpec):
                     ("has_places", "slots"), f"with strategy={self} workers take turns with whole batches"
                 ),
             )
-        why = {
-            "has_journal": f"strategy={self} keeps none; leave journal on",
-            "passes_alone": "batchnorm=sync needs a process of its own for every slot; use batchnorm=local",
-        }
+        why = {"has_journal": f"strategy={self} keeps none; leave journal on"}
         if cluster.device != "cpu":
             why["has_places"] = f"device={cluster.device} does not use that"
         if self.batchnorm == "sync":
             why["can_skip"] = "batchnorm=sync needs them all in every pass; use batchnorm=local"
-            why["slots"] = "batchnorm=sync needs one for each worker"
         return Conduct(
             fills=self._fills(cluster.places, slots),
-            slots_are_free=self.batchnorm != "sync",
             has_places=self.shares_memory and cluster.device == "cpu",
             has_journal=self.journal,
-            passes_alone=self.batchnorm != "sync",
             can_skip=self.batchnorm != "sync",
+            meets=True,
             synchronises=True,
             why=why,
         )
@@ -155,7 +145,7 @@ class Data(StrategySpec):
         if run.workers == run.slots == 1 and self.via == "auto" and not run.is_replaceable:
             return whole_footprint(model, run)
         if self.partition == "relay" and run.workers > 1:
-            return handed_on(model, run)
+            return handed_on(model, run, cut or CutSize())
         if self.shares_memory and run.shares_memory:
             regions = self.segment_regions(model, run, cut or CutSize())
             return arena_footprint(regions, model, run, cut or CutSize())
@@ -163,8 +153,6 @@ class Data(StrategySpec):
 
     def segment_regions(self, model: ModelSize, run: RunSize, cut: CutSize) -> tuple[MemoryRegion, ...]:
         """What is reserved in the segment that all workers of a host map."""
-        if self.batchnorm != "sync":
-            run = replace(run, exchange=0)
         if not self.journal:
             run = replace(run, image=0)
         return arena_regions(model, run, cut, follows_speed=self.shares == "speed", journals=self.journal)

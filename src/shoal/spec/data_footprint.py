@@ -37,7 +37,6 @@ def arena_regions(
         "table": run.table,
         "buffers": model.moving,
         **{f"buffers/{slot}": model.moving for slot in slots},
-        **{f"exchange/{slot}": run.exchange for slot in slots},
     }
     images = {"old-params": model.laid_out if run.image else 0, "image/0": run.image, "image/1": run.image}
     journal = {f"undo/{place}": cut.largest_chunk * (1 + model.kept) for place in places}
@@ -59,8 +58,8 @@ def arena_regions(
 
 
 def num_counters(slots: int, places: int) -> int:
-    """Of `Marks`: one for all, two for each slot, five for each place."""
-    return 1 + 2 * slots + 5 * places
+    """Of `Marks`: one for all, one for each slot, five for each place."""
+    return 1 + slots + 5 * places
 
 
 def arena_footprint(regions: tuple[MemoryRegion, ...], model: ModelSize, run: RunSize, cut: CutSize) -> Footprint:

@@ -49,7 +49,7 @@ class Feature(Generic[Asker]):
 _LACKS = {
     "has_places": "strategy={strategy} does not use that",
     "has_journal": "strategy={strategy} keeps none",
-    "passes_alone": "batchnorm=sync needs a process of its own for every slot",
+    "meets": "these are not computed at the same time",
     "repeats_passes": "strategy={strategy} cannot run a part of it twice",
     "slots_are_free": "strategy={strategy} cuts batches in its own way",
     "has_one_loss": "with strategy={strategy} each group of layers has a loss of its own",
@@ -72,14 +72,14 @@ JOB_FEATURES: tuple[Feature[Job], ...] = (
         name="limits of workers",
         asked=lambda job: "" if job.cluster.max_workers is None else f"workers={job.cluster.written_workers}",
         does=_ANOTHERS_WORK,
-        needs=("has_places", "has_journal", "passes_alone"),
+        needs=("has_places", "has_journal"),
         remedy="use data:via=arena on cpu, or a number",
     ),
     Feature(
         name="on_failure=shrink",
         asked=lambda job: "on_failure=shrink" if job.on_failure == "shrink" else "",
         does=_ANOTHERS_WORK,
-        needs=("has_places", "has_journal", "passes_alone"),
+        needs=("has_places", "has_journal"),
         remedy="use data:via=arena on cpu, or another on_failure",
     ),
     Feature(
@@ -120,6 +120,15 @@ TASK_FEATURES: tuple[Feature[Task], ...] = (
         remedy="use push=gradients",
     ),
 )
+
+GATHER = Feature[Task](
+    name="shoal.gather",
+    asked=lambda task: "shoal.gather",
+    does="brings the rows of all parts of a batch together in the middle of a pass",
+    needs=("meets",),
+    remedy="use data, sharded or ps:sync=bsp",
+)
+"""Asked for by a call of the task's code, and so refused when it is called."""
 
 
 def check_job(job: Job) -> None:

@@ -108,6 +108,7 @@ class Layer(StrategySpec):
             return Conduct(
                 fills=even_fills(slots or workers, workers),
                 has_phases=True,
+                meets=True,
                 why={"has_places": f"strategy={self} sums gradients over sockets and cannot replace workers"},
             )
         return Conduct(

@@ -58,6 +58,7 @@ class ModelParallel(StrategySpec):
             gathers=True,
             frees_parameters=mesh.shard > 1 and mesh.level == 3 and not mesh.shares_memory(cluster),
             repeats_passes=mesh.schedule != "zero-bubble",
+            meets=mesh.pipeline == 1,
             synchronises=mesh.pipeline == 1,
             can_skip=False,
             calls_model=mesh.pipeline == 1,
@@ -70,6 +71,7 @@ class ModelParallel(StrategySpec):
                 if mesh.data > 1
                 else f"with strategy={self} {NOBODY_ELSE}",
                 "slots": f"strategy={self} cuts every batch into {mesh.lanes}, one part for each lane of workers",
+                "meets": f"with strategy={self} they follow each other through the model",
                 "repeats_passes": "schedule=zero-bubble takes that pass in two parts; use schedule=1f1b",
             },
         )

@@ -132,8 +132,6 @@ class RunSize:
     steps: int = 0
     table: int = 0
     """Bytes of the tables in which evaluations are written."""
-    exchange: int = 0
-    """Bytes that a slot exchanges inside a pass, where BatchNorm is synchronised."""
     image: int = 0
     """Bytes of an image of what an optimizer keeps that works on the whole model; 0 where it cannot be kept."""
     precision: tuple[int, int] = (0, 0)

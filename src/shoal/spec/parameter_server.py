@@ -188,6 +188,7 @@ class ParameterServer(StrategySpec):
             servers=self.num_servers,
             is_lockstep=self.is_lockstep,
             leaves_out_the_late=self.sync.startswith("quorum:"),
+            meets=self.meets,
             can_skip=False,
             state=StateHolder.SERVERS if self.push == "gradients" else StateHolder.EACH_WORKER,
             has_one_state=self.push == "gradients",
@@ -197,6 +198,7 @@ class ParameterServer(StrategySpec):
                 "limits of workers": f"strategy={self} starts with a number, which shoal scale changes; give one",
                 "slots": own_parts,
                 "can_skip": f"strategy={self} cannot; use data",
+                "meets": f"with strategy={self} workers do not wait for each other in memory that they share",
             },
         )
 
@@ -307,6 +309,12 @@ class ParameterServer(StrategySpec):
     def is_lockstep(self) -> bool:
         """Whether the result does not depend on timing."""
         return self.sync in ("bsp", "ssp:0")
+
+    @property
+    def meets(self) -> bool:
+        """Whether slots can bring rows to each other: all compute one step, in memory that they share."""
+        is_direct = (self.push, self.via, self.ahead) == ("gradients", "direct", 0) and self.servers != "host"
+        return self.is_lockstep and is_direct and self.wire != "tcp"
 
     @property
     def has_lone_updates(self) -> bool:

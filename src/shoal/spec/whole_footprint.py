@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.spec.footprint import Flow, Footprint, Medium, MemoryRegion, Stay
-from shoal.spec.model_size import ModelSize, PassSize, RunSize
+from shoal.spec.model_size import CutSize, ModelSize, PassSize, RunSize
 
 CHUNK_BYTES = 2 << 20
 """Of what our collectives send at once."""
@@ -22,6 +22,11 @@ def common_regions(run: RunSize) -> list[MemoryRegion]:
         of_worker("data sets and the task's own", run.data),
         of_worker("threads, sockets and kernels", run.process),
     ]
+
+
+def talk_regions(cut: CutSize) -> tuple[MemoryRegion, ...]:
+    """What workers that talk through the host's memory lay out for that, besides the segment of the run."""
+    return (MemoryRegion(name="talk", what="buffers to talk through", num_bytes=cut.talk),) if cut.talk else ()
 
 
 def activations(one: PassSize, *, counted: int | None = None) -> MemoryRegion:
@@ -70,14 +75,15 @@ def summed_over_sockets(model: ModelSize, run: RunSize, via: str) -> Footprint:
     return Footprint(worker=regions, workers=num, flows=(flow,))
 
 
-def handed_on(model: ModelSize, run: RunSize) -> Footprint:
-    """Workers take turns, each alone; who follows gets parameters, buffers and optimizer state as one message."""
-    base, state = whole_footprint(model, run), model.parameters + model.fixed + model.state
-    # What comes is there whole before it takes the place of what was; no pass runs meanwhile.
-    message = max(0, state + min(state, LOOKAHEAD * CHUNK_BYTES) - run.one.activations - run.one.batch)
-    flow = Flow(what="model and optimizer state, at the end of a block", medium=Medium.NETWORK, num_bytes=state)
+def handed_on(model: ModelSize, run: RunSize, cut: CutSize) -> Footprint:
+    """Workers take turns, each alone; who follows gets parameters, buffers and optimizer state, one by one."""
+    state = model.parameters + model.fixed + model.state
+    # Each is there as it was sent, and once more as it is taken; no pass runs meanwhile.
+    under_way = max(0, 2 * max(model.trained, default=0) - run.one.activations - run.one.batch)
+    medium = Medium.MEMORY if cut.talk else Medium.NETWORK
     return Footprint(
-        worker=(*base.worker, of_worker("the state as it is handed on", message, Stay.TRAINING)),
+        shared=talk_regions(cut),
+        worker=(*whole_footprint(model, run).worker, of_worker("what is handed on", under_way, Stay.TRAINING)),
         workers=run.workers,
-        flows=(flow,),
+        flows=(Flow(what="model and optimizer state, at the end of a block", medium=medium, num_bytes=state),),
     )

@@ -54,7 +54,9 @@ def task_loss(replica: Replica, batch: Any, step: int = 0) -> ToldLoss:
 
 def told_loss(replica: Replica, found: Any) -> ToldLoss:
     """What a task's loss or objective returned, checked."""
-    return ToldLoss(replica.precision.widened(check_loss(found)), replica.loss_parts.of(found))
+    known = replica.loss_parts
+    parts = known.of(found) if known.names or not isinstance(found, torch.Tensor) else ()
+    return ToldLoss(replica.precision.widened(check_loss(found)), parts)
 
 
 def plain_loss(replica: Replica, batch: Any) -> torch.Tensor:

@@ -30,6 +30,15 @@ class GradientTap:
         touched[:] = 0
         self._views, self._touched = views, touched
 
+    def keep(self) -> Callable[[], None]:
+        """Note where gradients go; what is returned sends them there again."""
+        aim = self._views, self._touched, self._in_backward
+
+        def put_back() -> None:
+            self._views, self._touched, self._in_backward = aim
+
+        return put_back
+
     def _taker(self, number: int) -> Callable[[torch.Tensor], None]:
         def take(param: torch.Tensor) -> None:
             gradient, param.grad = param.grad, None

@@ -120,9 +120,8 @@ def test_what_transformers_reads(make_run) -> None:
     expected = transformers.BertForSequenceClassification(config).eval()
     make_run(expected, "pretrained")
     read = transformers.BertForSequenceClassification.from_pretrained(export("demo", "huggingface")).eval()
-    tokens = torch.arange(6)[None]
-    with torch.no_grad():
-        assert torch.equal(read(tokens).logits, expected(tokens).logits)
+    given, found = expected.state_dict(), read.state_dict()
+    assert given.keys() == found.keys() and all(torch.equal(found[name], given[name]) for name in given)
 
 
 def test_a_model_of_ones_own_cannot_be_saved_for_transformers(make_run) -> None:

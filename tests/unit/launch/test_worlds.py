@@ -88,7 +88,7 @@ def test_fewer_workers_than_places(monkeypatch: pytest.MonkeyPatch) -> None:
         (2, "data", 0, True, True),
         (1, "data", 0, True, False),
         (1, "data", 1, True, True),
-        (2, "data:batchnorm=sync", 0, False, True),
+        (2, "data:batchnorm=sync", 0, True, True),
         (2, "data:journal=off", 0, True, False),
         (2, "data:via=ring", 0, False, False),
         (2, "ps", 0, False, False),

@@ -39,9 +39,9 @@ def test_weights_follow_the_models_numbers(loss: Any) -> None:
     given = task(loss)
     inputs, target = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 1, 1])
     wide = Replica(given, numerics="float64")
-    found = task_loss(wide, (inputs, target))
+    found = task_loss(wide, (inputs, target)).loss
     assert found.dtype == torch.float64
     assert torch.equal(found, F.cross_entropy(wide.module(inputs), target, weight=WEIGHT.double()))
     assert WEIGHT.dtype == torch.float32 and given.loss is loss, "the task itself is as it was"
     plain = Replica(given)
-    assert plain.task is given and task_loss(plain, (inputs.float(), target)).dtype == torch.float32
+    assert plain.task is given and task_loss(plain, (inputs.float(), target)).loss.dtype == torch.float32

@@ -35,7 +35,7 @@ WHOLE = {
     },
     "progress": {"step": 3, "total_steps": 9, "samples": 48},
     "evaluation": {"step": 3, "results": {"loss": 0.5, "accuracy": 1}},
-    "scalar": {"name": "norm", "value": 0.5, "step": 3},
+    "scalars": {"scalars": [[3, "norm", 0.5]]},
     "text": {"name": "note", "text": "hello", "step": 3},
     "image": {"name": "digit", "path": "images/digit-3.png", "step": 3},
     "line": {"text": "hello", "level": "info"},

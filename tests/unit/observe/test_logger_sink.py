@@ -17,10 +17,11 @@ from shoal.observe.happenings import (
     Finished,
     Restarted,
     Saved,
-    ScalarLogged,
+    ScalarsLogged,
     StateEntered,
     StepsTaken,
     Stopped,
+    TextLogged,
     Warned,
 )
 from shoal.observe.loggers import LoggedRun, Logger, LoggerSink, RunEnding, Scalar, sink
@@ -113,7 +114,8 @@ def test_what_callbacks_have_logged_of_undone_steps_is_told_again(folder: RunFol
     told = sink_of("one", logger, folder)
     for event in (
         steps(1, 2),
-        *(Event(ScalarLogged(name="mine", value=float(step), step=step)) for step in (1, 2)),
+        Event(ScalarsLogged(scalars=[[step, "mine", float(step)] for step in (1, 2)])),
+        *(Event(TextLogged(name="note", text="hello", step=step)) for step in (1, 2)),
         Event(Restarted(reason="a kill", step=1, samples=1, undone=1, seconds=0.1)),
         steps(2),
         Event(Finished()),
@@ -123,6 +125,7 @@ def test_what_callbacks_have_logged_of_undone_steps_is_told_again(folder: RunFol
     assert logger.heard[logger.heard.index(("undo", 1)) + 1 : -1] == [
         ("note", "faults", 1),
         ("log", 2, "mine"),
+        ("note", "note", 2),
         ("log", 2, "train/loss"),
     ]
 

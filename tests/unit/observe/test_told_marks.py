@@ -41,14 +41,16 @@ def test_what_came_after_the_step_is_void_when_the_user_goes_on_there(tmp_path: 
     rewind_told(path, events, 5)
     assert not path.exists(), "a task without callbacks has none"
     marks = ToldMarks.open(path)
-    marks[Mark.STARTED] = marks[Mark.ENDED] = marks[Mark.STOP] = marks[Mark.INSIDE] = 1
+    void = (Mark.STARTED, Mark.ENDED, Mark.STOP, Mark.INSIDE, Mark.WANTED)
+    for mark in void:
+        marks[mark] = 1
     marks[Mark.STEP], marks[Mark.EVALUATION], marks[Mark.CHECKPOINT] = 9, 8, 4
     for step in (2, 7):
         marks.ask_evaluation(step)
     events.write_text("a line\n")
     rewind_told(path, events, 5)
     assert (marks[Mark.STEP], marks[Mark.EVALUATION], marks[Mark.CHECKPOINT]) == (5, 5, 4)
-    assert [marks[mark] for mark in (Mark.STARTED, Mark.ENDED, Mark.STOP, Mark.INSIDE)] == [0] * 4
+    assert not any(marks[mark] for mark in void)
     assert marks.asked == [2] and marks[Mark.FAULT] == len("a line\n")
 
 

@@ -61,7 +61,7 @@ def test_regions_of_one_purpose_are_told_together() -> None:
         ("data", 2, 80 * (1 + 2 + 2), 80 + 3),
         ("data", 1, 0, 80 * 4 + 3),
         ("data:via=ring", 2, 0, 80 * 4 + 3 + 16),
-        ("data:partition=relay", 2, 0, 80 * 4 + 3 + 80 * 3 + 3 + 16),
+        ("data:partition=relay", 2, 0, 80 * 4 + 3 + 2 * 10),
         ("ps", 2, 80 * (3 + 4), 80 * 2 + 3),
         ("ps:servers=2,wire=tcp", 2, 0, 80 * 2 + 3 + 160),
         ("sharded:stage=1", 4, 0, 80 + (80 + 10) + 40 + 3),

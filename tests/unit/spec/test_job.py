@@ -66,7 +66,6 @@ def test_strategies_are_kept_in_one_spelling() -> None:
         ),
         ({"max_failures": -1}, "max_failures must be a whole number of at least 0"),
         ({"on_failure": "shrink", "strategy": "data:via=ring"}, "on_failure=shrink .* use data:via=arena"),
-        ({"on_failure": "shrink", "strategy": "data:batchnorm=sync"}, "a process of its own for every slot"),
         ({"on_failure": "shrink", "strategy": "ps"}, "use replace or stop"),
         (
             {"cluster": Cluster(workers="1:4"), "strategy": "ps"},

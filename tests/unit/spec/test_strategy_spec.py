@@ -55,7 +55,6 @@ def test_switches_take_the_usual_words(word: str) -> None:
         ("data:shares=", ["found ''"]),
         ("data:shares=speed,via=ring", ["which via=ring does not use; use via=arena"]),
         ("data:shares=speed,partition=relay", ["which partition=relay does not use"]),
-        ("data:shares=speed,batchnorm=sync", ["all wait for one another", "batchnorm=local"]),
         ("data:batchnorm=frozen", ["local, sync"]),
         ("sharded:via=ring", ["via 'ring'", "auto, backend, memory"]),
     ],

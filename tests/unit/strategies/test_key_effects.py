@@ -243,7 +243,7 @@ EFFECTS = [
         "data.batchnorm",
         "data:via=arena",
         "data:via=arena,batchnorm=sync",
-        lambda written: (s := trained(written)._shared).counters[s.marks.exchanged[0]] > 0,
+        lambda written: trained(written)._shared.segment.room(0).counter(None)[0] > 0,
         True,
     ),
     Effect("data.shares", "data", "data:shares=1+3", lambda w: conduct_of_four(w).slots_per_worker, (1, 3)),

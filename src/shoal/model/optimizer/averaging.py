@@ -88,7 +88,7 @@ def with_average(optimizer: Optimizer, task: Task) -> Optimizer:
             "Task: ema and swa are kept with what the optimizer keeps, but that of LBFGS cannot be handed on; use "
             "another."
         )
-    optimizer.__class__ = averaged_class(type(optimizer))
+    optimizer.__class__ = averaged_class(type(optimizer))  # type: ignore[arg-type]  # a class can be hashed
     for group in optimizer.param_groups:
         group.update({_EMA: task.ema} if task.swa is None else {_SWA: task.swa})
     return optimizer

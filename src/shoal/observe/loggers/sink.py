@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -27,7 +28,7 @@ from shoal.observe.happenings import (
     Restarted,
     Resumed,
     Saved,
-    ScalarLogged,
+    ScalarsLogged,
     Scaled,
     StepsTaken,
     Stopped,
@@ -46,7 +47,8 @@ MOST_WAITING = 100_000
 """So many events may wait for a logger that is slow."""
 _MOST_AT_ONCE = 1000
 _MOST_TOLD_AGAIN = 10_000
-_NUMBERS = (StepsTaken, Evaluated, ScalarLogged)
+_NUMBERS = (StepsTaken, Evaluated, ScalarsLogged)
+_BY_CALLBACKS = (ScalarsLogged, TextLogged, ImageLogged)
 _MARKS = (FaultInjected, Hung, Lost, Replaced, Restarted, Scaled, Warned, Failed)
 _TOLD = (*_NUMBERS, *_MARKS, *UNDOING, TextLogged, ImageLogged, Saved, Finished, Stopped)
 
@@ -70,8 +72,8 @@ class LoggerSink:
         self._thread: threading.Thread | None = None
         self._is_dropped = False
         self._failure: Exception | None = None
-        self._by_callbacks: deque[tuple[int, Event]] = deque(maxlen=_MOST_TOLD_AGAIN)
-        """What they have logged, with its step."""
+        self._by_callbacks: deque[Event] = deque(maxlen=_MOST_TOLD_AGAIN)
+        """What they have logged."""
         self._step = 0
         self._saved: Saved | None = None
         self._ending = RunEnding.STOPPED
@@ -132,8 +134,8 @@ class LoggerSink:
     def _tell(self, events: list[Event]) -> None:
         scalars: list[Scalar] = []
         for event in events:
-            if isinstance(event.what, ScalarLogged | TextLogged | ImageLogged):
-                self._by_callbacks.append((event.what.step, event))
+            if isinstance(event.what, _BY_CALLBACKS):
+                self._by_callbacks.append(event)
             if isinstance(event.what, _NUMBERS):
                 scalars += _scalars(event)
                 continue
@@ -170,10 +172,9 @@ class LoggerSink:
     def _tell_again(self, step: int) -> None:
         """What callbacks have logged of steps that were undone: they are called once for each, also where it is
         trained twice."""
-        undone = [event for at, event in self._by_callbacks if at > step]
-        kept = [(at, event) for at, event in self._by_callbacks if at <= step]
-        self._by_callbacks = deque(kept, maxlen=_MOST_TOLD_AGAIN)
-        self._tell(undone)
+        logged = [_cut(event, step) for event in self._by_callbacks]
+        self._by_callbacks = deque((kept for kept, _ in logged if kept), maxlen=_MOST_TOLD_AGAIN)
+        self._tell([undone for _, undone in logged if undone])
 
     def _end(self) -> None:
         """What the whole run has come to: its chart, which the report has drawn, and its model."""
@@ -183,6 +184,17 @@ class LoggerSink:
         if self._saved is not None and (path := Path(self._saved.path)).is_file():
             self._logger.model(path, self._saved.digest, self._step)
         self._logger.end(self._ending)
+
+
+def _cut(event: Event, step: int) -> tuple[Event | None, Event | None]:
+    """What callbacks have logged of steps up to this one, and of later ones."""
+    told = event.what
+    if isinstance(told, ScalarsLogged):
+        parts = ([one for one in told.scalars if (one[0] > step) == is_later] for is_later in (False, True))
+        kept, undone = (replace(event, what=ScalarsLogged(scalars=part)) if part else None for part in parts)
+        return kept, undone
+    assert isinstance(told, TextLogged | ImageLogged)
+    return (None, event) if told.step > step else (event, None)
 
 
 def _scalars(event: Event) -> list[Scalar]:
@@ -197,8 +209,8 @@ def _scalars(event: Event) -> list[Scalar]:
             found += [(step, "train/lr", lr) for step, _ in steps[-1:]]
         case Evaluated(step=step, results=results):
             found += [(step, f"test/{name}", value) for name, value in results.items()]
-        case ScalarLogged(step=step, name=name, value=value):
-            found.append((step, name, value))
+        case ScalarsLogged(scalars=scalars):
+            found += [(step, name, value) for step, name, value in scalars]
     return [
         Scalar(step, name, float(value), event.time)
         for step, name, value in sorted(found, key=itemgetter(0))

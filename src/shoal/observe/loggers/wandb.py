@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from shoal.observe.disk import write_whole
 from shoal.observe.loggers.base import LoggedRun, Logger, RunEnding, Scalar, require_installed
@@ -33,7 +33,7 @@ class WandbLogger(Logger):
     def begin(self, run: LoggedRun) -> None:
         import wandb
 
-        kept, mode = run.folder / "run-id", os.environ.get("WANDB_MODE", "offline")
+        kept, mode = run.folder / "run-id", cast(Any, os.environ.get("WANDB_MODE", "offline"))
         if not kept.is_file():
             write_whole(kept, uuid.uuid4().hex[:8])
         self._run = wandb.init(

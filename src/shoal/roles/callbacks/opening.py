@@ -6,6 +6,7 @@ from pathlib import Path
 
 from shoal.observe.run_folder import RunFolder
 from shoal.observe.told_marks import ToldMarks
+from shoal.observe.unsent import Unsent
 from shoal.roles.callbacks.telling import Callbacks, Outlet
 from shoal.roles.process.joining import Fellows
 from shoal.roles.process.reporter import Reporter
@@ -23,6 +24,7 @@ def callbacks_of(job: Job, training: Training, reporter: Reporter) -> Callbacks 
     impossible = _impossible(training)
     if training.checkpoints is None or not training.checkpoints.is_on:
         impossible[Wish.SAVE] = "the run keeps no checkpoints; say how many, as with --checkpoint auto,keep=3"
+    unsent = reporter.unsent = Unsent(folder.unsent)
     return Callbacks(
         training.task.callbacks,
         ToldMarks.open(folder.told),
@@ -31,6 +33,7 @@ def callbacks_of(job: Job, training: Training, reporter: Reporter) -> Callbacks 
             say=reporter.line,
             warn=reporter.warn,
             log=reporter.log,
+            unsent=unsent.take,
             at_work=lambda: reporter.pulse.interlude(State.SCRIPT),
         ),
         is_first=lambda: training.world.is_first,

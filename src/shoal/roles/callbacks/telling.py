@@ -18,7 +18,7 @@ import numpy as np
 from shoal.errors import TaskError
 from shoal.ledger import Schedule
 from shoal.observe.checkpoint_names import folder_name, step_folders, step_of
-from shoal.observe.happenings import Happening, ImageLogged, ScalarLogged, TextLogged
+from shoal.observe.happenings import Happening, ImageLogged, ScalarsLogged, TextLogged
 from shoal.observe.run_folder import RunFolder
 from shoal.observe.told_marks import MOST_ASKED, Mark, ToldMarks
 from shoal.roles.callbacks.mishaps import MishapReader
@@ -37,6 +37,8 @@ class Outlet:
     say: Callable[[str], None] = print
     warn: Callable[[str], None] = print
     log: Callable[[Happening], None] = lambda told: None
+    unsent: Callable[[], Sequence[Happening]] = tuple
+    """What a process before this one has logged, and was killed before it could tell anybody."""
     at_work: Callable[[], AbstractContextManager[None]] = nullcontext
     """While it is entered, the user's own code runs."""
 
@@ -96,7 +98,6 @@ class Callbacks:
         self._failures: Counter[str] = Counter()
         self._has_begun = False
         """Whether this process has told anything."""
-        self._wants_evaluation = False
 
     # What happens.
 
@@ -106,10 +107,10 @@ class Callbacks:
         self._tell_all()
 
     def begin_turn(self, step: int) -> bool:
-        """This process is about to take part in this step; whether an evaluation was asked for since the last."""
+        """This process is about to take part in this step; whether it is to say when an evaluation is made, which
+        was wanted since the last."""
         self._taken = max(self._taken, step)
-        was_wanted, self._wants_evaluation = self._wants_evaluation, False
-        return was_wanted
+        return bool(self.marks[Mark.WANTED]) and self._is_first()
 
     def step_is_done(self, step: int, loss: float, learning_rate: float) -> None:
         """A step is committed."""
@@ -156,6 +157,7 @@ class Callbacks:
         """Let all evaluate after this step, too, which nobody can have gone past."""
         if not self.marks.ask_evaluation(min(step, self._schedule.total_steps)):
             self._refuse(Wish.EVALUATE, f"a run makes at most {MOST_ASKED} besides those that it plans")
+        self.marks[Mark.WANTED] = 0  # not before: who is killed in between leaves it to who follows
 
     def is_stop_due(self, step: int) -> bool:
         """Whether this step is to be the last."""
@@ -163,8 +165,14 @@ class Callbacks:
 
     @property
     def wants_stop(self) -> bool:
-        """Whether the run is to end with the step that this process is in; where each is in another, at once."""
-        return self.is_stop_due(self._taken if self._in_lockstep else self.marks[Mark.STOP])
+        """Whether the run is to end with the step that this process is in; where each is in another, the first has
+        to tell all."""
+        return self._in_lockstep and self.is_stop_due(self._taken)
+
+    @property
+    def stop_was_asked(self) -> bool:
+        """Whether a callback has asked for the end, in whichever process."""
+        return self.marks[Mark.STOP] > 0
 
     def is_save_due(self, step: int, last_saved: int) -> bool:
         """Whether the state after this step is to be saved, which that of the last one saved is no answer to."""
@@ -200,6 +208,8 @@ class Callbacks:
                 f"a worker was ended inside a callback, after step {marks[Mark.STEP]:,}; what that was told of is "
                 "not told again"
             )
+        for told in self._outlet.unsent():
+            self._outlet.log(told)
         self._tell(_Note(Mark.STARTED, 1, "on_start", {}))
         if self._folder is not None and marks[Mark.WRITTEN] > marks[Mark.CHECKPOINT]:
             for path in step_folders(self._folder.checkpoints):
@@ -260,7 +270,7 @@ class Callbacks:
         if isinstance(value, str):
             self._outlet.log(TextLogged(name=name, text=value, step=step))
         elif isinstance(value, int | float) or np.ndim(value) == 0:
-            self._outlet.log(ScalarLogged(name=name, value=float(value), step=step))
+            self._outlet.log(ScalarsLogged(scalars=[[step, name, float(value)]]))
         elif self._folder is not None:
             path = write_picture(self._folder.images, name, step, value)
             self._outlet.log(ImageLogged(name=name, path=str(path.relative_to(self._folder.path)), step=step))
@@ -270,7 +280,7 @@ class Callbacks:
         if wish in self._impossible:
             self._refuse(wish, self._impossible[wish])
         elif wish is Wish.EVALUATE:
-            self._wants_evaluation = True
+            self.marks[Mark.WANTED] = 1
         elif wish is Wish.SAVE:
             self.marks[Mark.SAVE] = self._taken + 1
         elif not self.marks[Mark.STOP]:

@@ -60,9 +60,10 @@ def predicted_apart(
     """Where each worker has the whole model: this one takes every so many-th batch, and waits for nobody."""
     number = first
     while (batch := batches.take(number)) is not None:
-        with torch.no_grad():
-            result = strategy.infer(replica, batch.inputs)
-        yield Predicted(number, batch, rows_of(result, batch.count))
+        if batch.count:  # else an attempt before this one has brought its rows
+            with torch.no_grad():
+                result = strategy.infer(replica, batch.inputs)
+            yield Predicted(number, batch, rows_of(result, batch.count))
         number += lanes
     # All leave together: some strategies would miss one that is gone.
     strategy.exchange(1, (lanes, 1), lambda table, lane: None)

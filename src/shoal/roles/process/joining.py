@@ -28,6 +28,8 @@ _MOST_BYTES = 1024
 """Of what the first process says at a time."""
 _LOOK_EVERY_S = 1.0
 """How often a process that waits asks a store who has left."""
+_LINGER_S = 3 * _LOOK_EVERY_S
+"""How long the one that keeps the store stays for others, who may yet have to see that it leaves."""
 _PATIENCE = timedelta(days=1)
 """The first may have much to write before it speaks. One that died is noticed by whoever started all."""
 
@@ -209,7 +211,8 @@ class StorePoint(MeetingPoint):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self._store = _connect_store(world)
+        self._keeps_store = world.global_rank == 0 and not _has_agent()
+        self._store = _connect_store(world, keeps_it=self._keeps_store)
         self._looked_at = 0.0
 
     def hear_first(self, text: str) -> str:
@@ -226,6 +229,10 @@ class StorePoint(MeetingPoint):
     def leave(self) -> None:
         with suppress(RuntimeError):  # the store may have ended before
             self._store.set(f"{self._number}/left/{self._rank}", str(self.entered))
+            deadline = time.monotonic() + (_LINGER_S if self._keeps_store else 0)
+            others = [f"{self._number}/left/{rank}" for rank in range(1, self._size)]
+            while time.monotonic() < deadline and not self._store.check(others):
+                time.sleep(0.02)
 
     def left_after(self, rank: int) -> int | None:
         with suppress(RuntimeError):
@@ -254,7 +261,12 @@ def orphan_watch() -> Callable[[], None]:
     return look
 
 
-def _connect_store(world: World) -> Any:
+def _has_agent() -> bool:
+    """Whether who started all keeps the store."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _connect_store(world: World, *, keeps_it: bool) -> Any:
     from torch.distributed import PrefixStore, TCPStore
 
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
@@ -263,10 +275,8 @@ def _connect_store(world: World) -> Any:
             f"World: WORLD_SIZE={world.world_size}, but MASTER_ADDR and MASTER_PORT do not say where processes "
             "meet; start this script with torchrun or `shoal run`."
         )
-    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    is_master = world.global_rank == 0 and not hosted
     # Several stores of a process share one server: torch.distributed may have its own at the same address.
-    store = TCPStore(address, int(port), is_master=is_master, multi_tenant=True)
+    store = TCPStore(address, int(port), is_master=keeps_it, multi_tenant=True)
     store.set_timeout(_PATIENCE)
     # What processes of an attempt before this one have said to each other is not ours.
     return PrefixStore(f"shoal/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

@@ -16,10 +16,12 @@ from shoal.observe.happenings import (
     Evaluated,
     LineSaid,
     ProgressMade,
+    ScalarsLogged,
     StateEntered,
     StepsTaken,
     Warned,
 )
+from shoal.observe.unsent import Unsent
 from shoal.roles.memory.peak import peak_memory
 from shoal.roles.process.pulse import Pulse
 from shoal.roles.process.timeline import Timeline
@@ -63,6 +65,8 @@ class Reporter:
         self._latest: dict[str, Any] = {}
         self._logged: list[Told] = []
         """What is told after the steps that were not told yet."""
+        self.unsent: Unsent | None = None
+        """Where that lies until it is told, if the process may be killed meanwhile."""
         self.pulse = Pulse(clock=clock)
         """Signs that this process moves."""
         self.step = 0
@@ -120,7 +124,13 @@ class Reporter:
 
     def log(self, told: Told) -> None:
         """Tell this with the latest steps, after them."""
-        self._logged.append(told)
+        if self.unsent is not None:
+            self.unsent.keep(told)
+        last = self._logged[-1] if self._logged else None
+        if isinstance(told, ScalarsLogged) and isinstance(last, ScalarsLogged):
+            last.scalars.extend(told.scalars)  # many at once cost whoever reads them hardly more than one does
+        else:
+            self._logged.append(told)
 
     def on_turn(self) -> None:
         """This process has done something that brought the run no further."""
@@ -151,6 +161,8 @@ class Reporter:
             self._steps, self._parts, self._skipped = [], [], [0, 0.0]
         for told in self._logged:
             self.send(told)
+        if self._logged and self.unsent is not None:
+            self.unsent.clear()
         self._logged = []
 
     def on_cuts(self, from_step: int, sizes: Sequence[int] | None) -> None:
@@ -222,5 +234,7 @@ class Reporter:
         self.send(Adopted(places=places, generation=generation))
 
     def done(self, results: dict[str, Any]) -> None:
+        if self.unsent is not None:
+            self.unsent.remove()
         self.on_state(State.DONE, self.step)
         self.send(Done(results=results, memory=peak_memory(self._world.device)))

@@ -182,7 +182,7 @@ class Trainer:
 
         self._fellows.enter(self.steps + 1)
         part = Part(self.lane, load, weight if self._total_is_known else None)
-        result = self._strategy.take(Work(self.steps + 1, (part,), self._task.seed)).result()
+        result = self._training.strategy.take(Work(self.steps + 1, (part,), self._task.seed)).result()
         self.steps += 1
         self._training.replica.advance(result.loss)
         self._notes.losses.append(result.loss)

@@ -33,6 +33,8 @@ class BestKeeper:
         # Who evaluates for all may come in the place of another, and then knows of its evaluations only this.
         newest = self._files.newest(math.inf if training.conduct.first_evaluates else begun_at)
         self._value = None if newest is None else newest.results.get(self._metric)
+        self._latest: tuple[int, Mapping[str, float]] | None = None
+        """The last one that was considered the best here: after which step, and its results."""
 
     def consider(self, step: int, results: Mapping[str, float], *, is_past: bool = False) -> None:
         """Keep the model after this step, where none before it was as good; `is_past`: that was done, long ago."""
@@ -40,7 +42,14 @@ class BestKeeper:
             return
         self._value = value
         if not is_past:
+            self._latest = step, results
             self._keep(step, results)
+
+    def take_over(self, step: int) -> None:
+        """This process has become the first, with this step done. The one before may have died before it had kept
+        the best model; then it had no part in the next step, and the model is still that of this one."""
+        if self._latest is not None and self._latest[0] == step:
+            self._keep(*self._latest)
 
     def _is_better(self, value: float) -> bool:
         if math.isnan(value) or self._value is None:

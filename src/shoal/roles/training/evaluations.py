@@ -53,14 +53,14 @@ class Evaluations:
         """How many were asked for, besides those that the task plans, when it was last looked."""
         for _, results in sorted(training.replica.start.evaluations.items()):
             self._note(results)
-        self._due = self._first_after(self._last)
-
-    @property
-    def due(self) -> float:
+        self.due = self._first_after(self._last)
         """The step after which the next one is."""
+
+    def look_for_asked(self) -> float:
+        """The same, where callbacks may have asked for another."""
         if self._callbacks is not None and self._callbacks.marks[Mark.ASKED] != self._num_asked:
-            self._due = self._first_after(self._last)
-        return self._due
+            self.due = self._first_after(self._last)
+        return self.due
 
     def _first_after(self, step: int) -> float:
         """The first step after this one that is followed by an evaluation here."""
@@ -93,7 +93,7 @@ class Evaluations:
         if not told:
             observer.on_evaluation(step, results)
         self._note(results)
-        self._last, self._due = step, self._first_after(step)
+        self._last, self.due = step, self._first_after(step)
         if self._callbacks is not None:
             self._callbacks.evaluated(step, results)
         if training.best is not None:
@@ -116,7 +116,19 @@ class Evaluations:
             if step not in start.evaluations:
                 self.make(int(step), told=step < committed)
             step = self._first_after(int(step))
-        self._last, self._due = committed, step
+        self._last, self.due = committed, step
+
+    def make_up_for(self, last: int) -> None:
+        """Where one worker evaluates for all, this one may have come in the place of another, after steps that it
+        had no part in. The other one may have died before it had evaluated after the last: that is made up for."""
+        training = self._training
+        if not self.is_for_all or not training.conduct.is_lockstep:
+            return
+        self._last, self.due = last - 1, self._first_after(last - 1)
+        if self.due == last:
+            if self._callbacks is not None:  # a step is told first; what its loss was, nobody knows any more
+                self._callbacks.step_is_done(last, math.nan, training.replica.learning_rate)
+            self.make(last)
 
     def _note(self, results: Mapping[str, float]) -> None:
         self.results = dict(results)

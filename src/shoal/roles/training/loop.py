@@ -95,6 +95,8 @@ class Loop:
                 return self._outcome(reason)
             if not self._heed(orders):
                 return self._outcome("released")
+            if (last := (turn.first or 0) - 1) > self._step:
+                self._evaluations.make_up_for(last)
             self._take(turn, stop=stop)
             while self._open and self._is_to_enter(turn):
                 if reason := self._enter():
@@ -130,8 +132,9 @@ class Loop:
         of the last ones."""
         replica, first = self._training.replica, self._followed + 1
         self._followed += len(losses)
-        skipped = 0 if replica.scheduler is not None else max(0, len(losses) - MOST_NOTED)
-        for step, loss in enumerate(losses[skipped:], first + skipped):
+        long_ago = max(0, len(losses) - MOST_NOTED)
+        replica.advance_over(losses[:long_ago])
+        for step, loss in enumerate(losses[long_ago:], first + long_ago):
             if self._callbacks is not None:
                 self._callbacks.step_is_done(step, loss, replica.learning_rate)
             replica.advance(loss)
@@ -157,6 +160,8 @@ class Loop:
         if self._callbacks is not None and self._callbacks.begin_turn(turn.step):
             self._callbacks.ask_evaluation(self._next_of_first(turn.step) + self._most_open - 1)
         enough = evaluations.enough if evaluations.is_for_all else ""
+        if self._stop_was_asked and not training.conduct.is_lockstep and training.world.is_first:
+            enough = enough or "a callback asked to stop"
 
         def act() -> Commit:
             work, save = self._work(turn), self._saves is not None and self._saves.is_wished(turn.step)
@@ -195,7 +200,7 @@ class Loop:
             or bool(self._stops)
             or self._is_to_save
             or turn.step >= self._schedule.total_steps
-            or turn.step >= self._evaluations.due
+            or turn.step >= self._evaluation_due
             or (self._saves is not None and self._saves.is_due(turn.step))
         )
 
@@ -211,7 +216,7 @@ class Loop:
         turn, commit, learning_rate = self._open.popleft()
         result = self._despite_moves(commit.result)
         self._facts = result.facts
-        self._stops = self._stops or (result.reason if result.stop else "")
+        self._stops = self._stops or (self._reason(result) if result.stop else "")
         if turn.is_border:
             if self._saves is not None:
                 self._saves.make(turn.step, self._loss, waited_s=result.waited_s)
@@ -227,6 +232,18 @@ class Loop:
         if self._open and (self._stops or self._is_to_save):
             return ""  # the others were taken already, and by everybody
         return self._settle(before, is_whole=result.is_whole)
+
+    def _reason(self, result: StepResult) -> str:
+        """Why a turn was the last: who was told to stop does not know whether a plateau or a callback was why."""
+        return "stopped" if self._stop_was_asked and not self._evaluations.enough else result.reason
+
+    @property
+    def _evaluation_due(self) -> float:
+        return self._evaluations.due if self._callbacks is None else self._evaluations.look_for_asked()
+
+    @property
+    def _stop_was_asked(self) -> bool:
+        return self._callbacks is not None and self._callbacks.stop_was_asked
 
     def _step_is_done(self, step: int, result: StepResult, learning_rate: float) -> None:
         training, schedule = self._training, self._schedule
@@ -249,7 +266,7 @@ class Loop:
         end."""
         evaluations, step = self._evaluations, self._step
         reason = self._stops or ("finished" if step == self._schedule.total_steps else "")
-        if step >= evaluations.due:
+        if step >= self._evaluation_due:
             evaluations.make(step)
             if evaluations.enough and not evaluations.is_for_all:
                 reason = "plateau"
@@ -285,6 +302,8 @@ class Loop:
             self._observer.on_moved(order, world)
             if world is None:
                 return False
+            if world.is_first and training.best is not None:
+                training.best.take_over(self._step)
         return True
 
     @property

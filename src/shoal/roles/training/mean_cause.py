@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -71,10 +73,10 @@ def counts_of(batch: Any, path: str = "batch") -> Iterator[tuple[str, Count]]:
     """What a batch of this form may count, as Python and as a function: tokens, masks, labels."""
     if isinstance(batch, Mapping):
         for key, value in batch.items():
-            yield from _inside(counts_of(value, f"{path}[{key!r}]"), lambda whole, key=key: whole[key])
+            yield from _inside(counts_of(value, f"{path}[{key!r}]"), itemgetter(key))
     elif isinstance(batch, tuple | list):
         for index, value in enumerate(batch):
-            yield from _inside(counts_of(value, f"{path}[{index}]"), lambda whole, index=index: whole[index])
+            yield from _inside(counts_of(value, f"{path}[{index}]"), itemgetter(index))
     elif isinstance(batch, torch.Tensor) and batch.dim() and not batch.is_floating_point():
         ignored = IGNORED_TARGET
         yield f"float(({path} != {ignored}).sum())", lambda tensor: float((tensor != ignored).sum())
@@ -89,7 +91,11 @@ def counts_of(batch: Any, path: str = "batch") -> Iterator[tuple[str, Count]]:
 
 def _inside(found: Iterator[tuple[str, Count]], take: Callable[[Any], Any]) -> Iterator[tuple[str, Count]]:
     for text, count in found:
-        yield text, lambda whole, count=count: count(take(whole))
+        yield text, partial(_counted, count, take)
+
+
+def _counted(count: Count, take: Callable[[Any], Any], whole: Any) -> float:
+    return count(take(whole))
 
 
 def _length(batch: Any) -> int:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from shoal.feed.parts import LoadedBatch, Part
+from shoal.model.gathering import asking_nobody
 from shoal.model.replica import Replica
 from shoal.roles.training.mean_cause import LossLook
 from shoal.spec import Task
@@ -110,10 +111,10 @@ def compare(replica: Replica, batch: Any, samples: int) -> MeanComparison | None
     halves = [rows_of(batch, samples, rows) for rows in (range(half), range(half, samples))]
     sizes = half, samples - half
     weights = [_weight(replica.task, part, size) for part, size in zip(halves, sizes, strict=True)]
-    with undisturbed(replica) as generators:
+    with undisturbed(replica) as generators, asking_nobody() as nobody:
         whole = float(plain_loss(replica, batch))
-        if generators.have_moved():
-            return None  # It draws random numbers, which halves would draw otherwise.
+        if generators.have_moved() or nobody.was_asked:
+            return None  # It draws random numbers, which halves would draw otherwise; or gathers what parts have.
         # What counts nothing (padding alone) has no mean either.
         losses = [
             float(plain_loss(replica, part)) if weight else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.datasets.iterated import ByPosition
 from shoal.errors import SpecError, TaskError
@@ -13,6 +13,7 @@ from shoal.feed.parts import Part
 from shoal.feed.shipping import ShippedSet, open_dataset
 from shoal.ledger import Cut, Schedule, Sizes, make_order
 from shoal.ledger.book import Book, CutLog
+from shoal.model.gathering import refuse_from_now_on
 from shoal.model.parking.building import Parking
 from shoal.model.replica import Replica
 from shoal.model.start import Start
@@ -26,8 +27,12 @@ from shoal.roles.training.checkpointing import Checkpointing
 from shoal.roles.training.mean_check import MeanCheck
 from shoal.roles.training.witness import Witness
 from shoal.spec import Conduct, Task, World
+from shoal.spec.features import GATHER
 from shoal.step.work import Work
 from shoal.strategies.base import Extent, Strategy, handover_of
+
+if TYPE_CHECKING:
+    pass
 
 
 def make_schedule(task: Task, train: Any, slots: int, workers: int) -> Schedule:
@@ -108,6 +113,8 @@ class Training:
             self.task = self.replica.task = task = replace(self.replica.task, weight=self.weighing.weight)
             self._feed.weigh_by(self.weighing.weight)
         self.strategy = strategy
+        if conduct.cuts_batches and not conduct.meets:
+            refuse_from_now_on(lambda: SpecError(GATHER.refusal(task, conduct, "")))
         self.evaluator: Evaluator | None = None
         if task.test is not None:
             test = open_dataset(task, "test", lambda: self.world)

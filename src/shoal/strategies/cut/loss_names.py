@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.comm.group import Group
 from shoal.model.loss_parts import LossParts
-from shoal.strategies.cut.wires import share_plain
+from shoal.strategies.groups.plain import share_plain
 
 
 def learn_names(parts: LossParts, group: Group) -> None:

@@ -1,8 +1,7 @@
-"""Tensors and other values from one worker to another, and plain data among all."""
+"""Tensors and other values from one worker to another."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
@@ -40,11 +39,3 @@ def receive_told(sender: int, group: Group, tag: int = 0, *, device: str = "cpu"
     message = MessageRoom(Form.from_bytes(told))
     group.receive(message.room, sender, tag).wait()
     return message.value(device)
-
-
-def share_plain(value: Any, group: Group) -> list[Any]:
-    """What everybody gives, by index: plain JSON data of any length."""
-    text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    lengths = [int(length) for length in group.all_gather(torch.tensor([len(text)]))]
-    rows = group.all_gather(torch.nn.functional.pad(text, (0, max(lengths) - len(text))))
-    return [json.loads(row[:length].numpy().tobytes()) for row, length in zip(rows, lengths, strict=True)]

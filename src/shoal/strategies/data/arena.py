@@ -10,14 +10,13 @@ process hosts one or more of them, and which ones makes no difference to a singl
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from shoal.errors import LaunchError, SpecError
+from shoal.errors import SpecError
 from shoal.feed.parts import Part
 from shoal.model.blueprint import Blueprint, model_size
 from shoal.model.buffers import MovingBuffers
@@ -29,23 +28,19 @@ from shoal.spec.vocabulary import Role
 from shoal.step.clipping import clip_factor
 from shoal.step.compute import SAMPLES, Sums, backward_part, check_weight
 from shoal.step.direct import leave, write_directly
+from shoal.step.passes import LocalSwap, SlotPasses
 from shoal.step.tap import GradientTap
 from shoal.step.work import Work
 from shoal.strategies.base import Fill, Past, Setting, StepResult, WholeModel, step_result
-from shoal.strategies.data.batchnorm import (
-    check_setting,
-    check_took_part,
-    exchange_calls,
-    synchronise,
-)
+from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
 from shoal.strategies.data.decision import StepDecision
 from shoal.strategies.data.shared import SharedState, arena_grid, cut_of_grid
 from shoal.strategies.data.shared_precision import SharedPrecision
 from shoal.strategies.data.sizes import size_of_run
-from shoal.strategies.data.slot_sums import SlotSums
 from shoal.strategies.data.speed import SpeedShares
 from shoal.strategies.data.update import SlicedUpdate
 from shoal.strategies.data.whole import WholeUpdate
+from shoal.strategies.groups.rooms import RoomSwap
 
 
 class ArenaData(WholeModel):
@@ -64,7 +59,8 @@ class ArenaData(WholeModel):
         schema = state_schema(replica.optimizer)
         self._sliced = schema is not None
         self._buffers = MovingBuffers(replica.module)
-        self._check_synchronised()
+        if self._spec.batchnorm == "sync":
+            check_pieces(setting)
         blueprint = Blueprint.of(replica)
         run = size_of_run(blueprint, replica.precision, setting.extent, setting.slots, setting.world.world_size)
         cut = cut_of_grid(arena_grid(list(replica.trained.values()), setting.clip_norm))
@@ -85,17 +81,6 @@ class ArenaData(WholeModel):
                     f"whole model{'' if run.image and self._spec.journal else ', and its state goes with it'}."
                 )
 
-    def _check_synchronised(self) -> None:
-        """Whether BatchNorm can be, where it is to be."""
-        if self._spec.batchnorm != "sync":
-            return
-        check_setting(self._setting)
-        if isinstance(self._replica.optimizer, torch.optim.LBFGS):
-            raise SpecError(
-                "data: batchnorm=sync needs all workers in every pass, but LBFGS lets worker 0 evaluate the loss "
-                "again alone; use batchnorm=local, or another optimizer."
-            )
-
     def _join(self, world: World) -> None:
         """Become a worker: bind the shared state, and lead gradients there."""
         shared, replica = self._shared, self._replica
@@ -108,20 +93,15 @@ class ArenaData(WholeModel):
         self._tap = GradientTap(shared.params)
         self._direct = write_directly(replica.module, shared.params, self._tap)
         replica.precision.bind(replica.module, report=self._setting.company.report if world.is_first else None)
+        swap = RoomSwap(shared.segment, self._setting.slots, self._setting.company.on_idle)
+        self._passes = SlotPasses(swap, (self._tap.keep, self._buffers.keep))
         if self._spec.batchnorm == "sync":
-            calls = exchange_calls(replica.module) * self._setting.extent.accumulate
-            self._exchange = SlotSums(shared, calls)
-            synchronise(replica.module, self._exchange.sum)
+            synchronise(replica.module, self._passes.asking)
 
     def _host(self, world: World) -> None:
         """Own the chunks of these places, and of no others."""
         shared, replica = self._shared, self._replica
         shared.setting = self._setting = replace(self._setting, world=world)
-        if self._spec.batchnorm == "sync" and len(world.places) > 1:
-            raise LaunchError(
-                "data: batchnorm=sync needs a process of its own for every slot, so that one worker cannot do the "
-                "work of another; use on_failure=replace."
-            )
         for place in self._updates.keys() - set(world.places):
             del self._updates[place]
         for place in world.places:
@@ -147,11 +127,14 @@ class ArenaData(WholeModel):
         marks, counters, step = self._shared.marks, self._shared.counters, work.step
         if self._precision is not None:
             self._precision.begin(step)
-        missing = [part for part in work.parts if counters[marks.gradients[part.slot]] < step]
+        missing = {part.slot: part for part in work.parts if counters[marks.gradients[part.slot]] < step}
         if work.stop and missing:
             self._ask_to_stop(step)
-        for part in missing:
-            self._fill(work, part)
+        if self._passes.never_meet:
+            for part in missing.values():
+                self._fill(work, part)
+        else:
+            self._passes.run(step, list(missing), lambda slot: self._fill(work, missing[slot]))
         counters.wait_all(marks.gradients, step)  # decided: from here on whoever lives can finish the step
 
         decision = self._decide(work)
@@ -185,12 +168,12 @@ class ArenaData(WholeModel):
     def _fill(self, work: Work, part: Part) -> None:
         """Compute one slot's gradients where all can read them."""
         marks, counters = self._shared.marks, self._shared.counters
-        begun = time.perf_counter()
+        begun = 0.0 if self._shares is None else self._passes.clock()
         samples = int(self._compute(work, part).samples)
         if work.step < len(self._shared.counts):
             self._shared.counts[work.step, part.slot] = samples
         if self._shares is not None:
-            self._shares.note(work.step, part.slot, time.perf_counter() - begun, samples)
+            self._shares.note(work.step, part.slot, self._passes.clock() - begun, samples)
         for place, update in self._updates.items():
             if part.slot in self._setting.slots_of(place):
                 update.begin_step()
@@ -203,8 +186,6 @@ class ArenaData(WholeModel):
         self._tap.aim(self._gradients[part.slot], shared.touched[part.slot])
         if self._has_buffers:
             self._buffers.load()
-        if self._spec.batchnorm == "sync":
-            self._exchange.begin(work.step, part.slot)
         sums = backward_part(self._replica, work, part, self._tap.backward)
         if self._spec.batchnorm == "sync":
             check_took_part(sums.weight, work.step)
@@ -288,8 +269,9 @@ class ArenaData(WholeModel):
                 f"{type(self._replica.optimizer).__name__} evaluates the loss several times per step, which "
                 "trainer.step(batch) cannot do with several processes; use fit(), or another optimizer."
             )
-        for part in work.all_parts():
-            self._compute(work, part)
+        parts = {part.slot: part for part in work.all_parts()}
+        swap = LocalSwap(self._setting.slots)  # the other processes wait for the end of this step
+        self._passes.run(work.step, list(parts), lambda slot: self._compute(work, parts[slot]), swap=swap)
         self._buffers.commit(self._shared.results[:, 1])
         sums, scale, touched = self._totals(work)
         return sums.mean_loss, scale, touched

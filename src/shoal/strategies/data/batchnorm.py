@@ -1,4 +1,4 @@
-"""BatchNorm over the whole global batch, for any way of summing numbers over slots."""
+"""BatchNorm over the whole global batch, wherever its slots are."""
 
 from __future__ import annotations
 
@@ -10,32 +10,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.errors import SpecError, TaskError
-from shoal.model.recompute import Ask, Asking
+from shoal.model.gathering import Asking, Question
 from shoal.strategies.base import Setting
 
 
 def batchnorm_layers(module: nn.Module) -> list[_BatchNorm]:
     return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
-
-
-def exchange_elements(module: nn.Module) -> int:
-    """Numbers that one forward and backward pass exchanges for each slot."""
-    return sum(4 * layer.num_features + 1 for layer in batchnorm_layers(module))
-
-
-def exchange_calls(module: nn.Module) -> int:
-    """Exchanges of one forward and backward pass: sums, deviations, gradients."""
-    return 3 * len(batchnorm_layers(module))
-
-
-def check_setting(setting: Setting) -> None:
-    """Every slot must take part in every exchange, from a process of its own."""
-    if setting.slots != setting.world.world_size:
-        raise SpecError(
-            f"data: batchnorm=sync needs one slot per worker, found {setting.slots} slots on "
-            f"{setting.world.world_size} workers; leave slots at its default."
-        )
-    check_pieces(setting)
 
 
 def check_pieces(setting: Setting) -> None:
@@ -52,29 +32,25 @@ def check_took_part(weight: float, step: int) -> None:
     """A slot whose samples count nothing runs no pass, and the others would wait for its sums for ever."""
     if not weight > 0:
         raise TaskError(
-            f"batchnorm=sync needs every worker in every pass, but the samples of one counted nothing at "
+            f"batchnorm=sync needs every slot in every pass, but the samples of one counted nothing at "
             f"step {step}; leave samples without weight out of the data, or use batchnorm=local."
         )
 
 
-def synchronise(module: nn.Module, sum_over_slots: Ask) -> None:
-    """Let every BatchNorm layer of a model normalise by the whole batch while training.
-
-    `sum_over_slots` sums a small float64 vector over all slots.
-    """
-    asking = Asking(sum_over_slots)
+def synchronise(module: nn.Module, asking: Asking) -> None:
+    """Let every BatchNorm layer of a model normalise by the whole batch while training."""
     for layer in batchnorm_layers(module):
         layer.__dict__["asking"] = asking  # where `recompute` finds it
         layer.forward = partial(_forward, layer, asking)  # type: ignore[method-assign]
 
 
-def _forward(layer: _BatchNorm, sum_over_slots: Asking, x: torch.Tensor) -> torch.Tensor:
+def _forward(layer: _BatchNorm, asking: Asking, x: torch.Tensor) -> torch.Tensor:
     if not layer.training:
         return type(layer).forward(layer, x)
     channels = x.shape[1]
     # As torch does: half precision cannot hold the sums, nor tell a value from its mean.
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    normalised, mean, variance, count = _Normalise.apply(wide, layer.eps, sum_over_slots)
+    normalised, mean, variance, count = _Normalise.apply(wide, layer.eps, asking)
     if layer.track_running_stats and layer.running_mean is not None and layer.running_var is not None:
         with torch.no_grad():
             assert layer.num_batches_tracked is not None
@@ -93,20 +69,20 @@ class _Normalise(torch.autograd.Function):
     """(x - mean) / deviation with the statistics of all slots."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, eps: float, sum_over_slots: Asking) -> Any:
+    def forward(ctx: Any, x: torch.Tensor, eps: float, asking: Asking) -> Any:
         axes = [axis for axis in range(x.dim()) if axis != 1]
         shape = [1, x.shape[1]] + [1] * (x.dim() - 2)
-        local = torch.cat([x.sum(axes).double(), torch.tensor([x.numel() / x.shape[1]], dtype=torch.float64)])
-        totals = sum_over_slots(local)
+        local = torch.cat([x.sum(axes).double(), x.new_tensor([x.numel() / x.shape[1]], dtype=torch.float64)])
+        totals = asking(local, Question.SUMS).total
         count = float(totals[-1])
         mean = totals[:-1] / count
         centred = x - mean.to(x.dtype).view(shape)
         # The variance takes a second pass: differences of large sums would lose it.
-        variance = sum_over_slots((centred * centred).sum(axes).double()) / count
+        variance = asking((centred * centred).sum(axes).double(), Question.SUMS).total / count
         inverse = (variance + eps).rsqrt().to(x.dtype).view(shape)
         normalised = centred * inverse
         ctx.save_for_backward(normalised, inverse)
-        ctx.count, ctx.axes, ctx.shape, ctx.sum_over_slots = count, axes, shape, sum_over_slots
+        ctx.count, ctx.axes, ctx.shape, ctx.asking = count, axes, shape, asking
         ctx.mark_non_differentiable(mean, variance)
         return normalised, mean, variance, count
 
@@ -115,6 +91,6 @@ class _Normalise(torch.autograd.Function):
         gradient = gradients[0]
         normalised, inverse = ctx.saved_tensors
         local = torch.cat([gradient.sum(ctx.axes), (gradient * normalised).sum(ctx.axes)]).double()
-        means = (ctx.sum_over_slots.ask(local) / ctx.count).to(gradient.dtype)
+        means = (ctx.asking.ask(local, Question.SUMS).total / ctx.count).to(gradient.dtype)
         mean_gradient, mean_product = (half.reshape(ctx.shape) for half in means.chunk(2))
         return (gradient - mean_gradient - normalised * mean_product) * inverse, None, None

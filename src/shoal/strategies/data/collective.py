@@ -15,12 +15,14 @@ from shoal.model.replica import Replica
 from shoal.spec import Data
 from shoal.step.compute import Sums, backward_part, check_weight
 from shoal.step.direct import leave, write_directly
+from shoal.step.passes import SlotPasses
 from shoal.step.tap import GradientTap
 from shoal.step.update import Update
 from shoal.step.work import Work
 from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, step_result
-from shoal.strategies.data.batchnorm import check_setting, check_took_part, synchronise
+from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
 from shoal.strategies.data.summing import make_summing
+from shoal.strategies.groups.summed import SummedSwap
 
 
 class CollectiveData(WholeModel):
@@ -38,7 +40,7 @@ class CollectiveData(WholeModel):
                 "use via=arena."
             )
         if self._spec.batchnorm == "sync":
-            check_setting(setting)
+            check_pieces(setting)
         self._summing = make_summing(self._spec.via, setting)
         self._params = list(replica.trained.values())
         self._update = Update(replica, setting.clip_norm)
@@ -49,18 +51,15 @@ class CollectiveData(WholeModel):
         self._buffers = MovingBuffers(replica.module)
         load_named_state(replica)
         replica.precision.bind(replica.module, report=setting.company.report if setting.world.is_first else None)
+        swap = SummedSwap(setting.slots, self._summing.all_reduce_)
+        self._passes = SlotPasses(swap, (self._tap.keep, self._buffers.keep), device=replica.device)
         if self._spec.batchnorm == "sync":
-            synchronise(replica.module, self._sum_over_slots)
+            synchronise(replica.module, self._passes.asking)
         for tensor in (*replica.trained.values(), *replica.untrained.values()):
             if tensor.is_floating_point():
                 values = tensor.data.contiguous().view(-1)
                 self._summing.broadcast_(values)
                 tensor.data.copy_(values.view(tensor.shape))
-
-    def _sum_over_slots(self, values: torch.Tensor) -> torch.Tensor:
-        total = values.clone()
-        self._summing.all_reduce_(total)
-        return total
 
     def take(self, work: Work) -> StepResult:
         moved, own, used = self._gradients(work)
@@ -101,17 +100,22 @@ class CollectiveData(WholeModel):
 
     def _gradients(self, work: Work) -> tuple[BufferMean, Sums, dict[int, float]]:
         """This worker's slots: gradients in the views; returns moved buffers, sums, and samples by slot."""
-        self._tap.aim(self._views, self._touched)
-        sums, used = Sums(), dict[int, float]()
+        parts = {part.slot: part for part in work.parts}
         moved = self._buffers.begin_mean()
-        for part in work.parts:
+
+        def compute(slot: int) -> Sums:
+            if slot == work.parts[0].slot:  # the others' gradients are added to these
+                self._tap.aim(self._views, self._touched)
             moved.start()
-            own = backward_part(self._replica, work, part, self._tap.backward)
+            own = backward_part(self._replica, work, parts[slot], self._tap.backward)
             if self._spec.batchnorm == "sync":
                 check_took_part(own.weight, work.step)
             moved.add(own.weight)
-            sums += own
-            used[part.slot] = own.samples
+            return own
+
+        by_slot = dict(zip(parts, self._passes.run(work.step, list(parts), compute), strict=True))
+        sums = sum(by_slot.values(), start=Sums())
+        used = {slot: own.samples for slot, own in by_slot.items()}
         for number, view in enumerate(self._views):
             if not self._touched[number]:
                 view.zero_()  # a slot elsewhere may have a gradient for it

@@ -5,25 +5,22 @@ While one trains, the others load the data of their own blocks. The result is bi
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
+from shoal.arena import supported
 from shoal.checkpoint.model_stream import TensorStream
-from shoal.comm.codec import Message
-from shoal.comm.zmq_transport import ZmqTransport
-from shoal.errors import ProtocolError, SpecError
+from shoal.errors import SpecError
 from shoal.model.half_range import HalfState
 from shoal.model.optimizer.state import by_parameter, named_state
 from shoal.model.replica import Replica
 from shoal.step.work import Work
 from shoal.strategies.base import Fill, Setting, StepResult, WholeModel
 from shoal.strategies.data.single import SingleProcess
-from shoal.strategies.groups.meeting import Meeting, listening_address
-
-_PATIENCE_S = 300.0
+from shoal.strategies.groups.opening import open_group
+from shoal.strategies.groups.plain import broadcast_plain, receive_plain, send_plain
 
 
 class RelayData(WholeModel):
@@ -36,12 +33,9 @@ class RelayData(WholeModel):
         self._alone = SingleProcess()
         self._alone.open(replica, setting)
         self._step = self._state_of = replica.start.step
-        self._followers = self._others
+        self._followers = [rank for rank in range(self._size) if rank != self._rank]
         """Who has the state of the last step besides this worker, where it was the one that took it."""
-        self._inbox: dict[int, deque[Message]] = {rank: deque() for rank in self._others}
-        meeting = Meeting(setting)
-        self._transport = ZmqTransport(self._rank, key=meeting.agree_on_key(), address=listening_address(setting))
-        self._transport.connect(meeting.exchange_addresses(self._transport.address))
+        self._group = open_group("memory" if supported() else "sockets", setting)
 
     def take(self, work: Work) -> StepResult:
         owner = self._setting.relay_owner(work.step)
@@ -49,36 +43,35 @@ class RelayData(WholeModel):
         if owner == self._rank:
             result = replace(self._alone.take(work), save=work.save)
             self._state_of = work.step
-            self._hand_on(result)
+            broadcast_plain(vars(result), owner, self._group)
+            self._followers = [rank for rank in self._followers_of(result) if rank != owner]
+            self._send_state(self._followers)
         else:
-            result = StepResult(**self._receive("step", owner).fields)
-            if self._gets_state(self._rank, result):
-                self._take_over(self._receive("state", owner))
+            result = StepResult(**broadcast_plain(None, owner, self._group))
+            if self._rank in self._followers_of(result):
+                self._take_over(owner)
         return result
 
-    def _gets_state(self, rank: int, result: StepResult) -> bool:
-        """Whether a worker needs the state after this step: it trains next, or nobody does."""
+    def _followers_of(self, result: StepResult) -> Sequence[int]:
+        """Who needs the state after this step: who trains next, or all if nobody does."""
         is_last = result.stop or self._step == self._setting.extent.total_steps
-        return is_last or self._setting.relay_owner(self._step + 1) == rank
+        return range(self._size) if is_last else [self._setting.relay_owner(self._step + 1)]
 
-    def _hand_on(self, result: StepResult) -> None:
-        """How the step went, to all; the state, to who needs it."""
-        for peer in self._others:
-            self._transport.send(peer, Message("step", vars(result)))
-        self._followers = [peer for peer in self._others if self._gets_state(peer, result)]
-        self._send_state(self._followers)
-
-    def _send_state(self, peers: list[int]) -> None:
-        """Parameters, buffers and optimizer state as they are now."""
+    def _send_state(self, peers: Sequence[int]) -> None:
+        """Parameters, buffers and optimizer state as they are now, one tensor after the other."""
         if not peers:
             return
         self._check_state()
         model, state = self._replica.module.state_dict(), named_state(self._replica)
-        names: dict[str, list[Any]] = {"model": list(model), "state": list(state)}
-        names["precision"] = list(self._replica.precision.state.values)
+        about = {
+            "model": list(model),
+            "state": [[path, _name(one.dtype), list(one.shape)] for path, one in state.items()],
+            "precision": list(self._replica.precision.state.values),
+        }
         for peer in peers:
-            self._transport.send(peer, Message("state", names, [*model.values(), *state.values()]))
-        self._transport.flush(_PATIENCE_S)  # until then their memory must stay as it is
+            send_plain(about, peer, self._group)
+            for tensor in (*model.values(), *state.values()):
+                self._group.send(tensor.detach().cpu().contiguous(), peer).wait()
 
     def _check_state(self) -> None:
         optimizer = self._replica.optimizer
@@ -90,52 +83,33 @@ class RelayData(WholeModel):
                         f"{name} as {type(value).__name__}; use another optimizer."
                     )
 
-    def _take_over(self, message: Message) -> None:
+    def _take_over(self, owner: int) -> None:
         """Go on from the state of another worker."""
-        replica, names = self._replica, message.fields
-        frames = [frame for frame in message.frames if isinstance(frame, torch.Tensor)]
-        own, split = replica.module.state_dict(), len(message.fields["model"])
+        replica, about = self._replica, receive_plain(owner, self._group)
+        own = replica.module.state_dict()
         with torch.no_grad():
-            for name, value in zip(names["model"], frames[:split], strict=True):
-                own[name].copy_(value)
-        for name, keys in by_parameter(dict(zip(names["state"], frames[split:], strict=True))).items():
-            param = replica.trained[name]
-            replica.optimizer.state[param] = {
-                key: torch.empty_like(param).copy_(value) if value.shape == param.shape else value.clone()
-                for key, value in keys.items()
-            }
-        replica.precision.adopt(HalfState.of(names["precision"]))
+            for name in about["model"]:
+                own[name].copy_(self._receive(own[name].dtype, own[name].shape, owner))
+        for param in replica.trained.values():
+            replica.optimizer.state.pop(param, None)  # what it was makes room for what comes
+        for path, dtype, shape in about["state"]:
+            value = self._receive(getattr(torch, dtype), shape, owner)
+            for name, keys in by_parameter({path: value}).items():
+                param = replica.trained[name]
+                replica.optimizer.state[param] |= {key: _placed(one, param) for key, one in keys.items()}
+        replica.precision.adopt(HalfState.of(about["precision"]))
         self._state_of = self._step
 
-    @property
-    def _others(self) -> list[int]:
-        return [rank for rank in range(self._size) if rank != self._rank]
-
-    def _receive(self, kind: str, sender: int) -> Message:
-        """The next message of this worker; what others sent meanwhile waits for its turn."""
-        if self._setting.company.on_block is not None:
-            self._setting.company.on_block()
-        while not self._inbox[sender]:
-            peer, message = self._transport.receive(_PATIENCE_S, awaited=sender)
-            self._inbox[peer].append(message)
-        message = self._inbox[sender].popleft()
-        if message.kind != kind:
-            raise ProtocolError(f"Worker {sender} should have sent {kind!r}, but sent {message.kind!r}.")
-        return message
+    def _receive(self, dtype: torch.dtype, shape: Sequence[int], owner: int) -> torch.Tensor:
+        room = torch.empty(tuple(shape), dtype=dtype)
+        self._group.receive(room, owner).wait()
+        return room
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         self.settle()
         table = torch.zeros(shape, dtype=torch.float64)
         fill(table, self._rank)
-        for peer in self._others:
-            self._transport.send(peer, Message("table", {"serial": serial}, [table]))
-        total = table.clone()
-        for peer in self._others:
-            (rows,) = self._receive("table", peer).frames
-            assert isinstance(rows, torch.Tensor)
-            total += rows  # each row is somebody's, and zero elsewhere
-        self._transport.flush(_PATIENCE_S)
-        return total
+        return self._group.all_reduce_(table)  # each row is somebody's, and zero elsewhere
 
     def settle(self) -> None:
         """Everybody gets the state of the last step."""
@@ -145,7 +119,7 @@ class RelayData(WholeModel):
         """These get the state of the last step, where they do not have it. All call this together."""
         if self._state_of < self._step:
             if self._rank in ranks:
-                self._take_over(self._receive("state", self._setting.relay_owner(self._step)))
+                self._take_over(self._setting.relay_owner(self._step))
         elif self._step and self._setting.relay_owner(self._step) == self._rank:
             missing = [peer for peer in ranks if peer not in (self._rank, *self._followers)]
             self._send_state(missing)
@@ -160,4 +134,13 @@ class RelayData(WholeModel):
         return named_state(self._replica)
 
     def close(self) -> None:
-        self._transport.close()
+        self._group.close()
+
+
+def _placed(value: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """A value of the optimizer's where it would keep it: beside its parameter, in the same order of elements."""
+    return torch.empty_like(param).copy_(value) if value.shape == param.shape else value
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -41,9 +41,7 @@ class Marks:
         """By place: its rows of the table are filled, for the evaluation after this step."""
         self.stop_at = self._after(self.shared_rows, places)
         """By place: the step its host asks to be the last; 0 for none."""
-        self.exchanged = self._after(self.stop_at, setting.slots)
-        """By slot: exchanges inside a forward or backward pass (synchronised BatchNorm)."""
-        self.count = self.exchanged.stop
+        self.count = self.stop_at.stop
 
     @staticmethod
     def _after(previous: range, count: int) -> range:
@@ -72,6 +70,7 @@ class SharedState:
         self.home = Home(segment=self.segment, schema=schema)
         for region in regions:
             self.segment.reserve(region.name, region.num_bytes)
+        self.segment.add_rooms(setting.slots)
 
     def map(self) -> None:
         """Map the segment; small tables become numpy arrays, which are quicker to poke than tensors."""

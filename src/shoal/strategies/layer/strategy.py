@@ -25,8 +25,9 @@ from shoal.step.work import Work
 from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, step_result
 from shoal.strategies.cut.loss_names import learn_names
 from shoal.strategies.cut.names import WholeNames
-from shoal.strategies.cut.wires import receive_told, receive_values, send_told, send_values, share_plain
+from shoal.strategies.cut.wires import receive_told, receive_values, send_told, send_values
 from shoal.strategies.groups.opening import open_group
+from shoal.strategies.groups.plain import share_plain
 from shoal.strategies.layer.decoupled import DecoupledLine
 from shoal.strategies.layer.lines import LayerLine, PlacedLine
 

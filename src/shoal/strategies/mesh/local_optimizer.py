@@ -19,7 +19,7 @@ from shoal.model.optimizer.kinds import (
 )
 from shoal.model.optimizer.state import by_parameter, copied_state
 from shoal.model.replica import Replica
-from shoal.strategies.cut.wires import share_plain
+from shoal.strategies.groups.plain import share_plain
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.held import Held, HeldSpan
 

@@ -20,12 +20,14 @@ from shoal.model.parking.parked import Values, hollow_out, unpark, unpark_module
 from shoal.model.replica import Replica
 from shoal.spec import Mesh
 from shoal.step.compute import Sums, check_weight
+from shoal.step.passes import SlotPasses
 from shoal.step.update import Update
 from shoal.step.work import Work
 from shoal.strategies.base import Fill, Lockstep, Setting, StepResult, step_result
 from shoal.strategies.cut.loss_names import learn_names
 from shoal.strategies.cut.names import WholeNames
 from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
+from shoal.strategies.groups.summed import SummedSwap
 from shoal.strategies.mesh.axes import Axes
 from shoal.strategies.mesh.held import Held, Wanted, gather
 from shoal.strategies.mesh.lines import LaneSums, Line, make_line
@@ -65,9 +67,11 @@ class MeshStrategy(Lockstep):
             self._take_first_workers_values(replica.module)
         self._line = line = make_line(replica, self.mesh, axes, setting)
         values = self._bring_in(line, numbers)
+        swap = SummedSwap(setting.slots, axes.across_lanes.all_reduce_)
+        self._passes = SlotPasses(swap, device=replica.device)
         if self.mesh.batchnorm == "sync":
             check_pieces(setting)
-            synchronise(line.module, lambda values: axes.across_lanes.all_reduce_(values.clone()))
+            synchronise(line.module, self._passes.asking)
         self._buffers = MovingBuffers(line.module)
         trained = {
             line.names[name]: p for name, p in line.module.named_parameters() if line.names[name] in numbers
@@ -119,7 +123,7 @@ class MeshStrategy(Lockstep):
         moved = self._buffers.begin_mean()
         moved.start()
         with self._sharding.in_use():
-            own = self._line.backward(work, self._sharding.backward)
+            own = self._backward(work)
         if self.mesh.batchnorm == "sync":
             check_took_part(own.sums.weight, work.step)
         moved.add(own.sums.weight)
@@ -136,6 +140,15 @@ class MeshStrategy(Lockstep):
         self._sharding.refresh()
         names = self._replica.loss_parts.names
         return step_result(agreed.sums, stop=agreed.stop, save=agreed.save, counts=agreed.counts, names=names)
+
+    def _backward(self, work: Work) -> LaneSums:
+        """This lane's passes, in which it may meet the others; not in a pipeline, where they are cut further."""
+
+        def compute(lane: int) -> LaneSums:
+            return self._line.backward(work, self._sharding.backward)
+
+        lane = self.mesh.lane_of(self._setting.world.global_rank)
+        return compute(lane) if self.mesh.pipeline > 1 else self._passes.run(work.step, [lane], compute)[0]
 
     def _agree(self, work: Work, own: LaneSums, counted: bool) -> Agreement:
         """Exchange small numbers among all: losses, wishes, samples, and which parameters have gradients."""

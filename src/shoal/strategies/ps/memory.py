@@ -34,8 +34,9 @@ class ServedMemory:
         *,
         fd: int | None,
         copies: int,
+        rooms: int,
     ) -> None:
-        """`regions`: all of the segment, as the strategy's footprint has them."""
+        """`regions`: all of the segment, as the strategy's footprint has them; `rooms`: of slots that meet."""
         self.schema = schema
         self.copies = copies
         """Homes for every shard; where a shard is a whole copy of the model, one for each of them."""
@@ -48,6 +49,7 @@ class ServedMemory:
         self.num_buffers = sum(region.name.startswith("gradients/") for region in regions)
         for region in regions:
             self.segment.reserve(region.name, region.num_bytes)
+        self.segment.add_rooms(rooms)
         self.segment.map()
         self.labels = LabelWords(
             [self.segment.tensor(f"label/{number}", torch.float64).numpy() for number in range(self.num_buffers)]

@@ -63,7 +63,8 @@ class Served:
         run = RunSize(workers=workers, slots=slots)
         regions = spec.segment_regions(model_size(blueprint), run, cut_of_blocks(blocks))
         fd, copies = world.arena_fd if shared else None, spec.num_copies
-        memory = ServedMemory(replica, schema, grid, blocks, regions, fd=fd, copies=copies)
+        rooms = slots if spec.meets else 0
+        memory = ServedMemory(replica, schema, grid, blocks, regions, fd=fd, copies=copies, rooms=rooms)
         if not shared:
             check_that_shards_travel(memory)
         consistency = parse_sync(spec.sync)

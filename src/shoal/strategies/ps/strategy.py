@@ -14,8 +14,10 @@ from shoal.errors import Diverged, PeerLost, ShoalError
 from shoal.model.replica import Replica
 from shoal.ps.shard import sum_by_position
 from shoal.spec import ParameterServer, World
+from shoal.step.passes import SlotPasses
 from shoal.step.work import Work
 from shoal.strategies.base import Fill, Setting, StepResult, WholeModel
+from shoal.strategies.groups.rooms import RoomSwap
 from shoal.strategies.ps.borders import Borders
 from shoal.strategies.ps.client import PsClient
 from shoal.strategies.ps.contributions import Computed
@@ -71,6 +73,7 @@ class ServedModel(WholeModel):
             begun_at=self._begun_at,
         )
         self._contribute = make_contribute(self.served, self.client, self._make_work, world)
+        self._passes = self._make_passes() if spec.meets else None
         self.client.scale.bind(setting.company.report, is_first=world.is_first)
         self._departure = Departure(
             in_lockstep=spec.is_lockstep,
@@ -140,20 +143,35 @@ class ServedModel(WholeModel):
         for cell in turn.cells:
             by_slot.setdefault(self._slot_for(cell), []).append(cell)
         self._departure.is_in_step = True
-        moving, parts = self.served.moving, []
+        moving = self.served.moving
         committed = moving.own.clone() if moving.nbytes and len(by_slot) > 1 else None
-        for slot, own in by_slot.items():
+
+        def contribute(slot: int) -> Computed:
             if committed is not None:  # every slot starts from the same moving buffers
                 moving.own.copy_(committed)
-            parts.append(self._contribute(turn.clock, own, slot))
+            return self._contribute(turn.clock, by_slot[slot], slot)
+
+        if self._passes is None or self._passes.never_meet:
+            parts = [contribute(slot) for slot in by_slot]
+        else:
+            parts = self._passes.run(turn.step, list(by_slot), contribute)
         self.client.report(samples_per_s=sum(part.weight for part in parts) / max(time.monotonic() - begun, 1e-9))
         return parts
+
+    def _make_passes(self) -> SlotPasses:
+        """In which slots can meet: what they bring lies beside what they push."""
+        memory, moving = self.served.memory, self.served.moving
+        swap = RoomSwap(memory.segment, self._setting.slots, on_idle=lambda: self.client.hear(0.0))
+        return SlotPasses(swap, (self.client.tap.keep, moving.keep))
 
     def _complete(self, clock: int, parts: list[Computed]) -> StepResult:
         """What was pushed is on its way: say so, and where all go on together wait for it."""
         loss, weight = sum(part.loss for part in parts), sum(part.weight for part in parts)
         mean = loss / weight if weight else math.nan
-        told_means = [told / weight for told in sum_by_position(part.loss_parts for part in parts if part.weight)]
+        told_means: list[float] = []
+        if self._names.names:
+            rows = sum_by_position(part.loss_parts for part in parts if part.weight)
+            told_means = [told / weight for told in rows]
         step = self._turns.step_of(max(cell for part in parts for cell in part.cells))
         if math.isnan(self._first_loss):
             self._first_loss = mean

@@ -14,7 +14,7 @@ from shoal.errors import TaskError
 from shoal.ledger import Schedule
 from shoal.ledger.order import Order
 from shoal.observe import Event, RunFolder
-from shoal.observe.happenings import Happening, ImageLogged, Lost, ScalarLogged, TextLogged
+from shoal.observe.happenings import Happening, ImageLogged, Lost, ScalarsLogged, TextLogged
 from shoal.observe.told_marks import MOST_ASKED, Mark, ToldMarks
 from shoal.roles.callbacks.telling import Callbacks, Outlet
 from shoal.spec import Callback, CallbackContext
@@ -221,7 +221,8 @@ def test_what_is_asked_for_holds_from_the_next_step_on_in_every_process(tmp_path
     assert not first.telling.wants_stop and not other.telling.is_save_due(5, last_saved=0)
     first.take(2)
     assert not first.telling.wants_stop and not other.telling.wants_stop
-    assert Process(tmp_path, is_first=False, in_lockstep=False).telling.wants_stop
+    assert first.telling.stop_was_asked and other.telling.stop_was_asked
+    assert not Process(tmp_path, is_first=False, in_lockstep=False).telling.wants_stop, "it is told by the first"
     assert [other.telling.is_stop_due(step) for step in (2, 3)] == [False, True]
     assert [other.telling.is_save_due(step, last_saved=0) for step in (2, 3)] == [False, True]
     assert not other.telling.is_save_due(4, last_saved=3), "it was"
@@ -233,9 +234,11 @@ def test_what_is_asked_for_holds_from_the_next_step_on_in_every_process(tmp_path
 def test_an_evaluation_is_asked_for_once(tmp_path: Path) -> None:
     one = Process(tmp_path, callbacks=[Wants("evaluate")])
     one.take(1, 2)
-    assert one.telling.begin_turn(3) and not one.telling.begin_turn(4)
+    assert not Process(tmp_path, is_first=False).telling.begin_turn(3), "the first one says when"
+    assert Process(tmp_path).telling.begin_turn(3), "who follows one that was killed knows of it"
+    assert one.telling.begin_turn(3)
     one.telling.ask_evaluation(99)
-    assert one.telling.marks.asked == [SCHEDULE.total_steps]
+    assert not one.telling.begin_turn(4) and one.telling.marks.asked == [SCHEDULE.total_steps]
 
 
 def test_what_cannot_be_is_refused_once(tmp_path: Path) -> None:
@@ -260,8 +263,8 @@ def test_what_is_logged(tmp_path: Path) -> None:
     one = Process(tmp_path, callbacks=[Logs()])
     one.take(3)
     assert one.logged == [
-        ScalarLogged(name="half", value=0.5, step=3),
-        ScalarLogged(name="tensor", value=2.0, step=3),
+        ScalarsLogged(scalars=[[3, "half", 0.5]]),
+        ScalarsLogged(scalars=[[3, "tensor", 2.0]]),
         TextLogged(name="note", text="a text", step=3),
         ImageLogged(name="digit", path="images/digit-3.png", step=3),
     ]

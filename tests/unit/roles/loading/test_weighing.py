@@ -146,7 +146,9 @@ def language_model(kind: str) -> nn.Module:
 
     sizes: dict[str, Any] = {"vocab_size": 20, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     if kind == "gpt2":
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, **sizes))
+        return transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, initializer_range=1.0, **sizes)
+        )
     if kind == "bert":
         shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
         return transformers.BertForMaskedLM(transformers.BertConfig(**shape, **sizes))

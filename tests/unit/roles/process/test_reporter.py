@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.comm.channel import Channel
-from shoal.observe.happenings import ScalarLogged
+from shoal.observe.happenings import ScalarsLogged, TextLogged
 from shoal.roles.process.reporter import Reporter
 from shoal.roles.training.hosting import MoveOrder, PlacesMoved
 from shoal.spec import World
@@ -82,12 +82,19 @@ def test_steps_come_before_the_evaluation_that_follows_them(desk: Desk) -> None:
 
 def test_what_is_logged_comes_with_the_steps_and_after_them(desk: Desk) -> None:
     desk.take_step(1, 0.0)
-    desk.reporter.log(ScalarLogged(name="norm", value=0.5, step=2))
+    for told in (_norm(2, 0.5), _norm(3, 0.25), TextLogged(name="note", text="hello", step=3), _norm(4, 0.125)):
+        desk.reporter.log(told)
     desk.take_step(2, 0.01)
     assert [message["kind"] for message in desk.heard()] == ["steps"], "not at every step"
     desk.reporter.flush()
     desk.reporter.flush()
-    assert [message["kind"] for message in desk.heard()] == ["steps", "scalar"]
+    _, first, text, second = desk.heard()
+    assert first == {"kind": "scalars", "scalars": [[2, "norm", 0.5], [3, "norm", 0.25]]}, "many at once"
+    assert text["text"] == "hello" and second["scalars"] == [[4, "norm", 0.125]], "in their order"
+
+
+def _norm(step: int, value: float) -> ScalarsLogged:
+    return ScalarsLogged(scalars=[[step, "norm", value]])
 
 
 def test_progress_is_told_now_and_then_and_at_the_end(desk: Desk) -> None:
