@@ -36,7 +36,8 @@ def split_chain(
     count = len(costs)
     if not 1 <= stages <= count:
         raise SpecError(
-            f"pipeline: {stages} stages were asked for, but the model has {count} layers that can be told apart; "
+            f"pipeline: {stages} stages were asked for, but the model has {count} "
+            f"layer{'s' * (count != 1)} that can be told apart; "
             "use fewer workers or fewer stages per worker."
         )
     crossing = [0.0, *(crossings[1:] if crossings is not None else [0.0] * (count - 1)), 0.0]

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from shoal.checkpoint.model_stream import save_tensors
 from shoal.datasets.iterated import ByPosition
@@ -27,14 +29,14 @@ from shoal.roles.loading.task import load_task
 from shoal.roles.loading.weighing import derived_weight
 from shoal.roles.memory.sizing import JobSizes, address_space_bytes, first_microbatch, size_up
 from shoal.roles.process.reporter import Reporter
-from shoal.roles.training.mean_check import seen_in
+from shoal.roles.training.mean_check import seen_in, undisturbed
 from shoal.roles.training.training import make_schedule, num_tables
 from shoal.spec import Cluster, Job, Task, World, parse_strategy
 from shoal.spec.features import check_task
 from shoal.spec.model_size import PassSize
 from shoal.spec.vocabulary import State
 from shoal.step.clipping import cut_bytes
-from shoal.step.compute import backward_part, check_weight
+from shoal.step.compute import backward_part, check_weight, plain_loss
 from shoal.step.pass_size import measure_pass, pass_without_values
 from shoal.step.work import Work
 from shoal.strategies.base import Extent
@@ -71,7 +73,7 @@ def inspect(job: Job, world: World, reporter: Reporter) -> None:
             "initial_loss": probe.loss(),
             "repeatable": probe.is_repeatable(),
             "random": probe.is_random(),
-            "random_in_float64": LossProbe(task, train, "float64").is_random(),
+            **_facts_of_float64(task, train),
         }
     write_whole(folder / FILE_NAME, json.dumps(facts) + "\n")
     reporter.done({"samples": len(train)})
@@ -99,6 +101,16 @@ def _facts_of_model(replica: Replica) -> dict[str, Any]:
 def _state_bytes(schema: StateSchema, parcels: Sequence[Parcel]) -> int:
     scalars = sum(dtype.itemsize for _, dtype in schema.scalars)
     return sum(len(schema.mirrored) * parcel.num_bytes + scalars for parcel in parcels)
+
+
+def _facts_of_float64(task: Task, train: Any) -> dict[str, Any]:
+    """What is known of the loss in float64, in which parts of a batch are compared with the whole."""
+    try:
+        probe = LossProbe(task, train, "float64")
+        return {"random_in_float64": probe.is_random(), "narrows": probe.narrows()}
+    except Exception as error:  # it has computed a loss in its own numbers before: these are what it cannot do
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return {"random_in_float64": False, "why_no_float64": why}
 
 
 def _sizes(job: Job, task: Task, train: Any, replica: Replica, made_bytes: int) -> JobSizes:
@@ -176,6 +188,25 @@ def _refusals(task: Task, asked: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+class NarrowedNumbers(TorchDispatchMode):
+    """Whether an operation makes narrower numbers of float64: some code casts whatever it gets to float32."""
+
+    are_found = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if any(kind.itemsize < torch.float64.itemsize for kind in _kinds_of_floats(made)):
+            self.are_found |= torch.float64 in _kinds_of_floats((args, kwargs))
+        return made
+
+
+def _kinds_of_floats(value: Any) -> set[torch.dtype]:
+    found = (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return {tensor.dtype for tensor in found if tensor.is_floating_point()}
+
+
 class LossProbe:
     """Computes the loss of the first batch under different keys of the random numbers."""
 
@@ -207,6 +238,13 @@ class LossProbe:
     def is_random(self) -> bool:
         """Whether another key gives another loss: dropout, augmentation."""
         return self._loss(self._seed) != self._loss(self._seed + 1)
+
+    def narrows(self) -> bool:
+        """Whether some of it is computed in fewer digits than the model has."""
+        batch = self._feed.keyed_batch(self._cut.samples, self._seed)
+        with undisturbed(self.replica), NarrowedNumbers() as noted:
+            plain_loss(self.replica, batch)
+        return noted.are_found
 
     def _loss(self, key: int) -> float:
         module = self.replica.module

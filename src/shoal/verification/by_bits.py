@@ -27,6 +27,11 @@ _DRAWN_BY_SEVERAL = (
     "several processes compute one pass, each with random numbers (dropout) of its own; judged is float64, without"
 )
 _SKIPPED = "the first step was skipped, for a gradient is no number in half precision; judged is float64"
+_NARROWS = "parts of the task are computed in float32 whatever numbers its model has, so it is judged as that is"
+_NO_FLOAT64 = (
+    "the task cannot be computed in float64 ({}), so parts of a batch were not compared with the whole; let what "
+    "it brings along follow its model's numbers, as in weights.to(output.dtype)"
+)
 _OTHER_FUNCTION = "BatchNorm of a part of the batch is another function than of the whole"
 _OWN_STATES = "with push=parameters each worker has an optimizer of its own, and the servers have none to compare"
 
@@ -64,6 +69,7 @@ class _Verification:
         # Two runs more for the first step, one for half precision; one less where the whole batch is what to
         # compare with in any case.
         self.laboratory.num_trials += 2 * (not self.bitwise) + is_half - synchronised
+        self.laboratory.num_trials -= 2 * bool(self.facts.why_no_float64)
         rows = [*_repeatability(self.facts), *self._meaning()]
         if not self.bitwise:
             rows += self._first_step()
@@ -122,15 +128,22 @@ class _Verification:
         return self._compare(Comparison(title=title, bound=bound), split, same)
 
     def _in_double(self) -> list[Row]:
-        pair = self.reference.in_double()
+        facts, pair = self.facts, self.reference.in_double()
+        if facts.why_no_float64:
+            note = _NO_FLOAT64.format(facts.why_no_float64)
+            return [Row(comparison=pair.title, what="loss", verdict=Verdict.WARNING, note=note)]
         ours = self.laboratory.train(f"{_workers(pair.ours)} in float64", pair.ours)
         reference = self.laboratory.train(pair.title, pair.reference)
-        comparison = Comparison(
-            title=pair.title,
-            bound=lambda what: None if pair.other_numbers else FLOAT64_BOUND,
-            note=_OTHER_NUMBERS * pair.other_numbers,
-        )
-        return self._compare(comparison, ours, reference)
+
+        def bound(what: str) -> float | None:
+            if pair.other_numbers:
+                return None
+            if not facts.narrows:
+                return FLOAT64_BOUND
+            return first_step_bound(what, facts.optimizer, synchronised=facts.has_batchnorm)
+
+        note = _OTHER_NUMBERS * pair.other_numbers or _NARROWS * facts.narrows
+        return self._compare(Comparison(title=pair.title, bound=bound, note=note), ours, reference)
 
     def _against_whole_batch(self, split: Trial) -> list[Row]:
         title = f"one process in {self._numbers}, whole batch"

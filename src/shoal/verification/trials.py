@@ -50,6 +50,10 @@ class Facts:
     """Other random numbers give another loss: dropout, augmentation."""
     random_in_float64: bool
     """The same with dropout off: only augmentation, or dropout that is never off."""
+    narrows: bool = False
+    """Parts of the task compute in fewer digits than float64, whatever numbers the model has."""
+    why_no_float64: str = ""
+    """Why the task cannot be computed in float64; empty where it can."""
     why_no_mean: str = ""
     """Why the loss of a batch is not the mean of its parts', and what to set; empty where it is."""
 

@@ -85,3 +85,10 @@ def test_where_layers_take_turns_they_do_so_in_one_process_too() -> None:
     for job, slots in ((found.same(found.job), 2), (found.in_double().reference, 1)):
         assert (job.strategy, job.cluster.workers, job.num_slots) == ("layer:phases=2,every=3", 1, slots)
     assert reference("layer", workers=2).in_double().reference.strategy == "data"
+
+
+def test_what_rounds_to_float32_by_itself_is_compared_after_one_step() -> None:
+    pair = reference("tensor", narrows=True).in_double()
+
+    assert pair.ours.overrides["max_steps"] == pair.reference.overrides["max_steps"] == 1
+    assert pair.title == "one process in float64, whole batch, first step"

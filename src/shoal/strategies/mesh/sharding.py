@@ -96,6 +96,8 @@ class Unsharded:
         param = self._trained[name]
         if param.grad is None:
             param.grad = torch.zeros_like(param)
+        elif param.grad.is_sparse:
+            param.grad = param.grad.to_dense()
         return param.grad
 
     def reduce(self, names: Iterable[str]) -> None:

@@ -122,8 +122,7 @@ class MeshStrategy(Lockstep):
     def take(self, work: Work) -> StepResult:
         moved = self._buffers.begin_mean()
         moved.start()
-        with self._sharding.in_use():
-            own = self._backward(work)
+        own = self._backward(work)
         if self.mesh.batchnorm == "sync":
             check_took_part(own.sums.weight, work.step)
         moved.add(own.sums.weight)
@@ -145,7 +144,9 @@ class MeshStrategy(Lockstep):
         """This lane's passes, in which it may meet the others; not in a pipeline, where they are cut further."""
 
         def compute(lane: int) -> LaneSums:
-            return self._line.backward(work, self._sharding.backward)
+            # What is on its way within the shards has arrived before lanes tell each other that they have ended.
+            with self._sharding.in_use():
+                return self._line.backward(work, self._sharding.backward)
 
         lane = self.mesh.lane_of(self._setting.world.global_rank)
         return compute(lane) if self.mesh.pipeline > 1 else self._passes.run(work.step, [lane], compute)[0]

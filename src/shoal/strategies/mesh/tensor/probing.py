@@ -77,7 +77,7 @@ def _measure(
 
         def mark(param: torch.Tensor, name: str = name) -> None:
             assert param.grad is not None
-            grad = param.grad.detach().double()
+            grad = param.grad.detach().to_dense().double()
             direction = _direction(name, shapes[name], splits.get(name), workers).to(grad.device)
             marks[name] = (float((grad * direction).sum()), float(grad.square().sum()))
             param.grad = None
