@@ -23,7 +23,7 @@ WAYS = {
 
 def assail(tmp_path, zygote, strategy: str, *, rounds: int, seed: int, early: int = 0) -> None:
     """In each round one strike of every kind, `early` kills that wait for nothing, and the supervisor's end."""
-    roles, epochs, chance = WAYS[strategy], 20 * rounds, random.Random(seed)
+    roles, epochs, chance = WAYS[strategy], 60 * rounds, random.Random(seed)
     words = f"--strategy {strategy} --workers {WORKERS} --checkpoint every=16 --max-failures 1000".split()
     run = CountedRun(tmp_path, zygote, *words, "--arg", f"epochs={epochs}", "--arg", "pause_s=0.05")
     assault = Assault(run, zygote, chance)

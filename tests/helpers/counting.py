@@ -21,8 +21,12 @@ from shoal.launch.owner import ZygoteProcess
 
 TASK = Path(__file__).with_name("counting_task.py")
 GUARD_S = 120.0
-_NAMES = {"worker": "shoal-worker-", "server": "shoal-server-", "coordinator": "shoal-coordina"}
-"""As the kernel cuts them."""
+_NAMES = {
+    "worker": ("shoal-worker-", "shoal-spare-"),
+    "server": ("shoal-server-",),
+    "coordinator": ("shoal-coordina",),
+}
+"""As the kernel cuts them; who was a spare goes on under that name."""
 
 
 def applied(model: Path) -> list[int]:
@@ -51,7 +55,7 @@ class CountedRun:
         """Wait for what must come while the run goes on; the time is a guard against hangs, no more."""
         deadline = time.monotonic() + GUARD_S
         while not holds():
-            assert self._process.poll() is None, f"the run ended before {what}: {self._process.communicate()[1]}"
+            assert self._process.poll() is None, f"the run ended before {what}: {self._said()}"
             assert time.monotonic() < deadline, f"waited {GUARD_S:.0f} s in vain until {what}"
             time.sleep(0.005)
 
@@ -90,7 +94,13 @@ class CountedRun:
     def close(self) -> None:
         """Whatever happened, leave nothing running."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def _said(self) -> str:
+        assert self._process.stderr is not None
+        return self._process.stderr.read()
 
     def _start(self, *words: str) -> subprocess.Popen[str]:
         self.mark()

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import struct
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -93,7 +94,14 @@ def read_tensorboard(folder: Path) -> Found:
 
 
 def read_wandb(folder: Path) -> Found:
-    """What W&B has written offline: a file for each time that the run went on."""
+    """What W&B has written offline, by a process of its own: a file for each time that the run went on."""
+    deadline = time.monotonic() + 30
+    while not (found := _read_wandb(folder)).name and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def _read_wandb(folder: Path) -> Found:
     found = Found()
     for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
         for record in _wandb_records(path):

@@ -29,7 +29,9 @@ def run(tmp_path: Path, zygote: ZygoteProcess) -> Any:
     return start
 
 
-@pytest.mark.parametrize("kind", AVERAGES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(one, marks=() if one == "ema" else pytest.mark.long) for one in AVERAGES]
+)
 def test_kills_and_a_resume_change_no_bit(run: Any, zygote: ZygoteProcess, kind: str) -> None:
     args = AVERAGES[kind]
     alone = run("alone", workers=1, args=args)
@@ -46,7 +48,14 @@ def test_kills_and_a_resume_change_no_bit(run: Any, zygote: ZygoteProcess, kind:
     assert alone.results["results"] == killed.results["results"] == again.results["results"]
 
 
-@pytest.mark.parametrize("strategy", ["ps:servers=2", "sharded", "pipeline", "tensor", "layer:place=0@0+2@1"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "ps:servers=2",
+        "pipeline",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("sharded", "tensor", "layer:place=0@0+2@1")),
+    ],
+)
 def test_every_strategy_keeps_the_same(run: Any, strategy: str) -> None:
     slots = 2 if strategy.startswith("ps") else None
     alone = run("alone", workers=1, args={"ema": 0.9})

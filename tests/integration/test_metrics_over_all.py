@@ -35,14 +35,14 @@ def expected_of(outputs: np.ndarray) -> dict[str, float]:
     ("workers", "strategy", "args"),
     [
         (1, "data", {}),
-        (2, "data", {"objective": True}),
+        pytest.param(2, "data", {"objective": True}, marks=pytest.mark.long),
         (3, "data", {}),
-        (2, "data:via=ring", {}),
+        pytest.param(2, "data:via=ring", {}, marks=pytest.mark.long),
         (2, "ps:servers=1", {"objective": True}),
-        (2, "sharded", {"objective": True}),
+        pytest.param(2, "sharded", {"objective": True}, marks=pytest.mark.long),
         (2, "tensor", {}),
-        (2, "pipeline", {}),
-        (2, "layer:place=0@0+2@1+4@1", {}),
+        pytest.param(2, "pipeline", {}, marks=pytest.mark.long),
+        pytest.param(2, "layer:place=0@0+2@1+4@1", {}, marks=pytest.mark.long),
     ],
 )
 def test_they_are_those_of_what_is_predicted(

@@ -13,6 +13,8 @@ from shoal.observe.disk import write_whole
 
 INK, FAINT, BLUE, RED = "#333333", "#dddddd", "#3b6ea5", "#d1603d"
 _METRICS = ("#2a8c6c", "#8a5aa8", "#b8862d", "#5b7083")
+_AVERAGE = "average_"
+"""How metrics of averaged weights begin."""
 _LOG_SCALE_FROM = 30.0
 """How many times the smallest loss the largest must be before a logarithmic axis reads better."""
 
@@ -32,6 +34,9 @@ def draw_chart(
         name: _finite([(step, found.get(name)) for step, found in evaluations]) for name in _names(evaluations)
     }
     test_loss = tests.pop("loss", [])
+    # What the loss is made of is drawn with it; the table beneath the picture has the rest.
+    shown_above = {"loss", *(parts or {})}
+    tests = {name: one for name, one in tests.items() if name.removeprefix(_AVERAGE) not in shown_above}
     figure = new_figure(8, 5.6 if tests else 4.2)
     panels = figure.subplots(
         2 if tests else 1, squeeze=False, sharex=True, height_ratios=[2, 1][: 1 + bool(tests)]
@@ -92,26 +97,25 @@ def _draw_loss(axes: Any, losses: Curve, test_loss: Curve, parts: Mapping[str, C
     if shown and min(shown) > 0 and max(shown) > _LOG_SCALE_FROM * min(shown):
         axes.set_yscale("log")
     if shown:
-        axes.legend(frameon=False, labelcolor=INK, loc="upper right")
+        _explain(axes)
 
 
 def _draw_metrics(axes: Any, tests: dict[str, list[tuple[int, float]]]) -> None:
+    """Those of averaged weights in the same colours, dashed."""
     _dress(axes, next(iter(tests)) if len(tests) == 1 else "test")
-    for at, (name, curve) in enumerate(tests.items()):
+    plain = list(dict.fromkeys(name.removeprefix(_AVERAGE) for name in tests))
+    for name, curve in tests.items():
         if curve:
-            color = _METRICS[at % len(_METRICS)]
-            axes.plot(*zip(*curve, strict=True), "o-", color=color, linewidth=1, markersize=4.5, label=name)
-            axes.annotate(
-                f"{curve[-1][1]:.4g}",
-                curve[-1],
-                xytext=(7, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=9,
-                color=color,
-            )
-    if len(tests) > 1:
-        axes.legend(frameon=False, labelcolor=INK, loc="best")
+            color = _METRICS[plain.index(name.removeprefix(_AVERAGE)) % len(_METRICS)]
+            style, label = "o--" if name.startswith(_AVERAGE) else "o-", f"{name} {curve[-1][1]:.4g}"
+            axes.plot(*zip(*curve, strict=True), style, color=color, linewidth=1, markersize=4.5, label=label)
+    if any(tests.values()):
+        _explain(axes)
+
+
+def _explain(axes: Any) -> None:
+    """Beside the curves: there is always room."""
+    axes.legend(frameon=False, labelcolor=INK, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
 
 
 def _dress(axes: Any, label: str) -> None:

@@ -9,7 +9,6 @@ import torch
 
 import shoal
 from shoal.errors import TaskError
-from shoal.model import gathering
 from shoal.model.gathering import asking_nobody
 from shoal.step.passes import LocalSwap, SlotPasses
 
@@ -25,12 +24,6 @@ def parts() -> list[torch.Tensor]:
 def compared(own: torch.Tensor, everybody: torch.Tensor) -> torch.Tensor:
     """A loss that needs all rows for each."""
     return (own @ everybody.T).logsumexp(1).sum()
-
-
-@pytest.fixture(autouse=True)
-def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whom `gather` asks is a matter of the process."""
-    monkeypatch.setattr(gathering, "_asked", None)
 
 
 @pytest.fixture

@@ -43,8 +43,8 @@ def test_what_can_be_cut(written: str) -> None:
 @pytest.mark.parametrize(
     ("written", "layers", "message"),
     [
-        ("pipeline", 1, "2 stages were asked for, but the model has 1 layers"),
-        ("mesh:pipeline=2", 1, "2 stages were asked for, but the model has 1 layers"),
+        ("pipeline", 1, "2 stages were asked for, but the model has 1 layer"),
+        ("mesh:pipeline=2", 1, "2 stages were asked for, but the model has 1 layer"),
         ("pipeline:split=2+1", 4, "gives 2 stages 3 layers"),
         ("layer", 4, "layers form 1 lines"),
         ("layer:place=nothing@1", 4, "'nothing', which the model does not call"),

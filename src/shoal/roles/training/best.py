@@ -38,7 +38,9 @@ class BestKeeper:
 
     def consider(self, step: int, results: Mapping[str, float], *, is_past: bool = False) -> None:
         """Keep the model after this step, where none before it was as good; `is_past`: that was done, long ago."""
-        if not self._is_better(value := results[self._metric]):
+        # One that died may have kept it before it could tell callbacks.
+        was_kept = self._training.conduct.first_evaluates and not is_past and self._files.has(step)
+        if not self._is_better(value := results[self._metric]) and not was_kept:
             return
         self._value = value
         if not is_past:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -30,9 +31,11 @@ TASK = Task(
 )
 
 
-def keeper_in(folder: Path, world: World) -> tuple[BestKeeper, Training, BestFiles]:
+def keeper_in(
+    folder: Path, world: World, conduct: Conduct | None = None
+) -> tuple[BestKeeper, Training, BestFiles]:
     """One of two workers, and what lies in the folder of their run."""
-    training = Training(TASK, SingleProcess(), world, Conduct(fills=(range(1), range(1, 2))))
+    training = Training(TASK, SingleProcess(), world, conduct or Conduct(fills=(range(1), range(1, 2))))
     _listens, speaks = Channel.pair()
     run = RunFolder(folder)
     return BestKeeper(training, run, Reporter(world, speaks)), training, BestFiles(run)
@@ -56,3 +59,16 @@ def test_who_becomes_the_first_keeps_what_a_dead_one_had_no_time_for(tmp_path: P
     keeper.take_over(4)
     newest = files.newest()
     assert newest is not None and (newest.step, newest.results) == (4, {"loss": 0.5})
+
+
+def test_what_a_dead_one_had_kept_is_told_by_its_successor(tmp_path: Path) -> None:
+    """It evaluates again, for all, and finds what was kept as good as what it found."""
+    conduct = Conduct(fills=(range(1), range(1, 2)), servers=1)
+    first, _, _ = keeper_in(tmp_path, World(world_size=2), conduct)
+    first.consider(4, {"loss": 0.5})
+    told: list[int] = []
+    second, training, files = keeper_in(tmp_path, World(world_size=2), conduct)
+    training.callbacks = SimpleNamespace(best_is_kept=lambda step, path: told.append(step))  # type: ignore[assignment]
+    second.consider(4, {"loss": 0.5})
+    second.consider(6, {"loss": 0.6})
+    assert told == [4] and files.has(4) and not files.has(6)
