@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shoal.launch.hangs import Life, step_of
 from shoal.launch.messages import Ended
-from shoal.observe.happenings import StateEntered, StepsTaken
+from shoal.observe.happenings import Done, StateEntered, StepsTaken
 from shoal.spec import World
 from shoal.spec.told import Told
 from shoal.spec.vocabulary import Role, State
@@ -137,6 +137,8 @@ class Crew:
             case StepsTaken(steps=[*_, [step, _]] as steps):
                 known = (loss for _, loss in reversed(steps) if loss is not None)
                 self.last_loss = next(known, self.last_loss)
+            case Done(results={"loss": loss}) if self.last_loss is None:
+                self.last_loss = loss  # the first worker was so late that others did all the steps
         if step > self.top_step:
             self.top_step, self.fruitless_losses = step, 0
 

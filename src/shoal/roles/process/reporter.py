@@ -103,6 +103,7 @@ class Reporter:
         self.send(Warned(text=text))
 
     def on_state(self, state: State, step: int) -> None:
+        self.flush()  # who dies in it has at least told what it had done before
         self.pulse.enter(state)
         self.send(StateEntered(state=state, step=step))
 

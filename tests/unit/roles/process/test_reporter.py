@@ -11,6 +11,7 @@ from shoal.observe.happenings import ScalarsLogged, TextLogged
 from shoal.roles.process.reporter import Reporter
 from shoal.roles.training.hosting import MoveOrder, PlacesMoved
 from shoal.spec import World
+from shoal.spec.vocabulary import State
 from shoal.strategies.base import StepResult
 
 
@@ -52,6 +53,13 @@ def test_steps_are_told_ten_times_a_second_and_none_is_lost(desk: Desk) -> None:
     assert (last["samples"], last["epoch"], last["lr"], last["total_steps"]) == (400, 1, 0.1, 50)
     desk.reporter.flush()
     assert not desk.heard()
+
+
+def test_what_was_done_is_told_before_another_state_is_entered(desk: Desk) -> None:
+    desk.take_step(3, 0.01)
+    desk.reporter.on_state(State.EVALUATING, 3)
+    steps, state = desk.heard()
+    assert steps["steps"] == [[3, 1 / 3]] and state["state"] == "evaluating"
 
 
 def test_what_losses_are_told_with_goes_along(desk: Desk) -> None:
