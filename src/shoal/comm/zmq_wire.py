@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, Self
 
 import zmq
@@ -87,15 +88,22 @@ class ZmqWire:
         self._context = zmq.Context()
         self._router: zmq.Socket[bytes] | None = None
         self._gate: Gate | None = None
-        self._streams = StreamWire(key, encrypt=encrypt, linger_s=linger_s, handshake_s=handshake_s)
-        self._poller.register(self._streams.fileno(), zmq.POLLIN)
+        self._make_streams = partial(StreamWire, key, encrypt=encrypt, linger_s=linger_s, handshake_s=handshake_s)
+        self._streams: StreamWire | None = None
+        """For tcp; none where all are at Unix sockets."""
         try:
-            listen = self._streams.listen if bind_address.startswith(TCP) else self._bind
-            self.address = listen(bind_address)
+            is_tcp = bind_address.startswith(TCP)
+            self.address = self._over_tcp().listen(bind_address) if is_tcp else self._bind(bind_address)
             """Where this process listens; what others pass to `connect`, letter for letter."""
         except BaseException:
             self.close()
             raise
+
+    def _over_tcp(self) -> StreamWire:
+        if self._streams is None:
+            self._streams = self._make_streams()
+            self._poller.register(self._streams.fileno(), zmq.POLLIN)
+        return self._streams
 
     def _bind(self, address: str) -> str:
         """Listen at a Unix socket."""
@@ -122,18 +130,19 @@ class ZmqWire:
     @property
     def peers(self) -> frozenset[int]:
         """Who is connected, or was until the connection ended by itself."""
-        return self._streams.peers.union(self._ways)
+        streams = frozenset() if self._streams is None else self._streams.peers
+        return streams.union(self._ways)
 
     @property
     def strangers(self) -> int:
         """Connections that ended without having shown the run's key."""
-        return self._streams.strangers + (0 if self._gate is None else self._gate.strangers)
+        return sum(door.strangers for door in (self._streams, self._gate) if door is not None)
 
     def connect(self, peer: int, address: str) -> None:
         """Open the way to a peer, in place of an earlier one, and watch for its end."""
         self.disconnect(peer)
         if address.startswith(TCP):
-            self._streams.connect(peer, address)
+            self._over_tcp().connect(peer, address)
             return
         dealer = self._open(zmq.DEALER)
         # Whoever listens there after a peer's death is not that peer.
@@ -159,7 +168,8 @@ class ZmqWire:
 
     def disconnect(self, peer: int) -> None:
         """Close the way to a peer, if there is one; what is queued gets `linger_s` to leave."""
-        self._streams.disconnect(peer)
+        if self._streams is not None:
+            self._streams.disconnect(peer)
         if (way := self._ways.pop(peer, None)) is None:
             return
         self._poller.unregister(way.monitor)
@@ -175,7 +185,8 @@ class ZmqWire:
         It is lost, as any packet may be, where the connection has ended or there is none.
         """
         if (way := self._ways.get(peer)) is None:
-            self._streams.transmit(peer, packet)
+            if self._streams is not None:
+                self._streams.transmit(peer, packet)
             return
         try:
             way.dealer.send_multipart(packet, zmq.NOBLOCK, copy=False)
@@ -201,7 +212,8 @@ class ZmqWire:
 
     def gone(self) -> Collection[int]:
         """Peers whose connection ended, once what they sent last has had time to arrive."""
-        ended_at = {**self._ended_at, **self._streams.ended_at()}
+        streams = {} if self._streams is None else self._streams.ended_at()
+        ended_at = {**self._ended_at, **streams}
         if not ended_at:
             return ()
         ripe = time.monotonic() - _GRACE_S
@@ -216,7 +228,8 @@ class ZmqWire:
         if self._file:
             with suppress(FileNotFoundError):  # Its folder went first.
                 os.unlink(self._file)  # While this process still listens there, so that it is nobody else's.
-        self._streams.close()
+        if self._streams is not None:
+            self._streams.close()
         if self._router is not None:
             self._router.disable_monitor()
             self._router.close(linger=0)
@@ -238,13 +251,15 @@ class ZmqWire:
                 self._ended_at.setdefault(self._peers[source], time.monotonic())
             elif self._gate is not None and source in self._gate.sockets:
                 self._gate.attend()
-            elif source == self._streams.fileno():
+            elif self._streams is not None and source == self._streams.fileno():
                 self._streams.hush()
 
     def _receive(self) -> Packet | None:
         """What has come through either, without the routing identity that ZeroMQ puts before it."""
-        if (packet := self._streams.receive()) is not None or self._router is None:
+        if self._streams is not None and (packet := self._streams.receive()) is not None:
             return packet
+        if self._router is None:
+            return None
         try:
             _identity, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
