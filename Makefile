@@ -17,6 +17,11 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
 	touch $@
 
+# Servers and launchers that tests start.
+$(VENV)/packages: tests/packages.txt tests/install_packages.sh $(VENV)/ready
+	tests/install_packages.sh
+	touch $@
+
 demo: $(VENV)/ready
 	$(BIN)/shoal train examples/digits.py --workers 2 --name demo --overwrite
 
@@ -27,11 +32,11 @@ lint: $(VENV)/ready
 
 # What measures nothing runs side by side; the rest has the machine for itself.
 ALONE = $(shell grep -rl "mark.alone" tests --include=*.py)
-test: lint
+test: lint $(VENV)/packages
 	$(BIN)/pytest -m "not long and not alone" $(SIDE_BY_SIDE)
 	$(BIN)/pytest -m "not long and alone" $(ALONE)
 
-test-all: lint
+test-all: lint $(VENV)/packages
 	$(BIN)/pytest -m "not alone" $(SIDE_BY_SIDE)
 	$(BIN)/pytest -m "alone" $(ALONE)
 
