@@ -51,7 +51,12 @@ def train(arguments: argparse.Namespace, steps: int) -> tuple[Timeline, float]:
             target="benchmarks.tasks:task",
             args=args if arguments.straggler is None else {**args, "straggler": arguments.straggler},
             strategy=arguments.strategy,
-            cluster=Cluster(workers=arguments.processes, threads=1),
+            cluster=Cluster(
+                workers=arguments.processes,
+                threads=1,
+                on=arguments.on,
+                trusted_network=arguments.trusted_network,
+            ),
             options={"timeline": str(path)},
         )
         results = run_job(job, lambda event: None)
@@ -67,6 +72,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--steps", type=int, help="measured steps; default the model's own number")
     parser.add_argument("--straggler", choices=STRAGGLERS, help="slow the last worker down, or each in turn")
+    parser.add_argument("--on", default="local", help="where workers run; default here")
+    parser.add_argument("--trusted-network", action="store_true", help="do not encrypt what passes between hosts")
     return parser.parse_args(argv)
 
 
