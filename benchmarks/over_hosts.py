@@ -25,6 +25,7 @@ from benchmarks.table import rows_table, verdicts_table
 from benchmarks.variants import CommandBuilder, peer_command, shoal_command
 from shoal.cli.failures import show_failure
 from shoal.errors import LaunchError, ShoalError
+from shoal.observe.wording import memory
 
 STEPS = {"mlp": 12, "gpt": 40}
 
@@ -62,12 +63,17 @@ def run_contest(
 ) -> tuple[list[SpeedRow], list[BarVerdict]]:
     """Measure DDP and the contest's variants of Shoal, in turn."""
 
-    def on_measured(run: Measurement) -> None:
-        tell.print(
-            f"  {run.variant:<10} {run.step_s * 1e3:>8.1f} ms  {run.samples_per_s:>8,.0f} samples/s", style="dim"
-        )
-
     with Network(contest.hosts) as network:
+        carried = [network.carried_bytes()]
+
+        def on_measured(run: Measurement) -> None:
+            carried.append(network.carried_bytes())
+            tell.print(
+                f"  {run.variant:<10} {run.step_s * 1e3:>8.1f} ms  {run.samples_per_s:>8,.0f} samples/s  "
+                f"{memory(carried[-1] - carried[-2])} between hosts",
+                style="dim",
+            )
+
         if contest.rate:
             network.limit(contest.rate)
         on, environment = network.reached_by_command(folder)

@@ -12,7 +12,8 @@ from pathlib import Path
 from benchmarks.measurement import Measurement, Timeline, summarise, summarise_timeline
 from benchmarks.models import WORKLOADS, warm_up_steps
 from benchmarks.straggler import STRAGGLERS
-from shoal.launch.supervisor import run_job
+from shoal.launch.engines import engine_for
+from shoal.launch.supervisor import Supervisor
 from shoal.roles.process.timeline import read_timeline
 from shoal.spec import Cluster, Job, parse_strategy
 from shoal.spec.strategy import StrategySpec
@@ -59,7 +60,8 @@ def train(arguments: argparse.Namespace, steps: int) -> tuple[Timeline, float]:
             ),
             options={"timeline": str(path)},
         )
-        results = run_job(job, lambda event: None)
+        engine = engine_for(job.cluster, None, tell=lambda text: print(text, file=sys.stderr))
+        results = Supervisor(job, lambda event: None, engine).run()
         return read_timeline(path), results["loss"]
 
 
