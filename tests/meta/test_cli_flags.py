@@ -23,7 +23,7 @@ FLAGS = {
     "export": "to out trust help",
     "run": "workers strategy port threads help",
     "scale": "workers servers runs json help",
-    "host": "join ticket name cores interface ports help",
+    "host": "join ticket name cores workers interface ports help",
     "verify": "workers strategy slots steps arg seed seeds precision replay trust json help",
     "bench": "workers strategies threads device rounds steps seconds arg batch-size seed precision out json help",
     "doctor": "json help",

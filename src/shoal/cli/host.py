@@ -29,6 +29,9 @@ def host(
     cores: Annotated[
         int | None, typer.Option(min=1, help="How many cores to give; default all that this process may use.")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="How many workers to have at most; default this host's share.")
+    ] = None,
     interface: Annotated[
         str, typer.Option(help="The network on which other hosts reach this one; default by route.")
     ] = "",
@@ -48,7 +51,8 @@ def host(
 
     # So that what runs here is ended, and nothing left behind.
     signal.signal(signal.SIGTERM, lambda *_: exit_quietly())
-    take_part(join, read_ticket(ticket), name=name, interface=interface, ports=ports, cores=cores)
+    key = read_ticket(ticket)
+    take_part(join, key, name=name, interface=interface, ports=ports, cores=cores, workers=workers)
 
 
 def exit_quietly() -> None:

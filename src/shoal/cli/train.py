@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,8 @@ import typer
 from shoal.cli import arguments as option
 from shoal.cli.arguments import CLUSTER, RECORD, SCREEN, TASK, given, parse_arguments
 from shoal.cli.json_output import print_json
+from shoal.cli.ranks import taking_part
+from shoal.launch.engines.found import find_world
 
 if TYPE_CHECKING:
     from shoal.spec import Job
@@ -207,32 +210,33 @@ def train(
     said |= {"checkpoint": checkpoint, "on_failure": on_failure, "max_failures": max_failures}
     said |= {"precision": precision, "recompute": recompute}
     arguments = parse_arguments(arg or ())
-    if explain:
-        from shoal.cli.explain import explain as show_plan
+    with taking_part(find_world(os.environ, on), said, runs, ctx.obj, to_stderr=as_json):
+        if explain:
+            from shoal.cli.explain import explain as show_plan
 
-        job = _planned_job(target, arguments, resume, runs, {**said, "overrides": overrides}, trust=trust)
-        show_plan(job, ctx.obj, as_json=as_json)
-        return
-    from shoal.launch.runs import train as start
+            job = _planned_job(target, arguments, resume, runs, {**said, "overrides": overrides}, trust=trust)
+            show_plan(job, ctx.obj, as_json=as_json)
+            return
+        from shoal.launch.runs import train as start
 
-    run = start(
-        target,
-        args=arguments,
-        resume=resume,
-        trust=trust,
-        weights_from=weights_from,
-        skip_seen=skip_seen,
-        name=name,
-        runs=runs,
-        overwrite=overwrite,
-        progress=progress,
-        output=sys.stderr if as_json else None,
-        log=log or None,
-        tensorboard=tensorboard,
-        zygote=ctx.obj,
-        **said,
-        **overrides,
-    )
+        run = start(
+            target,
+            args=arguments,
+            resume=resume,
+            trust=trust,
+            weights_from=weights_from,
+            skip_seen=skip_seen,
+            name=name,
+            runs=runs,
+            overwrite=overwrite,
+            progress=progress,
+            output=sys.stderr if as_json else None,
+            log=log or None,
+            tensorboard=tensorboard,
+            zygote=ctx.obj,
+            **said,
+            **overrides,
+        )
     if as_json:
         print_json({"run": str(run.folder), **run.results})
 

@@ -25,6 +25,8 @@ _MAKERS = {
     "hosts": "shoal.launch.engines.ssh:make_listed",
     "join": "shoal.launch.engines.by_hand:make",
     "local": "shoal.launch.engines.here:make",
+    "ranks": "shoal.launch.engines.ranks:make",
+    "mpi": "shoal.launch.engines.mpi:make",
 }
 
 

@@ -52,15 +52,23 @@ BEAT_S = 1.0
 
 
 def join(
-    address: str, key: RunKey, *, name: str = "", interface: str = "", ports: str = "", cores: int | None = None
+    address: str,
+    key: RunKey,
+    *,
+    name: str = "",
+    interface: str = "",
+    ports: str = "",
+    cores: int | None = None,
+    workers: int | None = None,
 ) -> None:
-    """Take part in the run whose supervisor listens at this address, until it is over.
+    """Take part in the run whose supervisor listens at this address, until it is over. `cores`, `workers`: what to
+    give, and to have at most.
 
     LaunchError where this host is refused, or its supervisor is gone before the run is over.
     """
     channel = StreamChannel.call(address, key, encrypt=True)
     own = address_of(interface) if interface else channel.local_address
-    facts = facts_of_this_host(name, own, _free_port(own, ports))
+    facts = replace(facts_of_this_host(name, own, _free_port(own, ports)), most_workers=workers)
     if cores is not None:
         facts = replace(facts, cores=cores)
     HostAgent(channel, facts).serve()
