@@ -48,8 +48,8 @@ On = Annotated[
     str | None,
     typer.Option(
         help="local, ssh:a,b, hosts:FILE, join:2 (hosts on which somebody runs shoal host), mpi:a,b (that mpirun "
-        "reaches), or local:2 (here, as if on 2 hosts). Default auto: what a launcher that has started this process "
-        "says, else local.",
+        "reaches), or local:2 (here, as if on 2 hosts). Default auto: what the launcher of this process says, else "
+        "local.",
         metavar="ENGINE",
         rich_help_panel=CLUSTER,
     ),
