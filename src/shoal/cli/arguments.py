@@ -48,7 +48,7 @@ On = Annotated[
     str | None,
     typer.Option(
         help="local, ssh:a,b, hosts:FILE, join:2 (hosts on which somebody runs shoal host), mpi:a,b (that mpirun "
-        "reaches), or local:2 (here, as if on 2 hosts). Default auto: what the launcher of this process says, else "
+        "reaches), or local:2 (here, as if on 2 hosts). Default auto: as the launcher of this process says, or "
         "local.",
         metavar="ENGINE",
         rich_help_panel=CLUSTER,
