@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,46 @@ def train_by(
         timeout=GUARD_S,
         check=False,
     )
+
+
+def start_all(
+    launchers: Sequence[Sequence[str]],
+    folder: Path,
+    *,
+    words: Sequence[Sequence[str]] = (),
+    envs: Sequence[Mapping[str, str]] = (),
+) -> list[str]:
+    """`shoal train` under each of them at once, each perhaps with its own words or environment; all end well.
+    What each has printed."""
+    said = words or [TASK] * len(launchers)
+    around = envs or [surroundings()] * len(launchers)
+    started = [
+        subprocess.Popen(
+            [*launcher, *command("train", *own, "--name", "met")],
+            cwd=folder,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for launcher, own, env in zip(launchers, said, around, strict=True)
+    ]
+    try:
+        printed = [one.communicate(timeout=GUARD_S)[0] for one in started]
+        assert [one.returncode for one in started] == [0] * len(started), printed
+        return printed
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
+def free_port() -> int:
+    """One that nobody on loopback listens at now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def results_in(folder: Path) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def taking_part(
         return
     if not isinstance(found, FoundRank):
         _tell(f"found: {plural(found.count, 'host')} by {found.by}; {_OTHERWISE}", to_stderr)
-        cluster["on"] = found.on
+        cluster["on"] = found.on if found.count > 1 else "local"
         cluster.setdefault("workers", found.workers)
         yield
         return

@@ -13,7 +13,7 @@ from shoal.cli import arguments as option
 from shoal.cli.arguments import CLUSTER, RECORD, SCREEN, TASK, given, parse_arguments
 from shoal.cli.json_output import print_json
 from shoal.cli.ranks import taking_part
-from shoal.launch.engines.found import find_world
+from shoal.launch.engines.found import Found, find_world, of_flags
 
 if TYPE_CHECKING:
     from shoal.spec import Job
@@ -69,6 +69,10 @@ def train(
     interface: option.Interface = None,
     ports: option.Ports = None,
     trusted_network: option.TrustedNetwork = None,
+    ps_hosts: option.PsHosts = "",
+    worker_hosts: option.WorkerHosts = "",
+    job_name: option.JobName = "",
+    task_index: option.TaskIndex = 0,
     chaos: Annotated[
         str,
         typer.Option(
@@ -210,7 +214,8 @@ def train(
     said |= {"checkpoint": checkpoint, "on_failure": on_failure, "max_failures": max_failures}
     said |= {"precision": precision, "recompute": recompute}
     arguments = parse_arguments(arg or ())
-    with taking_part(find_world(os.environ, on), said, runs, ctx.obj, to_stderr=as_json):
+    found = _found_world(on, ps_hosts, worker_hosts, job_name, task_index)
+    with taking_part(found, said, runs, ctx.obj, to_stderr=as_json):
         if explain:
             from shoal.cli.explain import explain as show_plan
 
@@ -239,6 +244,13 @@ def train(
         )
     if as_json:
         print_json({"run": str(run.folder), **run.results})
+
+
+def _found_world(on: str | None, ps_hosts: str, worker_hosts: str, job_name: str, task_index: int) -> Found | None:
+    """The world that flags tell of, else the environment."""
+    if job_name or worker_hosts or ps_hosts:
+        return of_flags(ps_hosts, worker_hosts, job_name, task_index)
+    return find_world(os.environ, on)
 
 
 def _planned_job(

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from helpers.launchers import TASK, digest_here, left_in, mpirun, results_in, surroundings, train_by
+from helpers.commands import command
+from helpers.launchers import (
+    PYTHON,
+    TASK,
+    digest_here,
+    free_port,
+    left_in,
+    mpirun,
+    results_in,
+    start_all,
+    surroundings,
+    train_by,
+)
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
 
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed (openmpi-bin)")
@@ -67,3 +82,87 @@ def test_a_host_that_mpirun_does_not_reach_is_named(tmp_path: Path) -> None:
     done = train_by([], tmp_path, *TASK, "--on", "mpi:n1", env=env)
     assert done.returncode == 1
     assert "error: Host n1 could not join: " in done.stderr
+
+
+def torchruns(endpoint: int, *words: str) -> list[list[str]]:
+    """Two of them, as on two hosts."""
+    launcher = [PYTHON, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    launcher += ["--master-addr", "127.0.0.1", "--master-port", str(endpoint), *words]
+    return [[*launcher, "--node-rank", str(rank), "--no-python"] for rank in range(2)]
+
+
+def test_nodes_of_torchrun_are_one_run(tmp_path: Path) -> None:
+    first, second = start_all(torchruns(free_port()), tmp_path)
+    assert "found: 2 workers on 2 hosts by torchrun" in first, first
+    assert f"2 workers on 2 hosts ({socket.gethostname()}-0, {socket.gethostname()}-1)" in first
+    assert "found" not in second and "step" not in second
+    assert results_in(tmp_path)["digest"] == digest_here(tmp_path, workers=2)
+    assert left_in(tmp_path) == []
+
+
+def tf_config(kind: str, index: int) -> dict[str, str]:
+    cluster = {"chief": ["127.0.0.2:2222"], "worker": ["127.0.0.3:2222"], "ps": ["127.0.0.3:2223"]}
+    return surroundings(TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}}))
+
+
+def test_tasks_of_tf_config_are_one_run(tmp_path: Path) -> None:
+    tasks = [("chief", 0), ("worker", 0), ("ps", 0), ("evaluator", 0)]
+    first, *others = start_all([[]] * 4, tmp_path, envs=[tf_config(*task) for task in tasks])
+    assert "found: 2 workers and 1 server on 2 hosts by TF_CONFIG" in first, first
+    assert "2 workers, 1 server and a coordinator on 2 hosts (127.0.0.2, 127.0.0.3)" in first
+    assert others[:2] == ["", ""]
+    assert "this process waits for the end of the run" in others[2]
+    results = results_in(tmp_path)
+    assert results["digest"] == digest_here(tmp_path, workers=2, strategy="ps:servers=1,wire=tcp")
+    assert results["audit"]["clean"] and left_in(tmp_path) == []
+
+
+@pytest.mark.long
+def test_flags_of_classic_tensorflow(tmp_path: Path) -> None:
+    flags = ["--ps_hosts=127.0.0.2:1,127.0.0.3:1", "--worker_hosts=127.0.0.2:2,127.0.0.3:2"]
+    tasks = [("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1)]
+    words = [[*TASK, *flags, f"--job_name={kind}", f"--task_index={index}"] for kind, index in tasks]
+    first, *others = start_all([[]] * 4, tmp_path, words=words)
+    assert "found: 2 workers and 2 servers on 2 hosts by --worker_hosts and --ps_hosts" in first, first
+    assert others == [""] * 3
+    strategy = "ps:servers=2,wire=tcp"
+    assert results_in(tmp_path)["digest"] == digest_here(tmp_path, workers=2, strategy=strategy)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("words", "env", "status", "sentence"),
+    [
+        (["--on", "mpi"], {"SHOAL_MPIRUN": "/nowhere/mpirun"}, 1, "error: /nowhere/mpirun cannot be run (No such"),
+        (["--on", "slurm"], {}, 1, "error: on=slurm uses the hosts of an allocation, but there is none here"),
+        (
+            [],
+            {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"},
+            1,
+            "error: 2 of 3 processes by MPI (rank 1, 2) did not come to",
+        ),
+        (
+            [],
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"},
+            1,
+            "error: The first of 3 processes by MPI was not heard in",
+        ),
+        (["--on", "local"], {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3"}, 0, ""),
+    ],
+)
+def test_what_cannot_be_is_said_soon(
+    words: list[str], env: dict[str, str], status: int, sentence: str, tmp_path: Path
+) -> None:
+    done = train_by([], tmp_path, *TASK, *words, env=surroundings(**env))
+    assert done.returncode == status, done.stderr
+    assert sentence in done.stderr and done.stderr.count("\n") == int(bool(sentence))
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.long
+def test_without_sbatch(tmp_path: Path) -> None:
+    env = surroundings(PATH=str(tmp_path))
+    words = command("slurm", "digits.py", "--nodes", "2")
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: sbatch is not installed on this host; submit from a host of the cluster")

@@ -45,6 +45,8 @@ class FoundRank:
     """What all of them, and no others that run now, have in common."""
     host: str
     """What their launcher calls the host of this one."""
+    group: str = ""
+    """What tells it from another host of that name."""
     local_rank: int = 0
     """Its number on its host."""
     patience_s: float = _TOGETHER_S
@@ -111,8 +113,8 @@ def _of_torchrun(environ: Environment) -> FoundRank | None:
         rank,
         size,
         identity=[environ.get(name, "") for name in common],
-        # Its groups are hosts, also where two of them have one name.
-        host=environ.get(HOST_VARIABLE) or f"{socket.gethostname()}-{group}",
+        host=_own_name(environ),
+        group=str(group),
         local_rank=environ.get("LOCAL_RANK", "0"),
     )
 
@@ -226,7 +228,7 @@ def _of_tasks(by: str, tasks: Mapping[str, Sequence[str]], kind: str, index: int
 
 
 def _launched(
-    by: str, rank: int, size: int, *, identity: Sequence[str], host: str, local_rank: str
+    by: str, rank: int, size: int, *, identity: Sequence[str], host: str, group: str = "", local_rank: str
 ) -> FoundRank | None:
     """A rank of a launcher; None where it is alone, as in a shell that one was asked for."""
     if size < 2:
@@ -242,6 +244,7 @@ def _launched(
         workers=size,
         identity=json.dumps([*identity, size]),
         host=host,
+        group=group,
         local_rank=int(local_rank) if local_rank.isdecimal() else 0,
     )
 

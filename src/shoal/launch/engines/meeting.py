@@ -47,6 +47,7 @@ class CheckIn(Told, kind="check-in"):
 
     nonce: str
     host: str
+    group: str
     cores: list[int]
     """Those that it may use."""
     is_worker: bool
@@ -59,6 +60,8 @@ class HostShare(Told, kind="share"):
     """One of the hosts on which ranks are."""
 
     name: str
+    reached_as: str
+    """What a network calls it, perhaps."""
     agent: int
     """The rank that becomes its agent: its first."""
     cores: list[int]
@@ -125,7 +128,7 @@ class MeetingFolder:
             with open(path, encoding="utf-8") as file:
                 status = os.fstat(file.fileno())
                 text = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise LaunchError(
@@ -180,6 +183,17 @@ class MeetingFolder:
             )
 
 
+def _note_of(found: FoundRank, cores: list[int]) -> CheckIn:
+    return CheckIn(
+        nonce=secrets.token_hex(8),
+        host=found.host,
+        group=found.group,
+        cores=cores,
+        is_worker=found.is_worker,
+        beat=0,
+    )
+
+
 def name_of(rank: int) -> str:
     """Where a rank's note lies."""
     return f"rank-{rank}"
@@ -211,7 +225,7 @@ class Leader:
     def __init__(self, found: FoundRank, folder: MeetingFolder, cores: list[int]) -> None:
         self._found = found
         self.folder = folder
-        own = CheckIn(nonce=secrets.token_hex(8), host=found.host, cores=cores, is_worker=True, beat=0)
+        own = _note_of(found, cores)
         self._members: dict[int, CheckIn] = {0: own}
         self._call = Call(nonce=own.nonce, beat=0, members=[], hosts=[])
         self.hosts: list[HostShare] = []
@@ -270,10 +284,16 @@ class Leader:
         self.folder.write(CALL, self._call)
 
     def _shares(self) -> list[HostShare]:
-        shares: dict[str, HostShare] = {}
+        groups = {
+            one.host: {other.group for other in self._members.values() if other.host == one.host}
+            for one in self._members.values()
+        }
+        shares: dict[tuple[str, str], HostShare] = {}
         for rank, one in sorted(self._members.items()):
-            so_far = shares.get(one.host) or HostShare(name=one.host, agent=rank, cores=[], workers=0)
-            shares[one.host] = replace(
+            name = one.host if len(groups[one.host]) == 1 else f"{one.host}-{one.group}"
+            new = HostShare(name=name, reached_as=one.host, agent=rank, cores=[], workers=0)
+            so_far = shares.get((one.host, one.group), new)
+            shares[one.host, one.group] = replace(
                 so_far,
                 cores=sorted({*so_far.cores, *one.cores}),
                 workers=so_far.workers + one.is_worker,
@@ -296,9 +316,7 @@ class Follower:
     def __init__(self, found: FoundRank, folder: MeetingFolder, cores: list[int]) -> None:
         self._found = found
         self._folder = folder
-        self._note = CheckIn(
-            nonce=secrets.token_hex(8), host=found.host, cores=cores, is_worker=found.is_worker, beat=0
-        )
+        self._note = _note_of(found, cores)
         self._first = Liveness(changed_at=time.monotonic())
         self._used = ""
         """The ticket that this process has joined with."""

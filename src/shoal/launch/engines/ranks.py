@@ -62,7 +62,7 @@ class RankStarter:
         """On the way to another host; on the way out where this machine knows none of them by name."""
         for share in self.shares[1:]:
             try:
-                return address_towards(share.name, interface)
+                return address_towards(share.reached_as, interface)
             except LaunchError:
                 continue
         return way_out(interface)
