@@ -45,8 +45,8 @@ def samples():
 
 def task(steps=6):
     return shoal.Task(
-        model=Net, train=samples, loss=torch.nn.functional.mse_loss, optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
-        batch_size=8, max_steps=steps, seed=3,
+        model=Net, train=samples, loss=torch.nn.functional.mse_loss,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), batch_size=8, max_steps=steps, seed=3,
     )
 """
 NETS = """
