@@ -48,8 +48,8 @@ On = Annotated[
     str | None,
     typer.Option(
         help="local, ssh:a,b, hosts:FILE, join:2 (hosts on which somebody runs shoal host), mpi:a,b (that mpirun "
-        "reaches), slurm (those of an allocation), or local:2 (here, as if on 2 hosts). Default auto: as the "
-        "launcher of this process says, or local.",
+        "reaches), slurm (those of an allocation), k8s (in pods, see shoal k8s), or local:2 (here, as if on 2 "
+        "hosts). Default auto: as the launcher of this process says, or local.",
         metavar="ENGINE",
         rich_help_panel=CLUSTER,
     ),

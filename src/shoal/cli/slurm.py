@@ -115,13 +115,9 @@ def _script(head: Sequence[str], train: Sequence[str], run: str, runs: Path) -> 
     shoal = shlex.join([sys.executable, "-P", "-m", "shoal.cli", "train"])
     kept = shlex.join(["--runs", str(runs)])
     lines = ["#!/bin/bash", *(f"#SBATCH {one}" for one in head), ""]
-    lines += [f"runs={shlex.quote(str(runs))}", f"run={run}", ""]
     lines += [
         "# Slurm counts how often it has put this job back into the queue: then it goes on where it was.",
-        'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && compgen -G "$runs/$run/checkpoints/step-*" > /dev/null; then',
-        f'    exec {shoal} --resume "$run" {kept} --plain',
-        "fi",
-        f'exec {shoal} {shlex.join(train)} --name "$run" --overwrite {kept} --plain',
+        f"exec {shoal} {shlex.join(train)} --name {run} {kept} --plain ${{SLURM_RESTART_COUNT:+--again}}",
     ]
     return "\n".join(lines) + "\n"
 

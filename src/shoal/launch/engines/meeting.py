@@ -22,11 +22,11 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, TypeVar
 
-from shoal.errors import LaunchError, ProtocolError, SpecError
+from shoal.errors import CommError, LaunchError, ProtocolError, SpecError
 from shoal.launch.engines.found import FoundRank
 from shoal.spec.told import Told
 
-MEETING_VARIABLE = "SHOAL_MEETING"
+MEETING_VARIABLE = "SHOAL_MEETING_FOLDER"
 """A folder that all hosts see, where it is not that of the runs."""
 _PREFIX = ".meeting-"
 CALL, TICKET = "call", "ticket"
@@ -354,7 +354,7 @@ class Follower:
     def _serve(self, serve: Callable[[HostShare, TicketLeft], None], share: HostShare, ticket: TicketLeft) -> None:
         try:
             serve(share, ticket)
-        except LaunchError as error:
+        except (LaunchError, CommError) as error:
             self._note = replace(self._note, failure=str(error))  # The first one tells it, where it matters.
         self._first.changed_at = time.monotonic()
 
