@@ -16,8 +16,8 @@ from shoal.observe import RunFolder
 
 GUARD_S = 120.0
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
-DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 TASK = [f"{TASKS}:mlp", "--arg", "steps=6", "--plain", "--threads", "1"]
+DIGITS = [str(Path(__file__).parents[2] / "examples" / "digits.py"), "--epochs", "1", "--plain", "--threads", "1"]
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -100,6 +100,13 @@ def digest_here(folder: Path, workers: int, **settings: Any) -> str:
     settings = {"target": f"{TASKS}:mlp", "args": {"steps": 6}, **settings}
     cluster = {"workers": workers, "threads": 1}
     return train(cluster=cluster, name="here", runs=folder / "runs", progress=False, **settings).digest
+
+
+def digits_on_two_hosts(folder: Path) -> str:
+    """What the example comes to with 2 workers, as if on 2 hosts."""
+    cluster = {"workers": 2, "threads": 1, "on": "local:2"}
+    runs = folder / "runs"
+    return train(DIGITS[0], epochs=1, cluster=cluster, name="two", runs=runs, progress=False).digest
 
 
 def left_in(folder: Path) -> list[str]:

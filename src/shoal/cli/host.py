@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Annotated
 
@@ -64,10 +65,26 @@ def host(
     from shoal.launch.remote.agent import join as take_part
     from shoal.launch.remote.starting import read_ticket
 
-    # So that what runs here is ended, and nothing left behind.
-    signal.signal(signal.SIGTERM, lambda *_: exit_quietly())
+    if "SLURM_STEP_ID" in os.environ:
+        leave_signals_to_the_first()  # Slurm signals all steps of a job, and the script with the supervisor.
+    else:  # So that what runs here is ended, and nothing left behind.
+        signal.signal(signal.SIGTERM, lambda *_: exit_quietly())
     key = read_ticket(ticket)
     take_part(join, key, name=name, interface=interface, ports=ports, cores=cores, workers=workers)
+
+
+def leave_signals_to_the_first() -> None:
+    """Launchers signal all processes at once. The first ends the run, and others with it; who is asked twice,
+    ends."""
+    asked = []
+
+    def take(signum: int, frame: object) -> None:
+        asked.append(signum)
+        if len(asked) > 1:
+            raise SystemExit(128 + signum)
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, take)
 
 
 def exit_quietly() -> None:

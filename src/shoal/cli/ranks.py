@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from shoal.cli.failures import status_of
+from shoal.cli.host import exit_quietly, leave_signals_to_the_first
 from shoal.comm.security import RunKey
 from shoal.errors import INTERRUPTED, ShoalError
 from shoal.launch.engines.found import AUTO, Found, FoundRank
@@ -64,8 +65,11 @@ def taking_part(
 def _leading(leader: Leader) -> Iterator[Leader]:
     """The others end with the status that this process ends with."""
     status = 1
+    # Until the run heeds it: who is ended while it waits tells the others.
+    before = signal.signal(signal.SIGTERM, lambda *_: exit_quietly())
     try:
         leader.gather()
+        signal.signal(signal.SIGTERM, before)
         yield leader
         status = 0
     except ShoalError as error:
@@ -75,6 +79,7 @@ def _leading(leader: Leader) -> Iterator[Leader]:
         status = INTERRUPTED
         raise
     finally:
+        signal.signal(signal.SIGTERM, before)
         leader.end(status)
 
 
@@ -84,7 +89,7 @@ def _follow(found: FoundRank, folder: MeetingFolder, cores: list[int], zygote: Z
         _tell(
             f"{found.by}: workers evaluate themselves; this process waits for the end of the run", to_stderr=True
         )
-    _leave_signals_to_the_first()
+    leave_signals_to_the_first()
 
     def serve(share: HostShare, ticket: TicketLeft) -> None:
         from shoal.launch.remote.agent import join
@@ -94,20 +99,6 @@ def _follow(found: FoundRank, folder: MeetingFolder, cores: list[int], zygote: Z
         join(ticket.address, key, name=share.name, ports=ticket.ports, workers=share.workers)
 
     return Follower(found, folder, cores).follow(serve)
-
-
-def _leave_signals_to_the_first() -> None:
-    """Launchers signal all processes at once. The first ends the run, and others with it; who is asked twice,
-    ends."""
-    asked = []
-
-    def take(signum: int, frame: object) -> None:
-        asked.append(signum)
-        if len(asked) > 1:
-            raise SystemExit(128 + signum)
-
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, take)
 
 
 def spread_over(cores: list[int], zygote: ZygoteProcess | None) -> None:

@@ -7,14 +7,17 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.commands import command
 from helpers.launchers import (
+    DIGITS,
     PYTHON,
     TASK,
     digest_here,
+    digits_on_two_hosts,
     free_port,
     left_in,
     mpirun,
@@ -115,6 +118,25 @@ def test_tasks_of_tf_config_are_one_run(tmp_path: Path) -> None:
     results = results_in(tmp_path)
     assert results["digest"] == digest_here(tmp_path, workers=2, strategy="ps:servers=1,wire=tcp")
     assert results["audit"]["clean"] and left_in(tmp_path) == []
+
+
+@needs_mpi
+@pytest.mark.long
+def test_the_example_has_the_bits_of_two_hosts_here(tmp_path: Path) -> None:
+    """Under each launcher; Slurm has a file of its own."""
+    cluster = {"worker": ["127.0.0.2:1", "127.0.0.3:1"]}
+    tasks = [{"cluster": cluster, "task": {"type": "worker", "index": index}} for index in range(2)]
+    ways: dict[str, dict[str, Any]] = {
+        "mpi": {"launchers": [mpirun(tmp_path, "--host", "n1:1,n2:1", "-np", "2")]},
+        "torchrun": {"launchers": torchruns(free_port())},
+        "tf_config": {"launchers": [[], []], "envs": [surroundings(TF_CONFIG=json.dumps(one)) for one in tasks]},
+    }
+    digests = {}
+    for name, way in ways.items():
+        (tmp_path / name).mkdir()
+        start_all(folder=tmp_path / name, words=[DIGITS] * len(way["launchers"]), **way)
+        digests[name] = results_in(tmp_path / name)["digest"]
+    assert digests == dict.fromkeys(ways, digits_on_two_hosts(tmp_path))
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.commands import command
-from helpers.launchers import TASK, digest_here, left_in, results_in, train_by
+from helpers.launchers import DIGITS, TASK, digest_here, digits_on_two_hosts, left_in, results_in, train_by
 from helpers.slurm import TwoNodes, why_not
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
 
@@ -30,6 +30,13 @@ def test_tasks_of_a_step_are_one_run(slurm: TwoNodes, tmp_path: Path) -> None:
     assert "2 workers on 2 hosts (n1, n2), 1 thread each, encrypted between them" in done.stdout
     assert results_in(tmp_path)["digest"] == digest_here(tmp_path, workers=2)
     assert left_in(tmp_path) == []
+
+
+@pytest.mark.long
+def test_the_example_has_the_bits_of_two_hosts_here(slurm: TwoNodes, tmp_path: Path) -> None:
+    done = train_by(["srun", "--nodes=2", "--ntasks-per-node=1"], tmp_path, *DIGITS, env=slurm.env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert results_in(tmp_path)["digest"] == digits_on_two_hosts(tmp_path)
 
 
 @pytest.mark.long
