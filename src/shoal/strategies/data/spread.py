@@ -56,7 +56,14 @@ class SpreadData(ArenaData):
                 "it on several hosts; use via=ring, or one host."
             )
         cast = torch.bfloat16 if self._spec.between == "bf16" else None
-        self._chain = HostChain(self._links, self._hosts, self._own_host, self._shared.grid, cast)
+        self._chain = HostChain(
+            self._links,
+            self._hosts,
+            self._own_host,
+            self._shared.grid,
+            cast,
+            goes_straight=all(len(slots) == 1 for slots in self._slots),
+        )
 
     def _look_up(self, on_idle: Callable[[], None] | None) -> Callable[[], None]:
         """While a worker waits inside its host, those of others may wait for it to take what they sent."""
