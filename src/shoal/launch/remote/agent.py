@@ -38,7 +38,7 @@ from shoal.comm.security import RunKey
 from shoal.comm.tcp.addresses import address_of, listen, listening_at, parse_ports
 from shoal.comm.tcp.stream_channel import StreamChannel
 from shoal.comm.words import TO_PROCESSES, Garbled, understood
-from shoal.errors import LaunchError
+from shoal.errors import CommError, LaunchError
 from shoal.launch.local import LocalEngine, LocalHost
 from shoal.launch.messages import Deaf, Ended, News, Said, Started
 from shoal.launch.remote.line import HostLine
@@ -49,21 +49,51 @@ from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
 
 BEAT_S = 1.0
+_LEASES_AWAY = 6
+"""For so many leases a host that was cut off tries to come back."""
+_CALL_S, _CALL_AGAIN_S = 5.0, 0.5
 
 
 def join(
     address: str, key: RunKey, *, name: str = "", interface: str = "", ports: str = "", cores: int | None = None
 ) -> None:
-    """Take part in the run whose supervisor listens at this address, until it is over.
+    """Take part in the run whose supervisor listens at this address, until it is over; a host that was cut off
+    from it comes back when it can.
 
     LaunchError where this host is refused, or its supervisor is gone before the run is over.
     """
     channel = StreamChannel.call(address, key, encrypt=True)
-    own = address_of(interface) if interface else channel.local_address
-    facts = facts_of_this_host(name, own, _free_port(own, ports))
-    if cores is not None:
-        facts = replace(facts, cores=cores)
-    HostAgent(channel, facts).serve()
+    while True:
+        own = address_of(interface) if interface else channel.local_address
+        facts = facts_of_this_host(name, own, _free_port(own, ports))
+        if cores is not None:
+            facts = replace(facts, cores=cores)
+        try:
+            HostAgent(channel, facts).serve()
+            return
+        except SupervisorSilent as silence:
+            channel = _call_again(address, key, silence)
+
+
+def _call_again(address: str, key: RunKey, silence: SupervisorSilent) -> StreamChannel:
+    """Call until somebody answers, for some time; then what had ended it is raised."""
+    until = time.monotonic() + _LEASES_AWAY * silence.lease_s
+    while (left_s := until - time.monotonic()) > 0:
+        try:
+            return StreamChannel.call(address, key, encrypt=True, timeout_s=min(_CALL_S, left_s))
+        except CommError:
+            time.sleep(min(_CALL_AGAIN_S, left_s))
+    raise silence
+
+
+class SupervisorSilent(LaunchError):
+    """Nothing was heard of the supervisor for as long as the lease: the way to it may be cut."""
+
+    def __init__(self, silent_s: float, lease_s: float) -> None:
+        super().__init__(
+            f"The supervisor of this run has not been heard for {silent_s:.0f} s; what ran here for it was ended."
+        )
+        self.lease_s = lease_s
 
 
 def _free_port(address: str, ports: str) -> int:
@@ -109,10 +139,7 @@ class HostAgent:
         if self._line.ending:
             raise LaunchError("The supervisor of this run is gone; what ran here for it was ended.")
         if self._line.silent_s > self._lease_s:
-            raise LaunchError(
-                f"The supervisor of this run has not been heard for {self._line.silent_s:.0f} s; what ran here "
-                "for it was ended."
-            )
+            raise SupervisorSilent(self._line.silent_s, self._lease_s)
 
     def _take(self, word: Told) -> None:
         match word:

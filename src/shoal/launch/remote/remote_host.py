@@ -59,11 +59,14 @@ class RemoteHost:
         *,
         agent: AgentHandle | None = None,
         lease_s: float = LEASE_S,
+        away: list[AgentHandle] | None = None,
     ) -> None:
+        """`away`: where its agent is left if the host is lost and it lives, so that it can come back."""
         self.facts = facts
         self._line = HostLine(channel, FROM_HOSTS)
         self._lease_s = lease_s
         self._agent = agent
+        self._away = away
         self._news: list[News] = []
         self._answer: Told | None = None
         self._broken = ""
@@ -123,8 +126,16 @@ class RemoteHost:
         self._line.send(HostDismissed())
         self._wait(_LEAVE_S, lambda: False)
         self._line.close()
-        if self._agent is not None:
+        if self._agent is None:
+            return
+        if is_lost and self._away is not None and self._agent.failure() is None:
+            self._away.append(self._agent)
+        else:
             (self._agent.abandon if is_lost else self._agent.close)()
+
+    def cut_off(self) -> None:
+        """Its agent has come back on another connection, and has ended all that ran there."""
+        self._broken = self._broken or "it was cut off"
 
     def _ask(self, question: Told, kind: type[Answer]) -> Answer | None:
         """The answer to a question. What comes meanwhile is told later."""
