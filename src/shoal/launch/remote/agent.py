@@ -6,7 +6,6 @@ connection, and its processes with it: when its supervisor leaves, or has not be
 
 from __future__ import annotations
 
-import os
 import selectors
 import time
 from collections.abc import Iterable
@@ -16,6 +15,8 @@ from dataclasses import asdict, replace
 from shoal.comm.host_words import (
     TO_HOSTS,
     BeatAnswered,
+    FilePiece,
+    FilesOffered,
     HostBeat,
     HostBroken,
     HostDismissed,
@@ -35,16 +36,20 @@ from shoal.comm.host_words import (
     StacksWanted,
 )
 from shoal.comm.security import RunKey
-from shoal.comm.tcp.addresses import address_of, listen, listening_at, parse_ports
+from shoal.comm.tcp.addresses import listen, listening_at, parse_ports
 from shoal.comm.tcp.stream_channel import StreamChannel
 from shoal.comm.words import TO_PROCESSES, Garbled, understood
 from shoal.errors import CommError, LaunchError
 from shoal.launch.local import LocalEngine, LocalHost
 from shoal.launch.messages import Deaf, Ended, News, Said, Started
+from shoal.launch.remote.home import HostHome
 from shoal.launch.remote.line import HostLine
+from shoal.launch.remote.probing import AgentState, leave_sign
 from shoal.launch.remote.remote_host import LEASE_S
+from shoal.launch.remote.starting import address_towards
 from shoal.launch.this_host import facts_of_this_host, versions_here
-from shoal.spec import Job, World
+from shoal.observe.disk import explain_refusal
+from shoal.spec import World
 from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
 
@@ -54,18 +59,41 @@ _LEASES_AWAY = 6
 _CALL_S, _CALL_AGAIN_S = 5.0, 0.5
 
 
+class SupervisorGone(LaunchError):
+    """Whoever this host worked for has left without a word, or is not heard any more."""
+
+
+class SupervisorSilent(SupervisorGone):
+    """Nothing was heard of it for as long as the lease: the way to it may be cut."""
+
+    def __init__(self, silent_s: float, lease_s: float) -> None:
+        super().__init__(
+            f"The supervisor of this run has not been heard for {silent_s:.0f} s; what ran here for it was ended."
+        )
+        self.lease_s = lease_s
+
+
 def join(
-    address: str, key: RunKey, *, name: str = "", interface: str = "", ports: str = "", cores: int | None = None
+    address: str,
+    key: RunKey,
+    *,
+    name: str = "",
+    interface: str = "",
+    ports: str = "",
+    cores: int | None = None,
+    workers: int | None = None,
+    timeout_s: float = 15.0,
 ) -> None:
     """Take part in the run whose supervisor listens at this address, until it is over; a host that was cut off
-    from it comes back when it can.
+    from it comes back when it can. `cores`, `workers`: what to give, and to have at most.
 
-    LaunchError where this host is refused, or its supervisor is gone before the run is over.
+    LaunchError where this host is refused, or its supervisor is gone before the run is over; CommError where
+    nobody answers within `timeout_s`. `interface`: a network's name, or an address of this host.
     """
-    channel = StreamChannel.call(address, key, encrypt=True)
+    channel = StreamChannel.call(address, key, encrypt=True, timeout_s=timeout_s)
     while True:
-        own = address_of(interface) if interface else channel.local_address
-        facts = facts_of_this_host(name, own, _free_port(own, ports))
+        own = address_towards(channel.peer_address, interface) if interface else channel.local_address
+        facts = replace(facts_of_this_host(name, own, _free_port(own, ports)), most_workers=workers)
         if cores is not None:
             facts = replace(facts, cores=cores)
         try:
@@ -86,16 +114,6 @@ def _call_again(address: str, key: RunKey, silence: SupervisorSilent) -> StreamC
     raise silence
 
 
-class SupervisorSilent(LaunchError):
-    """Nothing was heard of the supervisor for as long as the lease: the way to it may be cut."""
-
-    def __init__(self, silent_s: float, lease_s: float) -> None:
-        super().__init__(
-            f"The supervisor of this run has not been heard for {silent_s:.0f} s; what ran here for it was ended."
-        )
-        self.lease_s = lease_s
-
-
 def _free_port(address: str, ports: str) -> int:
     """A port that is free now; of a range one of the last, since processes take the first ones."""
     for port in reversed(parse_ports(ports)) if ports else ():
@@ -114,6 +132,8 @@ class HostAgent:
         self._is_dismissed = False
         self._host: LocalHost | None = None
         self._at_end = ExitStack()
+        self._home = HostHome()
+        self._at_end.callback(self._home.close)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._line, selectors.EVENT_READ)
         self._line.send(HostJoined(**asdict(facts), versions=versions_here()))
@@ -126,6 +146,7 @@ class HostAgent:
             while not self._is_dismissed:
                 if (now := time.monotonic()) >= beat_at:
                     self._line.send(HostBeat())
+                    leave_sign(AgentState.JOINED)
                     beat_at = now + BEAT_S
                 self._selector.select(max(0.0, beat_at - now))
                 for word in self._line.collect():
@@ -137,12 +158,16 @@ class HostAgent:
         if self._is_dismissed:
             return
         if self._line.ending:
-            raise LaunchError("The supervisor of this run is gone; what ran here for it was ended.")
+            raise SupervisorGone("The supervisor of this run is gone; what ran here for it was ended.")
         if self._line.silent_s > self._lease_s:
             raise SupervisorSilent(self._line.silent_s, self._lease_s)
 
     def _take(self, word: Told) -> None:
         match word:
+            case FilesOffered():
+                self._line.send(self._home.compare(word))
+            case FilePiece():
+                self._keep(word)
             case HostWelcomed():
                 self._open(word)
             case HostRefused():
@@ -156,12 +181,17 @@ class HostAgent:
             case _ if self._host is not None:
                 self._do(self._host, word)
 
+    def _keep(self, piece: FilePiece) -> None:
+        try:
+            self._home.take(piece)
+        except OSError as error:
+            text = f"what is sent to it cannot be kept in {self._home.path} ({explain_refusal(error)})"
+            self._line.send(HostBroken(text=text))
+
     def _open(self, welcome: HostWelcomed) -> None:
         self._lease_s = welcome.lease_s
-        with suppress(OSError):  # Where this host has no such folder, processes are where the agent is.
-            os.chdir(welcome.folder)
         try:
-            self._host = LocalEngine().open(Job.from_json(welcome.job))
+            self._host = LocalEngine().open(self._home.settle(welcome))
         except LaunchError as error:
             self._line.send(HostBroken(text=str(error)))
             return

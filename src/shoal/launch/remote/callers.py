@@ -53,7 +53,7 @@ class Callers:
             caller.close()
             return None
         values = word.plain()
-        facts = HostFacts(**{one.name: values[one.name] for one in fields(HostFacts)})
+        facts = HostFacts(**{one.name: values[one.name] for one in fields(HostFacts) if one.name in values})
         return Arrival(caller, facts, word.versions)
 
 

@@ -14,8 +14,9 @@ from shoal.comm.tcp.stream_channel import ChannelDoor
 from shoal.errors import Interrupted, LaunchError
 from shoal.launch.remote.callers import Arrival, Callers, other_versions
 from shoal.launch.remote.doorway import Doorway
+from shoal.launch.remote.luggage import welcome_all
 from shoal.launch.remote.remote_host import LEASE_S, RemoteHost
-from shoal.launch.remote.starting import AgentHandle, Invitation, Starter
+from shoal.launch.remote.starting import AgentHandle, Invitation, KnownMeeting, Starter
 from shoal.launch.worlds import threads_on
 from shoal.spec import Job
 
@@ -45,27 +46,28 @@ class AgentEngine:
 
     def reserve(self, job: Job) -> list[RemoteHost]:
         """All hosts, in the order in which the user named them; for another attempt, those that are left."""
-        cluster, key = job.cluster, RunKey.create()
-        own = self._starter.own_address(cluster.interface)
+        cluster, starter = job.cluster, self._starter
+        key, ports = RunKey.create(), cluster.ports
+        if isinstance(starter, KnownMeeting):
+            key, ports = starter.key, starter.ports
         away: list[AgentHandle] = []
         with ExitStack() as at_failure:
-            door = ChannelDoor(listening_at(own, cluster.ports), key, encrypt=True)
+            door = ChannelDoor(listening_at(starter.own_address(cluster.interface), ports), key, encrypt=True)
             at_failure.callback(door.close)
             invitation = Invitation(address=door.address, key=key, ports=cluster.ports)
-            agents = self._starter.start(invitation)
+            agents = starter.start(invitation)
             for agent in agents:
                 at_failure.callback(agent.abandon)
-            gathering = Gathering(self._starter, door, agents, lease_s=self._lease_s, away=away)
+            gathering = Gathering(starter, door, agents, lease_s=self._lease_s, away=away)
             at_failure.callback(gathering.close)
             hosts = gathering.wait(self._wants_end, needs_all=not self._has_begun)
             for text in gathering.abandon_absent():
                 self._tell(f"{text} The run goes on without it.")
             threads = threads_on(job, [host.facts for host in hosts])
             job = replace(job, cluster=replace(cluster, threads=threads))
-            for host in hosts:
-                host.welcome(job)
+            welcome_all(hosts, job, self._tell)
             at_failure.pop_all()
-        self._doorway = Doorway(door, hosts, away, lambda host: host.welcome(job))
+        self._doorway = Doorway(door, hosts, away, lambda host: welcome_all([host], job, self._tell))
         self._has_begun = True
         return hosts
 
