@@ -35,6 +35,9 @@ def host(
     ports: Annotated[
         str, typer.Option(help="Where processes may listen, as 20000-20100; default any free port.")
     ] = "",
+    owner: Annotated[
+        int | None, typer.Option(hidden=True, help="The process that has started this one, to end with it.")
+    ] = None,
 ) -> None:
     """Let this machine take part in a run that waits for hosts, until the run is over.
 
@@ -43,11 +46,14 @@ def host(
     [dim]shoal train digits.py -w 4 --strategy ps --on join:2
     shoal host --join tcp://10.0.0.1:40123 --ticket ticket[/dim]
     """
+    from shoal.comm.kernel import die_with_parent
     from shoal.launch.remote.agent import join as take_part
     from shoal.launch.remote.starting import read_ticket
 
     # So that what runs here is ended, and nothing left behind.
     signal.signal(signal.SIGTERM, lambda *_: exit_quietly())
+    if owner is not None:
+        die_with_parent(owner, signal.SIGTERM)
     take_part(join, read_ticket(ticket), name=name, interface=interface, ports=ports, cores=cores)
 
 

@@ -25,6 +25,7 @@ _MAKERS = {
     "hosts": "shoal.launch.engines.ssh:make_listed",
     "join": "shoal.launch.engines.by_hand:make",
     "local": "shoal.launch.engines.here:make",
+    "ray": "shoal.launch.engines.ray_cluster:make",
 }
 
 

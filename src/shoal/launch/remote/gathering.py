@@ -51,7 +51,9 @@ class AgentEngine:
         own = self._starter.own_address(cluster.interface)
         with ExitStack() as at_failure:
             with closing(ChannelDoor(listening_at(own, cluster.ports), key, encrypt=True)) as door:
-                invitation = Invitation(address=door.address, key=key, ports=cluster.ports)
+                invitation = Invitation(
+                    address=door.address, key=key, ports=cluster.ports, cluster=cluster, wants_end=self._wants_end
+                )
                 agents = self._starter.start(invitation)
                 for agent in agents:
                     at_failure.callback(agent.abandon)
