@@ -17,6 +17,7 @@ from shoal.cli.evaluate import evaluate
 from shoal.cli.export import export
 from shoal.cli.failures import show_failure
 from shoal.cli.host import host
+from shoal.cli.k8s import k8s
 from shoal.cli.predict import predict
 from shoal.cli.run import run as run_verb
 from shoal.cli.scale import scale
@@ -46,6 +47,9 @@ app.command(
 )(run_verb)
 app.command(rich_help_panel=TRAINING)(scale)
 app.command(rich_help_panel=TRAINING)(host)
+app.command(rich_help_panel=TRAINING, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    k8s
+)
 app.add_typer(checkpoint, name="checkpoint", rich_help_panel=TRAINING)
 app.command(rich_help_panel=CHECKING)(verify)
 app.command(rich_help_panel=CHECKING)(bench)

@@ -47,8 +47,8 @@ Port = Annotated[
 On = Annotated[
     str | None,
     typer.Option(
-        help="local (default), ssh:a,b, hosts:FILE, join:2 (hosts on which somebody runs shoal host), or local:2 "
-        "(here, as if on 2 hosts).",
+        help="local (default), ssh:a,b, hosts:FILE, join:2 (hosts on which somebody runs shoal host), local:2 "
+        "(here, as if on 2 hosts), or k8s (in pods, see shoal k8s).",
         metavar="ENGINE",
         rich_help_panel=CLUSTER,
     ),

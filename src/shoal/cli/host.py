@@ -10,13 +10,9 @@ import typer
 
 def host(
     join: Annotated[
-        str,
-        typer.Option(
-            help="Where the run's supervisor listens, as it says itself.",
-            metavar="tcp://HOST:PORT",
-            show_default=False,
-        ),
-    ],
+        str | None,
+        typer.Option(help="Where the run's supervisor listens, as it says itself.", metavar="tcp://HOST:PORT"),
+    ] = None,
     ticket: Annotated[
         str,
         typer.Option(
@@ -35,6 +31,18 @@ def host(
     ports: Annotated[
         str, typer.Option(help="Where processes may listen, as 20000-20100; default any free port.")
     ] = "",
+    probe: Annotated[
+        str,
+        typer.Option(
+            help="Say whether the agent of this host lives, by the file that SHOAL_SIGN names for it; status 1 "
+            "where it does not.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = "",
+    joined: Annotated[
+        bool, typer.Option("--joined", help="With --probe: and takes part in a run.", show_default=False)
+    ] = False,
     owner: Annotated[
         int | None, typer.Option(hidden=True, help="The process that has started this one, to end with it.")
     ] = None,
@@ -46,6 +54,13 @@ def host(
     [dim]shoal train digits.py -w 4 --strategy ps --on join:2
     shoal host --join tcp://10.0.0.1:40123 --ticket ticket[/dim]
     """
+    if probe:
+        from shoal.launch.remote.probing import probe as state_of
+
+        typer.echo(state_of(probe, wants_joined=joined))
+        return
+    if join is None:
+        raise typer.BadParameter("say where the run's supervisor listens.", param_hint="--join")
     from shoal.comm.kernel import die_with_parent
     from shoal.launch.remote.agent import join as take_part
     from shoal.launch.remote.starting import read_ticket

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +13,11 @@ import typer
 from shoal.cli import arguments as option
 from shoal.cli.arguments import CLUSTER, RECORD, SCREEN, TASK, given, parse_arguments
 from shoal.cli.json_output import print_json
+from shoal.errors import SpecError
+from shoal.launch.owner import ZYGOTE_VARIABLE
 
 if TYPE_CHECKING:
+    from shoal.launch.owner import ZygoteProcess
     from shoal.spec import Job
 
 
@@ -159,6 +164,15 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier run of that name.", rich_help_panel=RECORD)
     ] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again",
+            help="Go on with the run of that name after its newest checkpoint; begin it anew where it has none: "
+            "for jobs that somebody starts again.",
+            rich_help_panel=RECORD,
+        ),
+    ] = False,
     log: Annotated[
         list[str] | None,
         typer.Option(
@@ -188,6 +202,10 @@ def train(
     shoal train digits.py --checkpoint every=200 --name mine
     shoal train --resume mine --workers 2[/dim]
     """
+    if on == "k8s" and _follows_another(ctx.obj):
+        return
+    if again:
+        target, resume, overwrite, arg = _found_again(target, name, runs, arg)
     cluster = given(workers=workers, spares=spares, threads=threads, device=device, port=port, memory=memory)
     cluster |= given(on=on, interface=interface, ports=ports, trusted_network=trusted_network)
     if target is None and resume is None:
@@ -222,7 +240,7 @@ def train(
         trust=trust,
         weights_from=weights_from,
         skip_seen=skip_seen,
-        name=name,
+        name=None if again and resume else name,
         runs=runs,
         overwrite=overwrite,
         progress=progress,
@@ -235,6 +253,35 @@ def train(
     )
     if as_json:
         print_json({"run": str(run.folder), **run.results})
+
+
+def _follows_another(zygote: ZygoteProcess | None) -> bool:
+    """In a pod that is not the first of its job: take part in the run until it is over; whether this was one."""
+    from shoal.cli.host import exit_quietly
+    from shoal.launch.engines.pods import take_part
+
+    before = signal.signal(signal.SIGTERM, lambda *_: exit_quietly())
+    if zygote is not None:
+        os.environ[ZYGOTE_VARIABLE] = zygote.name  # The agent in this pod need not start another.
+    try:
+        return take_part()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _found_again(
+    target: str | None, name: str | None, runs: Path, arguments: list[str] | None
+) -> tuple[str | None, str | None, bool, list[str] | None]:
+    """Target, run to resume, whether to overwrite, and arguments of a run that may have been started before."""
+    from shoal.checkpoint.wholeness import check_folder, newest_whole
+    from shoal.observe import RunFolder
+
+    if name is None:
+        raise SpecError("--again goes on with the run of a name; give it one with --name.")
+    folder = RunFolder((runs / name).absolute())
+    if newest_whole(folder.checkpoints, check_folder, lambda text: print(text, file=sys.stderr)) is None:
+        return target, None, True, arguments
+    return None, name, False, None
 
 
 def _planned_job(

@@ -24,6 +24,7 @@ _MAKERS = {
     "ssh": "shoal.launch.engines.ssh:make",
     "hosts": "shoal.launch.engines.ssh:make_listed",
     "join": "shoal.launch.engines.by_hand:make",
+    "k8s": "shoal.launch.engines.pods:make",
     "local": "shoal.launch.engines.here:make",
     "ray": "shoal.launch.engines.ray_cluster:make",
 }

@@ -35,14 +35,16 @@ from shoal.comm.host_words import (
     StacksWanted,
 )
 from shoal.comm.security import RunKey
-from shoal.comm.tcp.addresses import address_of, listen, listening_at, parse_ports
+from shoal.comm.tcp.addresses import listen, listening_at, parse_ports
 from shoal.comm.tcp.stream_channel import StreamChannel
 from shoal.comm.words import TO_PROCESSES, Garbled, understood
 from shoal.errors import LaunchError
 from shoal.launch.local import LocalEngine, LocalHost
 from shoal.launch.messages import Deaf, Ended, News, Said, Started
 from shoal.launch.remote.line import HostLine
+from shoal.launch.remote.probing import AgentState, leave_sign
 from shoal.launch.remote.remote_host import LEASE_S
+from shoal.launch.remote.starting import address_towards
 from shoal.launch.this_host import facts_of_this_host, versions_here
 from shoal.spec import Job, World
 from shoal.spec.host_facts import HostFacts
@@ -51,15 +53,27 @@ from shoal.spec.told import Told
 BEAT_S = 1.0
 
 
+class SupervisorGone(LaunchError):
+    """Whoever this host worked for has left without a word, or is not heard any more."""
+
+
 def join(
-    address: str, key: RunKey, *, name: str = "", interface: str = "", ports: str = "", cores: int | None = None
+    address: str,
+    key: RunKey,
+    *,
+    name: str = "",
+    interface: str = "",
+    ports: str = "",
+    cores: int | None = None,
+    timeout_s: float = 15.0,
 ) -> None:
     """Take part in the run whose supervisor listens at this address, until it is over.
 
-    LaunchError where this host is refused, or its supervisor is gone before the run is over.
+    LaunchError where this host is refused, or its supervisor is gone before the run is over; CommError where
+    nobody answers within `timeout_s`. `interface`: a network's name, or an address of this host.
     """
-    channel = StreamChannel.call(address, key, encrypt=True)
-    own = address_of(interface) if interface else channel.local_address
+    channel = StreamChannel.call(address, key, encrypt=True, timeout_s=timeout_s)
+    own = address_towards(channel.peer_address, interface) if interface else channel.local_address
     facts = facts_of_this_host(name, own, _free_port(own, ports))
     if cores is not None:
         facts = replace(facts, cores=cores)
@@ -96,6 +110,7 @@ class HostAgent:
             while not self._is_dismissed:
                 if (now := time.monotonic()) >= beat_at:
                     self._line.send(HostBeat())
+                    leave_sign(AgentState.JOINED)
                     beat_at = now + BEAT_S
                 self._selector.select(max(0.0, beat_at - now))
                 for word in self._line.collect():
@@ -107,9 +122,9 @@ class HostAgent:
         if self._is_dismissed:
             return
         if self._line.ending:
-            raise LaunchError("The supervisor of this run is gone; what ran here for it was ended.")
+            raise SupervisorGone("The supervisor of this run is gone; what ran here for it was ended.")
         if self._line.silent_s > self._lease_s:
-            raise LaunchError(
+            raise SupervisorGone(
                 f"The supervisor of this run has not been heard for {self._line.silent_s:.0f} s; what ran here "
                 "for it was ended."
             )

@@ -15,7 +15,7 @@ from shoal.comm.tcp.stream_channel import ChannelDoor, StreamChannel
 from shoal.comm.words import understood
 from shoal.errors import CommError, Interrupted, LaunchError
 from shoal.launch.remote.remote_host import LEASE_S, RemoteHost
-from shoal.launch.remote.starting import AgentHandle, Invitation, Starter
+from shoal.launch.remote.starting import AgentHandle, Invitation, KnownMeeting, Starter
 from shoal.launch.this_host import versions_here
 from shoal.launch.worlds import threads_on
 from shoal.spec import Job
@@ -47,10 +47,13 @@ class AgentEngine:
 
     def reserve(self, job: Job) -> list[RemoteHost]:
         """All hosts, in the order in which the user named them; for another attempt, those that are left."""
-        cluster, key = job.cluster, RunKey.create()
-        own = self._starter.own_address(cluster.interface)
+        cluster, starter = job.cluster, self._starter
+        key, ports = RunKey.create(), cluster.ports
+        if isinstance(starter, KnownMeeting):
+            key, ports = starter.key, starter.ports
+        at = listening_at(starter.own_address(cluster.interface), ports)
         with ExitStack() as at_failure:
-            with closing(ChannelDoor(listening_at(own, cluster.ports), key, encrypt=True)) as door:
+            with closing(ChannelDoor(at, key, encrypt=True)) as door:
                 invitation = Invitation(
                     address=door.address, key=key, ports=cluster.ports, cluster=cluster, wants_end=self._wants_end
                 )

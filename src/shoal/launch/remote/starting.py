@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Protocol
+from typing import IO, Protocol, runtime_checkable
 
 from shoal.comm.security import RunKey
 from shoal.comm.tcp.addresses import own_address
@@ -76,6 +76,15 @@ class Starter(Protocol):
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
         """Have agents come. LaunchError where that cannot be."""
+
+
+@runtime_checkable
+class KnownMeeting(Protocol):
+    """A starter some of whose agents know already where to call, and have the run's key."""
+
+    key: RunKey
+    ports: str
+    """Where the supervisor listens: one port."""
 
 
 @dataclass

@@ -1,0 +1,98 @@
+"""Network namespaces as hosts of a run: its agents run inside them, its supervisor outside, at the switch.
+
+For a supervisor inside one, too: `host.command(["shoal", "train", …, "--on", on])` with what
+`network.reached_by_command(folder)` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import namespaces
+from benchmarks.namespaces import NamespaceHost, Network
+from shoal.launch.remote.gathering import AgentEngine
+from shoal.launch.remote.starting import (
+    AgentHandle,
+    AgentProcess,
+    Candidate,
+    Invitation,
+    address_towards,
+    agent_command,
+)
+from shoal.launch.supervisor import Supervisor
+from shoal.observe import Event
+from shoal.spec import Cluster, Job
+
+_why_not = cache(namespaces.why_not)
+
+
+@contextmanager
+def network_of(count: int, *, ipv6: bool = False) -> Iterator[Network]:
+    """So many hosts, for a fixture or a test; skips it where they cannot be made."""
+    if (reason := _why_not()) is not None:
+        pytest.skip(reason)
+    with Network(count, ipv6=ipv6) as network:
+        yield network
+
+
+@dataclass
+class NamespaceStarter:
+    """Agents in the hosts of a network, which are called `host-0` and so on, as `local:2` calls them."""
+
+    network: Network
+    patience_s: float = 60.0
+    agents: dict[str, AgentProcess] = field(init=False, default_factory=dict)
+    """Those that were started last, by name."""
+
+    def __post_init__(self) -> None:
+        self.count = len(self.network.hosts)
+        self.names: Sequence[str] = [f"host-{number}" for number in range(self.count)]
+
+    def own_address(self, interface: str) -> str:
+        return address_towards(self.network.hosts[0].address, interface)
+
+    def start(self, invitation: Invitation) -> list[AgentHandle]:
+        self.agents = {}
+        for name in self.names:
+            command = self.host(name).command(agent_command(invitation, Candidate(name=name)))
+            self.agents[name] = AgentProcess.run(name, command, invitation.key)
+        return list(self.agents.values())
+
+    def host(self, name: str) -> NamespaceHost:
+        return self.network.hosts[self.names.index(name)]
+
+    def kill(self, name: str) -> None:
+        """As if the power of its host failed: all that runs there ends at once."""
+        self.network.cut(self.host(name))  # Nobody hears a farewell.
+        namespaces.end_processes(self.host(name))
+
+
+def run_in_namespaces(
+    job: Job,
+    folder: Path,
+    network: Network,
+    *,
+    on_event: Callable[[Event, NamespaceStarter], None] = lambda event, starter: None,
+) -> tuple[dict[str, Any], list[Event]]:
+    """Run a job on the hosts of a network; its results, and what happened."""
+    folder.mkdir(parents=True)
+    starter, events = NamespaceStarter(network), list[Event]()
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        on_event(event, starter)
+
+    job = replace(job, run_dir=str(folder))
+    return Supervisor(job, listen, AgentEngine(starter)).run(), events
+
+
+def namespaced(workers: int, hosts: int = 2, **more: Any) -> Cluster:
+    """A cluster of so many hosts; `on` is a word for which `run_in_namespaces` has its own engine."""
+    return Cluster(workers=workers, threads=1, on=f"local:{hosts}", **more)
