@@ -169,6 +169,7 @@ def own_cluster() -> None:
             for process in processes:
                 process.send_signal(signal.SIGKILL)
             cluster.remove_node(node, allow_graceful=False)
+        cluster.wait_for_nodes(GUARD_S)
         print(json.dumps({}), file=out)
     cluster.shutdown()
 

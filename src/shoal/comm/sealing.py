@@ -30,7 +30,11 @@ class SealingPair:
     @classmethod
     def create(cls) -> SealingPair:
         """A new pair, for one key."""
-        secret = secrets.token_bytes(_POINT_BYTES)
+        return cls.of(secrets.token_bytes(_POINT_BYTES))
+
+    @classmethod
+    def of(cls, secret: bytes) -> SealingPair:
+        """The pair that this secret belongs to."""
         return cls(agreed(secret, _BASE), secret)
 
     def open(self, sealed: bytes) -> RunKey:

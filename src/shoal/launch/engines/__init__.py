@@ -27,6 +27,7 @@ _MAKERS = {
     "k8s": "shoal.launch.engines.pods:make",
     "local": "shoal.launch.engines.here:make",
     "ray": "shoal.launch.engines.ray_cluster:make",
+    "spark": "shoal.launch.engines.spark_cluster:make",
 }
 
 

@@ -6,18 +6,21 @@ happens in a supervisor: it asks a process that it can end, over a channel.
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, TypeVar
+from typing import Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from shoal.comm.channel import Channel
 from shoal.comm.words import understood
-from shoal.errors import CommError, Interrupted, LaunchError
+from shoal.errors import CommError, Interrupted, LaunchError, SpecError
 from shoal.launch.engines.client_words import (
     FROM_CLIENT,
     AgentOver,
@@ -28,19 +31,91 @@ from shoal.launch.engines.client_words import (
 from shoal.spec.told import Told
 
 _LEAVE_S = 10.0
+_KNOCK_S = 5.0
 _LOOK_EVERY_S = 0.2
 
 W = TypeVar("W", bound=Told)
 
 
-class ClusterClient:
-    """The supervisor's end. The process ends when it is dismissed, or has lost its supervisor and all agents."""
+class ClientBody(Protocol):
+    """What a client runs in."""
 
-    def __init__(self, what: str, channel: Channel, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+    def has_ended(self, within_s: float) -> bool:
+        """Whether it has, or does so in time."""
+
+    def kill(self) -> None:
+        """End it, where that can be done from outside."""
+
+    def last_words(self) -> str:
+        """What is known of its end."""
+
+
+class ClientProcess:
+    """A process that a module is."""
+
+    def __init__(self, module: str, channel: Channel) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  it is read as long as the process lives
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(channel.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            pass_fds=[channel.fileno()],
+            start_new_session=True,
+        )
+        channel.close()
+
+    def has_ended(self, within_s: float) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(within_s)
+        return self._process.returncode is not None
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def last_words(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else f"it ended with status {self._process.wait(_LEAVE_S)}."
+
+
+class ClientThread:
+    """A thread of this process, for a client of what this process has connected with already."""
+
+    def __init__(self, serve: Callable[[Channel], None], channel: Channel) -> None:
+        self._failure = ""
+        self._thread = threading.Thread(
+            target=self._run, args=(serve, channel), name="shoal-cluster-client", daemon=True
+        )
+        self._thread.start()
+
+    def has_ended(self, within_s: float) -> bool:
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def kill(self) -> None:
+        pass  # Nobody can. It ends when it hears that nobody wants it.
+
+    def last_words(self) -> str:
+        return self._failure or "its thread has ended."
+
+    def _run(self, serve: Callable[[Channel], None], channel: Channel) -> None:
+        try:
+            serve(channel)
+        except Exception as error:  # Told by whoever waits for this client.
+            self._failure = f"{type(error).__name__}: {error}"
+        finally:
+            channel.close()
+
+
+class ClusterClient:
+    """The supervisor's end. The client ends when it is dismissed, or has lost its supervisor and all agents."""
+
+    def __init__(self, what: str, channel: Channel, body: ClientBody) -> None:
         self._what = what
         self._channel = channel
-        self._process = process
-        self._errors = errors
+        self._body = body
         self._over: dict[str, str] = {}
         """By name: why an agent has ended."""
         self._failure = ""
@@ -49,20 +124,13 @@ class ClusterClient:
         self._news: list[Told] = []
 
     @classmethod
-    def start(cls, what: str, module: str) -> ClusterClient:
-        """A client that a module is, of a cluster that people call this."""
+    def start(cls, what: str, client: str | Callable[[Channel], None]) -> ClusterClient:
+        """A client of a cluster that people call `what`: a module for a process, or a function for a thread."""
         ours, theirs = Channel.pair()
-        errors = tempfile.TemporaryFile()  # noqa: SIM115  it is read as long as the process lives
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
+        body: ClientBody = (
+            ClientProcess(client, theirs) if isinstance(client, str) else ClientThread(client, theirs)
         )
-        theirs.close()
-        return cls(what, ours, process, errors)
+        return cls(what, ours, body)
 
     def ask(
         self,
@@ -121,17 +189,13 @@ class ClusterClient:
         if self._channel.fileno() < 0:
             return
         self.say(ClientDismissed())
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LEAVE_S)
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        if not self._body.has_ended(_LEAVE_S):
+            self._body.kill()
         self._channel.close()
-        self._errors.close()
 
     def kill(self) -> None:
         """End a client of which nothing has come: one that does not answer cannot be asked."""
-        self._process.kill()
+        self._body.kill()
         self.close()
 
     def _hear(self, wait_s: float) -> None:
@@ -147,12 +211,19 @@ class ClusterClient:
                     case _:
                         self._news.append(word)
         except CommError:
-            self._failure = self._failure or f"The client of {self._what} has failed: {self._last_words()}"
+            self._failure = self._failure or f"The client of {self._what} has failed: {self._body.last_words()}"
 
-    def _last_words(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        return lines[-1] if lines else f"its client ended with status {self._process.wait(_LEAVE_S)}."
+
+def knock(what: str, address: str) -> None:
+    """LaunchError where nobody listens at an address that names a port: their libraries try for minutes."""
+    found = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        if found.hostname and found.port:
+            socket.create_connection((found.hostname, found.port), _KNOCK_S).close()
+    except ValueError:
+        raise SpecError(f"{address} is no address; write it as HOST:PORT.") from None
+    except OSError as error:
+        raise LaunchError(f"Nobody listens for {what} ({error.strerror or error}); see whether it runs.") from None
 
 
 @dataclass

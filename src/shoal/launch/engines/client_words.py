@@ -13,6 +13,10 @@ class ClusterWanted(Told, kind="reach"):
     """Connect with this cluster; answered by `ClusterReached`."""
 
     address: str
+    slots: int
+    """How many workers there will be, where one asks for room when one connects."""
+    cores: int
+    """Of each slot."""
 
 
 class RoomWanted(Told, kind="room"):
@@ -55,9 +59,10 @@ class ClusterReached(Told, kind="reached"):
 
 
 class RoomHeld(Told, kind="held"):
-    """On these nodes, one for each bundle."""
+    """On nodes of these names, so many cores on each."""
 
     nodes: list[str]
+    cores: list[int]
 
 
 class RoomLacking(Told, kind="lacking"):

@@ -20,15 +20,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from shoal.comm.channel import Channel
 from shoal.comm.sealing import SealingPair, seal
 from shoal.comm.security import RunKey
-from shoal.comm.words import understood
-from shoal.errors import CommError, LaunchError
+from shoal.errors import LaunchError
+from shoal.launch.engines.client_side import ServingClient
 from shoal.launch.engines.client_words import (
-    TO_CLIENT,
     AgentOver,
     AgentsWanted,
     AgentUnwanted,
-    ClientDismissed,
-    ClientFailed,
     ClusterReached,
     ClusterWanted,
     RoomHeld,
@@ -38,15 +35,12 @@ from shoal.launch.engines.client_words import (
 from shoal.launch.remote.starting import AgentProcess, Candidate, Invitation, agent_command
 from shoal.spec.told import Told
 
-_LOOK_EVERY_S = 0.2
-
 
 class NodeAgent:
     """An actor: has an agent run on its node. All that Ray sees of the run's key is sealed for this process."""
 
     def __init__(self) -> None:
         self._pair = SealingPair.create()
-        self._agent: AgentProcess | None = None
 
     def public(self) -> bytes:
         """What the key is to be sealed with."""
@@ -62,44 +56,30 @@ class NodeAgent:
         return agent.failure() or ""
 
 
-class RayClient:
+class RayClient(ServingClient):
     """One run's hold on a cluster."""
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+        super().__init__(channel)
         self._nodes: list[dict[str, Any]] = []
         self._group: Any = None
         self._bundles: list[dict[str, Any]] = []
         self._actors: dict[str, Any] = {}
         self._calls: dict[Any, str] = {}
         """By what Ray calls the answer of an actor: whose it will be."""
-        self._is_dismissed = False
 
-    def serve(self) -> None:
-        """Do what the supervisor asks for, until it dismisses this process; or is gone, and all agents, too."""
-        try:
-            while not self._is_dismissed:
-                self._take_all(_LOOK_EVERY_S)
-                self._look()
-        except CommError:  # The supervisor is gone. Another may have taken over its agents, who end by themselves.
-            while self._calls:
-                self._look(tells=False)
-                time.sleep(_LOOK_EVERY_S)
+    @property
+    def has_agents(self) -> bool:
+        return bool(self._calls)
+
+    def give_back(self) -> None:
         for actor in self._actors.values():
             ray.kill(actor)
         if self._group is not None:
             remove_placement_group(self._group)
         ray.shutdown()
 
-    def _take_all(self, wait_s: float) -> None:
-        while (message := self._channel.receive(wait_s)) is not None:
-            wait_s = 0.0
-            try:
-                self._take(understood(message, TO_CLIENT))
-            except LaunchError as error:
-                self._say(ClientFailed(text=str(error)))
-
-    def _take(self, word: Told) -> None:
+    def take(self, word: Told) -> None:
         match word:
             case ClusterWanted():
                 self._reach(word.address)
@@ -109,8 +89,6 @@ class RayClient:
                 self._start(word)
             case AgentUnwanted():
                 ray.kill(self._actors[word.name])
-            case ClientDismissed():
-                self._is_dismissed = True
 
     def _reach(self, address: str) -> None:
         try:
@@ -131,7 +109,7 @@ class RayClient:
             name = address if is_alone else f"{address}-{one['NodeID'][:6]}"
             self._nodes.append({"id": one["NodeID"], "name": name, "address": address, "has": one["Resources"]})
         shown = [{key: one[key] for key in ("name", "address", "has")} for one in self._nodes]
-        self._say(ClusterReached(nodes=shown))
+        self.say(ClusterReached(nodes=shown))
 
     def _hold(self, wanted: RoomWanted) -> None:
         self._bundles = wanted.bundles
@@ -139,16 +117,21 @@ class RayClient:
         deadline = time.monotonic() + wanted.wait_s
         while not self._group.wait(timeout_seconds=1):
             if time.monotonic() > deadline:
-                self._say(RoomLacking(free=ray.available_resources()))
+                self.say(RoomLacking(free=ray.available_resources()))
                 return
-            self._take_all(0.0)
-            if self._is_dismissed:
+            self.take_all(0.0)
+            if self.is_dismissed:
                 return
         by_bundle = placement_group_table(self._group)["bundles_to_node_id"]
         names = {one["id"]: one["name"] for one in self._nodes}
         # One that came while we waited is called by what it is to Ray.
         found = [by_bundle[number] for number in range(len(wanted.bundles))]
-        self._say(RoomHeld(nodes=[names.get(node, node[:12]) for node in found]))
+        self.say(
+            RoomHeld(
+                nodes=[names.get(node, node[:12]) for node in found],
+                cores=[max(1, int(bundle["CPU"])) for bundle in wanted.bundles],
+            )
+        )
 
     def _start(self, wanted: AgentsWanted) -> None:
         kind = ray.remote(NodeAgent)
@@ -168,13 +151,12 @@ class RayClient:
             try:
                 sealed = seal(key, ray.get(shown[name]))
             except RayError as error:
-                self._say(AgentOver(name=name, text=_why_ended(name, error)))
+                self.say(AgentOver(name=name, text=_why_ended(name, error)))
                 continue
             call = actor.join.remote(name, wanted.address, wanted.ports, wanted.cores[number], sealed)
             self._calls[call] = name
 
-    def _look(self, *, tells: bool = True) -> None:
-        """Tell of agents that have ended."""
+    def look(self) -> None:
         if not self._calls:
             return
         for call in ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)[0]:
@@ -183,11 +165,7 @@ class RayClient:
                 text = ray.get(call)
             except RayError as error:
                 text = _why_ended(name, error)
-            if tells:
-                self._say(AgentOver(name=name, text=text))
-
-    def _say(self, word: Told) -> None:
-        self._channel.send(word.as_message())
+            self.say(AgentOver(name=name, text=text))
 
 
 def _why_unreached(address: str, error: Exception) -> str:

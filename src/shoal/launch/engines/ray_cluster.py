@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from shoal.errors import LaunchError, SpecError
-from shoal.launch.engines.client import ClusterClient
+from shoal.launch.engines.client import ClusterClient, knock
 from shoal.launch.engines.client_words import (
     AgentsWanted,
     ClusterReached,
@@ -22,6 +23,8 @@ from shoal.spec.world import LOOPBACK
 
 _REACH_S = 13.0
 """How long a cluster may take to answer."""
+_SERVE_S = 60.0
+"""The same where Ray starts a process for each client first."""
 
 
 def make(written: str, tell: Callable[[str], None]) -> RayStarter:
@@ -59,9 +62,14 @@ class RayStarter:
     def _reach(self) -> None:
         if self._client is not None:
             self._client.close()
+        where = self._wish.address or os.environ.get("RAY_ADDRESS", "")
+        if ":" in where:
+            knock(self._wish.shown, where)
         self._client = ClusterClient.start(self._wish.shown, "shoal.launch.engines.ray_client")
         try:
-            reached = self._client.ask(ClusterWanted(address=self._wish.address), (ClusterReached,), _REACH_S)
+            asked = ClusterWanted(address=self._wish.address, slots=0, cores=0)
+            within_s = _SERVE_S if where.startswith("ray://") else _REACH_S
+            reached = self._client.ask(asked, (ClusterReached,), within_s)
         except BaseException:
             self._client.kill()
             raise
@@ -79,7 +87,7 @@ class RayStarter:
         client.say(
             AgentsWanted(
                 names=list(self.names),
-                cores=[max(1, int(bundle["CPU"])) for bundle in bundles],
+                cores=held.cores,
                 address=invitation.address,
                 ports=invitation.ports,
                 key=invitation.key.text,
