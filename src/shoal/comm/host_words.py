@@ -23,6 +23,7 @@ class HostJoined(Told, kind="joined"):
     gpus: int
     memory_bytes: int
     port: int
+    most_workers: int | None = None
     versions: dict[str, str]
     """Of Python, torch and Shoal."""
 
@@ -74,6 +75,24 @@ class LoadSeen(Told, kind="load"):
     waiting: float
 
 
+class FilesLacking(Told, kind="lacking"):
+    """Of the files that were offered, these are not on the host, or are others there."""
+
+    names: list[str]
+    lacks_mark: bool
+    """Whether the run folder is not this host's, too."""
+
+
+class FilePiece(Told, kind="piece"):
+    """A part of a file, in either direction."""
+
+    name: str
+    """Its path in the folder of whoever gets it."""
+    offset: int
+    data: bytes
+    is_last: bool
+
+
 class HostBroken(Told, kind="broken"):
     """The host can start or watch nobody any more, for this reason."""
 
@@ -81,6 +100,17 @@ class HostBroken(Told, kind="broken"):
 
 
 # What it is told.
+
+
+class FilesOffered(Told, kind="offered"):
+    """What the job's task is made of; answered by `FilesLacking`, before the host is welcomed."""
+
+    root: str
+    """Where it lies on the supervisor's host."""
+    files: dict[str, str]
+    """By path under it: a digest."""
+    mark: str
+    """A file in the run folder, by which a host knows that it has the same disk; nothing: there is none."""
 
 
 class HostWelcomed(Told, kind="welcomed"):
@@ -92,6 +122,8 @@ class HostWelcomed(Told, kind="welcomed"):
     """The supervisor's working folder, which is the processes' too where the host has it."""
     lease_s: float
     """How long the host may go on without hearing anything."""
+    moved: dict[str, str]
+    """By path on the supervisor's host: where in the host's own folder that is, what was sent there before."""
 
 
 class HostRefused(Told, kind="refused"):
@@ -149,10 +181,12 @@ FROM_HOSTS: dict[str, type[Told]] = by_kind(
         ProcessEnded,
         StacksSeen,
         LoadSeen,
+        FilesLacking,
+        FilePiece,
         HostBroken,
     )
 )
 TO_HOSTS: dict[str, type[Told]] = by_kind(
     *(HostWelcomed, HostRefused, BeatAnswered, ProcessWanted, ProcessTold, ProcessSignalled),
-    *(StacksWanted, LoadWanted, HostDismissed),
+    *(StacksWanted, LoadWanted, FilesOffered, FilePiece, HostDismissed),
 )

@@ -29,10 +29,11 @@ class SocketFolder:
     Its owner holds a lock on it (flock, which ends with the process), so that the living are told from the dead.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = PREFIX) -> None:
+        """`prefix`: of its name; folders for other things that are to be this user's alone have others."""
         base = _base()
-        _sweep(base)
-        self.path, self._fd = _make(base)
+        _sweep(base, prefix)
+        self.path, self._fd = _make(base, prefix)
 
     def close(self) -> None:
         """Remove it with all sockets in it."""
@@ -57,26 +58,26 @@ def _base() -> str:
     return given if is_safe and is_ours and len(os.fsencode(given)) <= _MOST_BASE_BYTES else _FALLBACK
 
 
-def _make(base: str) -> tuple[str, int]:
+def _make(base: str, prefix: str) -> tuple[str, int]:
     while True:
         try:
-            path = tempfile.mkdtemp(prefix=PREFIX, dir=base)
+            path = tempfile.mkdtemp(prefix=prefix, dir=base)
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             continue  # Somebody who swept did not yet see that it is in use.
         except OSError as error:
             raise LaunchError(
-                f"No folder for sockets can be made in {base} ({error.strerror}); make room there, or set TMPDIR."
+                f"No folder can be made in {base} ({error.strerror}); make room there, or set TMPDIR."
             ) from None
         if _lock(fd) and os.path.isdir(path):
             return path, fd
         os.close(fd)
 
 
-def _sweep(base: str) -> None:
+def _sweep(base: str, prefix: str) -> None:
     """Remove the folders of this user whose owners are gone."""
     for name in os.listdir(base):
-        if not name.startswith(PREFIX):
+        if not name.startswith(prefix):
             continue
         with suppress(OSError):  # It is another user's, or somebody else removes it.
             path = os.path.join(base, name)

@@ -28,6 +28,9 @@ _MAKERS = {
     "local": "shoal.launch.engines.here:make",
     "ray": "shoal.launch.engines.ray_cluster:make",
     "spark": "shoal.launch.engines.spark_cluster:make",
+    "ranks": "shoal.launch.engines.ranks:make",
+    "slurm": "shoal.launch.engines.slurm:make",
+    "mpi": "shoal.launch.engines.mpi:make",
 }
 
 

@@ -7,4 +7,8 @@
 | `gathering.py`    | an engine: has agents started, waits until all have joined, and compares their versions |
 | `starting.py`     | the contract of what starts agents (`launch/engines/`), and how they get the run's key |
 | `line.py`         | the connection between the two                                                        |
+| `sources.py`      | which files a task is made of, and which of them a host lacks                         |
+| `luggage.py`      | sends a host what it lacks                                                            |
+| `home.py`         | the host's own folder for that                                                        |
+| `pieces.py`       | files in pieces                                                                       |
 """

@@ -6,7 +6,6 @@ connection, and its processes with it: when its supervisor leaves, or has not be
 
 from __future__ import annotations
 
-import os
 import selectors
 import time
 from collections.abc import Iterable
@@ -16,6 +15,8 @@ from dataclasses import asdict, replace
 from shoal.comm.host_words import (
     TO_HOSTS,
     BeatAnswered,
+    FilePiece,
+    FilesOffered,
     HostBeat,
     HostBroken,
     HostDismissed,
@@ -41,12 +42,14 @@ from shoal.comm.words import TO_PROCESSES, Garbled, understood
 from shoal.errors import LaunchError
 from shoal.launch.local import LocalEngine, LocalHost
 from shoal.launch.messages import Deaf, Ended, News, Said, Started
+from shoal.launch.remote.home import HostHome
 from shoal.launch.remote.line import HostLine
 from shoal.launch.remote.probing import AgentState, leave_sign
 from shoal.launch.remote.remote_host import LEASE_S
 from shoal.launch.remote.starting import address_towards
 from shoal.launch.this_host import facts_of_this_host, versions_here
-from shoal.spec import Job, World
+from shoal.observe.disk import explain_refusal
+from shoal.spec import World
 from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
 
@@ -65,16 +68,18 @@ def join(
     interface: str = "",
     ports: str = "",
     cores: int | None = None,
+    workers: int | None = None,
     timeout_s: float = 15.0,
 ) -> None:
-    """Take part in the run whose supervisor listens at this address, until it is over.
+    """Take part in the run whose supervisor listens at this address, until it is over. `cores`, `workers`: what to
+    give, and to have at most.
 
     LaunchError where this host is refused, or its supervisor is gone before the run is over; CommError where
     nobody answers within `timeout_s`. `interface`: a network's name, or an address of this host.
     """
     channel = StreamChannel.call(address, key, encrypt=True, timeout_s=timeout_s)
     own = address_towards(channel.peer_address, interface) if interface else channel.local_address
-    facts = facts_of_this_host(name, own, _free_port(own, ports))
+    facts = replace(facts_of_this_host(name, own, _free_port(own, ports)), most_workers=workers)
     if cores is not None:
         facts = replace(facts, cores=cores)
     HostAgent(channel, facts).serve()
@@ -98,6 +103,8 @@ class HostAgent:
         self._is_dismissed = False
         self._host: LocalHost | None = None
         self._at_end = ExitStack()
+        self._home = HostHome()
+        self._at_end.callback(self._home.close)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._line, selectors.EVENT_READ)
         self._line.send(HostJoined(**asdict(facts), versions=versions_here()))
@@ -131,6 +138,10 @@ class HostAgent:
 
     def _take(self, word: Told) -> None:
         match word:
+            case FilesOffered():
+                self._line.send(self._home.compare(word))
+            case FilePiece():
+                self._keep(word)
             case HostWelcomed():
                 self._open(word)
             case HostRefused():
@@ -144,12 +155,17 @@ class HostAgent:
             case _ if self._host is not None:
                 self._do(self._host, word)
 
+    def _keep(self, piece: FilePiece) -> None:
+        try:
+            self._home.take(piece)
+        except OSError as error:
+            text = f"what is sent to it cannot be kept in {self._home.path} ({explain_refusal(error)})"
+            self._line.send(HostBroken(text=text))
+
     def _open(self, welcome: HostWelcomed) -> None:
         self._lease_s = welcome.lease_s
-        with suppress(OSError):  # Where this host has no such folder, processes are where the agent is.
-            os.chdir(welcome.folder)
         try:
-            self._host = LocalEngine().open(Job.from_json(welcome.job))
+            self._host = LocalEngine().open(self._home.settle(welcome))
         except LaunchError as error:
             self._line.send(HostBroken(text=str(error)))
             return

@@ -14,6 +14,7 @@ from shoal.comm.tcp.addresses import listening_at
 from shoal.comm.tcp.stream_channel import ChannelDoor, StreamChannel
 from shoal.comm.words import understood
 from shoal.errors import CommError, Interrupted, LaunchError
+from shoal.launch.remote.luggage import welcome_all
 from shoal.launch.remote.remote_host import LEASE_S, RemoteHost
 from shoal.launch.remote.starting import AgentHandle, Invitation, KnownMeeting, Starter
 from shoal.launch.this_host import versions_here
@@ -67,8 +68,7 @@ class AgentEngine:
                     self._tell(f"{text} The run goes on without it.")
             threads = threads_on(job, [host.facts for host in hosts])
             job = replace(job, cluster=replace(cluster, threads=threads))
-            for host in hosts:
-                host.welcome(job)
+            welcome_all(hosts, job, self._tell)
             at_failure.pop_all()
         self._has_begun = True
         return hosts
@@ -151,7 +151,7 @@ class Gathering:
             caller.close()
             return
         values = word.plain()
-        facts = HostFacts(**{one.name: values[one.name] for one in fields(HostFacts)})
+        facts = HostFacts(**{one.name: values[one.name] for one in fields(HostFacts) if one.name in values})
         agent = self._agents.get(facts.name)
         host = RemoteHost(caller, facts, agent=agent, lease_s=self._lease_s)
         if (reason := self._objection(facts.name, word.versions)) is not None:

@@ -38,6 +38,11 @@ class HostLine:
         """Seconds since the other end was heard."""
         return time.monotonic() - self._heard_at
 
+    @property
+    def num_unsent(self) -> int:
+        """Words for which there was no room yet."""
+        return len(self._unsent)
+
     def send(self, word: Told) -> None:
         """Send, as soon as there is room; what cannot be sent any more is of no use to anybody."""
         self._unsent.append(word.as_message())

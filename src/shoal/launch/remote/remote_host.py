@@ -11,6 +11,8 @@ from typing import TypeVar
 from shoal.comm.host_words import (
     FROM_HOSTS,
     BeatAnswered,
+    FilePiece,
+    FilesLacking,
     HostBeat,
     HostBroken,
     HostDismissed,
@@ -44,9 +46,13 @@ _GRACE_S = 2.0
 """How much longer the supervisor waits: by then the processes over there have ended."""
 _ANSWER_S = 2.0
 _LEAVE_S = 5.0
+_SEND_S = 60.0
+"""How long a host may take in nothing of a file."""
+_MOST_UNSENT = 8
+"""Words that may wait for the socket before another piece of a file is read."""
 _SAID = {**FROM_PROCESSES, **by_kind(Garbled)}
 
-Answer = TypeVar("Answer", StacksSeen, LoadSeen)
+Answer = TypeVar("Answer", StacksSeen, LoadSeen, FilesLacking)
 
 
 class RemoteHost:
@@ -69,9 +75,14 @@ class RemoteHost:
         self._broken = ""
         """Why the host is of no use any more."""
 
-    def welcome(self, job: Job) -> None:
-        """Let the host take part in a run."""
-        self._line.send(HostWelcomed(job=job.to_json(), folder=os.getcwd(), lease_s=self._lease_s))
+    def welcome(self, job: Job, moved: dict[str, str]) -> None:
+        """Let the host take part in a run. `moved`: by path here, where in its own folder it has what was sent."""
+        self._line.send(HostWelcomed(job=job.to_json(), folder=os.getcwd(), lease_s=self._lease_s, moved=moved))
+
+    def send_piece(self, piece: FilePiece) -> None:
+        """Send a part of a file. Waits while much is on its way."""
+        self._line.send(piece)
+        self._wait(_SEND_S, lambda: self._line.num_unsent < _MOST_UNSENT)
 
     def refuse(self, text: str) -> None:
         """Say why it cannot."""
@@ -105,7 +116,7 @@ class RemoteHost:
 
     def look_into(self, processes: Collection[int]) -> dict[int, Sight]:
         """The stacks of these processes; nothing where the host does not answer in time."""
-        seen = self._ask(StacksWanted(processes=list(processes)), StacksSeen)
+        seen = self.ask(StacksWanted(processes=list(processes)), StacksSeen)
         if seen is None:
             return {}
         return {
@@ -114,7 +125,7 @@ class RemoteHost:
 
     def measure_load(self) -> Load:
         """What else that host does; as if it were full where it does not answer in time."""
-        seen = self._ask(LoadWanted(), LoadSeen)
+        seen = self.ask(LoadWanted(), LoadSeen)
         return Load(idle_cores=0.0, waiting=0.0) if seen is None else Load(**seen.plain())
 
     def close(self) -> None:
@@ -126,11 +137,11 @@ class RemoteHost:
         if self._agent is not None:
             (self._agent.abandon if is_lost else self._agent.close)()
 
-    def _ask(self, question: Told, kind: type[Answer]) -> Answer | None:
-        """The answer to a question. What comes meanwhile is told later."""
+    def ask(self, question: Told, kind: type[Answer], patience_s: float = _ANSWER_S) -> Answer | None:
+        """The answer to a question; None where it does not come in time. What comes meanwhile is told later."""
         self._answer = None
         self._line.send(question)
-        self._wait(_ANSWER_S, lambda: isinstance(self._answer, kind))
+        self._wait(patience_s, lambda: isinstance(self._answer, kind))
         return self._answer if isinstance(self._answer, kind) else None
 
     def _wait(self, seconds: float, is_done: Callable[[], bool]) -> None:
@@ -158,7 +169,7 @@ class RemoteHost:
                 self._news.append(Deaf(word.process))
             case ProcessEnded():
                 self._news.append(Ended(**word.plain()))
-            case StacksSeen() | LoadSeen():
+            case StacksSeen() | LoadSeen() | FilesLacking():
                 self._answer = word
             case HostBroken():
                 self._broken = word.text.rstrip(".")

@@ -1,0 +1,109 @@
+"""What goes with a job to hosts that do not have it: the task's sources, and the files that it begins from."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from shoal.comm.host_words import FilesLacking, FilesOffered
+from shoal.errors import LaunchError
+from shoal.launch.remote.pieces import cut
+from shoal.launch.remote.remote_host import RemoteHost
+from shoal.launch.remote.sources import Sources, sources_of
+from shoal.observe.checkpoint_names import MANIFEST
+from shoal.observe.disk import writing
+from shoal.observe.wording import plural
+from shoal.spec import Job
+
+CODE, RUN, FROM = "code", "run", "from"
+"""Folders on a host, in the one that is its own."""
+_COMPARE_S = 60.0
+
+
+def welcome_all(hosts: Sequence[RemoteHost], job: Job, tell: Callable[[str], None]) -> None:
+    """Let these hosts take part, with all that they lack. `tell` takes a line for the user."""
+    luggage = Luggage(job)
+    mark = _Mark(job.run_dir)
+    try:
+        for host in hosts:
+            host.welcome(job, luggage.give(host, mark.path, tell))
+    finally:
+        mark.remove()
+
+
+class _Mark:
+    """A file in the run folder, by which a host knows that it is the same folder there."""
+
+    def __init__(self, run_dir: str) -> None:
+        self.path = ""
+        if run_dir:
+            self.path = os.path.join(run_dir, f".here-{secrets.token_hex(8)}")
+            with writing(Path(run_dir)), open(self.path, "wb"):
+                pass
+
+    def remove(self) -> None:
+        if self.path:
+            with suppress(OSError):
+                os.unlink(self.path)
+
+
+class Luggage:
+    """What a job needs besides what is installed."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._sources = sources_of(job.target) or Sources(root=Path("/"))
+
+    def give(self, host: RemoteHost, mark: str, tell: Callable[[str], None]) -> dict[str, str]:
+        """Send what a host lacks; by path here: where that is in the host's own folder."""
+        sources = self._sources
+        answer = host.ask(
+            FilesOffered(root=str(sources.root), files=sources.files, mark=mark), FilesLacking, _COMPARE_S
+        )
+        if answer is None:
+            raise LaunchError(f"Host {host.facts.name} did not say which files it has; see what it does.")
+        moved: dict[str, str] = {}
+        if answer.names:
+            self._send_code(host, tell)
+            moved[str(sources.root)] = CODE
+        if answer.lacks_mark:
+            # In this order: a checkpoint may lie in the run folder, and that in the task's.
+            moved = {**self._send_beginning(host), self._job.run_dir: RUN, **moved}
+        return moved
+
+    def _send_code(self, host: RemoteHost, tell: Callable[[str], None]) -> None:
+        sources = self._sources
+        if sources.objection:
+            raise LaunchError(sources.objection)
+        tell(
+            f"sending the task to {host.facts.name}: {plural(len(sources.files), 'file')}, "
+            f"{sources.nbytes / 1e3:,.0f} kB, digest {sources.digest[:8]}"
+        )
+        for name in sources.files:
+            self._send(host, sources.root / name, f"{CODE}/{name}")
+
+    def _send_beginning(self, host: RemoteHost) -> dict[str, str]:
+        """The checkpoint, or the model, that the job begins from."""
+        moved = {}
+        for option in ("resume", "from"):
+            if not (written := self._job.options.get(option)):
+                continue
+            path = Path(written)
+            moved[written] = here = f"{FROM}/{path.name}"
+            if not path.is_dir():
+                self._send(host, path, here)
+                continue
+            # The manifest makes a folder a checkpoint: it comes last.
+            for file in sorted(path.iterdir(), key=lambda one: one.name == MANIFEST):
+                self._send(host, file, f"{here}/{file.name}")
+        return moved
+
+    def _send(self, host: RemoteHost, path: Path, name: str) -> None:
+        try:
+            for piece in cut(path, name):
+                host.send_piece(piece)
+        except OSError as error:
+            raise LaunchError(f"{path} cannot be sent to {host.facts.name} ({error.strerror}).") from None
