@@ -36,6 +36,7 @@ class RayNodes:
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TMPDIR": self._folder.name,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # Jobs run what is called python.
         }
         wanted = {"dashboard": dashboard, "nodes": nodes}
         self._errors = open(Path(self._folder.name) / "errors", "wb")  # noqa: SIM115

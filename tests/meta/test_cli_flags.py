@@ -27,6 +27,7 @@ FLAGS = {
     "host": "join ticket name cores workers interface ports owner probe joined help",
     "slurm": "nodes time partition gpus cpus sbatch requeue no-requeue name runs dry-run help",
     "k8s": "image hosts name runs namespace cores ram gpus env volume kind runtime port restarts out help",
+    "submit": "on wait no-wait runs help",
     "verify": "workers strategy slots steps arg seed seeds precision replay trust json help",
     "bench": "workers strategies threads device rounds steps seconds arg batch-size seed precision out json help",
     "doctor": "json help",

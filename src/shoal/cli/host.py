@@ -48,7 +48,7 @@ def host(
         bool, typer.Option("--joined", help="With --probe: and takes part in a run.", show_default=False)
     ] = False,
     owner: Annotated[
-        int | None, typer.Option(hidden=True, help="The process that has started this one, to end with it.")
+        int | None, typer.Option(help="The process that has started this one, to end with it.", metavar="PID")
     ] = None,
 ) -> None:
     """Let this machine take part in a run that waits for hosts, until the run is over.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -144,3 +147,30 @@ def test_a_cluster_that_is_reached_by_rays_client(nodes: RayNodes, tmp_path: Pat
         run = train(f"{TASKS}:mlp", strategy="ps", args={"steps": 3}, runs=tmp_path, **two_workers(address))
     assert run.results["audit"]["clean"] and not agents()
     assert "RAY_ADDRESS" not in os.environ
+
+
+@pytest.mark.long
+def test_a_whole_run_is_a_job_of_the_cluster(tmp_path: Path) -> None:
+    """Its task comes from a folder that no node has looked into."""
+    (tmp_path / "mine").mkdir()
+    shutil.copy(TASKS, tmp_path / "mine" / "small_tasks.py")
+    with RayNodes(dashboard=True) as nodes:
+        command = [
+            sys.executable,
+            "-m",
+            "shoal.cli",
+            "submit",
+            "mine/small_tasks.py:mlp",
+            "-w",
+            "2",
+            "--threads",
+            "1",
+        ]
+        command += ["--on", f"ray:{nodes.dashboard},nodes=2", "--arg", "steps=3", "--name", "sent"]
+        env = {**os.environ, **nodes.env}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "on 2 hosts (127.0.0." in done.stdout and "raysubmit_" in done.stdout
+        assert (tmp_path / "runs" / "sent" / "model.safetensors").exists()
+        left = subprocess.run([*command[:-1], "again", "--no-wait", "--max-steps", "none"], cwd=tmp_path, env=env)
+        assert left.returncode == 2, "what train does not understand is refused before anything is sent"

@@ -77,6 +77,11 @@ def test_a_session_of_ones_own(
         f"    session = SparkSession.builder.master('{MASTER}').getOrCreate()\n"
         f"    run = shoal.train('{TASKS}:mlp', strategy='ps', args={{'steps': 3}}, runs='{tmp_path}',\n"
         "                      progress=False, cluster={'workers': 2, 'threads': 1, 'on': 'spark'})\n"
+        "    rows = session.range(30).selectExpr('double(id) as a', 'id % 2 as y').repartition(3)\n"
+        f"    table = shoal.datasets.from_spark(rows, '{tmp_path}/table', features=['a'], target='y')\n"
+        f"    again = shoal.datasets.from_spark(rows.rdd, '{tmp_path}/again', features=['a'], target='y')\n"
+        "    assert len(table.files) == 3 and table.sizes == again.sizes and sum(table.sizes) == 30\n"
+        "    assert sorted(x.item() for x, y in table) == [float(n) for n in range(30)]\n"
         "    print('clean', run.results['audit']['clean'], session.range(7).count())\n"
         "    session.stop()\n"
     )
