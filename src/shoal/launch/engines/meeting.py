@@ -328,8 +328,7 @@ class Follower:
                 time.sleep(_pause(self._found.size))
             return status
         finally:
-            if self._found.rank is not None:
-                self._folder.remove(name_of(self._found.rank))
+            self._leave()
 
     def _look(self, serve: Callable[[HostShare, TicketLeft], None]) -> int | None:
         # Writing before reading: what a network's disk has remembered of the folder is then looked up anew.
@@ -358,6 +357,13 @@ class Follower:
             self._note = replace(self._note, failure=str(error))  # The first one tells it, where it matters.
         self._first.changed_at = time.monotonic()
 
+    def _leave(self) -> None:
+        """The last one takes the folder away."""
+        if self._found.rank is not None:
+            self._folder.remove(name_of(self._found.rank))
+        with suppress(OSError):
+            self._folder.path.rmdir()
+
     def _is_meant(self, call: Call) -> bool:
         return self._note.nonce in call.members or (self._found.rank is None and bool(call.members))
 
@@ -373,6 +379,8 @@ class Follower:
     def _check_patience(self, patience_s: float) -> None:
         """The first process must be heard."""
         if (silent_s := time.monotonic() - self._first.changed_at) > patience_s:
+            for name in (CALL, TICKET):  # Who has left them is gone; one who comes now writes them again.
+                self._folder.remove(name)
             raise LaunchError(
                 f"The first of {self._found.size} processes by {self._found.by} was not heard in "
                 f"{self._folder.path} for {silent_s:.0f} s; run this command in all of them, in a folder that all "
