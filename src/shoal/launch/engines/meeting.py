@@ -391,5 +391,5 @@ class Follower:
 def _twice(found: FoundRank, rank: int) -> str:
     return (
         f"Two processes say that they are rank {rank} of {found.size} by {found.by}; give each a number of its "
-        "own, or train alone with --on local."
+        f"own, or, where they are of two runs, each run a {MEETING_VARIABLE} of its own."
     )
