@@ -11,7 +11,7 @@ same order. So all links carry the same, and nothing takes more than two of them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -33,17 +33,19 @@ class HostChain:
         number: int,
         grid: Grid,
         cast: torch.dtype | None,
+        before: HostChain | None = None,
         *,
         goes_straight: bool = False,
     ) -> None:
         """`links`: to all workers, by rank. `hosts`: the ranks on each; `number`: this one. `cast`: how float32
-        travels. `goes_straight`: each host has one slot."""
+        travels. `before`: the chain over the hosts that there were until now, whose totals are kept.
+        `goes_straight`: there are several hosts, and each has one slot."""
         self._links = links
         self._number, self._count = number, len(hosts)
         self._owners = [_owners(grid, ranks) for ranks in hosts]
         self._cast = cast
         self._goes_straight = goes_straight
-        self._sums: dict[int, torch.Tensor] = {}
+        self._sums: dict[int, torch.Tensor] = {} if before is None else before._sums
         """By chunk: the total. Nobody writes there again: it may still be on its way to others."""
         self._awaited: dict[int, tuple[int, torch.Tensor]] = {}
         """By chunk: the host that sends its total, and a tensor of its shape."""
@@ -96,12 +98,26 @@ class HostChain:
             total.copy_(total.to(self._travels_as(total)))  # as the others get it: the same bits everywhere
         self._sums[chunk] = total
 
-    def total(self, chunk: int) -> torch.Tensor:
-        """What all slots of all hosts come to; the same until the next step."""
-        if (awaited := self._awaited.pop(chunk, None)) is not None:
-            host, like = awaited
+    def await_totals(self) -> None:
+        """Until what all slots of all hosts come to is here, for all chunks that were sent up."""
+        for chunk in sorted(self._awaited):
+            host, like = self._awaited.pop(chunk)
             self._sums[chunk] = self._received(like, host, 2 * chunk + 1)
+
+    def total(self, chunk: int) -> torch.Tensor:
+        """What all slots of all hosts come to, once awaited; the same until sums of the next step are sent up,
+        which is when all hosts have taken this one."""
         return self._sums[chunk]
+
+    def pass_on(self, chunks: Iterable[tuple[int, ChunkUpdate]], giver: int, lacking: Collection[int]) -> None:
+        """Bring the totals of the last step from a host that has them all to those that lack some."""
+        for chunk, update in chunks:
+            total = self._sums.setdefault(chunk, torch.zeros_like(update.sum))
+            if self._number == giver:
+                for host in lacking:
+                    self._send(total, host, 2 * chunk + 1)
+            elif self._number in lacking:
+                self._sums[chunk] = self._received(total, giver, 2 * chunk + 1)
 
     def _send(self, content: torch.Tensor, host: int, tag: int) -> None:
         self._links.send(content.to(self._travels_as(content)), self._owners[host][tag // 2], tag)
