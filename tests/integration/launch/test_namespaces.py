@@ -169,6 +169,7 @@ def _listening(pid: int) -> list[str]:
     return [str(int(one.partition(":")[2], 16)) for one in found]
 
 
+@pytest.mark.long
 def test_a_thousand_strangers_at_each_port_cost_a_run_nothing(
     network: Network, zygotes: Zygotes, tmp_path: Path
 ) -> None:
