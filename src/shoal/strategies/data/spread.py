@@ -86,7 +86,7 @@ class SpreadData(ArenaData):
         self._transport = open_transport(setting)
         self._links = SocketGroup(self._transport, range(len(world.dealt)), on_idle=setting.company.on_idle)
         self._hosts = ranks_by_host(world.hosts)
-        self._own_host = next(host for host, ranks in enumerate(self._hosts) if world.member in ranks)
+        self._own_host = next(host for host, ranks in enumerate(self._hosts) if self._links.index in ranks)
         self._speakers = _speakers(self._links, self._hosts)
         self._slots = [_slots_of(setting, ranks) for ranks in self._hosts]
 
@@ -261,11 +261,11 @@ class SpreadData(ArenaData):
         self._begin_chain()
 
     def _pass_on_table(self, accord: Accord) -> None:
-        room, member = self._shared.table_of(accord.table), self._links.index
-        if member == accord.table_giver:
+        room, own = self._shared.table_of(accord.table), self._links.index
+        if own == accord.table_giver:
             for other in accord.without_table:
                 self._links.send(room, other, _TABLE)
-        elif member in accord.without_table:
+        elif own in accord.without_table:
             self._links.receive(room, accord.table_giver, _TABLE).wait()
             self._shared.counters.publish(self._shared.marks.shared_rows[self._place], accord.table)
 
