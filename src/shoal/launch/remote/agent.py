@@ -60,16 +60,10 @@ _CALL_S, _CALL_AGAIN_S = 5.0, 0.5
 
 
 class SupervisorGone(LaunchError):
-    """Whoever this host worked for has left without a word, or is not heard any more."""
+    """Whoever this host worked for has left without a word, or is not heard any more: the way to it may be cut."""
 
-
-class SupervisorSilent(SupervisorGone):
-    """Nothing was heard of it for as long as the lease: the way to it may be cut."""
-
-    def __init__(self, silent_s: float, lease_s: float) -> None:
-        super().__init__(
-            f"The supervisor of this run has not been heard for {silent_s:.0f} s; what ran here for it was ended."
-        )
+    def __init__(self, text: str, lease_s: float) -> None:
+        super().__init__(f"The supervisor of this run {text}; what ran here for it was ended.")
         self.lease_s = lease_s
 
 
@@ -99,19 +93,21 @@ def join(
         try:
             HostAgent(channel, facts).serve()
             return
-        except SupervisorSilent as silence:
-            channel = _call_again(address, key, silence)
+        except SupervisorGone as loss:
+            channel = _call_again(address, key, loss)
 
 
-def _call_again(address: str, key: RunKey, silence: SupervisorSilent) -> StreamChannel:
-    """Call until somebody answers, for some time; then what had ended it is raised."""
-    until = time.monotonic() + _LEASES_AWAY * silence.lease_s
+def _call_again(address: str, key: RunKey, loss: SupervisorGone) -> StreamChannel:
+    """Call until somebody answers, for some time; where nobody listens there any more, that is the end."""
+    until = time.monotonic() + _LEASES_AWAY * loss.lease_s
     while (left_s := until - time.monotonic()) > 0:
         try:
             return StreamChannel.call(address, key, encrypt=True, timeout_s=min(_CALL_S, left_s))
-        except CommError:
+        except CommError as error:
+            if isinstance(error.__context__, ConnectionRefusedError):
+                break
             time.sleep(min(_CALL_AGAIN_S, left_s))
-    raise silence
+    raise loss
 
 
 def _free_port(address: str, ports: str) -> int:
@@ -158,9 +154,9 @@ class HostAgent:
         if self._is_dismissed:
             return
         if self._line.ending:
-            raise SupervisorGone("The supervisor of this run is gone; what ran here for it was ended.")
+            raise SupervisorGone("is gone", self._lease_s)
         if self._line.silent_s > self._lease_s:
-            raise SupervisorSilent(self._line.silent_s, self._lease_s)
+            raise SupervisorGone(f"has not been heard for {self._line.silent_s:.0f} s", self._lease_s)
 
     def _take(self, word: Told) -> None:
         match word:

@@ -78,6 +78,8 @@ class RemoteHost:
         self._is_closed = False
         self._broken = ""
         """Why the host is of no use any more."""
+        self._is_missed = False
+        """Whether that is because it is not heard."""
 
     def welcome(self, job: Job, moved: dict[str, str]) -> None:
         """Let the host take part in a run. `moved`: by path here, where in its own folder it has what was sent."""
@@ -105,7 +107,7 @@ class RemoteHost:
         self._hear()
         news, self._news = self._news, []
         if not news and self._line.silent_s > self._lease_s + _GRACE_S:
-            self._broken = self._broken or f"nothing was heard of it for {self._line.silent_s:.0f} s"
+            self._miss(f"nothing was heard of it for {self._line.silent_s:.0f} s")
         if not news and self._broken:
             raise LaunchError(f"Host {self.facts.name} ({self.facts.address}) is gone: {self._broken}.")
         return news
@@ -135,7 +137,8 @@ class RemoteHost:
     def close(self) -> None:
         """Let the agent end its processes and leave, and wait for that a moment."""
         is_lost, self._is_closed = bool(self._broken), True
-        self._line.send(HostDismissed())
+        if not self._is_missed:  # Else it would not come back.
+            self._line.send(HostDismissed())
         self._wait(_LEAVE_S, lambda: False)
         self._line.close()
         if self._agent is None:
@@ -152,7 +155,12 @@ class RemoteHost:
 
     def cut_off(self) -> None:
         """Its agent has come back on another connection, and has ended all that ran there."""
-        self._broken = self._broken or "it was cut off"
+        self._miss("it was cut off")
+
+    def _miss(self, why: str) -> None:
+        """Nobody can be heard there, who may yet come back."""
+        self._is_missed = self._is_missed or not self._broken
+        self._broken = self._broken or why
 
     def ask(self, question: Told, kind: type[Answer], patience_s: float = _ANSWER_S) -> Answer | None:
         """The answer to a question; None where it does not come in time. What comes meanwhile is told later."""
@@ -172,7 +180,7 @@ class RemoteHost:
         for word in self._line.collect():
             self._take(word)
         if self._line.ending:
-            self._broken = self._broken or "the connection to it has ended"
+            self._miss("the connection to it has ended")
 
     def _take(self, word: Told) -> None:
         match word:
