@@ -54,7 +54,9 @@ class AgentEngine:
         with ExitStack() as at_failure:
             door = ChannelDoor(listening_at(starter.own_address(cluster.interface), ports), key, encrypt=True)
             at_failure.callback(door.close)
-            invitation = Invitation(address=door.address, key=key, ports=cluster.ports)
+            invitation = Invitation(
+                address=door.address, key=key, ports=cluster.ports, cluster=cluster, wants_end=self._wants_end
+            )
             agents = starter.start(invitation)
             for agent in agents:
                 at_failure.callback(agent.abandon)
