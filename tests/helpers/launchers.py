@@ -26,8 +26,10 @@ def mpirun(folder: Path, *words: str) -> list[str]:
     reach = folder / "reach"
     reach.write_text('#!/bin/sh\nexport SHOAL_HOST_NAME="$1"\nshift\nexec sh -c "$*"\n')
     reach.chmod(0o755)
-    # Unbound: each of the hosts, which are one, would begin with the same core.
-    return ["mpirun", "--mca", "plm_rsh_agent", str(reach), "--oversubscribe", "--bind-to", "none", *words]
+    # Unbound: each of the hosts, which are one, would begin with the same core. Nor are its daemons to describe
+    # the machine to their processes: both would write into one file, and one of them then fails at times.
+    ours = ["--mca", "plm_rsh_agent", str(reach), "--mca", "rtc", "^hwloc", "--bind-to", "none"]
+    return ["mpirun", *ours, "--oversubscribe", *words]
 
 
 def surroundings(**more: str) -> dict[str, str]:

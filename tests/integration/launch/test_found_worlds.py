@@ -6,9 +6,11 @@ import json
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from helpers.commands import command
@@ -188,3 +190,64 @@ def test_without_sbatch(tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: sbatch is not installed on this host; submit from a host of the cluster")
+
+
+@pytest.mark.long
+def test_all_end_when_the_first_is_killed(tmp_path: Path) -> None:
+    """Nobody else starts or ends these: an agent's lease, or the silence in the folder, does it."""
+    flags = ["--worker_hosts=127.0.0.2:1,127.0.0.3:1,127.0.0.3:2", "--job_name=worker"]
+    words = command("train", TASK[0], "--arg", "steps=1000000", "--plain", "--threads", "1", *flags)
+    started = [
+        subprocess.Popen(
+            [*words, f"--task_index={index}", "--name", "met"],
+            cwd=tmp_path,
+            env=surroundings(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(3)
+    ]
+    first, *others = started
+    try:
+        assert first.stdout is not None
+        assert any(line.startswith("step ") for line in first.stdout)
+        first.kill()
+        for one in others:
+            _, errors = one.communicate(timeout=150)
+            assert one.returncode == 1 and "error: The first of 3 processes by --worker_hosts" in errors
+    finally:
+        for one in started:
+            one.kill()
+            one.communicate()
+    assert left_in(tmp_path) == []
+
+
+@needs_mpi
+@pytest.mark.long
+def test_mpirun_that_is_ended_leaves_nothing(tmp_path: Path) -> None:
+    words = [TASK[0], "--arg", "steps=1000000", "--plain", "--threads", "1", "--name", "met"]
+    launcher = mpirun(tmp_path, "--host", "n1:2,n2:1", "-np", "3")
+    started = subprocess.Popen(
+        [*launcher, *command("train", *words)], cwd=tmp_path, env=surroundings(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert started.stdout is not None
+        assert any(line.startswith("step ") for line in started.stdout)
+        started.terminate()
+        started.communicate(timeout=60)
+    finally:
+        started.kill()
+        started.communicate()
+    deadline = time.monotonic() + 60
+    while left := [one.pid for one in psutil.process_iter() if is_in(one, tmp_path)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def is_in(process: psutil.Process, folder: Path) -> bool:
+    """Whether a process works in this folder."""
+    try:
+        return process.cwd() == str(folder)
+    except psutil.Error:
+        return False
