@@ -147,13 +147,18 @@ def own_cluster() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     head = {"node_ip_address": "127.0.0.2", "num_cpus": 2, "include_dashboard": wanted["dashboard"]}
-    head["dashboard_port"] = 0
+    # Not Ray's own, which another cluster of this machine may have.
+    head |= {"dashboard_port": 0, "dashboard_agent_listen_port": 0}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = {}
 
     def add(number: int) -> None:
         nodes[number] = cluster.add_node(
-            wait=False, node_ip_address=f"127.0.0.{number}", num_cpus=2, resources={"special": 1}
+            wait=False,
+            node_ip_address=f"127.0.0.{number}",
+            num_cpus=2,
+            resources={"special": 1},
+            dashboard_agent_listen_port=0,
         )
 
     for number in range(3, wanted["nodes"] + 2):
