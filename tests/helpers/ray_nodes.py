@@ -35,6 +35,7 @@ class RayNodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",  # Tests beside these would have all of the machine.
             "RAY_TMPDIR": self._folder.name,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # Jobs run what is called python.
         }
