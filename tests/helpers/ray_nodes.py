@@ -35,6 +35,7 @@ class RayNodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",  # Tests beside these would have all of the machine.
             "RAY_TMPDIR": self._folder.name,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # Jobs run what is called python.
         }
@@ -147,13 +148,18 @@ def own_cluster() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     head = {"node_ip_address": "127.0.0.2", "num_cpus": 2, "include_dashboard": wanted["dashboard"]}
-    head["dashboard_port"] = 0
+    # Not Ray's own, which another cluster of this machine may have.
+    head |= {"dashboard_port": 0, "dashboard_agent_listen_port": 0}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = {}
 
     def add(number: int) -> None:
         nodes[number] = cluster.add_node(
-            wait=False, node_ip_address=f"127.0.0.{number}", num_cpus=2, resources={"special": 1}
+            wait=False,
+            node_ip_address=f"127.0.0.{number}",
+            num_cpus=2,
+            resources={"special": 1},
+            dashboard_agent_listen_port=0,
         )
 
     for number in range(3, wanted["nodes"] + 2):

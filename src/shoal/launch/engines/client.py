@@ -160,8 +160,9 @@ class ClusterClient:
 
     def say(self, word: Told) -> None:
         """Tell the client something, if it lives."""
-        with suppress(CommError):
-            self._channel.send(word.as_message())
+        if not self._is_closed:
+            with suppress(CommError):
+                self._channel.send(word.as_message())
 
     def hold(self, names: list[str]) -> list[ClientAgent]:
         """The agents that this client has started: it ends when none of them is wanted any more."""
@@ -186,7 +187,7 @@ class ClusterClient:
 
     def close(self) -> None:
         """End the client, and give everything back that it held."""
-        if self._channel.fileno() < 0:
+        if self._is_closed:
             return
         self.say(ClientDismissed())
         if not self._body.has_ended(_LEAVE_S):
@@ -198,8 +199,14 @@ class ClusterClient:
         self._body.kill()
         self.close()
 
+    @property
+    def _is_closed(self) -> bool:
+        return self._channel.fileno() < 0
+
     def _hear(self, wait_s: float) -> None:
         """Take in what the client has said; wait so long where there is nothing yet."""
+        if self._is_closed:
+            return
         try:
             while (message := self._channel.receive(wait_s)) is not None:
                 wait_s = 0.0

@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,9 @@ from shoal.errors import Interrupted, LaunchError, SpecError
 from shoal.launch.engines.ray_plan import RayWish
 from shoal.launch.remote.sources import sources_of
 
-_ANSWER_S = 15.0
+_BEGIN_S = 60.0
+"""How long a cluster may take that has begun just now, and has nobody yet who takes jobs."""
+_YOUNG = "No available agent"
 
 
 class RayJobs:
@@ -38,12 +41,16 @@ class RayJobs:
             target = _copy_sources(target, Path(folder))
             # Of the cluster's own Python, whatever it is called here.
             entry = ["python", "-m", "shoal.cli", "train", target, *words, "--on", on, "--plain"]
-            try:
-                return str(
-                    self._client.submit_job(entrypoint=shlex.join(entry), runtime_env={"working_dir": folder})
-                )
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise LaunchError(_unreached(self._wish, error)) from None
+            deadline = time.monotonic() + _BEGIN_S
+            while True:
+                try:
+                    job = self._client.submit_job(
+                        entrypoint=shlex.join(entry), runtime_env={"working_dir": folder}
+                    )
+                    return str(job)
+                except (ConnectionError, RuntimeError, ValueError) as error:
+                    if _YOUNG not in str(error) or time.monotonic() > deadline:
+                        raise LaunchError(_unreached(self._wish, error)) from None
 
     def follow(self, job: str, write: Callable[[str], None]) -> None:
         """Show what a job writes, until it ends; LaunchError where that is not well."""
@@ -80,6 +87,6 @@ def _copy_sources(target: str, folder: Path) -> str:
 def _unreached(wish: RayWish, error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return (
-        f"{wish.shown[:1].upper()}{wish.shown[1:]} takes no jobs: {lines[0]} Name its dashboard, as in --on "
-        "ray:http://HEAD:8265."
+        f"{wish.shown[:1].upper()}{wish.shown[1:]} takes no jobs ({lines[0].rstrip('.')}); name its dashboard, "
+        "as in --on ray:http://HEAD:8265."
     )
