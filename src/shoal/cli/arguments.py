@@ -77,6 +77,15 @@ TrustedNetwork = Annotated[
         show_default=False,
     ),
 ]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        help="With ps: where the coordinator's decisions outlive its host, as etcd://host:2379/prefix; etcds:// "
+        "for TLS, with ?ca=FILE&cert=FILE&key=FILE&login=FILE. Default the run folder.",
+        metavar="URL",
+        rich_help_panel=CLUSTER,
+    ),
+]
 AsJson = Annotated[
     bool,
     typer.Option("--json", help="Print the results as one JSON object and nothing else.", rich_help_panel=SCREEN),

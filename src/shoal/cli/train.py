@@ -71,6 +71,7 @@ def train(
     interface: option.Interface = None,
     ports: option.Ports = None,
     trusted_network: option.TrustedNetwork = None,
+    store: option.Store = None,
     chaos: Annotated[
         str,
         typer.Option(
@@ -207,7 +208,7 @@ def train(
     if again:
         target, resume, overwrite, arg = _found_again(target, name, runs, arg)
     cluster = given(workers=workers, spares=spares, threads=threads, device=device, port=port, memory=memory)
-    cluster |= given(on=on, interface=interface, ports=ports, trusted_network=trusted_network)
+    cluster |= given(on=on, interface=interface, ports=ports, trusted_network=trusted_network, store=store)
     if target is None and resume is None:
         raise typer.BadParameter("name a task, path.py:factory, or a run with --resume.", ctx, param_hint="TARGET")
     overrides = given(

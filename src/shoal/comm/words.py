@@ -140,6 +140,13 @@ class CoordinatorMoved(Told, kind="coordinator"):
     address: str
 
 
+class Coordinate(Told, kind="coordinate"):
+    """A standby is to be the coordinator from now on."""
+
+    coordinator: str
+    """Where, as its `World` has it."""
+
+
 class MetAll(Told, kind="met"):
     """All workers have come."""
 
@@ -151,7 +158,7 @@ class MetAll(Told, kind="met"):
 FROM_PROCESSES: dict[str, type[Told]] = {**KINDS, **by_kind(StacksOffered, Ordered, ScaleAnswered, Announced)}
 TO_PROCESSES: dict[str, type[Told]] = by_kind(
     *(Stop, Takeover, Adopt, Release, Misbehave, MemberLost, MemberLeft, MembersLiving, ScaleWanted),
-    *(MetAll, CoordinatorMoved),
+    *(MetAll, CoordinatorMoved, Coordinate),
 )
 
 

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from shoal.comm.words import (
+    Coordinate,
     CoordinatorMoved,
     MemberLeft,
     MemberLost,
@@ -241,6 +242,10 @@ class Service:
         if hand.role == Role.COORDINATOR:
             self._succeed_coordinator()
             return
+        if hand.role == Role.STANDBY:
+            self._lost_at.pop((Role.STANDBY, hand.global_rank))
+            self._start_standby()
+            return
         if hand.is_worker:
             self._lost_worker = failure
         self._tell_end(hand)
@@ -284,11 +289,22 @@ class Service:
     def _succeed_coordinator(self) -> None:
         self._waiting.refuse_all("The coordinator was lost before it answered; ask again.")
         before = self._bridge.first_world.coordinator
-        hand = self._bridge.start(member_world(self._bridge.first_world, Role.COORDINATOR, 0))
+        world = member_world(self._bridge.first_world, Role.COORDINATOR, 0)
+        ready = [one for one in self._crew.living(Role.STANDBY) if one.state == State.READY]
+        if ready:
+            hand = ready[0]
+            self._bridge.say(hand, Coordinate(coordinator=self._bridge.promote(hand, world).coordinator))
+            self._start_standby()
+        else:
+            hand = self._bridge.start(world)
         hand.follows_loss_at = self._lost_at.pop((Role.COORDINATOR, 0))
         if (world := self._bridge.first_world).coordinator != before:
             for member in self._members():
                 self._bridge.say(member, CoordinatorMoved(address=world.coordinator_address))
+
+    def _start_standby(self) -> None:
+        world = member_world(self._bridge.first_world, Role.STANDBY, 0)
+        self._bridge.start(world)
 
     # What the user asks for.
 
@@ -308,7 +324,9 @@ class Service:
 
     @property
     def _coordinator(self) -> Hand:
-        return next(hand for hand in reversed(self._crew.hands) if hand.role == Role.COORDINATOR)
+        """The one that lives, or the last: a standby may have been started before who it follows."""
+        those = [hand for hand in reversed(self._crew.hands) if hand.role == Role.COORDINATOR]
+        return next((hand for hand in those if hand.is_alive), those[0])
 
     def _members(self) -> Iterator[Hand]:
         return self._crew.living(*SCALED_ROLES)

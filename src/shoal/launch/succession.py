@@ -41,6 +41,9 @@ class Bridge(Protocol):
     def start(self, world: World) -> Hand:
         """Start one more process."""
 
+    def promote(self, hand: Hand, world: World) -> World:
+        """Let a process that lives be what another was: `world`, as far as its host lets it."""
+
     def say(self, hand: Hand, word: Told) -> None:
         """Say something to a process; where it has ended meanwhile, that is about to be told."""
 

@@ -130,6 +130,8 @@ class ParameterServer(StrategySpec):
     diverging: str = "rollback"
     """When the loss runs away: `rollback` to the last good state with half the learning rate, `stop` or
     `ignore`."""
+    standby: int = 0
+    """1: a process that has all that a coordinator needs, and is one as soon as the coordinator dies."""
     journal: bool = True
     """Save each part of a shard before it changes, so that whoever follows a server that was killed in the middle
     of an update can make it good. Without this, such a death ends the run, unless there is a replica."""
@@ -163,6 +165,7 @@ class ParameterServer(StrategySpec):
         require_choice("ps", "agree", self.agree, ("allreduce", "ring", "scatter-sum"))
         require_choice("ps", "overlap", self.overlap, ("auto", "on", "off"))
         require_choice("ps", "ahead", str(self.ahead), ("0", "1"))
+        require_choice("ps", "standby", str(self.standby), ("0", "1"))
         require_choice("ps", "shares", self.shares, ("even", "speed"))
         require_choice("ps", "rate", self.rate, ("auto", "share", "root", "full"))
         require_choice("ps", "damping", self.damping, ("none", "staleness"))
@@ -186,6 +189,7 @@ class ParameterServer(StrategySpec):
             fills=even_fills(slots or cluster.workers * self.cells_per_worker, cluster.workers),
             slots_are_free=self.is_lockstep,
             servers=self.num_servers,
+            standbys=self.standby,
             is_lockstep=self.is_lockstep,
             leaves_out_the_late=self.sync.startswith("quorum:"),
             meets=self.meets,

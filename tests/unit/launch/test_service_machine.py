@@ -58,6 +58,37 @@ def test_a_coordinator_is_told_of_every_end(table: Table) -> None:
     assert said_to(COORDINATOR, table.end(WORKER_0, 3)) == [{"kind": "lost", **seat(3, "worker", 0)}]
 
 
+STANDBY = 5
+
+
+@pytest.fixture
+def guarded() -> Table:
+    """The same with a standby."""
+    job = Job(target="toy.py", strategy="ps:servers=2,sync=asp,standby=1", cluster=Cluster(workers=2, threads=1))
+    return Table(job)
+
+
+def test_a_standby_is_the_coordinator_as_soon_as_that_dies(guarded: Table) -> None:
+    guarded.begin()
+    asked = guarded.end(COORDINATOR, KILLED)
+    assert said_to(STANDBY, asked) == [{"kind": "coordinate", "coordinator": ""}]
+    assert [role for _, role, _ in started(asked)] == ["standby"], "and another one waits"
+    guarded.end(WORKER_1, KILLED)
+    assert not said_to(STANDBY, guarded.asked[-1:]), "it cannot hear yet"
+    asked = guarded.say(STANDBY, "state", state="ready", step=0)
+    assert said_to(STANDBY, asked) == [{"kind": "living", "members": EVERYBODY[:3], "left": []}]
+    asked = guarded.end(STANDBY, KILLED)
+    assert [role for _, role, _ in started(asked)] == ["coordinator"], "the next standby is not ready yet"
+
+
+def test_a_standby_that_dies_is_followed_by_another(guarded: Table) -> None:
+    guarded.begin()
+    asked = guarded.end(STANDBY, KILLED)
+    assert [role for _, role, _ in started(asked)] == ["standby"]
+    asked = guarded.end(COORDINATOR, KILLED)
+    assert [role for _, role, _ in started(asked)] == ["coordinator"]
+
+
 def test_whoever_crashes_after_its_work_was_done_has_left(table: Table) -> None:
     table.begin()
     table.say(WORKER_1, "done", results={})
