@@ -30,6 +30,8 @@ class Coordinator(Upkeep):
         self.ignored: Counter[str] = Counter()
         """Messages that asked for nothing that could be done, by why."""
         self._began_at = self._ticked_at = now
+        self._early: dict[int, LeaseRequest] = {}
+        """By node: what workers last asked before it was known who holds what; they are answered again then."""
 
     def on_message(self, sender: int, message: PsMessage, now: float) -> None:
         """Take in a message."""
@@ -50,6 +52,13 @@ class Coordinator(Upkeep):
             case _:
                 self.ignored[f"unexpected {message.kind}"] += 1
         self._settle(now)
+
+    def _settle(self, now: float) -> None:
+        super()._settle(now)
+        if self._early and self._leases.settled:
+            early, self._early = self._early, {}
+            for request in early.values():
+                self._on_lease_request(request)
 
     def on_tick(self, now: float) -> None:
         """Look after the silent, adjust what is to be adjusted, repeat what was not answered."""
@@ -244,6 +253,7 @@ class Coordinator(Upkeep):
             return
         if self._recovery is not None:
             self._recovery.on_request(node)
+            self._early[node] = request
         leaves = members[node].rank >= self._state.wanted[WORKER]
         wanted = 0 if leaves or self.failed is not None else request.wanted
         cells = self._leases.ask(node, wanted=wanted, done=request.done, held=request.held)
