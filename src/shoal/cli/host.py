@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Annotated
 
@@ -24,6 +25,9 @@ def host(
     ] = "",
     cores: Annotated[
         int | None, typer.Option(min=1, help="How many cores to give; default all that this process may use.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="How many workers to have at most; default this host's share.")
     ] = None,
     interface: Annotated[
         str, typer.Option(help="The network on which other hosts reach this one; default by route.")
@@ -61,9 +65,26 @@ def host(
     from shoal.launch.remote.agent import join as take_part
     from shoal.launch.remote.starting import read_ticket
 
-    # So that what runs here is ended, and nothing left behind.
-    signal.signal(signal.SIGTERM, lambda *_: exit_quietly())
-    take_part(join, read_ticket(ticket), name=name, interface=interface, ports=ports, cores=cores)
+    if "SLURM_STEP_ID" in os.environ:
+        leave_signals_to_the_first()  # Slurm signals all steps of a job, and the script with the supervisor.
+    else:  # So that what runs here is ended, and nothing left behind.
+        signal.signal(signal.SIGTERM, lambda *_: exit_quietly())
+    key = read_ticket(ticket)
+    take_part(join, key, name=name, interface=interface, ports=ports, cores=cores, workers=workers)
+
+
+def leave_signals_to_the_first() -> None:
+    """Launchers signal all processes at once. The first ends the run, and others with it; who is asked twice,
+    ends."""
+    asked = []
+
+    def take(signum: int, frame: object) -> None:
+        asked.append(signum)
+        if len(asked) > 1:
+            raise SystemExit(128 + signum)
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, take)
 
 
 def exit_quietly() -> None:

@@ -13,7 +13,9 @@ import typer
 from shoal.cli import arguments as option
 from shoal.cli.arguments import CLUSTER, RECORD, SCREEN, TASK, given, parse_arguments
 from shoal.cli.json_output import print_json
+from shoal.cli.ranks import taking_part
 from shoal.errors import SpecError
+from shoal.launch.engines.found import Found, find_world, of_flags
 from shoal.launch.owner import ZYGOTE_VARIABLE
 
 if TYPE_CHECKING:
@@ -72,6 +74,10 @@ def train(
     ports: option.Ports = None,
     trusted_network: option.TrustedNetwork = None,
     store: option.Store = None,
+    ps_hosts: option.PsHosts = "",
+    worker_hosts: option.WorkerHosts = "",
+    job_name: option.JobName = "",
+    task_index: option.TaskIndex = 0,
     chaos: Annotated[
         str,
         typer.Option(
@@ -226,34 +232,43 @@ def train(
     said |= {"checkpoint": checkpoint, "on_failure": on_failure, "max_failures": max_failures}
     said |= {"precision": precision, "recompute": recompute}
     arguments = parse_arguments(arg or ())
-    if explain:
-        from shoal.cli.explain import explain as show_plan
+    found = _found_world(on, ps_hosts, worker_hosts, job_name, task_index)
+    with taking_part(found, said, runs, ctx.obj, to_stderr=as_json):
+        if explain:
+            from shoal.cli.explain import explain as show_plan
 
-        job = _planned_job(target, arguments, resume, runs, {**said, "overrides": overrides}, trust=trust)
-        show_plan(job, ctx.obj, as_json=as_json)
-        return
-    from shoal.launch.runs import train as start
+            job = _planned_job(target, arguments, resume, runs, {**said, "overrides": overrides}, trust=trust)
+            show_plan(job, ctx.obj, as_json=as_json)
+            return
+        from shoal.launch.runs import train as start
 
-    run = start(
-        target,
-        args=arguments,
-        resume=resume,
-        trust=trust,
-        weights_from=weights_from,
-        skip_seen=skip_seen,
-        name=None if again and resume else name,
-        runs=runs,
-        overwrite=overwrite,
-        progress=progress,
-        output=sys.stderr if as_json else None,
-        log=log or None,
-        tensorboard=tensorboard,
-        zygote=ctx.obj,
-        **said,
-        **overrides,
-    )
+        run = start(
+            target,
+            args=arguments,
+            resume=resume,
+            trust=trust,
+            weights_from=weights_from,
+            skip_seen=skip_seen,
+            name=None if again and resume else name,
+            runs=runs,
+            overwrite=overwrite,
+            progress=progress,
+            output=sys.stderr if as_json else None,
+            log=log or None,
+            tensorboard=tensorboard,
+            zygote=ctx.obj,
+            **said,
+            **overrides,
+        )
     if as_json:
         print_json({"run": str(run.folder), **run.results})
+
+
+def _found_world(on: str | None, ps_hosts: str, worker_hosts: str, job_name: str, task_index: int) -> Found | None:
+    """The world that flags tell of, else the environment."""
+    if job_name or worker_hosts or ps_hosts:
+        return of_flags(ps_hosts, worker_hosts, job_name, task_index)
+    return find_world(os.environ, on)
 
 
 def _follows_another(zygote: ZygoteProcess | None) -> bool:

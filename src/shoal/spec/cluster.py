@@ -11,7 +11,7 @@ from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count, require_number
 from shoal.spec.store import StorePlace
 
-ENGINES = ("local", "ssh", "hosts", "join", "k8s")
+ENGINES = ("local", "ssh", "hosts", "join", "mpi", "slurm", "ranks", "k8s")
 ENGINE_POINTS = "shoal.engines"
 """Where packages name engines of their own: `moon = "their.module:make"`."""
 DEVICES = ("cpu", "cuda")
@@ -39,7 +39,8 @@ class Cluster:
     on: str = "local"
     """Where processes run: `local` (this machine), `local:2` (here, as if on 2 hosts), `ssh:a,b` (hosts that ssh
     reaches), `hosts:FILE` (those that a file lists), `join:2` (2 hosts on which somebody starts `shoal host`),
-    `k8s` (pods of a Kubernetes job, in which this runs)."""
+    `mpi` or `mpi:a,b` (hosts that mpirun reaches), `slurm` (those of an allocation), `ranks:FOLDER` (those of
+    processes that have met there), `k8s` (pods of a Kubernetes job, in which this runs)."""
     interface: str = ""
     """With several hosts: the network or address at which they reach this one; default by route."""
     ports: str = ""

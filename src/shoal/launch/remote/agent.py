@@ -68,16 +68,18 @@ def join(
     interface: str = "",
     ports: str = "",
     cores: int | None = None,
+    workers: int | None = None,
     timeout_s: float = 15.0,
 ) -> None:
-    """Take part in the run whose supervisor listens at this address, until it is over.
+    """Take part in the run whose supervisor listens at this address, until it is over. `cores`, `workers`: what to
+    give, and to have at most.
 
     LaunchError where this host is refused, or its supervisor is gone before the run is over; CommError where
     nobody answers within `timeout_s`. `interface`: a network's name, or an address of this host.
     """
     channel = StreamChannel.call(address, key, encrypt=True, timeout_s=timeout_s)
     own = address_towards(channel.peer_address, interface) if interface else channel.local_address
-    facts = facts_of_this_host(name, own, _free_port(own, ports))
+    facts = replace(facts_of_this_host(name, own, _free_port(own, ports)), most_workers=workers)
     if cores is not None:
         facts = replace(facts, cores=cores)
     HostAgent(channel, facts).serve()

@@ -149,7 +149,7 @@ class Gathering:
             caller.close()
             return
         values = word.plain()
-        facts = HostFacts(**{one.name: values[one.name] for one in fields(HostFacts)})
+        facts = HostFacts(**{one.name: values[one.name] for one in fields(HostFacts) if one.name in values})
         agent = self._agents.get(facts.name)
         host = RemoteHost(caller, facts, agent=agent, lease_s=self._lease_s)
         if (reason := self._objection(facts.name, word.versions)) is not None:
