@@ -132,6 +132,8 @@ class ScaleWanted(Told, kind="scale"):
 
     workers: int | None = None
     servers: int | None = None
+    why: str = ""
+    """Where it is not the user who wants it."""
 
 
 class CoordinatorMoved(Told, kind="coordinator"):

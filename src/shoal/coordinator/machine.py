@@ -109,8 +109,9 @@ class Coordinator(Upkeep):
         self._ordered = {seat: at for seat, at in self._ordered.items() if seat in coming}
         self._settle(now)
 
-    def scale(self, *, workers: int | None = None, servers: int | None = None, now: float) -> None:
-        """Change how many take part while training goes on; what cannot be is refused by an event."""
+    def scale(self, *, workers: int | None = None, servers: int | None = None, now: float, why: str = "") -> None:
+        """Change how many take part while training goes on; what cannot be is refused by an event. `why`: where it
+        was not asked for."""
         if self.superseded:
             return
         table = self._state.table
@@ -121,12 +122,12 @@ class Coordinator(Upkeep):
             self._decide("refused", "with servers=host every server has its own group of workers")
             return
         if workers is not None:
-            self._scale_workers(workers)
+            self._scale_workers(workers, why or "asked for")
         if servers is not None:
             self._scale_servers(servers, table)
         self._settle(now)
 
-    def _scale_workers(self, workers: int) -> None:
+    def _scale_workers(self, workers: int, why: str) -> None:
         if not self.plan.leased:
             self._decide(
                 "refused",
@@ -135,7 +136,7 @@ class Coordinator(Upkeep):
         elif not 1 <= workers <= self.plan.most_workers:
             self._decide("refused", f"this job has room for 1 to {self.plan.most_workers} workers, not {workers}")
         elif workers != self._state.wanted[WORKER]:
-            self._decide("scale", "asked for", workers=workers, before=self._state.wanted[WORKER])
+            self._decide("scale", why, workers=workers, before=self._state.wanted[WORKER])
             self._state.wanted[WORKER] = workers
             self._control("members", ranks=list(range(workers)))
 

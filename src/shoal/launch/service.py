@@ -25,14 +25,26 @@ from shoal.comm.words import (
 )
 from shoal.launch.crew import Hand
 from shoal.launch.dismissals import Dismissals
+from shoal.launch.elastic import Autoscaler
 from shoal.launch.failure_log import FailureLog, verdict
 from shoal.launch.membership import STOP_SIGNALS
-from shoal.launch.messages import Load, ScaleRequest
+from shoal.launch.messages import Load, MeasureLoad, ScaleRequest
 from shoal.launch.scaling import ENDING, SCALED_ROLES, Waiting, refusal, tell_numbers
 from shoal.launch.succession import Bridge
 from shoal.launch.verdict import Failure, explain_end, failure_of
 from shoal.launch.worlds import member_world
-from shoal.observe.happenings import Audited, Decided, Done, LineSaid, Lost, Raised, Replaced, StateEntered, Warned
+from shoal.observe.happenings import (
+    Audited,
+    Decided,
+    Done,
+    LineSaid,
+    Lost,
+    Raised,
+    Replaced,
+    StateEntered,
+    StepsTaken,
+    Warned,
+)
 from shoal.spec.told import Told
 from shoal.spec.vocabulary import Purpose, Role, State
 
@@ -71,6 +83,9 @@ class Service:
         self._log = FailureLog(bridge.job.max_failures)
         self._raised: dict[Hand, Raised] = {}
         """What workers said about the errors that ended them."""
+        self._autoscaler = Autoscaler(bridge.job.cluster)
+        self._measured = 0
+        """For how many workers the speed is being measured."""
 
     # How the run proceeds.
 
@@ -88,6 +103,7 @@ class Service:
             return
         if any(self._crew.living(Role.WORKER)):
             self._enter(Phase.WORKING, None)
+            self._follow_load()
             return
         if self._phase is Phase.WORKING or self._coordinator.follows_loss_at is not None:
             # The time of one that follows begins when it speaks.
@@ -99,7 +115,7 @@ class Service:
 
     def next_deadline(self) -> float | None:
         """The end of this phase, or of somebody's patience."""
-        deadlines = [self._dismissals.next_deadline(), self._phase_ends_at]
+        deadlines = [self._dismissals.next_deadline(), self._phase_ends_at, self._autoscaler.next_look()]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _enter(self, phase: Phase, ends_at: float | None) -> None:
@@ -143,6 +159,8 @@ class Service:
                 self._bridge.emit(Replaced(seconds=seconds, **_identity(hand)), hand.rank)
             case Raised():
                 self._raised[hand] = word
+            case StepsTaken(samples=samples) if hand.is_worker:
+                self._autoscaler.note(samples, self._bridge.now)
             case LineSaid() | Warned() if not hand.is_worker:
                 self._bridge.emit(replace(word, text=f"{hand.name}: {word.text}"))
         if hand.role == Role.COORDINATOR:
@@ -315,10 +333,35 @@ class Service:
         elif self._phase is not Phase.WORKING or self._bridge.is_stopping:
             self._bridge.answer(request, refusal(ENDING))
         else:
+            # From now on it is as the user says.
+            self._autoscaler.is_on = self._autoscaler.is_on and request.workers is None
             self._bridge.say(self._coordinator, self._waiting.add(request))
 
+    def _follow_load(self) -> None:
+        """Look at the load now and then, while as many train as are wanted."""
+        if (steady := self._steady_workers()) is None or not self._autoscaler.is_on:
+            return
+        if steady != self._measured:
+            self._measured = steady
+            self._autoscaler.begin_period()
+        if self._autoscaler.is_due(self._bridge.now):
+            self._bridge.ask(MeasureLoad())
+
+    def _steady_workers(self) -> int | None:
+        """How many train; None while some come or go, or are done."""
+        workers = list(self._crew.living(Role.WORKER))
+        moves = any(one.state == State.STARTING or one.dismissed_at is not None or one.is_done for one in workers)
+        is_heard = self._coordinator.is_alive and self._coordinator.state == State.READY
+        return None if moves or not is_heard or self._bridge.is_stopping else len(workers)
+
     def hear_load(self, load: Load) -> None:
-        """Nobody asks: with servers, numbers follow the user's wishes only."""
+        """Another number of workers may be better, by what else the machine does; the coordinator decides."""
+        if (workers := self._steady_workers()) is None or workers != self._measured:
+            return
+        wish = self._autoscaler.look(workers, load, self._bridge.now)
+        if wish is not None:
+            self._autoscaler.begin_period()
+            self._bridge.say(self._coordinator, self._waiting.add_own(wish.workers, wish.reason))
 
     # Who is who.
 

@@ -89,7 +89,9 @@ def _plan(job: Job, hosts: Sequence[HostFacts]) -> list[World]:
             f"Cluster: spares={job.cluster.spares} was set for a script, but only Shoal's own training can "
             "hand a worker's place to another process; leave spares at 0."
         )
-    workers, spares, servers = job.cluster.places, job.cluster.spares, servers_of(job)
+    spares, servers = job.cluster.spares, servers_of(job)
+    # With servers a run begins with its least number of workers; without, all places are filled at once.
+    workers = job.cluster.workers if servers else job.cluster.places
     is_alone = workers + spares + servers == 1
     ground = World(
         world_size=workers,

@@ -245,7 +245,7 @@ class Liaison:
 
     def _scale(self, wish: ScaleWanted, now: float) -> None:
         events = len(self._machine.events)
-        self._machine.scale(workers=wish.workers, servers=wish.servers, now=now)
+        self._machine.scale(workers=wish.workers, servers=wish.servers, now=now, why=wish.why)
         new = list(self._machine.events)[events:]
         refusals = [event["why"] for event in new if event.get("what") == "refused"]
         if refusals:
@@ -276,7 +276,7 @@ def describe_decision(event: dict[str, Any]) -> str:
     what, why = event["what"], event["why"]
     match event:
         case {"what": "scale", "workers": after, "before": before}:
-            return f"from {before} to {after} workers, as asked for"
+            return f"from {before} to {after} workers, {'as' if why == 'asked for' else 'because'} {why}"
         case {"what": "scale", "servers": after, "before": before}:
             return f"from {before} to {after} servers, as asked for"
         case {"what": "promoted", "node": node}:

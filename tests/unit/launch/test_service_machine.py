@@ -9,7 +9,7 @@ import pytest
 
 from helpers.supervised import Table, events, of, said_to, started
 from shoal.errors import Interrupted, WorkerFailed
-from shoal.launch.messages import Interrupt, Signal, Started
+from shoal.launch.messages import Answer, Interrupt, Load, MeasureLoad, ScaleRequest, Signal, Started
 from shoal.launch.service import AUDIT_TIMEOUT_S
 from shoal.spec import Cluster, Job
 from shoal.spec.vocabulary import Purpose
@@ -87,6 +87,28 @@ def test_a_standby_that_dies_is_followed_by_another(guarded: Table) -> None:
     assert [role for _, role, _ in started(asked)] == ["standby"]
     asked = guarded.end(COORDINATOR, KILLED)
     assert [role for _, role, _ in started(asked)] == ["coordinator"]
+
+
+def test_the_number_of_workers_follows_the_load() -> None:
+    """The supervisor looks, and the coordinator decides; once the user says a number, it is that."""
+    cluster = Cluster(workers="2:4", threads=1)  # type: ignore[arg-type]
+    table = Table(Job(target="toy.py", strategy="ps:servers=2,sync=asp", cluster=cluster))
+    assert [hand.role for hand in table.machine.crew.hands].count("worker") == 2
+    table.begin()
+    for second in range(5):
+        table.say(WORKER_0, "steps", steps=[[second + 1, 0.1]], samples=100 * second, total_steps=999)
+        table.wait(1.0)
+    assert of(MeasureLoad, table.asked)
+    asked = table.tell(Load(idle_cores=1.5, waiting=0.0))
+    (wish,) = said_to(COORDINATOR, asked)
+    assert (wish["kind"], wish["workers"], wish["why"]) == ("scale", 3, "1.5 cores are idle")
+    asked = table.tell(ScaleRequest(number=7, workers=2, servers=None))
+    assert table.say(COORDINATOR, "answer", text="of the first") == [], "nobody waits for that one"
+    (answer,) = of(Answer, table.say(COORDINATOR, "answer", text="of the second"))
+    assert (answer.request, answer.answer.text) == (7, "of the second")
+    before = len(of(MeasureLoad, table.asked))
+    table.wait(5.0)
+    assert len(of(MeasureLoad, table.asked)) == before
 
 
 def test_whoever_crashes_after_its_work_was_done_has_left(table: Table) -> None:
