@@ -164,8 +164,9 @@ def test_a_successor_learns_who_holds_what_before_it_gives_anything(job):
     assert after.ask(20, wanted=3, held=(1, 4)).cells == [1, 4]
     after.report_shards(range(1))
     assert after.ask(20, wanted=3, held=(1, 4)).cells == [1, 4]
-    assert after.ask(21, wanted=3, held=(2, 3)).cells == [2, 3]
-    assert after.ask(21, wanted=3, held=(2, 3)).cells == [2, 3, 5]
+    # From here on all is known: both are answered once more, with something new.
+    assert after.ask(21, wanted=3, held=(2, 3)).cells == [2, 3, 6]
+    assert after.ask(20, wanted=3, held=(1, 4)).cells == [1, 4, 5]
     assert after.coordinator.committed == 1
 
 
