@@ -45,6 +45,7 @@ from shoal.observe.happenings import (
     StepsTaken,
     Warned,
 )
+from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
 from shoal.spec.vocabulary import Purpose, Role, State
 
@@ -323,6 +324,9 @@ class Service:
     def _start_standby(self) -> None:
         world = member_world(self._bridge.first_world, Role.STANDBY, 0)
         self._bridge.start(world)
+
+    def host_came(self, number: int, facts: HostFacts) -> None:
+        """Who is started next may go there."""
 
     # What the user asks for.
 

@@ -65,15 +65,20 @@ class RemoteHost:
         *,
         agent: AgentHandle | None = None,
         lease_s: float = LEASE_S,
+        away: list[AgentHandle] | None = None,
     ) -> None:
+        """`away`: where its agent is left if the host is lost and it lives, so that it can come back."""
         self.facts = facts
         self._line = HostLine(channel, FROM_HOSTS)
         self._lease_s = lease_s
         self._agent = agent
+        self._away = away
         self._news: list[News] = []
         self._answer: Told | None = None
         self._broken = ""
         """Why the host is of no use any more."""
+        self._is_missed = False
+        """Whether that is because it is not heard."""
 
     def welcome(self, job: Job, moved: dict[str, str]) -> None:
         """Let the host take part in a run. `moved`: by path here, where in its own folder it has what was sent."""
@@ -101,7 +106,7 @@ class RemoteHost:
         self._hear()
         news, self._news = self._news, []
         if not news and self._line.silent_s > self._lease_s + _GRACE_S:
-            self._broken = self._broken or f"nothing was heard of it for {self._line.silent_s:.0f} s"
+            self._miss(f"nothing was heard of it for {self._line.silent_s:.0f} s")
         if not news and self._broken:
             raise LaunchError(f"Host {self.facts.name} ({self.facts.address}) is gone: {self._broken}.")
         return news
@@ -131,11 +136,25 @@ class RemoteHost:
     def close(self) -> None:
         """Let the agent end its processes and leave, and wait for that a moment."""
         is_lost = bool(self._broken)
-        self._line.send(HostDismissed())
+        if not self._is_missed:  # Else it would not come back.
+            self._line.send(HostDismissed())
         self._wait(_LEAVE_S, lambda: False)
         self._line.close()
-        if self._agent is not None:
+        if self._agent is None:
+            return
+        if is_lost and self._away is not None and self._agent.failure() is None:
+            self._away.append(self._agent)
+        else:
             (self._agent.abandon if is_lost else self._agent.close)()
+
+    def cut_off(self) -> None:
+        """Its agent has come back on another connection, and has ended all that ran there."""
+        self._miss("it was cut off")
+
+    def _miss(self, why: str) -> None:
+        """Nobody can be heard there, who may yet come back."""
+        self._is_missed = self._is_missed or not self._broken
+        self._broken = self._broken or why
 
     def ask(self, question: Told, kind: type[Answer], patience_s: float = _ANSWER_S) -> Answer | None:
         """The answer to a question; None where it does not come in time. What comes meanwhile is told later."""
@@ -155,7 +174,7 @@ class RemoteHost:
         for word in self._line.collect():
             self._take(word)
         if self._line.ending:
-            self._broken = self._broken or "the connection to it has ended"
+            self._miss("the connection to it has ended")
 
     def _take(self, word: Told) -> None:
         match word:
