@@ -148,7 +148,7 @@ class ScaleWanted(Told, kind="scale"):
 
     workers: int | None = None
     servers: int | None = None
-    why: str = ""
+    why: str | None = None
     """Where it is not the user who wants it."""
 
 

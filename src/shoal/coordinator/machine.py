@@ -109,7 +109,9 @@ class Coordinator(Upkeep):
         self._ordered = {seat: at for seat, at in self._ordered.items() if seat in coming}
         self._settle(now)
 
-    def scale(self, *, workers: int | None = None, servers: int | None = None, now: float, why: str = "") -> None:
+    def scale(
+        self, *, workers: int | None = None, servers: int | None = None, now: float, why: str | None = None
+    ) -> None:
         """Change how many take part while training goes on; what cannot be is refused by an event. `why`: where it
         was not asked for."""
         if self.superseded:
