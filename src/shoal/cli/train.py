@@ -69,11 +69,11 @@ def train(
     device: option.DeviceOrSaved = None,
     port: option.Port = None,
     memory: option.Memory = None,
+    store: option.Store = None,
     on: option.On = None,
     interface: option.Interface = None,
     ports: option.Ports = None,
     trusted_network: option.TrustedNetwork = None,
-    store: option.Store = None,
     ps_hosts: option.PsHosts = "",
     worker_hosts: option.WorkerHosts = "",
     job_name: option.JobName = "",
@@ -214,9 +214,10 @@ def train(
     if again:
         target, resume, overwrite, arg = _found_again(target, name, runs, arg)
     cluster = given(workers=workers, spares=spares, threads=threads, device=device, port=port, memory=memory)
-    cluster |= given(on=on, interface=interface, ports=ports, trusted_network=trusted_network, store=store)
+    cluster |= given(on=on, interface=interface, ports=ports, trusted_network=trusted_network)
     if target is None and resume is None:
         raise typer.BadParameter("name a task, path.py:factory, or a run with --resume.", ctx, param_hint="TARGET")
+    cluster |= given(store=store)
     overrides = given(
         batch_size=batch_size,
         epochs=epochs,

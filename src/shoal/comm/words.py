@@ -146,10 +146,10 @@ class MembersLiving(Told, kind="living"):
 class ScaleWanted(Told, kind="scale"):
     """The user wants so many workers and servers; where both are None, to know how many there are."""
 
-    workers: int | None = None
-    servers: int | None = None
     why: str | None = None
     """Where it is not the user who wants it."""
+    workers: int | None = None
+    servers: int | None = None
 
 
 class CoordinatorMoved(Told, kind="coordinator"):
