@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import stat
-import subprocess
-import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from helpers.etcd import LOGIN, RunningEtcd, free_ports, running_etcd
 from shoal.coordinator import DurableStore, EtcdStore, MemoryStore, SqliteStore, StoreError, Superseded
 from shoal.errors import SpecError
+from shoal.spec.store import LOGIN_VARIABLE, StorePlace
 
-INSTALL_TIMEOUT_S = 120
-START_TIMEOUT_S = 30
 STATE = {
     "number": 7,
     "shards": [[1, 10, 11, True, 0]],
@@ -39,58 +34,24 @@ Reopen = Callable[[], DurableStore]
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real etcd on loopback, for this module."""
-    program = shutil.which("etcd") or _install_etcd()
-    client, peer = (f"http://127.0.0.1:{port}" for port in _free_ports(2))
-    folder = tmp_path_factory.mktemp("etcd")
-    command = [program, "--data-dir", str(folder / "data"), "--log-level", "error"]
-    command += ["--listen-client-urls", client, "--advertise-client-urls", client]
-    command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
-    command += ["--initial-cluster", f"default={peer}"]
-    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
-        try:
-            _wait_until_healthy(client, server, folder / "log")
-            yield client
-        finally:
-            server.kill()
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running.endpoint
 
 
-def _install_etcd() -> str:
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        pytest.fail("These tests need a real etcd: install the Debian package etcd-server.")
-    for arguments in (["update"], ["install", "-y", "--no-install-recommends", "etcd-server"]):
-        subprocess.run(["apt-get", *arguments], timeout=INSTALL_TIMEOUT_S, capture_output=True, check=False)
-    program = shutil.which("etcd")
-    if program is None:
-        pytest.fail("These tests need a real etcd, and apt-get could not install etcd-server.")
-    return program
+@pytest.fixture(scope="module")
+def secured_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEtcd]:
+    """The same over TLS, and with a password."""
+    with running_etcd(tmp_path_factory.mktemp("secured"), secured=True) as running:
+        yield running
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def _wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            with opener.open(f"{url}/health", timeout=1) as answer:
-                if b'"true"' in answer.read():
-                    return
-        except (urllib.error.URLError, OSError):
-            pass
-        time.sleep(0.02)
-    pytest.fail(f"etcd did not start: {log.read_text()[-500:]}")
-
-
-@pytest.fixture(scope="module", params=["memory", "sqlite", pytest.param("etcd", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="module", params=["memory", "sqlite", "etcd", pytest.param("secured etcd", marks=pytest.mark.long)]
+)
 def make_reopen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Reopen]:
     """Makes an empty store at a place of its own, and says how to open it."""
     endpoint = request.getfixturevalue("etcd") if request.param == "etcd" else ""
+    secured = request.getfixturevalue("secured_etcd") if request.param == "secured etcd" else None
 
     def make() -> Reopen:
         memory, path, prefix = MemoryStore(), tmp_path_factory.mktemp("store") / "file", f"/shoal/{uuid.uuid4()}"
@@ -98,10 +59,16 @@ def make_reopen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
             "memory": lambda: memory,
             "sqlite": lambda: SqliteStore(path, "a"),
             "etcd": lambda: EtcdStore(endpoint, prefix, "a"),
+            "secured etcd": lambda: EtcdStore.at(StorePlace.parse(written(secured, prefix)), "a"),
         }
         return stores[request.param]
 
     return make
+
+
+def written(etcd: RunningEtcd | None, prefix: str) -> str:
+    assert etcd is not None
+    return f"{etcd.url}{prefix}?ca={etcd.ca}&login={etcd.login}"
 
 
 @pytest.fixture
@@ -251,7 +218,7 @@ def test_what_was_saved_survives_kill_9(tmp_path):
 
 
 def test_an_etcd_that_is_not_there_is_named():
-    (port,) = _free_ports(1)
+    (port,) = free_ports(1)
     store = EtcdStore(f"http://127.0.0.1:{port}", "/shoal", "a", timeout_s=1.0)
     for attempt in (store.load, lambda: store.claim(1), lambda: store.save(1, STATE)):
         with pytest.raises(StoreError, match=f"{port}.*check that it runs"):
@@ -274,3 +241,75 @@ def test_an_endpoint_is_an_address():
 def test_what_etcd_refuses_is_passed_on(etcd):
     with pytest.raises(StoreError, match="refused"):
         EtcdStore(f"{etcd}/nowhere", "/shoal", "a").load()
+
+
+def test_what_is_forgotten_is_gone(etcd):
+    store = EtcdStore(etcd, f"/shoal/{uuid.uuid4()}", "a")
+    assert store.claim(1)
+    store.save(1, STATE)
+    store.forget()
+    assert store.load() == (0, None)
+
+
+def test_who_answers_is_asked(etcd):
+    """Of several endpoints of one etcd the first may be down."""
+    (port,) = free_ports(1)
+    place = StorePlace.parse(f"etcd://127.0.0.1:{port},{etcd.removeprefix('http://')}/{uuid.uuid4()}")
+    store = EtcdStore.at(place, "a")
+    assert store.claim(1) and store.load() == (1, None)
+
+
+@pytest.mark.long
+def test_a_token_that_is_not_good_any_more_is_replaced(secured_etcd):
+    store = EtcdStore.at(StorePlace.parse(written(secured_etcd, f"/{uuid.uuid4()}")), "a")
+    assert store.claim(1)
+    store._gateway._token = "simple.1"
+    assert not store.claim(1) and store.claim(2)
+
+
+@pytest.mark.long
+def test_a_wrong_password_is_refused_and_not_told(secured_etcd, tmp_path, monkeypatch):
+    url = f"{secured_etcd.url}?ca={secured_etcd.ca}"
+    with pytest.raises(StoreError, match="refused"):
+        EtcdStore.at(StorePlace.parse(url), "a").load()
+    monkeypatch.setenv(LOGIN_VARIABLE, "root:wrong-one")
+    with pytest.raises(StoreError, match="does not let user 'root' in") as refused:
+        EtcdStore.at(StorePlace.parse(url), "a").load()
+    assert "wrong-one" not in str(refused.value)
+    monkeypatch.setenv(LOGIN_VARIABLE, ":".join(LOGIN))
+    assert EtcdStore.at(StorePlace.parse(url), "b").load() == (0, None)
+    with pytest.raises(StoreError, match=r"gave no answer.*certificate"):
+        EtcdStore.at(StorePlace.parse(secured_etcd.url), "a").load()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("etc://a", "none that is known; write etcd://host:2379/prefix"),
+        ("etcd://", "names no host"),
+        ("etcd://root:hidden@a", "names a user, which lists of processes would show"),
+        ("etcd://a?ca=b", "which etcds:// is for"),
+        ("etcds://a?cert=b", "needs cert= and key= together"),
+        ("etcd://a?pasword=b", "store's key 'pasword' is not known"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(text, sentence):
+    with pytest.raises(SpecError) as refused:
+        StorePlace.parse(text)
+    assert sentence in str(refused.value) and "hidden" not in str(refused.value)
+
+
+def test_a_place_as_one_writes_it():
+    place = StorePlace.parse("etcds://a,[::1]:9/team/job/?ca=/c")
+    assert place.endpoints == ("https://a:2379", "https://[::1]:9")
+    assert (place.prefix, place.ca, place.is_secure) == ("team/job", "/c", True)
+    assert StorePlace.parse("etcd://a").prefix == "shoal"
+
+
+def test_a_login_that_others_can_read_is_refused(tmp_path):
+    path = tmp_path / "login"
+    path.write_text("root:hidden")
+    path.chmod(0o644)
+    with pytest.raises(SpecError, match="must be yours alone") as refused:
+        EtcdStore.at(StorePlace.parse(f"etcd://a?login={path}"), "a")
+    assert "hidden" not in str(refused.value)

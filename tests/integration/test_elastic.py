@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
+from helpers.counting import TASK as COUNTING
+from helpers.counting import applied
+from helpers.counting_task import SAMPLES
 from shoal.launch.control import request_scale
-from shoal.launch.local import LocalEngine
+from shoal.launch.local import LocalEngine, LocalHost
+from shoal.launch.messages import Load
 from shoal.launch.owner import ZygoteProcess
+from shoal.launch.runs import start
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
@@ -117,3 +122,30 @@ def test_workers_come_and_go(tmp_path: Path, zygote: ZygoteProcess) -> None:
     assert scaler.reached == sizes, "the run was over before it had been scaled"
     assert results["audit"]["clean"]
     assert all(row["once"] == 2 * steps for row in results["audit"]["shards"])
+
+
+@pytest.mark.long
+def test_workers_of_servers_come_as_the_load_allows(
+    tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sample is applied once in each epoch, however many there are."""
+    monkeypatch.setattr(LocalHost, "measure_load", lambda host: Load(idle_cores=2.0, waiting=0.0))
+    told: list[str] = []
+    with start(
+        str(COUNTING),
+        args={"signs": str(tmp_path), "epochs": 40, "pause_s": 0.1},
+        strategy="ps:servers=1,sync=asp",
+        cluster={"workers": "1:2", "threads": 1},
+        runs=tmp_path / "runs",
+        zygote=zygote,
+    ) as live:
+        for event in live.events():
+            text = str(event.values.get("text", ""))
+            if event.kind == "decision" and "from 1 to 2 workers" in text:
+                told.append(text)
+            if told and event.kind == "steps":
+                (tmp_path / "hurry").touch()
+        run = live.wait()
+    assert told and told[0] == "from 1 to 2 workers, because 2.0 cores are idle"
+    assert run.results["audit"]["clean"]
+    assert Counter(applied(run.folder / "model.safetensors")) == {40: SAMPLES}

@@ -78,6 +78,15 @@ TrustedNetwork = Annotated[
         show_default=False,
     ),
 ]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        help="With ps: where the coordinator's decisions outlive its host, as etcd://host:2379/prefix; etcds:// "
+        "for TLS, with ?ca=FILE&cert=FILE&key=FILE&login=FILE. Default the run folder.",
+        metavar="URL",
+        rich_help_panel=CLUSTER,
+    ),
+]
 CLASSIC = "Where it runs, as in classic TensorFlow"
 PsHosts = Annotated[
     str,

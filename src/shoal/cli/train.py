@@ -69,6 +69,7 @@ def train(
     device: option.DeviceOrSaved = None,
     port: option.Port = None,
     memory: option.Memory = None,
+    store: option.Store = None,
     on: option.On = None,
     interface: option.Interface = None,
     ports: option.Ports = None,
@@ -216,6 +217,7 @@ def train(
     cluster |= given(on=on, interface=interface, ports=ports, trusted_network=trusted_network)
     if target is None and resume is None:
         raise typer.BadParameter("name a task, path.py:factory, or a run with --resume.", ctx, param_hint="TARGET")
+    cluster |= given(store=store)
     overrides = given(
         batch_size=batch_size,
         epochs=epochs,

@@ -147,6 +147,8 @@ class MembersLiving(Told, kind="living"):
 class ScaleWanted(Told, kind="scale"):
     """The user wants so many workers, servers and hosts; where all are None, to know how many there are."""
 
+    why: str | None = None
+    """Where it is not the user who wants it."""
     workers: int | None = None
     servers: int | None = None
     hosts: str | None = None
@@ -157,6 +159,13 @@ class CoordinatorMoved(Told, kind="coordinator"):
     """The coordinator is elsewhere from now on: its host is lost."""
 
     address: str
+
+
+class Coordinate(Told, kind="coordinate"):
+    """A standby is to be the coordinator from now on."""
+
+    coordinator: str
+    """Where, as its `World` has it."""
 
 
 class MetAll(Told, kind="met"):
@@ -170,7 +179,7 @@ class MetAll(Told, kind="met"):
 FROM_PROCESSES: dict[str, type[Told]] = {**KINDS, **by_kind(StacksOffered, Ordered, ScaleAnswered, Announced)}
 TO_PROCESSES: dict[str, type[Told]] = by_kind(
     *(Stop, Takeover, Adopt, Release, Redeal, Misbehave, MemberLost, MemberLeft, MembersLiving, ScaleWanted),
-    *(MetAll, CoordinatorMoved),
+    *(MetAll, CoordinatorMoved, Coordinate),
 )
 
 

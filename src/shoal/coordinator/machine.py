@@ -30,6 +30,8 @@ class Coordinator(Upkeep):
         self.ignored: Counter[str] = Counter()
         """Messages that asked for nothing that could be done, by why."""
         self._began_at = self._ticked_at = now
+        self._early: dict[int, LeaseRequest] = {}
+        """By node: what workers last asked before it was known who holds what; they are answered again then."""
 
     def on_message(self, sender: int, message: PsMessage, now: float) -> None:
         """Take in a message."""
@@ -50,6 +52,13 @@ class Coordinator(Upkeep):
             case _:
                 self.ignored[f"unexpected {message.kind}"] += 1
         self._settle(now)
+
+    def _settle(self, now: float) -> None:
+        super()._settle(now)
+        if self._early and self._leases.settled:
+            early, self._early = self._early, {}
+            for request in early.values():
+                self._on_lease_request(request)
 
     def on_tick(self, now: float) -> None:
         """Look after the silent, adjust what is to be adjusted, repeat what was not answered."""
@@ -100,8 +109,11 @@ class Coordinator(Upkeep):
         self._ordered = {seat: at for seat, at in self._ordered.items() if seat in coming}
         self._settle(now)
 
-    def scale(self, *, workers: int | None = None, servers: int | None = None, now: float) -> None:
-        """Change how many take part while training goes on; what cannot be is refused by an event."""
+    def scale(
+        self, *, workers: int | None = None, servers: int | None = None, now: float, why: str | None = None
+    ) -> None:
+        """Change how many take part while training goes on; what cannot be is refused by an event. `why`: where it
+        was not asked for."""
         if self.superseded:
             return
         table = self._state.table
@@ -112,12 +124,12 @@ class Coordinator(Upkeep):
             self._decide("refused", "with servers=host every server has its own group of workers")
             return
         if workers is not None:
-            self._scale_workers(workers)
+            self._scale_workers(workers, why or "asked for")
         if servers is not None:
             self._scale_servers(servers, table)
         self._settle(now)
 
-    def _scale_workers(self, workers: int) -> None:
+    def _scale_workers(self, workers: int, why: str) -> None:
         if not self.plan.leased:
             self._decide(
                 "refused",
@@ -126,7 +138,7 @@ class Coordinator(Upkeep):
         elif not 1 <= workers <= self.plan.most_workers:
             self._decide("refused", f"this job has room for 1 to {self.plan.most_workers} workers, not {workers}")
         elif workers != self._state.wanted[WORKER]:
-            self._decide("scale", "asked for", workers=workers, before=self._state.wanted[WORKER])
+            self._decide("scale", why, workers=workers, before=self._state.wanted[WORKER])
             self._state.wanted[WORKER] = workers
             self._control("members", ranks=list(range(workers)))
 
@@ -244,6 +256,7 @@ class Coordinator(Upkeep):
             return
         if self._recovery is not None:
             self._recovery.on_request(node)
+            self._early[node] = request
         leaves = members[node].rank >= self._state.wanted[WORKER]
         wanted = 0 if leaves or self.failed is not None else request.wanted
         cells = self._leases.ask(node, wanted=wanted, done=request.done, held=request.held)

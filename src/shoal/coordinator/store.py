@@ -44,6 +44,9 @@ class DurableStore(Protocol):
     def save(self, term: int, state: dict[str, Any]) -> None:
         """Replace the state, durably before this returns; `Superseded` unless `term` is the one claimed last."""
 
+    def forget(self) -> None:
+        """The run is over, and nobody will ask: leave nothing in a place that others use, too."""
+
 
 def pack_state(state: dict[str, Any]) -> bytes:
     """State as stores keep it."""
@@ -93,6 +96,10 @@ class MemoryStore:
                 raise superseded_by(term, self._term)
             self._packed = packed
 
+    def forget(self) -> None:
+        with self._lock:
+            self._term, self._packed = 0, None
+
 
 class SqliteStore:
     """A file on one host. What was saved survives `kill -9` at any point, and a power cut."""
@@ -123,6 +130,9 @@ class SqliteStore:
             cursor = database.execute("UPDATE coordinator SET state = ? WHERE attempt = ? AND term = ?", given)
             if cursor.rowcount != 1:
                 raise superseded_by(term, self._read(database)[0])
+
+    def forget(self) -> None:
+        """The file is the run's own: it stays in its folder."""
 
     def _read(self, database: sqlite3.Connection) -> tuple[int, bytes | None]:
         given = (self._attempt,)

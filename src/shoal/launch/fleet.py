@@ -43,7 +43,16 @@ class Fleet:
         if not self._is_spread or is_at_home:  # A coordinator is followed at the same address.
             return world
         held = Counter(hand.host for hand in crew.living(world.role))
+        if world.role == Role.STANDBY:  # A lost host must not take both.
+            held.update(hand.host for hand in crew.living(Role.COORDINATOR))
         number = seat_one(self.left, held, world.role, self._demand)
+        return self._placed(world, number)
+
+    def seat_at(self, world: World, number: int) -> World:
+        """The same at a host that is there."""
+        return self._placed(world, number) if self._is_spread and number != world.host_number else world
+
+    def _placed(self, world: World, number: int) -> World:
         host = self.left[number]
         if world.role == Role.COORDINATOR:
             world = replace(world, coordinator=meeting_point(host))

@@ -51,7 +51,7 @@ from shoal.observe.results import RunResults
 from shoal.spec import Job, World
 from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
-from shoal.spec.vocabulary import Purpose, Role
+from shoal.spec.vocabulary import Purpose, Role, State
 
 _SETTLE_S = 0.3
 """How long to wait after a failure for others, so that the cause is shown and not what it caused."""
@@ -249,6 +249,17 @@ class SupervisorMachine:
         if world.role == Role.COORDINATOR:
             self.first_world = world  # Whoever comes later looks for it there.
         return self._start(world)
+
+    def promote(self, hand: Hand, world: World) -> World:
+        """Let a process that lives be the coordinator, at its own host."""
+        self.first_world = world = self._fleet.seat_at(world, hand.host)
+        hand.role, hand.global_rank, hand.node, hand.state = (
+            world.role,
+            world.global_rank,
+            world.node,
+            State.STARTING,
+        )
+        return world
 
     def _start(self, world: World) -> Hand:
         hand = self.crew.welcome(world, self.now)

@@ -20,22 +20,30 @@ class Waiting:
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._requests: deque[ScaleRequest] = deque()
+        self._requests: deque[ScaleRequest | None] = deque()
+        """None: nobody waits for the answer."""
 
     def add(self, request: ScaleRequest) -> ScaleWanted:
         """Keep a request; what to tell the coordinator."""
         self._requests.append(request)
         return ScaleWanted(workers=request.workers, servers=request.servers)
 
+    def add_own(self, workers: int, why: str) -> ScaleWanted:
+        """A wish of this run's own."""
+        self._requests.append(None)
+        return ScaleWanted(workers=workers, why=why)
+
     def answer(self, answer: ScaleAnswered) -> None:
         """Pass on what the coordinator says to the one who has waited longest."""
-        if self._requests:  # A coordinator that was lost had been asked, too, and whoever asked was told so.
-            self._bridge.answer(self._requests.popleft(), answer)
+        # A coordinator that was lost had been asked, too, and whoever asked was told so.
+        if self._requests and (request := self._requests.popleft()) is not None:
+            self._bridge.answer(request, answer)
 
     def refuse_all(self, text: str) -> None:
         """Nobody will answer them any more."""
         while self._requests:
-            self._bridge.answer(self._requests.popleft(), refusal(text))
+            if (request := self._requests.popleft()) is not None:
+                self._bridge.answer(request, refusal(text))
 
 
 def refusal(text: str) -> ScaleAnswered:

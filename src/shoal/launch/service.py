@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from shoal.comm.words import (
+    Coordinate,
     CoordinatorMoved,
     MemberLeft,
     MemberLost,
@@ -24,14 +25,26 @@ from shoal.comm.words import (
 )
 from shoal.launch.crew import Hand
 from shoal.launch.dismissals import Dismissals
+from shoal.launch.elastic import Autoscaler
 from shoal.launch.failure_log import FailureLog, verdict
 from shoal.launch.membership import STOP_SIGNALS
-from shoal.launch.messages import Load, ScaleRequest
+from shoal.launch.messages import Load, MeasureLoad, ScaleRequest
 from shoal.launch.scaling import ENDING, SCALED_ROLES, Waiting, refusal, tell_numbers
 from shoal.launch.succession import Bridge
 from shoal.launch.verdict import Failure, explain_end, failure_of
 from shoal.launch.worlds import member_world
-from shoal.observe.happenings import Audited, Decided, Done, LineSaid, Lost, Raised, Replaced, StateEntered, Warned
+from shoal.observe.happenings import (
+    Audited,
+    Decided,
+    Done,
+    LineSaid,
+    Lost,
+    Raised,
+    Replaced,
+    StateEntered,
+    StepsTaken,
+    Warned,
+)
 from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
 from shoal.spec.vocabulary import Purpose, Role, State
@@ -71,6 +84,9 @@ class Service:
         self._log = FailureLog(bridge.job.max_failures)
         self._raised: dict[Hand, Raised] = {}
         """What workers said about the errors that ended them."""
+        self._autoscaler = Autoscaler(bridge.job.cluster)
+        self._measured = 0
+        """For how many workers the speed is being measured."""
 
     # How the run proceeds.
 
@@ -88,6 +104,7 @@ class Service:
             return
         if any(self._crew.living(Role.WORKER)):
             self._enter(Phase.WORKING, None)
+            self._follow_load()
             return
         if self._phase is Phase.WORKING or self._coordinator.follows_loss_at is not None:
             # The time of one that follows begins when it speaks.
@@ -99,7 +116,7 @@ class Service:
 
     def next_deadline(self) -> float | None:
         """The end of this phase, or of somebody's patience."""
-        deadlines = [self._dismissals.next_deadline(), self._phase_ends_at]
+        deadlines = [self._dismissals.next_deadline(), self._phase_ends_at, self._autoscaler.next_look()]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _enter(self, phase: Phase, ends_at: float | None) -> None:
@@ -143,6 +160,8 @@ class Service:
                 self._bridge.emit(Replaced(seconds=seconds, **_identity(hand)), hand.rank)
             case Raised():
                 self._raised[hand] = word
+            case StepsTaken(samples=samples) if hand.is_worker:
+                self._autoscaler.note(samples, self._bridge.now)
             case LineSaid() | Warned() if not hand.is_worker:
                 self._bridge.emit(replace(word, text=f"{hand.name}: {word.text}"))
         if hand.role == Role.COORDINATOR:
@@ -242,6 +261,10 @@ class Service:
         if hand.role == Role.COORDINATOR:
             self._succeed_coordinator()
             return
+        if hand.role == Role.STANDBY:
+            self._lost_at.pop((Role.STANDBY, hand.global_rank))
+            self._start_standby()
+            return
         if hand.is_worker:
             self._lost_worker = failure
         self._tell_end(hand)
@@ -285,11 +308,22 @@ class Service:
     def _succeed_coordinator(self) -> None:
         self._waiting.refuse_all("The coordinator was lost before it answered; ask again.")
         before = self._bridge.first_world.coordinator
-        hand = self._bridge.start(member_world(self._bridge.first_world, Role.COORDINATOR, 0))
+        world = member_world(self._bridge.first_world, Role.COORDINATOR, 0)
+        ready = [one for one in self._crew.living(Role.STANDBY) if one.state == State.READY]
+        if ready:
+            hand = ready[0]
+            self._bridge.say(hand, Coordinate(coordinator=self._bridge.promote(hand, world).coordinator))
+            self._start_standby()
+        else:
+            hand = self._bridge.start(world)
         hand.follows_loss_at = self._lost_at.pop((Role.COORDINATOR, 0))
         if (world := self._bridge.first_world).coordinator != before:
             for member in self._members():
                 self._bridge.say(member, CoordinatorMoved(address=world.coordinator_address))
+
+    def _start_standby(self) -> None:
+        world = member_world(self._bridge.first_world, Role.STANDBY, 0)
+        self._bridge.start(world)
 
     def host_came(self, number: int, facts: HostFacts) -> None:
         """Who is started next may go there."""
@@ -307,16 +341,43 @@ class Service:
         elif self._phase is not Phase.WORKING or self._bridge.is_stopping:
             self._bridge.answer(request, refusal(ENDING))
         else:
+            # From now on it is as the user says.
+            self._autoscaler.is_on = self._autoscaler.is_on and request.workers is None
             self._bridge.say(self._coordinator, self._waiting.add(request))
 
+    def _follow_load(self) -> None:
+        """Look at the load now and then, while as many train as are wanted."""
+        if (steady := self._steady_workers()) is None or not self._autoscaler.is_on:
+            return
+        if steady != self._measured:
+            self._measured = steady
+            self._autoscaler.begin_period()
+        if self._autoscaler.is_due(self._bridge.now):
+            self._bridge.ask(MeasureLoad())
+
+    def _steady_workers(self) -> int | None:
+        """How many train; None while some come or go, or are done."""
+        workers = list(self._crew.living(Role.WORKER))
+        moves = any(one.state == State.STARTING or one.dismissed_at is not None or one.is_done for one in workers)
+        is_heard = self._coordinator.is_alive and self._coordinator.state == State.READY
+        return None if moves or not is_heard or self._bridge.is_stopping else len(workers)
+
     def hear_load(self, load: Load) -> None:
-        """Nobody asks: with servers, numbers follow the user's wishes only."""
+        """Another number of workers may be better, by what else the machine does; the coordinator decides."""
+        if (workers := self._steady_workers()) is None or workers != self._measured:
+            return
+        wish = self._autoscaler.look(workers, load, self._bridge.now)
+        if wish is not None:
+            self._autoscaler.begin_period()
+            self._bridge.say(self._coordinator, self._waiting.add_own(wish.workers, wish.reason))
 
     # Who is who.
 
     @property
     def _coordinator(self) -> Hand:
-        return next(hand for hand in reversed(self._crew.hands) if hand.role == Role.COORDINATOR)
+        """The one that lives, or the last: a standby may have been started before who it follows."""
+        those = [hand for hand in reversed(self._crew.hands) if hand.role == Role.COORDINATOR]
+        return next((hand for hand in those if hand.is_alive), those[0])
 
     def _members(self) -> Iterator[Hand]:
         return self._crew.living(*SCALED_ROLES)

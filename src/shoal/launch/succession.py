@@ -46,6 +46,9 @@ class Bridge(Protocol):
     def start(self, world: World, *, is_seated: bool = False) -> Hand:
         """Start one more process, where there is most room, or where its world says that it is."""
 
+    def promote(self, hand: Hand, world: World) -> World:
+        """Let a process that lives be what another was: `world`, as far as its host lets it."""
+
     def say(self, hand: Hand, word: Told) -> None:
         """Say something to a process; where it has ended meanwhile, that is about to be told."""
 

@@ -65,19 +65,21 @@ def plan_worlds(job: Job, hosts: Sequence[HostFacts] = ()) -> list[World]:
         return worlds
     seating = seat_all(hosts, demand_of(job))
     sizes = seating.sizes(len(hosts))
-    numbers = [_host_of(world, seating) for world in worlds]
+    numbers = [_host_of(world, seating, len(hosts)) for world in worlds]
     return [
         replace(world, hosts=sizes).at(number, hosts[number].address)
         for world, number in zip(worlds, numbers, strict=True)
     ]
 
 
-def _host_of(world: World, seating: Seating) -> int:
+def _host_of(world: World, seating: Seating, hosts: int) -> int:
     match world.role:
         case Role.WORKER:
             return seating.workers[world.global_rank]
         case Role.SERVER:
             return seating.servers[world.global_rank]
+        case Role.STANDBY:
+            return (seating.coordinator + 1) % hosts  # A lost host must not take both.
     return seating.coordinator
 
 
@@ -87,7 +89,9 @@ def _plan(job: Job, hosts: Sequence[HostFacts]) -> list[World]:
             f"Cluster: spares={job.cluster.spares} was set for a script, but only Shoal's own training can "
             "hand a worker's place to another process; leave spares at 0."
         )
-    workers, spares, servers = job.cluster.places, job.cluster.spares, servers_of(job)
+    spares, servers = job.cluster.spares, servers_of(job)
+    # With servers a run begins with its least number of workers; without, all places are filled at once.
+    workers = job.cluster.workers if servers else job.cluster.places
     is_alone = workers + spares + servers == 1
     ground = World(
         world_size=workers,
@@ -105,7 +109,8 @@ def _plan(job: Job, hosts: Sequence[HostFacts]) -> list[World]:
     roles = [(Role.COORDINATOR, 0)]
     roles += [(Role.SERVER, number) for number in range(servers)]
     roles += [(Role.WORKER, rank) for rank in range(workers)]
-    return [member_world(ground, role, rank, node=node) for node, (role, rank) in enumerate(roles)]
+    members = [member_world(ground, role, rank, node=node) for node, (role, rank) in enumerate(roles)]
+    return members + [member_world(ground, Role.STANDBY, number) for number in range(job.conduct.standbys)]
 
 
 def member_world(other: World, role: Role, number: int, *, node: int = 0, generation: int = 0) -> World:
@@ -162,6 +167,7 @@ def describe_world(job: Job, workers: int | None = None, hosts: Sequence[HostFac
         members += f" ({cluster.min_workers} to {cluster.max_workers})"
     if servers:
         members += f", {_count(servers, 'server')} and a coordinator"
+        members += " with a standby" if job.conduct.standbys else ""
     elif cluster.spares:
         members += f" and {_count(cluster.spares, 'spare')}"
     num_threads = threads_on(job, hosts)

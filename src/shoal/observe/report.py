@@ -78,6 +78,7 @@ def command(job: Job) -> str:
         "on": cluster.on if cluster.is_remote and cluster.engine != "ranks" else None,
         "interface": cluster.interface or None,
         "ports": cluster.ports or None,
+        "store": cluster.store or None,
         "chaos": job.chaos or None,
         "on_failure": job.on_failure if job.on_failure != "auto" else None,
         "max_failures": job.max_failures if job.max_failures != 10 else None,

@@ -38,6 +38,8 @@ class Node:
         self._addresses: dict[int, str] = {COORDINATOR: coordinator} if coordinator else {}
         self._connected: dict[int, str] = {}
         self._tried_at: dict[int, float] = {}
+        self._term = 0
+        """Of the newest view that came."""
 
     def pump(self, timeout_s: float) -> bool:
         """Send what is due, wait for news up to `timeout_s`, take it in; whether any came."""
@@ -96,7 +98,17 @@ class Node:
         now = time.monotonic()
         for message in messages:
             self._learn(message)
+            if isinstance(message, View) and message.term > self._term:
+                self._follow_term(message.term)
             self.machine.on_message(sender, message, now)
+
+    def _follow_term(self, term: int) -> None:
+        """Another process coordinates: what is sent to the one before would be lost, though its end may not have
+        been noticed here."""
+        if self._term:
+            self._connected.pop(COORDINATOR, None)
+            self._tried_at.pop(COORDINATOR, None)
+        self._term = term
 
     def _learn(self, message: PsMessage) -> None:
         """Where nodes listen, from those who come and from those who say who is there."""

@@ -149,9 +149,10 @@ class ServerMachine:
     def _on_view(self, view: View, now: float) -> None:
         if self.view is not None and (view.term, view.number) <= (self.view.term, self.view.number):
             return
+        is_new_term = self.view is not None and view.term > self.view.term
         before, self.view = self._moving, view
-        if self._moving != before:
-            self._report_due = now  # The coordinator waits until it is known here.
+        if self._moving != before or is_new_term:
+            self._report_due = now  # The coordinator waits until it is known here, or what is here.
         for shard, holders in enumerate(view.shard_views):
             if holders.primary == self.node:
                 self._be_primary(shard, holders, now)

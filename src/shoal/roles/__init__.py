@@ -53,7 +53,7 @@ def _main_of(job: Job, world: World) -> Main:
         from shoal.roles.server import run_server
 
         return run_server
-    if world.role == Role.COORDINATOR:
+    if world.role in (Role.COORDINATOR, Role.STANDBY):
         from shoal.roles.coordinator import run_coordinator
 
         return run_coordinator

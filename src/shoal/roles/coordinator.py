@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from shoal.checkpoint.listing import read_manifest
 from shoal.comm.channel import Channel
 from shoal.comm.words import (
     TO_PROCESSES,
+    Coordinate,
     MemberLeft,
     MemberLost,
     MembersLiving,
@@ -21,9 +23,10 @@ from shoal.comm.words import (
     Stop,
     understood,
 )
+from shoal.coordinator.etcd_store import EtcdStore
 from shoal.coordinator.machine import Coordinator
 from shoal.coordinator.plan import EarlierCells, JobPlan
-from shoal.coordinator.store import DurableStore, SqliteStore
+from shoal.coordinator.store import DurableStore, SqliteStore, StoreError
 from shoal.errors import LaunchError, PeerLost
 from shoal.feed.shipping import open_dataset
 from shoal.ledger import Schedule
@@ -38,8 +41,9 @@ from shoal.roles.server import make_replica
 from shoal.roles.training.training import make_schedule
 from shoal.spec import Job, ParameterServer, Task, World
 from shoal.spec.checkpointing import CheckpointRule
+from shoal.spec.store import StorePlace
 from shoal.spec.told import Told
-from shoal.spec.vocabulary import State
+from shoal.spec.vocabulary import Role, State
 from shoal.strategies.ps.hosts import one_copy_each
 from shoal.strategies.ps.served import outlives_servers, place_model
 
@@ -57,23 +61,48 @@ def run_coordinator(job: Job, world: World, channel: Channel) -> int:
     reporter = Reporter(world, channel)
     with Beat(channel, reporter.pulse):
         reporter.on_state(State.STARTING, 0)
-        coordinate(make_plan(job, world), memory_folder(job), world, channel, reporter)
+        coordinate(make_plan(job, world), open_store(job, world), world, channel, reporter)
     return 0
 
 
-def memory_folder(job: Job) -> Path:
+def open_store(job: Job, world: World) -> DurableStore:
     """Where a run keeps what its coordinator has decided, for a successor."""
-    return Path(job.run_dir or job.options["scratch"])
+    if job.cluster.store:
+        return EtcdStore.at(StorePlace.parse(job.cluster.store), world.attempt)
+    return SqliteStore(Path(job.run_dir or job.options["scratch"]) / "coordinator.sqlite", world.attempt)
 
 
-def coordinate(plan: JobPlan, folder: Path, world: World, channel: Channel, reporter: Reporter) -> None:
-    """Decide about a run until told to stop; `folder`: where the decisions outlive this process."""
-    store = PatientStore(SqliteStore(folder / "coordinator.sqlite", world.attempt), reporter.pulse)
+def coordinate(plan: JobPlan, memory: DurableStore, world: World, channel: Channel, reporter: Reporter) -> None:
+    """Decide about a run until told to stop; `memory`: where the decisions outlive this process. A standby waits
+    until it is to."""
+    if world.role == Role.STANDBY:
+        reporter.on_state(State.READY, 0)
+        if (called := await_call(world, channel, reporter.pulse)) is None:
+            return
+        world = called
+    store = PatientStore(memory, reporter.pulse)
     with open_wire(world, world.coordinator_address) as wire:
         wire.watch(channel)
         machine = Coordinator(plan, store, time.monotonic())
         reporter.on_state(State.READY, 0)
         _decide_all(Liaison(machine), Node(world.node, machine, wire), channel, reporter.pulse)
+    if machine.finished is not None:
+        store.forget()
+
+
+def await_call(world: World, channel: Channel, pulse: Pulse) -> World | None:
+    """A standby's world once it is to be the coordinator; None where the run ends before."""
+    while True:
+        try:
+            message = channel.receive(_LOOK_EVERY_S)
+        except PeerLost:
+            return None
+        pulse.sign()
+        match None if message is None else understood(message, TO_PROCESSES):
+            case Stop():
+                return None
+            case Coordinate(coordinator=coordinator):
+                return replace(world, role=Role.COORDINATOR, coordinator=coordinator)
 
 
 def make_plan(job: Job, world: World) -> JobPlan:
@@ -169,6 +198,10 @@ class PatientStore:
         with self._pulse.during(State.SAVING):
             self._store.save(term, state)
 
+    def forget(self) -> None:
+        with self._pulse.during(State.SAVING), suppress(StoreError):  # What was wanted of it is done.
+            self._store.forget()
+
 
 def _decide_all(liaison: Liaison, node: Node, channel: Channel, pulse: Pulse) -> None:
     """Take in what comes, and say what follows, until told to stop."""
@@ -212,7 +245,7 @@ class Liaison:
 
     def _scale(self, wish: ScaleWanted, now: float) -> None:
         events = len(self._machine.events)
-        self._machine.scale(workers=wish.workers, servers=wish.servers, now=now)
+        self._machine.scale(workers=wish.workers, servers=wish.servers, now=now, why=wish.why)
         new = list(self._machine.events)[events:]
         refusals = [event["why"] for event in new if event.get("what") == "refused"]
         if refusals:
@@ -243,7 +276,7 @@ def describe_decision(event: dict[str, Any]) -> str:
     what, why = event["what"], event["why"]
     match event:
         case {"what": "scale", "workers": after, "before": before}:
-            return f"from {before} to {after} workers, as asked for"
+            return f"from {before} to {after} workers, {'as' if why == 'asked for' else 'because'} {why}"
         case {"what": "scale", "servers": after, "before": before}:
             return f"from {before} to {after} servers, as asked for"
         case {"what": "promoted", "node": node}:

@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count, require_number
+from shoal.spec.store import StorePlace
 
 ENGINES = ("local", "ssh", "hosts", "join", "mpi", "slurm", "ranks", "k8s", "ray", "spark")
 ENGINE_POINTS = "shoal.engines"
@@ -57,6 +58,9 @@ class Cluster:
     """With `max_workers`: the fewest processes that train; `workers` is the number to begin with."""
     max_workers: int | None = None
     """The most processes that train; into so many places the work is cut."""
+    store: str = ""
+    """Where a coordinator keeps what its successor must know: `etcd://host:2379/prefix`, `etcds://…` over TLS
+    (`spec/store.py`); default the run folder, or a scratch one."""
     memory: str = ""
     """The most that each worker may use, as `1.5GiB`, beyond what it has when it starts; none: no limit."""
 
@@ -76,6 +80,8 @@ class Cluster:
             require_count("Cluster", "threads", self.threads)
         if self.port is not None and not 0 < self.port < 65536:
             raise SpecError(f"Cluster: port must be between 1 and 65535, found {self.port!r}.")
+        if self.store:
+            StorePlace.parse(self.store)
         if self.memory_bytes is not None and self.device != "cpu":
             raise SpecError(
                 f"Cluster: memory={self.memory} limits the host's memory, which device={self.device} maps as it "

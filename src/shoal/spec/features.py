@@ -78,7 +78,7 @@ JOB_FEATURES: tuple[Feature[Job], ...] = (
     ),
     Feature(
         name="limits of workers",
-        asked=lambda job: "" if job.cluster.max_workers is None else f"workers={job.cluster.written_workers}",
+        asked=lambda job: _limits(job),
         does=_ANOTHERS_WORK,
         needs=("has_places", "has_journal"),
         remedy="use data:via=arena on cpu, or a number",
@@ -104,6 +104,13 @@ JOB_FEATURES: tuple[Feature[Job], ...] = (
         remedy="leave recompute out",
     ),
 )
+
+
+def _limits(job: Job) -> str:
+    """As they were written; nothing where workers may come and go without doing another's work."""
+    is_free = job.cluster.max_workers is None or job.conduct.is_leased
+    return "" if is_free else f"workers={job.cluster.written_workers}"
+
 
 TASK_FEATURES: tuple[Feature[Task], ...] = (
     Feature(

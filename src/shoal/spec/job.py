@@ -123,6 +123,11 @@ class Job:
                 f"Job: workers={self.cluster.written_workers} is for training, but purpose={self.purpose}; give a "
                 "number of workers."
             )
+        if self.cluster.store and not self.conduct.servers:
+            raise SpecError(
+                f"Job: store={self.cluster.store} is for a coordinator's decisions, but strategy={self.strategy} "
+                "has no coordinator; leave it out, or use ps."
+            )
         check_precision(self)
         check_job(self)
         spec.check(self)

@@ -130,6 +130,8 @@ class ParameterServer(StrategySpec):
     diverging: str = "rollback"
     """When the loss runs away: `rollback` to the last good state with half the learning rate, `stop` or
     `ignore`."""
+    standby: int = 0
+    """1: a process that has all that a coordinator needs, and is one as soon as the coordinator dies."""
     journal: bool = True
     """Save each part of a shard before it changes, so that whoever follows a server that was killed in the middle
     of an update can make it good. Without this, such a death ends the run, unless there is a replica."""
@@ -163,6 +165,7 @@ class ParameterServer(StrategySpec):
         require_choice("ps", "agree", self.agree, ("allreduce", "ring", "scatter-sum"))
         require_choice("ps", "overlap", self.overlap, ("auto", "on", "off"))
         require_choice("ps", "ahead", str(self.ahead), ("0", "1"))
+        require_choice("ps", "standby", str(self.standby), ("0", "1"))
         require_choice("ps", "shares", self.shares, ("even", "speed"))
         require_choice("ps", "rate", self.rate, ("auto", "share", "root", "full"))
         require_choice("ps", "damping", self.damping, ("none", "staleness"))
@@ -186,6 +189,8 @@ class ParameterServer(StrategySpec):
             fills=even_fills(slots or cluster.workers * self.cells_per_worker, cluster.workers),
             slots_are_free=self.is_lockstep,
             servers=self.num_servers,
+            standbys=self.standby,
+            is_leased=self.is_leased and self.servers != "host",
             is_lockstep=self.is_lockstep,
             leaves_out_the_late=self.sync.startswith("quorum:"),
             meets=self.meets,
@@ -196,7 +201,8 @@ class ParameterServer(StrategySpec):
             why={
                 "spares": f"strategy={self} replaces workers and servers that die by itself; set 0",
                 "on_failure=shrink": f"strategy={self} replaces those that die; use replace or stop",
-                "limits of workers": f"strategy={self} starts with a number, which shoal scale changes; give one",
+                "limits of workers": f"with strategy={self} every worker has parts of its own; use sync=asp, or a "
+                "number",
                 "slots": own_parts,
                 "spans_hosts": f"strategy={self} works in one host's memory; use wire=tcp and servers=N",
                 "can_skip": f"strategy={self} cannot; use data",
@@ -234,6 +240,11 @@ class ParameterServer(StrategySpec):
             raise SpecError(
                 f"Job: sync={self.sync} counts {self.sync.split('/')[1]} workers, but there are "
                 f"{cluster.workers}; write quorum:k/{cluster.workers}."
+            )
+        if cluster.max_workers is not None and cluster.max_workers > (room := self.room(0, cluster.workers)):
+            raise SpecError(
+                f"Job: workers={cluster.written_workers} is more than there is room for: a run of strategy={self} "
+                f"that begins with {cluster.workers} may have up to {room}; begin with more, or end with fewer."
             )
         check_update_path(self, cluster.workers)
 

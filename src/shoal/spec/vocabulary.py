@@ -14,6 +14,8 @@ class Role(StrEnum):
     """It waits until it is given the place of a worker."""
     SERVER = "server"
     COORDINATOR = "coordinator"
+    STANDBY = "standby"
+    """It waits until it is to be the coordinator."""
 
 
 class Purpose(StrEnum):

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from helpers.agents import SeenStarter, run_on_hosts, spread_cluster
 from helpers.counting import TASK as COUNTING
 from helpers.counting import applied
+from helpers.etcd import running_etcd
 from shoal.comm.security import RunKey
 from shoal.errors import LaunchError
 from shoal.launch.engines import starter_of
@@ -99,6 +101,34 @@ def test_a_lost_host_costs_no_update(victim: str, roles: set[str], tmp_path: Pat
     assert (gone["name"], gone["processes"]) == (victim, len(roles))
     assert "the connection to it has ended" in gone["reason"]
     assert {event.values["role"] for event in events if event.kind == "lost"} == roles
+    assert results["audit"]["clean"]
+    assert Counter(applied(tmp_path / "run" / "model.safetensors")) == {4: 256}
+
+
+def test_a_coordinators_successor_on_another_host_finds_its_memory_in_etcd(tmp_path: Path) -> None:
+    """And its standby is there at once. Nothing of it is on a disk that hosts would have to share, nor stays."""
+    (tmp_path / "etcd").mkdir()
+    with running_etcd(tmp_path / "etcd") as etcd:
+        job = Job(
+            target=str(COUNTING),
+            args={"signs": str(tmp_path), "epochs": 4, "pause_s": 0.02},
+            strategy="ps:servers=2,sync=asp,standby=1",
+            cluster=replace(spread_cluster(workers=2), store=f"{etcd.url}/team"),
+        )
+        kept: list[int] = []
+
+        def strike(event: Event, starter: SeenStarter) -> None:
+            if event.kind == "steps" and not kept:
+                kept.append(etcd.count_keys())
+                starter.kill("host-0")
+            elif event.kind == "replaced":
+                (tmp_path / "hurry").touch()
+
+        results, events = run_on_hosts(job, tmp_path / "run", on_event=strike)
+        assert (kept, etcd.count_keys()) == ([2], 0)
+    assert not (tmp_path / "run" / "coordinator.sqlite").exists()
+    followed = [event.values["role"] for event in events if event.kind == "replaced"]
+    assert followed[0] == "coordinator", "nobody is quicker"
     assert results["audit"]["clean"]
     assert Counter(applied(tmp_path / "run" / "model.safetensors")) == {4: 256}
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shoal.coordinator import Coordinator, MemberOrder, Superseded
+from shoal.ps.messages import Lease
 
 
 def test_the_successor_tells_the_same_world_under_a_higher_term(job):
@@ -68,6 +69,19 @@ def test_members_that_died_meanwhile_are_lost_and_replaced(job):
     assert after.view.workers == {0: 20}
     starts = [("server", 0), ("worker", 1)]
     assert after.orders() == [MemberOrder(action="start", role=role, rank=rank) for role, rank in starts]
+
+
+def test_who_asked_before_all_was_known_is_answered_when_it_is(job):
+    """Nobody has to ask again, for which it would wait a while."""
+    after = job.successor()
+    after.coordinator.on_tick(after.now)
+    for node in (20, 21):
+        after.report(node)
+        assert after.ask(node).cells == []
+    after.coordinator.outbox.clear()
+    after.report_shards(range(0))
+    told = [message for to, message in after.coordinator.outbox if isinstance(message, Lease)]
+    assert sorted(cell for lease in told for cell in lease.cells) == [0, 1]
 
 
 def test_an_order_of_the_predecessor_is_not_given_twice_while_somebody_is_on_the_way(job):
@@ -150,8 +164,9 @@ def test_a_successor_learns_who_holds_what_before_it_gives_anything(job):
     assert after.ask(20, wanted=3, held=(1, 4)).cells == [1, 4]
     after.report_shards(range(1))
     assert after.ask(20, wanted=3, held=(1, 4)).cells == [1, 4]
-    assert after.ask(21, wanted=3, held=(2, 3)).cells == [2, 3]
-    assert after.ask(21, wanted=3, held=(2, 3)).cells == [2, 3, 5]
+    # From here on all is known: both are answered once more, with something new.
+    assert after.ask(21, wanted=3, held=(2, 3)).cells == [2, 3, 6]
+    assert after.ask(20, wanted=3, held=(1, 4)).cells == [1, 4, 5]
     assert after.coordinator.committed == 1
 
 

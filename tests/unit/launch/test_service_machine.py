@@ -9,7 +9,7 @@ import pytest
 
 from helpers.supervised import Table, events, of, said_to, started
 from shoal.errors import Interrupted, WorkerFailed
-from shoal.launch.messages import Interrupt, Signal, Started
+from shoal.launch.messages import Answer, Interrupt, Load, MeasureLoad, ScaleRequest, Signal, Started
 from shoal.launch.service import AUDIT_TIMEOUT_S
 from shoal.spec import Cluster, Job
 from shoal.spec.vocabulary import Purpose
@@ -56,6 +56,59 @@ def test_a_coordinator_is_told_of_every_end(table: Table) -> None:
     assert said_to(COORDINATOR, finish(table, WORKER_1)) == [{"kind": "left", **seat(4, "worker", 1)}]
     assert said_to(COORDINATOR, table.end(SERVER_1, KILLED)) == [{"kind": "lost", **seat(2, "server", 1)}]
     assert said_to(COORDINATOR, table.end(WORKER_0, 3)) == [{"kind": "lost", **seat(3, "worker", 0)}]
+
+
+STANDBY = 5
+
+
+@pytest.fixture
+def guarded() -> Table:
+    """The same with a standby."""
+    job = Job(target="toy.py", strategy="ps:servers=2,sync=asp,standby=1", cluster=Cluster(workers=2, threads=1))
+    return Table(job)
+
+
+def test_a_standby_is_the_coordinator_as_soon_as_that_dies(guarded: Table) -> None:
+    guarded.begin()
+    asked = guarded.end(COORDINATOR, KILLED)
+    assert said_to(STANDBY, asked) == [{"kind": "coordinate", "coordinator": ""}]
+    assert [role for _, role, _ in started(asked)] == ["standby"], "and another one waits"
+    guarded.end(WORKER_1, KILLED)
+    assert not said_to(STANDBY, guarded.asked[-1:]), "it cannot hear yet"
+    asked = guarded.say(STANDBY, "state", state="ready", step=0)
+    assert said_to(STANDBY, asked) == [{"kind": "living", "members": EVERYBODY[:3], "left": []}]
+    asked = guarded.end(STANDBY, KILLED)
+    assert [role for _, role, _ in started(asked)] == ["coordinator"], "the next standby is not ready yet"
+
+
+def test_a_standby_that_dies_is_followed_by_another(guarded: Table) -> None:
+    guarded.begin()
+    asked = guarded.end(STANDBY, KILLED)
+    assert [role for _, role, _ in started(asked)] == ["standby"]
+    asked = guarded.end(COORDINATOR, KILLED)
+    assert [role for _, role, _ in started(asked)] == ["coordinator"]
+
+
+def test_the_number_of_workers_follows_the_load() -> None:
+    """The supervisor looks, and the coordinator decides; once the user says a number, it is that."""
+    cluster = Cluster(workers="2:4", threads=1)  # type: ignore[arg-type]
+    table = Table(Job(target="toy.py", strategy="ps:servers=2,sync=asp", cluster=cluster))
+    assert [hand.role for hand in table.machine.crew.hands].count("worker") == 2
+    table.begin()
+    for second in range(5):
+        table.say(WORKER_0, "steps", steps=[[second + 1, 0.1]], samples=100 * second, total_steps=999)
+        table.wait(1.0)
+    assert of(MeasureLoad, table.asked)
+    asked = table.tell(Load(idle_cores=1.5, waiting=0.0))
+    (wish,) = said_to(COORDINATOR, asked)
+    assert (wish["kind"], wish["workers"], wish["why"]) == ("scale", 3, "1.5 cores are idle")
+    asked = table.tell(ScaleRequest(number=7, workers=2, servers=None))
+    assert table.say(COORDINATOR, "answer", text="of the first") == [], "nobody waits for that one"
+    (answer,) = of(Answer, table.say(COORDINATOR, "answer", text="of the second"))
+    assert (answer.request, answer.answer.text) == (7, "of the second")
+    before = len(of(MeasureLoad, table.asked))
+    table.wait(5.0)
+    assert len(of(MeasureLoad, table.asked)) == before
 
 
 def test_whoever_crashes_after_its_work_was_done_has_left(table: Table) -> None:

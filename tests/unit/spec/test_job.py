@@ -69,8 +69,9 @@ def test_strategies_are_kept_in_one_spelling() -> None:
         ({"on_failure": "shrink", "strategy": "ps"}, "use replace or stop"),
         (
             {"cluster": Cluster(workers="1:4"), "strategy": "ps"},
-            "workers=1:4 .* shoal scale changes",
+            "workers=1:4 .* parts of its own; use sync=asp",
         ),
+        ({"cluster": Cluster(workers="1:40"), "strategy": "ps:sync=asp"}, "begins with 1 may have up to 9"),
         ({"cluster": Cluster(workers="1:4"), "strategy": "data:journal=off"}, "workers=1:4 .* its journal"),
         ({"cluster": Cluster(workers="1:4"), "purpose": "evaluate"}, "workers=1:4 is for training"),
         ({"cluster": Cluster(workers="1:4"), "slots": 3}, "slots=3 is fewer than workers=4"),

@@ -9,7 +9,7 @@ from shoal.errors import SpecError
 from shoal.model.optimizer.state import by_parameter, copied_state
 from shoal.model.replica import Replica
 from shoal.model.start import Start
-from shoal.roles.coordinator import coordinate, memory_folder, plan_training
+from shoal.roles.coordinator import coordinate, open_store, plan_training
 from shoal.roles.process.reporter import Reporter
 from shoal.roles.process.station import Station
 from shoal.roles.server import open_served, serve
@@ -103,4 +103,4 @@ def attend(station: Station, job: Job, task: Task, start: Start) -> None:
         serve(open_served(job, task, start, world), world, channel, reporter)
     else:
         plan = plan_training(job, task, world, begun_at=start.step, facts=start.facts)
-        coordinate(plan, memory_folder(station.job), world, channel, reporter)
+        coordinate(plan, open_store(station.job, world), world, channel, reporter)
