@@ -35,6 +35,7 @@ import torch
 import shoal
 from nets import Net
 
+print("rank", os.environ.get("SHOAL_RANK"), "begins")
 ROWS = Path(__file__).with_name("rows.txt")
 
 

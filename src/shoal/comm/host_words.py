@@ -92,6 +92,21 @@ class FilePiece(Told, kind="piece"):
     is_last: bool
 
 
+class LogPiece(Told, kind="printed"):
+    """What a process has printed."""
+
+    name: str
+    """Of the log, in the run folder."""
+    offset: int
+    data: bytes
+
+
+class FileGone(Told, kind="gone"):
+    """A file of the run folder is no more."""
+
+    name: str
+
+
 class HostBroken(Told, kind="broken"):
     """The host can start or watch nobody any more, for this reason."""
 
@@ -182,6 +197,8 @@ FROM_HOSTS: dict[str, type[Told]] = by_kind(
         LoadSeen,
         FilesLacking,
         FilePiece,
+        LogPiece,
+        FileGone,
         HostBroken,
     )
 )

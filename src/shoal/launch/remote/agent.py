@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 
@@ -25,11 +24,7 @@ from shoal.comm.host_words import (
     HostWelcomed,
     LoadSeen,
     LoadWanted,
-    ProcessDeaf,
-    ProcessEnded,
-    ProcessSaid,
     ProcessSignalled,
-    ProcessStarted,
     ProcessTold,
     ProcessWanted,
     StacksSeen,
@@ -41,10 +36,10 @@ from shoal.comm.tcp.stream_channel import StreamChannel
 from shoal.comm.words import TO_PROCESSES, Garbled, understood
 from shoal.errors import LaunchError
 from shoal.launch.local import LocalEngine, LocalHost
-from shoal.launch.messages import Deaf, Ended, News, Said, Started
 from shoal.launch.remote.home import HostHome
 from shoal.launch.remote.line import HostLine
 from shoal.launch.remote.remote_host import LEASE_S
+from shoal.launch.remote.teller import Teller
 from shoal.launch.this_host import facts_of_this_host, versions_here
 from shoal.observe.disk import explain_refusal
 from shoal.spec import World
@@ -91,6 +86,7 @@ class HostAgent:
         self._at_end.callback(self._home.close)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._line, selectors.EVENT_READ)
+        self._teller = Teller(self._line)
         self._line.send(HostJoined(**asdict(facts), versions=versions_here()))
 
     def serve(self) -> None:
@@ -101,6 +97,7 @@ class HostAgent:
             while not self._is_dismissed:
                 if (now := time.monotonic()) >= beat_at:
                     self._line.send(HostBeat())
+                    self._teller.tell_printed()
                     beat_at = now + BEAT_S
                 self._selector.select(max(0.0, beat_at - now))
                 for word in self._line.collect():
@@ -152,6 +149,7 @@ class HostAgent:
         except LaunchError as error:
             self._line.send(HostBroken(text=str(error)))
             return
+        self._teller.outgoing = self._home.outgoing
         self._selector.register(self._host, selectors.EVENT_READ)
         # Before the line is closed: whoever sees its end knows that nothing runs here any more.
         self._at_end.callback(self._host.close)
@@ -179,26 +177,6 @@ class HostAgent:
         if self._host is None:
             return
         try:
-            self._tell(self._host.collect())
+            self._teller.tell(self._host.collect())
         except LaunchError as error:
             self._line.send(HostBroken(text=str(error)))
-
-    def _tell(self, news: Iterable[News]) -> None:
-        for one in news:
-            match one:
-                case Started():
-                    self._line.send(ProcessStarted(process=one.process))
-                case Said():
-                    self._line.send(ProcessSaid(process=one.process, word=one.word.as_message()))
-                case Deaf():
-                    self._line.send(ProcessDeaf(process=one.process))
-                case Ended():
-                    self._line.send(
-                        ProcessEnded(
-                            process=one.process,
-                            exit_code=one.exit_code,
-                            log_name=one.log_name,
-                            last_output=one.last_output,
-                            ran_out_of_memory=one.ran_out_of_memory,
-                        )
-                    )

@@ -11,6 +11,7 @@ from typing import TypeVar
 from shoal.comm.host_words import (
     FROM_HOSTS,
     BeatAnswered,
+    FileGone,
     FilePiece,
     FilesLacking,
     HostBeat,
@@ -20,6 +21,7 @@ from shoal.comm.host_words import (
     HostWelcomed,
     LoadSeen,
     LoadWanted,
+    LogPiece,
     ProcessDeaf,
     ProcessEnded,
     ProcessSaid,
@@ -34,6 +36,7 @@ from shoal.comm.tcp.stream_channel import StreamChannel
 from shoal.comm.words import FROM_PROCESSES, Garbled, understood
 from shoal.errors import LaunchError
 from shoal.launch.messages import Deaf, Ended, Load, News, Said, Sight, Started
+from shoal.launch.remote.incoming import IncomingFiles
 from shoal.launch.remote.line import HostLine
 from shoal.launch.remote.starting import AgentHandle
 from shoal.spec import Job, World
@@ -70,6 +73,8 @@ class RemoteHost:
         self._line = HostLine(channel, FROM_HOSTS)
         self._lease_s = lease_s
         self._agent = agent
+        self._incoming: IncomingFiles | None = None
+        """Where its files come to, if it has not the same disk."""
         self._news: list[News] = []
         self._answer: Told | None = None
         self._broken = ""
@@ -77,6 +82,8 @@ class RemoteHost:
 
     def welcome(self, job: Job, moved: dict[str, str]) -> None:
         """Let the host take part in a run. `moved`: by path here, where in its own folder it has what was sent."""
+        if job.run_dir in moved:
+            self._incoming = IncomingFiles(job)
         self._line.send(HostWelcomed(job=job.to_json(), folder=os.getcwd(), lease_s=self._lease_s, moved=moved))
 
     def send_piece(self, piece: FilePiece) -> None:
@@ -164,7 +171,12 @@ class RemoteHost:
             case ProcessStarted():
                 self._news.append(Started(word.process))
             case ProcessSaid():
-                self._news.append(Said(word.process, understood(word.word, _SAID)))
+                said = understood(word.word, _SAID)
+                self._news.append(
+                    Said(word.process, said if self._incoming is None else self._incoming.confirm(said))
+                )
+            case FilePiece() | LogPiece() | FileGone() if self._incoming is not None:
+                self._incoming.take(word)
             case ProcessDeaf():
                 self._news.append(Deaf(word.process))
             case ProcessEnded():
