@@ -66,6 +66,7 @@ def train(
     interface: option.Interface = None,
     ports: option.Ports = None,
     trusted_network: option.TrustedNetwork = None,
+    grace: option.Grace = None,
     chaos: Annotated[
         str,
         typer.Option(
@@ -189,7 +190,7 @@ def train(
     shoal train --resume mine --workers 2[/dim]
     """
     cluster = given(workers=workers, spares=spares, threads=threads, device=device, port=port, memory=memory)
-    cluster |= given(on=on, interface=interface, ports=ports, trusted_network=trusted_network)
+    cluster |= given(on=on, interface=interface, ports=ports, trusted_network=trusted_network, grace=grace)
     if target is None and resume is None:
         raise typer.BadParameter("name a task, path.py:factory, or a run with --resume.", ctx, param_hint="TARGET")
     overrides = given(

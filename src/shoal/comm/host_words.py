@@ -25,6 +25,19 @@ class HostJoined(Told, kind="joined"):
     port: int
     versions: dict[str, str]
     """Of Python, torch and Shoal."""
+    door: str
+    """Where the agent listens for another supervisor, should its own be gone."""
+
+
+class HostAdopted(Told, kind="adopted"):
+    """The answer to `HostClaimed`: the host goes on for whoever called."""
+
+    first: int
+    """So many things were told of its processes before what follows."""
+    received: int
+    """So many things were asked of them."""
+    is_apart: bool
+    """Whether it sends its files."""
 
 
 class HostBeat(Told, kind="beat"):
@@ -136,8 +149,17 @@ class HostWelcomed(Told, kind="welcomed"):
     """The supervisor's working folder, which is the processes' too where the host has it."""
     lease_s: float
     """How long the host may go on without hearing anything."""
+    grace_s: float
+    """How long it goes on when its supervisor has ended, for another to take its place."""
     moved: dict[str, str]
     """By path on the supervisor's host: where in the host's own folder that is, what was sent there before."""
+
+
+class HostClaimed(Told, kind="claimed"):
+    """Another supervisor goes on with the run, and calls the host: the first word of that connection."""
+
+    heard: int
+    """So many things that the host told are known."""
 
 
 class HostRefused(Told, kind="refused"):
@@ -148,6 +170,9 @@ class HostRefused(Told, kind="refused"):
 
 class BeatAnswered(Told, kind="answered"):
     """The supervisor lives."""
+
+    heard: int
+    """So many things that the host has told of its processes it will not have to tell again."""
 
 
 class ProcessWanted(Told, kind="start"):
@@ -188,6 +213,7 @@ class HostDismissed(Told, kind="dismissed"):
 FROM_HOSTS: dict[str, type[Told]] = by_kind(
     *(
         HostJoined,
+        HostAdopted,
         HostBeat,
         ProcessStarted,
         ProcessSaid,
@@ -203,6 +229,6 @@ FROM_HOSTS: dict[str, type[Told]] = by_kind(
     )
 )
 TO_HOSTS: dict[str, type[Told]] = by_kind(
-    *(HostWelcomed, HostRefused, BeatAnswered, ProcessWanted, ProcessTold, ProcessSignalled),
+    *(HostWelcomed, HostClaimed, HostRefused, BeatAnswered, ProcessWanted, ProcessTold, ProcessSignalled),
     *(StacksWanted, LoadWanted, FilesOffered, FilePiece, HostDismissed),
 )

@@ -28,6 +28,8 @@ from shoal.spec.checks import require_count
 if TYPE_CHECKING:
     from torch import nn
 
+    from shoal.launch.remote.adoption import Adoption
+
 MOST_KEPT_EVENTS = 10_000
 _EXIT_S = 10.0
 """How long this process waits at its own end for that of a run which nobody has waited for."""
@@ -115,15 +117,17 @@ class LiveRun:
         stream: EventStream | None = None,
         zygote: ZygoteProcess | None = None,
         at_end: ExitStack | None = None,
+        adoption: Adoption | None = None,
     ) -> None:
         """`shown` are told what happens, and so is `stream`, where somebody may follow. `at_end` is closed when
-        all is over."""
+        all is over. `adoption`: a run that goes on, and whose supervisor is gone."""
         self.job = job
         self._folder = folder
         self._shown = shown
         self._stream = stream
         self._zygote = zygote
         self._at_end = at_end or ExitStack()
+        self._adoption = adoption
         self._requests = Requests()
         self._num_stops = 0
         self._thread: threading.Thread | None = None
@@ -235,6 +239,9 @@ class LiveRun:
         if not folder.job.is_file():
             folder.write_job(job)
         record, beginning = Record(), Beginning(job, folder)
+        if self._adoption is not None:
+            record.recall(self._adoption.told)
+            beginning.is_over = True
         file = JsonlSink(folder.path, lambda text: bus.emit(Event(Warned(text=text))))
         streams = [] if self._stream is None else [self._stream]
         # The last is closed first: whoever fails then is told of to those before it.
@@ -243,7 +250,7 @@ class LiveRun:
         failure: ShoalError | None = None
         try:
             with self._requests:
-                Attempts(job, folder, bus.emit, self._requests).run(self._zygote)
+                Attempts(job, folder, bus.emit, self._requests, self._adoption).run(self._zygote)
             stopped = None
         except Interrupted as request:
             stopped = "interrupted"

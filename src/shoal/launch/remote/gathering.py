@@ -45,10 +45,13 @@ class AgentEngine:
         self._wants_end = wants_end
         self._lease_s = lease_s
         self._has_begun = False
+        self.key: RunKey | None = None
+        """That of the hosts that were reserved last."""
 
     def reserve(self, job: Job) -> list[RemoteHost]:
         """All hosts, in the order in which the user named them; for another attempt, those that are left."""
         cluster, key = job.cluster, RunKey.create()
+        self.key = key
         own = self._starter.own_address(cluster.interface)
         with ExitStack() as at_failure:
             with closing(ChannelDoor(listening_at(own, cluster.ports), key, encrypt=True)) as door:
@@ -148,7 +151,7 @@ class Gathering:
         values = word.plain()
         facts = HostFacts(**{one.name: values[one.name] for one in fields(HostFacts)})
         agent = self._agents.get(facts.name)
-        host = RemoteHost(caller, facts, agent=agent, lease_s=self._lease_s)
+        host = RemoteHost(caller, facts, agent=agent, lease_s=self._lease_s, door=word.door)
         if (reason := self._objection(facts.name, word.versions)) is not None:
             host.refuse(reason)
             host.close()

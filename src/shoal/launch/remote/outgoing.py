@@ -45,6 +45,10 @@ class OutgoingFiles:
         self._sent = {name: seen for name, (_, seen) in found.items()}
         return chain(chain.from_iterable(pieces), (FileGone(name=name) for name in gone))
 
+    def begin_again(self) -> None:
+        """Nobody knows what has arrived: all of it is sent once more."""
+        self._sent, self._printed = {}, {}
+
     def printed(self) -> Iterator[LogPiece]:
         """What processes have printed since the last call."""
         with suppress(OSError):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shoal.comm.host_words import (
     FROM_HOSTS,
@@ -14,6 +14,7 @@ from shoal.comm.host_words import (
     FileGone,
     FilePiece,
     FilesLacking,
+    HostAdopted,
     HostBeat,
     HostBroken,
     HostDismissed,
@@ -68,8 +69,14 @@ class RemoteHost:
         *,
         agent: AgentHandle | None = None,
         lease_s: float = LEASE_S,
+        door: str = "",
     ) -> None:
+        """`door`: where its agent can be called by another supervisor."""
         self.facts = facts
+        self.door = door
+        self.first = self.received = 0
+        """Of an adopted one: how much it had told before, and how much was asked of it."""
+        self._given = self._handled = 0
         self._line = HostLine(channel, FROM_HOSTS)
         self._lease_s = lease_s
         self._agent = agent
@@ -80,11 +87,40 @@ class RemoteHost:
         self._broken = ""
         """Why the host is of no use any more."""
 
+    @classmethod
+    def adopted(
+        cls, channel: StreamChannel, facts: HostFacts, word: HostAdopted, *, claim: Mapping[str, Any], job: Job
+    ) -> RemoteHost:
+        """One that took part in the run for a supervisor that is gone."""
+        host = cls(channel, facts, lease_s=claim["lease_s"], door=claim["door"])
+        host.first = host._given = host._handled = word.first
+        host.received = word.received
+        if word.is_apart:
+            host._incoming = IncomingFiles(job)
+        return host
+
+    @property
+    def claim(self) -> dict[str, Any]:
+        """What another supervisor must know to go on with this host, besides the run's key."""
+        return {"facts": asdict(self.facts), "door": self.door, "lease_s": self._lease_s}
+
+    def leave(self) -> None:
+        """Hang up, and let it wait for another supervisor."""
+        self._line.close()
+
     def welcome(self, job: Job, moved: dict[str, str]) -> None:
         """Let the host take part in a run. `moved`: by path here, where in its own folder it has what was sent."""
         if job.run_dir in moved:
             self._incoming = IncomingFiles(job)
-        self._line.send(HostWelcomed(job=job.to_json(), folder=os.getcwd(), lease_s=self._lease_s, moved=moved))
+        self._line.send(
+            HostWelcomed(
+                job=job.to_json(),
+                folder=os.getcwd(),
+                lease_s=self._lease_s,
+                grace_s=job.cluster.grace if job.run_dir else 0.0,  # without a folder nobody could find it
+                moved=moved,
+            )
+        )
 
     def send_piece(self, piece: FilePiece) -> None:
         """Send a part of a file. Waits while much is on its way."""
@@ -105,8 +141,10 @@ class RemoteHost:
 
     def collect(self) -> list[News]:
         """What the agent has told since the last call."""
+        self._handled = self._given  # What was told last time has been taken note of.
         self._hear()
         news, self._news = self._news, []
+        self._given += len(news)
         if not news and self._line.silent_s > self._lease_s + _GRACE_S:
             self._broken = self._broken or f"nothing was heard of it for {self._line.silent_s:.0f} s"
         if not news and self._broken:
@@ -167,7 +205,7 @@ class RemoteHost:
     def _take(self, word: Told) -> None:
         match word:
             case HostBeat():
-                self._line.send(BeatAnswered())
+                self._line.send(BeatAnswered(heard=self._handled))
             case ProcessStarted():
                 self._news.append(Started(word.process))
             case ProcessSaid():
