@@ -30,6 +30,7 @@ def ssh_to_others(script: Path, hidden: Sequence[Path]) -> str:
 
 
 TASK = """
+import os
 from pathlib import Path
 import torch
 import shoal
