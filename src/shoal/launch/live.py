@@ -19,9 +19,9 @@ from shoal.launch.owner import ZygoteProcess
 from shoal.launch.record import Beginning, Record, how_to_go_on, leave_behind, whereabouts
 from shoal.launch.requests import Requests
 from shoal.observe import Bus, Event, FolderWatch, JsonlSink, RunFolder, Sink
-from shoal.observe.happenings import Failed, Warned
+from shoal.observe.happenings import Failed, LineSaid, Warned
 from shoal.observe.run_folder import DEFAULT_ROOT
-from shoal.observe.wording import FAILED
+from shoal.observe.wording import FAILED, plural
 from shoal.spec import Job
 from shoal.spec.checks import require_count
 
@@ -246,6 +246,10 @@ class LiveRun:
         streams = [] if self._stream is None else [self._stream]
         # The last is closed first: whoever fails then is told of to those before it.
         bus = Bus([file, record, beginning, *streams, *self._shown, FolderWatch(folder.path)])
+        if self._adoption is not None:
+            hosts = plural(len(self._adoption.hosts), "host")
+            text = f"taking over {folder.name}, whose supervisor is gone, on {hosts}"
+            bus.emit(Event(LineSaid(text=text)))
         stopped: str | None = FAILED
         failure: ShoalError | None = None
         try:

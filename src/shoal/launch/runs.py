@@ -25,7 +25,6 @@ from shoal.observe.loggers import Log, Logger, find_loggers, logger_sinks, sever
 from shoal.observe.run_lock import RunLock
 from shoal.observe.told_marks import rewind_told
 from shoal.observe.trust import trusted_job
-from shoal.observe.wording import plural
 from shoal.spec import Cluster, Job, StrategySpec, Task
 from shoal.spec.job import OVERRIDES
 
@@ -163,7 +162,7 @@ def _prepared(
     with ExitStack() as at_end:
         # Nobody else works in the folder from here on; nothing of it is read or changed before.
         at_end.enter_context(RunLock(folder.path, warn))
-        adoption = None if said["resume"] is None else _adopted(said, wishes, folder, tell)
+        adoption = None if said["resume"] is None else _adopted(said, wishes, folder)
         job = adoption.past.job if adoption is not None else replace(prepare(), run_dir=str(folder.path))
         if log is not None:
             job = replace(job, options={**job.options, "log": [one for one in log if isinstance(one, str)]})
@@ -218,7 +217,7 @@ def _first_job(said: Mapping[str, Any], wishes: Mapping[str, Any], warn: Callabl
     return new_job(said["target"], said["args"], options, wishes)
 
 
-def _adopted(said: Mapping[str, Any], wishes: Mapping[str, Any], folder: RunFolder, tell: Tell) -> Adoption | None:
+def _adopted(said: Mapping[str, Any], wishes: Mapping[str, Any], folder: RunFolder) -> Adoption | None:
     """The run as it goes on without its supervisor; None where it does not."""
     if not folder.journal.is_file():
         return None
@@ -234,8 +233,6 @@ def _adopted(said: Mapping[str, Any], wishes: Mapping[str, Any], folder: RunFold
             f"has its place; say --resume {folder.name} alone, or wait until its hosts have ended, at most "
             f"{adoption.past.job.cluster.grace:g} s after it."
         )
-    hosts = plural(len(adoption.hosts), "host")
-    tell(LineSaid(text=f"taking over {folder.name}, whose supervisor is gone: it goes on on {hosts}"))
     return adoption
 
 
