@@ -15,15 +15,18 @@ from shoal.spec import Cluster, Job
 REPOSITORY = Path(__file__).parents[2]
 FLAGS = {
     "train": "workers strategy slots spares on-failure max-failures chaos threads device port memory on "
-    "interface ports trusted-network arg batch-size epochs max-steps seed accumulate evaluate-every fold "
-    "skip-loss-below loaders precision recompute from skip-seen checkpoint resume trust name runs overwrite log "
-    "tensorboard explain progress plain json help",
+    "interface ports trusted-network ps_hosts worker_hosts job_name task_index arg batch-size epochs max-steps "
+    "seed accumulate evaluate-every fold "
+    "skip-loss-below loaders precision recompute from skip-seen checkpoint resume trust name runs overwrite again "
+    "log tensorboard explain progress plain json help",
     "evaluate": "data workers strategy threads device memory trust progress plain json help",
     "predict": "out data input workers strategy threads device memory trust progress plain help",
     "export": "to out trust help",
     "run": "workers strategy port threads help",
     "scale": "workers servers runs json help",
-    "host": "join ticket name cores interface ports help",
+    "host": "join ticket name cores workers interface ports probe joined help",
+    "slurm": "nodes time partition gpus cpus sbatch requeue no-requeue name runs dry-run help",
+    "k8s": "image hosts name runs namespace cores ram gpus env volume kind runtime port restarts out help",
     "verify": "workers strategy slots steps arg seed seeds precision replay trust json help",
     "bench": "workers strategies threads device rounds steps seconds arg batch-size seed precision out json help",
     "doctor": "json help",

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from shoal.launch.engines.found import guess_local_rank
 from shoal.launch.owner import ZYGOTE_VARIABLE, start_zygote
 
 VERBS_WITH_WORKERS = ("train", "evaluate", "predict", "run", "verify", "bench")
@@ -36,7 +37,10 @@ def needs_zygote(words: Sequence[str]) -> bool:
         return False
     # Behind a script's name, --help is the script's.
     ours = words[1:2] if words[0] == "run" else words[1:]
-    return not {"--help", "-h"} & set(ours)
+    if {"--help", "-h"} & set(ours):
+        return False
+    # Of processes that a launcher has started, the first of each host has workers; the others wait.
+    return words[0] != "train" or guess_local_rank(os.environ) == 0
 
 
 __all__ = ["VERBS_WITH_WORKERS", "main", "needs_zygote"]

@@ -17,9 +17,11 @@ from shoal.cli.evaluate import evaluate
 from shoal.cli.export import export
 from shoal.cli.failures import show_failure
 from shoal.cli.host import host
+from shoal.cli.k8s import k8s
 from shoal.cli.predict import predict
 from shoal.cli.run import run as run_verb
 from shoal.cli.scale import scale
+from shoal.cli.slurm import slurm
 from shoal.cli.train import train
 from shoal.cli.verify import verify
 from shoal.errors import ShoalError
@@ -46,6 +48,10 @@ app.command(
 )(run_verb)
 app.command(rich_help_panel=TRAINING)(scale)
 app.command(rich_help_panel=TRAINING)(host)
+app.command(rich_help_panel=TRAINING, context_settings={"ignore_unknown_options": True})(slurm)
+app.command(rich_help_panel=TRAINING, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    k8s
+)
 app.add_typer(checkpoint, name="checkpoint", rich_help_panel=TRAINING)
 app.command(rich_help_panel=CHECKING)(verify)
 app.command(rich_help_panel=CHECKING)(bench)

@@ -47,8 +47,9 @@ Port = Annotated[
 On = Annotated[
     str | None,
     typer.Option(
-        help="local (default), ssh:a,b, hosts:FILE, join:2 (hosts on which somebody runs shoal host), or local:2 "
-        "(here, as if on 2 hosts).",
+        help="local, ssh:a,b, hosts:FILE, join:2 (hosts on which somebody runs shoal host), mpi:a,b (that mpirun "
+        "reaches), slurm (those of an allocation), k8s (in pods, see shoal k8s), or local:2 (here, as if on 2 "
+        "hosts). Default auto: as the launcher of this process says, or local.",
         metavar="ENGINE",
         rich_help_panel=CLUSTER,
     ),
@@ -85,6 +86,27 @@ TrustedNetwork = Annotated[
         rich_help_panel=CLUSTER,
         show_default=False,
     ),
+]
+CLASSIC = "Where it runs, as in classic TensorFlow"
+PsHosts = Annotated[
+    str,
+    typer.Option("--ps_hosts", help="The servers, as a:2222,b:2222.", rich_help_panel=CLASSIC, show_default=False),
+]
+WorkerHosts = Annotated[
+    str, typer.Option("--worker_hosts", help="The workers.", rich_help_panel=CLASSIC, show_default=False)
+]
+JobName = Annotated[
+    str,
+    typer.Option(
+        "--job_name",
+        help="What this process is: each of them runs the same command.",
+        metavar="ps|worker",
+        rich_help_panel=CLASSIC,
+        show_default=False,
+    ),
+]
+TaskIndex = Annotated[
+    int, typer.Option("--task_index", help="Which of them.", rich_help_panel=CLASSIC, show_default=False)
 ]
 AsJson = Annotated[
     bool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Annotated
 
@@ -10,13 +11,9 @@ import typer
 
 def host(
     join: Annotated[
-        str,
-        typer.Option(
-            help="Where the run's supervisor listens, as it says itself.",
-            metavar="tcp://HOST:PORT",
-            show_default=False,
-        ),
-    ],
+        str | None,
+        typer.Option(help="Where the run's supervisor listens, as it says itself.", metavar="tcp://HOST:PORT"),
+    ] = None,
     ticket: Annotated[
         str,
         typer.Option(
@@ -29,12 +26,27 @@ def host(
     cores: Annotated[
         int | None, typer.Option(min=1, help="How many cores to give; default all that this process may use.")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="How many workers to have at most; default this host's share.")
+    ] = None,
     interface: Annotated[
         str, typer.Option(help="The network on which other hosts reach this one; default by route.")
     ] = "",
     ports: Annotated[
         str, typer.Option(help="Where processes may listen, as 20000-20100; default any free port.")
     ] = "",
+    probe: Annotated[
+        str,
+        typer.Option(
+            help="Say whether the agent of this host lives, by the file that SHOAL_SIGN names for it; status 1 "
+            "where it does not.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = "",
+    joined: Annotated[
+        bool, typer.Option("--joined", help="With --probe: and takes part in a run.", show_default=False)
+    ] = False,
 ) -> None:
     """Let this machine take part in a run that waits for hosts, until the run is over.
 
@@ -43,12 +55,36 @@ def host(
     [dim]shoal train digits.py -w 4 --strategy ps --on join:2
     shoal host --join tcp://10.0.0.1:40123 --ticket ticket[/dim]
     """
+    if probe:
+        from shoal.launch.remote.probing import probe as state_of
+
+        typer.echo(state_of(probe, wants_joined=joined))
+        return
+    if join is None:
+        raise typer.BadParameter("say where the run's supervisor listens.", param_hint="--join")
     from shoal.launch.remote.agent import join as take_part
     from shoal.launch.remote.starting import read_ticket
 
-    # So that what runs here is ended, and nothing left behind.
-    signal.signal(signal.SIGTERM, lambda *_: exit_quietly())
-    take_part(join, read_ticket(ticket), name=name, interface=interface, ports=ports, cores=cores)
+    if "SLURM_STEP_ID" in os.environ:
+        leave_signals_to_the_first()  # Slurm signals all steps of a job, and the script with the supervisor.
+    else:  # So that what runs here is ended, and nothing left behind.
+        signal.signal(signal.SIGTERM, lambda *_: exit_quietly())
+    key = read_ticket(ticket)
+    take_part(join, key, name=name, interface=interface, ports=ports, cores=cores, workers=workers)
+
+
+def leave_signals_to_the_first() -> None:
+    """Launchers signal all processes at once. The first ends the run, and others with it; who is asked twice,
+    ends."""
+    asked = []
+
+    def take(signum: int, frame: object) -> None:
+        asked.append(signum)
+        if len(asked) > 1:
+            raise SystemExit(128 + signum)
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, take)
 
 
 def exit_quietly() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +13,13 @@ import typer
 from shoal.cli import arguments as option
 from shoal.cli.arguments import CLUSTER, RECORD, SCREEN, TASK, given, parse_arguments
 from shoal.cli.json_output import print_json
+from shoal.cli.ranks import taking_part
+from shoal.errors import SpecError
+from shoal.launch.engines.found import Found, find_world, of_flags
+from shoal.launch.owner import ZYGOTE_VARIABLE
 
 if TYPE_CHECKING:
+    from shoal.launch.owner import ZygoteProcess
     from shoal.spec import Job
 
 
@@ -67,6 +74,10 @@ def train(
     ports: option.Ports = None,
     trusted_network: option.TrustedNetwork = None,
     grace: option.Grace = None,
+    ps_hosts: option.PsHosts = "",
+    worker_hosts: option.WorkerHosts = "",
+    job_name: option.JobName = "",
+    task_index: option.TaskIndex = 0,
     chaos: Annotated[
         str,
         typer.Option(
@@ -160,6 +171,15 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier run of that name.", rich_help_panel=RECORD)
     ] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again",
+            help="Go on with the run of that name after its newest checkpoint; begin it anew where it has none: "
+            "for jobs that somebody starts again.",
+            rich_help_panel=RECORD,
+        ),
+    ] = False,
     log: Annotated[
         list[str] | None,
         typer.Option(
@@ -189,6 +209,10 @@ def train(
     shoal train digits.py --checkpoint every=200 --name mine
     shoal train --resume mine --workers 2[/dim]
     """
+    if on == "k8s" and _follows_another(ctx.obj):
+        return
+    if again:
+        target, resume, overwrite, arg = _found_again(target, name, runs, arg)
     cluster = given(workers=workers, spares=spares, threads=threads, device=device, port=port, memory=memory)
     cluster |= given(on=on, interface=interface, ports=ports, trusted_network=trusted_network, grace=grace)
     if target is None and resume is None:
@@ -208,34 +232,72 @@ def train(
     said |= {"checkpoint": checkpoint, "on_failure": on_failure, "max_failures": max_failures}
     said |= {"precision": precision, "recompute": recompute}
     arguments = parse_arguments(arg or ())
-    if explain:
-        from shoal.cli.explain import explain as show_plan
+    found = _found_world(on, ps_hosts, worker_hosts, job_name, task_index)
+    with taking_part(found, said, runs, ctx.obj, to_stderr=as_json):
+        if explain:
+            from shoal.cli.explain import explain as show_plan
 
-        job = _planned_job(target, arguments, resume, runs, {**said, "overrides": overrides}, trust=trust)
-        show_plan(job, ctx.obj, as_json=as_json)
-        return
-    from shoal.launch.runs import train as start
+            job = _planned_job(target, arguments, resume, runs, {**said, "overrides": overrides}, trust=trust)
+            show_plan(job, ctx.obj, as_json=as_json)
+            return
+        from shoal.launch.runs import train as start
 
-    run = start(
-        target,
-        args=arguments,
-        resume=resume,
-        trust=trust,
-        weights_from=weights_from,
-        skip_seen=skip_seen,
-        name=name,
-        runs=runs,
-        overwrite=overwrite,
-        progress=progress,
-        output=sys.stderr if as_json else None,
-        log=log or None,
-        tensorboard=tensorboard,
-        zygote=ctx.obj,
-        **said,
-        **overrides,
-    )
+        run = start(
+            target,
+            args=arguments,
+            resume=resume,
+            trust=trust,
+            weights_from=weights_from,
+            skip_seen=skip_seen,
+            name=None if again and resume else name,
+            runs=runs,
+            overwrite=overwrite,
+            progress=progress,
+            output=sys.stderr if as_json else None,
+            log=log or None,
+            tensorboard=tensorboard,
+            zygote=ctx.obj,
+            **said,
+            **overrides,
+        )
     if as_json:
         print_json({"run": str(run.folder), **run.results})
+
+
+def _found_world(on: str | None, ps_hosts: str, worker_hosts: str, job_name: str, task_index: int) -> Found | None:
+    """The world that flags tell of, else the environment."""
+    if job_name or worker_hosts or ps_hosts:
+        return of_flags(ps_hosts, worker_hosts, job_name, task_index)
+    return find_world(os.environ, on)
+
+
+def _follows_another(zygote: ZygoteProcess | None) -> bool:
+    """In a pod that is not the first of its job: take part in the run until it is over; whether this was one."""
+    from shoal.cli.host import exit_quietly
+    from shoal.launch.engines.pods import take_part
+
+    before = signal.signal(signal.SIGTERM, lambda *_: exit_quietly())
+    if zygote is not None:
+        os.environ[ZYGOTE_VARIABLE] = zygote.name  # The agent in this pod need not start another.
+    try:
+        return take_part()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _found_again(
+    target: str | None, name: str | None, runs: Path, arguments: list[str] | None
+) -> tuple[str | None, str | None, bool, list[str] | None]:
+    """Target, run to resume, whether to overwrite, and arguments of a run that may have been started before."""
+    from shoal.checkpoint.wholeness import check_folder, newest_whole
+    from shoal.observe import RunFolder
+
+    if name is None:
+        raise SpecError("--again goes on with the run of a name; give it one with --name.")
+    folder = RunFolder((runs / name).absolute())
+    if newest_whole(folder.checkpoints, check_folder, lambda text: print(text, file=sys.stderr)) is None:
+        return target, None, True, arguments
+    return None, name, False, None
 
 
 def _planned_job(

@@ -23,6 +23,7 @@ class HostJoined(Told, kind="joined"):
     gpus: int
     memory_bytes: int
     port: int
+    most_workers: int | None = None
     versions: dict[str, str]
     """Of Python, torch and Shoal."""
     door: str

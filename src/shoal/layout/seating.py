@@ -7,7 +7,7 @@ Servers are spread as far as they go, so that a copy of what one holds lies on a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.errors import LaunchError
 from shoal.layout.placement_table import binary_size
@@ -44,6 +44,7 @@ class Seating:
 
 def seat_all(hosts: Sequence[HostFacts], demand: Demand) -> Seating:
     """A host for each worker and server that a run begins with; LaunchError where there is not enough room."""
+    hosts = _unless_crowded(hosts, demand)
     rooms = [_most_workers(host, demand) for host in hosts]
     total = sum(room for room in rooms if room is not None)
     if None not in rooms and total < demand.workers:
@@ -89,11 +90,20 @@ def _capacity_for(host: HostFacts, role: Role, demand: Demand) -> int:
 
 
 def _most_workers(host: HostFacts, demand: Demand) -> int | None:
-    """As many as a host has GPUs or memory for; None where nothing limits them."""
+    """As many as a host has GPUs or memory for, or was given; None where nothing limits them."""
     limits = [host.gpus] if demand.on_gpus else []
+    limits += [] if host.most_workers is None else [host.most_workers]
     if demand.memory_bytes is not None and host.memory_bytes:
         limits.append(host.memory_bytes // demand.memory_bytes)
     return min(limits, default=None)
+
+
+def _unless_crowded(hosts: Sequence[HostFacts], demand: Demand) -> Sequence[HostFacts]:
+    """Those who are left when a host was lost have to do its work, too: what each was given holds no more then."""
+    given = [host.most_workers for host in hosts if host.most_workers is not None]
+    if len(given) < len(hosts) or sum(given) >= demand.workers:
+        return hosts
+    return [replace(host, most_workers=None) for host in hosts]
 
 
 def _has_room(host: HostFacts, held: int, role: Role, demand: Demand) -> bool:

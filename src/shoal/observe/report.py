@@ -75,7 +75,7 @@ def command(job: Job) -> str:
         "device": cluster.device if cluster.device != "cpu" else None,
         "port": cluster.port,
         "memory": cluster.memory or None,
-        "on": cluster.on if cluster.is_remote else None,
+        "on": cluster.on if cluster.is_remote and cluster.engine != "ranks" else None,
         "interface": cluster.interface or None,
         "ports": cluster.ports or None,
         "chaos": job.chaos or None,

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count, require_number
 
-ENGINES = ("local", "ssh", "hosts", "join")
+ENGINES = ("local", "ssh", "hosts", "join", "mpi", "slurm", "ranks", "k8s")
 ENGINE_POINTS = "shoal.engines"
 """Where packages name engines of their own: `moon = "their.module:make"`."""
 DEVICES = ("cpu", "cuda")
@@ -38,7 +38,9 @@ class Cluster:
     """Processes that wait, warm, to take the place of a worker that dies."""
     on: str = "local"
     """Where processes run: `local` (this machine), `local:2` (here, as if on 2 hosts), `ssh:a,b` (hosts that ssh
-    reaches), `hosts:FILE` (those that a file lists), `join:2` (2 hosts on which somebody starts `shoal host`)."""
+    reaches), `hosts:FILE` (those that a file lists), `join:2` (2 hosts on which somebody starts `shoal host`),
+    `mpi` or `mpi:a,b` (hosts that mpirun reaches), `slurm` (those of an allocation), `ranks:FOLDER` (those of
+    processes that have met there), `k8s` (pods of a Kubernetes job, in which this runs)."""
     interface: str = ""
     """With several hosts: the network or address at which they reach this one; default by route."""
     ports: str = ""

@@ -24,7 +24,11 @@ _MAKERS = {
     "ssh": "shoal.launch.engines.ssh:make",
     "hosts": "shoal.launch.engines.ssh:make_listed",
     "join": "shoal.launch.engines.by_hand:make",
+    "k8s": "shoal.launch.engines.pods:make",
     "local": "shoal.launch.engines.here:make",
+    "ranks": "shoal.launch.engines.ranks:make",
+    "slurm": "shoal.launch.engines.slurm:make",
+    "mpi": "shoal.launch.engines.mpi:make",
 }
 
 

@@ -21,7 +21,7 @@ from shoal.launch.remote.starting import (
 SSH_VARIABLE = "SHOAL_SSH"
 """The command that reaches other hosts, where it is not plain ssh: `ssh -p 2222`."""
 _SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
-_HOST_KEYS = ("address", "cores", "python")
+_HOST_KEYS = ("address", "cores", "workers", "python")
 
 
 def make(written: str, tell: Callable[[str], None]) -> SshStarter:
@@ -62,7 +62,7 @@ class SshStarter:
 
 
 def read_hosts(path: Path) -> list[Candidate]:
-    """The hosts of a file: a name in each line, and `address=`, `cores=` or `python=` behind it."""
+    """The hosts of a file: a name in each line, and `address=`, `cores=`, `workers=` or `python=` behind it."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -82,8 +82,9 @@ def read_hosts(path: Path) -> list[Candidate]:
 
 def _check_line(path: Path, number: int, name: str, given: Mapping[str, str]) -> None:
     unknown = [key for key, value in given.items() if key not in _HOST_KEYS or not value]
-    if name.startswith("-") or "=" in name or unknown or not given.get("cores", "1").isdecimal():
+    numbers = [given.get("cores", "1"), given.get("workers", "1")]
+    if name.startswith("-") or "=" in name or unknown or not all(one.isdecimal() for one in numbers):
         raise SpecError(
-            f"Cluster: line {number} of {path} must be a host's name, then any of address=…, cores=N and "
-            f"python=…, found {' '.join([name, *(f'{key}={value}' for key, value in given.items())])!r}."
+            f"Cluster: line {number} of {path} must be a host's name, then any of address=…, cores=N, workers=N "
+            f"and python=…, found {' '.join([name, *(f'{key}={value}' for key, value in given.items())])!r}."
         )

@@ -34,7 +34,7 @@ from shoal.comm.host_words import (
     StacksWanted,
 )
 from shoal.comm.security import RunKey
-from shoal.comm.tcp.addresses import address_of, listen, listening_at, parse_ports
+from shoal.comm.tcp.addresses import listen, listening_at, parse_ports
 from shoal.comm.tcp.stream_channel import StreamChannel
 from shoal.comm.words import TO_PROCESSES, Garbled, understood
 from shoal.errors import LaunchError
@@ -42,7 +42,9 @@ from shoal.launch.local import LocalEngine, LocalHost
 from shoal.launch.remote.heirs import Heirs
 from shoal.launch.remote.home import HostHome
 from shoal.launch.remote.line import HostLine
+from shoal.launch.remote.probing import AgentState, leave_sign
 from shoal.launch.remote.remote_host import LEASE_S
+from shoal.launch.remote.starting import address_towards
 from shoal.launch.remote.teller import Teller
 from shoal.launch.this_host import facts_of_this_host, versions_here
 from shoal.observe.disk import explain_refusal
@@ -53,17 +55,31 @@ from shoal.spec.told import Told
 BEAT_S = 1.0
 
 
-def join(
-    address: str, key: RunKey, *, name: str = "", interface: str = "", ports: str = "", cores: int | None = None
-) -> None:
-    """Take part in the run whose supervisor listens at this address, until it is over.
+class SupervisorGone(LaunchError):
+    """Whoever this host worked for has left without a word, or is not heard any more."""
 
-    LaunchError where this host is refused, or its supervisor is gone before the run is over.
+
+def join(
+    address: str,
+    key: RunKey,
+    *,
+    name: str = "",
+    interface: str = "",
+    ports: str = "",
+    cores: int | None = None,
+    workers: int | None = None,
+    timeout_s: float = 15.0,
+) -> None:
+    """Take part in the run whose supervisor listens at this address, until it is over. `cores`, `workers`: what to
+    give, and to have at most.
+
+    LaunchError where this host is refused, or its supervisor is gone before the run is over; CommError where
+    nobody answers within `timeout_s`. `interface`: a network's name, or an address of this host.
     """
-    channel = StreamChannel.call(address, key, encrypt=True)
-    own = address_of(interface) if interface else channel.local_address
+    channel = StreamChannel.call(address, key, encrypt=True, timeout_s=timeout_s)
+    own = address_towards(channel.peer_address, interface) if interface else channel.local_address
     heirs = Heirs(listening_at(own, ports), key)
-    facts = facts_of_this_host(name, own, _free_port(own, ports))
+    facts = replace(facts_of_this_host(name, own, _free_port(own, ports)), most_workers=workers)
     if cores is not None:
         facts = replace(facts, cores=cores)
     HostAgent(channel, facts, heirs).serve()
@@ -124,23 +140,24 @@ class HostAgent:
         if self._left_at is None:
             self._line.send(HostBeat())
             self._teller.tell_printed()
+        leave_sign(AgentState.JOINED)
 
     def _check_supervisor(self) -> None:
         if self._is_dismissed:
             return
         if self._left_at is not None:
             if time.monotonic() - self._left_at > self._grace_s:
-                raise LaunchError(
+                raise SupervisorGone(
                     "The supervisor of this run is gone, and nobody has taken its place within "
                     f"{self._grace_s:g} s; what ran here for it was ended."
                 )
         elif self._line.ending:
             if self._host is None or not self._grace_s:
-                raise LaunchError("The supervisor of this run is gone; what ran here for it was ended.")
+                raise SupervisorGone("The supervisor of this run is gone; what ran here for it was ended.")
             self._lose_supervisor()
         elif self._line.silent_s > self._lease_s:
             # It may live, and go on without this host: whoever is cut off must not.
-            raise LaunchError(
+            raise SupervisorGone(
                 f"The supervisor of this run has not been heard for {self._line.silent_s:.0f} s; what ran here "
                 "for it was ended."
             )

@@ -16,7 +16,7 @@ from shoal.comm.words import understood
 from shoal.errors import CommError, Interrupted, LaunchError
 from shoal.launch.remote.luggage import welcome_all
 from shoal.launch.remote.remote_host import LEASE_S, RemoteHost
-from shoal.launch.remote.starting import AgentHandle, Invitation, Starter
+from shoal.launch.remote.starting import AgentHandle, Invitation, KnownMeeting, Starter
 from shoal.launch.this_host import versions_here
 from shoal.launch.worlds import threads_on
 from shoal.spec import Job
@@ -50,11 +50,14 @@ class AgentEngine:
 
     def reserve(self, job: Job) -> list[RemoteHost]:
         """All hosts, in the order in which the user named them; for another attempt, those that are left."""
-        cluster, key = job.cluster, RunKey.create()
+        cluster, starter = job.cluster, self._starter
+        key, ports = RunKey.create(), cluster.ports
+        if isinstance(starter, KnownMeeting):
+            key, ports = starter.key, starter.ports
         self.key = key
-        own = self._starter.own_address(cluster.interface)
+        at = listening_at(starter.own_address(cluster.interface), ports)
         with ExitStack() as at_failure:
-            with closing(ChannelDoor(listening_at(own, cluster.ports), key, encrypt=True)) as door:
+            with closing(ChannelDoor(at, key, encrypt=True)) as door:
                 invitation = Invitation(address=door.address, key=key, ports=cluster.ports)
                 agents = self._starter.start(invitation)
                 for agent in agents:
@@ -149,7 +152,7 @@ class Gathering:
             caller.close()
             return
         values = word.plain()
-        facts = HostFacts(**{one.name: values[one.name] for one in fields(HostFacts)})
+        facts = HostFacts(**{one.name: values[one.name] for one in fields(HostFacts) if one.name in values})
         agent = self._agents.get(facts.name)
         host = RemoteHost(caller, facts, agent=agent, lease_s=self._lease_s, door=word.door)
         if (reason := self._objection(facts.name, word.versions)) is not None:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO, Protocol, runtime_checkable
 
 from shoal.comm.security import RunKey
 from shoal.comm.tcp.addresses import own_address
@@ -26,6 +26,8 @@ class Candidate:
     """Where it is reached, where its name does not say so."""
     cores: str = ""
     """What it is to give; nothing: all that it has."""
+    workers: str = ""
+    """How many it is to have at most; nothing: its share."""
     python: str = ""
     """With which Shoal is installed there; nothing: at the same path as here."""
 
@@ -71,6 +73,15 @@ class Starter(Protocol):
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
         """Have agents come. LaunchError where that cannot be."""
+
+
+@runtime_checkable
+class KnownMeeting(Protocol):
+    """A starter some of whose agents know already where to call, and have the run's key."""
+
+    key: RunKey
+    ports: str
+    """Where the supervisor listens: one port."""
 
 
 @dataclass
@@ -128,6 +139,7 @@ def agent_command(invitation: Invitation, candidate: Candidate) -> list[str]:
     """What runs on a host. The key is read from standard input, so that no list of processes shows it."""
     python = candidate.python or sys.executable
     more = ["--cores", candidate.cores] if candidate.cores else []
+    more += ["--workers", candidate.workers] if candidate.workers else []
     more += ["--ports", invitation.ports] if invitation.ports else []
     return [python, "-P", "-m", "shoal.cli", "host", "--join", invitation.address, *more, "--name", candidate.name]
 

@@ -1,0 +1,73 @@
+"""`--on slurm`: the hosts of an allocation of Slurm's, on which nothing runs yet."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from shoal.errors import LaunchError
+from shoal.launch.engines.by_hand import way_out
+from shoal.launch.remote.starting import (
+    AgentHandle,
+    AgentProcess,
+    Candidate,
+    Invitation,
+    address_towards,
+    agent_command,
+)
+
+NODES_VARIABLE = "SLURM_JOB_NODELIST"
+_ASK_S = 10.0
+
+
+def make(written: str, tell: Callable[[str], None]) -> SlurmStarter:
+    """Of `slurm`."""
+    if not (nodes := os.environ.get(NODES_VARIABLE)):
+        raise LaunchError(
+            "on=slurm uses the hosts of an allocation, but there is none here; write `shoal slurm TASK --nodes "
+            "2`, or begin in `salloc --nodes 2`."
+        )
+    if shutil.which("srun") is None:
+        raise LaunchError("srun is not installed on this host, which on=slurm starts agents with.")
+    return SlurmStarter(_names_of(nodes))
+
+
+@dataclass
+class SlurmStarter:
+    """Hosts on which srun starts an agent. Each has a step of its own: the loss of one ends no other."""
+
+    names: Sequence[str]
+    patience_s: float = 30.0
+    count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.count = len(self.names)
+
+    def own_address(self, interface: str) -> str:
+        try:
+            return address_towards(self.names[-1], interface)
+        except LaunchError:
+            return way_out(interface)  # Only Slurm knows that name.
+
+    def start(self, invitation: Invitation) -> list[AgentHandle]:
+        return [self._reach(name, invitation) for name in self.names]
+
+    def _reach(self, name: str, invitation: Invitation) -> AgentProcess:
+        """An agent has all that the job has of its host; what it is given to read goes to it alone."""
+        words = ["srun", f"--nodelist={name}", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--overlap"]
+        words += ["--cpu-bind=none", "--quiet"]
+        return AgentProcess.run(name, [*words, *agent_command(invitation, Candidate(name=name))], invitation.key)
+
+
+def _names_of(nodes: str) -> list[str]:
+    """`n[1-2]` is n1 and n2."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=_ASK_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LaunchError(f"scontrol does not say which hosts {nodes} are: {error}") from None
+    return done.stdout.split()
