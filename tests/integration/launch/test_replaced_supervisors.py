@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,10 +12,14 @@ from typing import Any
 import psutil
 import pytest
 
+from helpers.apart import NEEDS_NAMESPACES, ssh_to_others
 from helpers.commands import command, environment
+from shoal.checkpoint.wholeness import check_folder
 from shoal.errors import LaunchError
+from shoal.launch.engines.ssh import SSH_VARIABLE
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
 from shoal.launch.runs import start, train
+from shoal.observe.checkpoint_names import folder_name
 from shoal.observe.jsonl import read_events
 
 TASK = Path(__file__).parents[1] / "paced_tasks.py"
@@ -25,13 +30,13 @@ STEPS = 250
 class Orphans:
     """A run whose supervisor was killed while it trained, and what is left of it."""
 
-    def __init__(self, folder: Path, zygote: ZygoteProcess, *words: str) -> None:
+    def __init__(self, folder: Path, zygote: ZygoteProcess | None, *words: str) -> None:
         self.folder = folder / "runs" / "left"
         named = ["--name", "left", "--arg", f"steps={STEPS}", "--threads", "1", "--checkpoint", "every=50"]
         self._supervisor = subprocess.Popen(
             command("train", f"{TASK}:paced", "-w", "2", *named, *words),
             cwd=folder,
-            env=environment(zygote),
+            env=dict(os.environ) if zygote is None else environment(zygote),
             stdout=subprocess.DEVNULL,
         )
         self.agents: list[psutil.Process] = []
@@ -119,4 +124,21 @@ def test_hosts_end_when_nobody_comes(tmp_path: Path, zygote: ZygoteProcess) -> N
     assert (
         "resuming left after step" in (left.folder / "events.jsonl").read_text() or run.results["steps"] == STEPS
     )
+    assert run.digest == undisturbed(tmp_path, strategy="data", cluster={"workers": 2, "threads": 1})
+
+
+@NEEDS_NAMESPACES
+@pytest.mark.long
+def test_files_of_hosts_without_the_disk_come_to_the_successor(
+    tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first worker saves on a host that does not see the run folder, before and after its supervisor's death."""
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setenv(SSH_VARIABLE, ssh_to_others(tmp_path / "ssh", [tmp_path / "runs"]))
+    monkeypatch.delenv(ZYGOTE_VARIABLE)
+    apart = ["--on", "ssh:other,first", "--interface", "127.0.0.1"]
+    left = Orphans(tmp_path, None, *apart)
+    left.kill_after(60)
+    run = train(resume="left", runs=tmp_path / "runs", progress=False)
+    assert check_folder(left.folder / "checkpoints" / folder_name(STEPS)).step == STEPS
     assert run.digest == undisturbed(tmp_path, strategy="data", cluster={"workers": 2, "threads": 1})
