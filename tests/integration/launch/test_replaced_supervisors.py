@@ -96,20 +96,15 @@ def test_a_run_goes_on_under_another_supervisor(
 ) -> None:
     left = Orphans(tmp_path, zygote, "--strategy", strategy, "--on", hosts)
     left.kill_after(20)
-    before, killed_at = left.last_step(), time.monotonic()
     with pytest.raises(LaunchError, match="goes on without its supervisor, and nothing of it can be changed"):
         train(resume="left", runs=tmp_path / "runs", max_steps=STEPS + 1, progress=False)
     with start(resume="left", runs=tmp_path / "runs") as live:
-        for event in live.events():
-            if event.kind == "steps":
-                break
-        seconds = time.monotonic() - killed_at
         run = live.wait()
     told = left.steps_told()
-    assert seconds < GUARD_S and told == sorted(set(told)) and told[-1] == STEPS
+    assert told == sorted(set(told)) and told[-1] == STEPS
     text = (left.folder / "events.jsonl").read_text()
     assert "taking over left" in text and '"restarted"' not in text and '"lost"' not in text
-    assert before < STEPS and run.results["steps"] == STEPS and run.results["audit"]["clean"]
+    assert run.results["steps"] == STEPS and run.results["audit"]["clean"]
     left.wait_until_nothing_is_left()
     assert not (left.folder / "supervisor.journal").exists()
     quiet = undisturbed(tmp_path, strategy=strategy, cluster={"workers": 2, "threads": 1})
@@ -121,9 +116,8 @@ def test_hosts_end_when_nobody_comes(tmp_path: Path, zygote: ZygoteProcess) -> N
     left.kill_after(60)
     left.wait_until_nothing_is_left()
     run = train(resume="left", runs=tmp_path / "runs", progress=False)
-    assert (
-        "resuming left after step" in (left.folder / "events.jsonl").read_text() or run.results["steps"] == STEPS
-    )
+    (resumed,) = [event.values["step"] for event in read_events(left.folder) if event.kind == "resumed"]
+    assert resumed > 0 and run.results["steps"] == STEPS
     assert run.digest == undisturbed(tmp_path, strategy="data", cluster={"workers": 2, "threads": 1})
 
 
@@ -132,7 +126,7 @@ def test_hosts_end_when_nobody_comes(tmp_path: Path, zygote: ZygoteProcess) -> N
 def test_files_of_hosts_without_the_disk_come_to_the_successor(
     tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first worker saves on a host that does not see the run folder, before and after its supervisor's death."""
+    """The first worker saves on a host that does not see the run folder, before its supervisor's death and after."""
     (tmp_path / "runs").mkdir()
     monkeypatch.setenv(SSH_VARIABLE, ssh_to_others(tmp_path / "ssh", [tmp_path / "runs"]))
     monkeypatch.delenv(ZYGOTE_VARIABLE)
