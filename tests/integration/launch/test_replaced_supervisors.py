@@ -126,7 +126,7 @@ def test_hosts_end_when_nobody_comes(tmp_path: Path, zygote: ZygoteProcess) -> N
 def test_files_of_hosts_without_the_disk_come_to_the_successor(
     tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first worker saves on a host that does not see the run folder, before its supervisor's death and after."""
+    """The first worker saves on a host that does not see the run folder, before and after the death."""
     (tmp_path / "runs").mkdir()
     monkeypatch.setenv(SSH_VARIABLE, ssh_to_others(tmp_path / "ssh", [tmp_path / "runs"]))
     monkeypatch.delenv(ZYGOTE_VARIABLE)
