@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,10 +12,14 @@ from typing import Any
 import psutil
 import pytest
 
+from helpers.apart import NEEDS_NAMESPACES, ssh_to_others
 from helpers.commands import command, environment
+from shoal.checkpoint.wholeness import check_folder
 from shoal.errors import LaunchError
+from shoal.launch.engines.ssh import SSH_VARIABLE
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
 from shoal.launch.runs import start, train
+from shoal.observe.checkpoint_names import folder_name
 from shoal.observe.jsonl import read_events
 
 TASK = Path(__file__).parents[1] / "paced_tasks.py"
@@ -25,13 +30,13 @@ STEPS = 250
 class Orphans:
     """A run whose supervisor was killed while it trained, and what is left of it."""
 
-    def __init__(self, folder: Path, zygote: ZygoteProcess, *words: str) -> None:
+    def __init__(self, folder: Path, zygote: ZygoteProcess | None, *words: str) -> None:
         self.folder = folder / "runs" / "left"
         named = ["--name", "left", "--arg", f"steps={STEPS}", "--threads", "1", "--checkpoint", "every=50"]
         self._supervisor = subprocess.Popen(
             command("train", f"{TASK}:paced", "-w", "2", *named, *words),
             cwd=folder,
-            env=environment(zygote),
+            env=dict(os.environ) if zygote is None else environment(zygote),
             stdout=subprocess.DEVNULL,
         )
         self.agents: list[psutil.Process] = []
@@ -91,20 +96,15 @@ def test_a_run_goes_on_under_another_supervisor(
 ) -> None:
     left = Orphans(tmp_path, zygote, "--strategy", strategy, "--on", hosts)
     left.kill_after(20)
-    before, killed_at = left.last_step(), time.monotonic()
     with pytest.raises(LaunchError, match="goes on without its supervisor, and nothing of it can be changed"):
         train(resume="left", runs=tmp_path / "runs", max_steps=STEPS + 1, progress=False)
     with start(resume="left", runs=tmp_path / "runs") as live:
-        for event in live.events():
-            if event.kind == "steps":
-                break
-        seconds = time.monotonic() - killed_at
         run = live.wait()
     told = left.steps_told()
-    assert seconds < GUARD_S and told == sorted(set(told)) and told[-1] == STEPS
+    assert told == sorted(set(told)) and told[-1] == STEPS
     text = (left.folder / "events.jsonl").read_text()
     assert "taking over left" in text and '"restarted"' not in text and '"lost"' not in text
-    assert before < STEPS and run.results["steps"] == STEPS and run.results["audit"]["clean"]
+    assert run.results["steps"] == STEPS and run.results["audit"]["clean"]
     left.wait_until_nothing_is_left()
     assert not (left.folder / "supervisor.journal").exists()
     quiet = undisturbed(tmp_path, strategy=strategy, cluster={"workers": 2, "threads": 1})
@@ -116,7 +116,23 @@ def test_hosts_end_when_nobody_comes(tmp_path: Path, zygote: ZygoteProcess) -> N
     left.kill_after(60)
     left.wait_until_nothing_is_left()
     run = train(resume="left", runs=tmp_path / "runs", progress=False)
-    assert (
-        "resuming left after step" in (left.folder / "events.jsonl").read_text() or run.results["steps"] == STEPS
-    )
+    (resumed,) = [event.values["step"] for event in read_events(left.folder) if event.kind == "resumed"]
+    assert resumed > 0 and run.results["steps"] == STEPS
+    assert run.digest == undisturbed(tmp_path, strategy="data", cluster={"workers": 2, "threads": 1})
+
+
+@NEEDS_NAMESPACES
+@pytest.mark.long
+def test_files_of_hosts_without_the_disk_come_to_the_successor(
+    tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first worker saves on a host that does not see the run folder, before and after the death."""
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setenv(SSH_VARIABLE, ssh_to_others(tmp_path / "ssh", [tmp_path / "runs"]))
+    monkeypatch.delenv(ZYGOTE_VARIABLE)
+    apart = ["--on", "ssh:other,first", "--interface", "127.0.0.1"]
+    left = Orphans(tmp_path, None, *apart)
+    left.kill_after(60)
+    run = train(resume="left", runs=tmp_path / "runs", progress=False)
+    assert check_folder(left.folder / "checkpoints" / folder_name(STEPS)).step == STEPS
     assert run.digest == undisturbed(tmp_path, strategy="data", cluster={"workers": 2, "threads": 1})
