@@ -22,6 +22,7 @@ from shoal.cli.predict import predict
 from shoal.cli.run import run as run_verb
 from shoal.cli.scale import scale
 from shoal.cli.slurm import slurm
+from shoal.cli.submit import submit
 from shoal.cli.train import train
 from shoal.cli.verify import verify
 from shoal.errors import ShoalError
@@ -51,6 +52,9 @@ app.command(rich_help_panel=TRAINING)(host)
 app.command(rich_help_panel=TRAINING, context_settings={"ignore_unknown_options": True})(slurm)
 app.command(rich_help_panel=TRAINING, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     k8s
+)
+app.command(rich_help_panel=TRAINING, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    submit
 )
 app.add_typer(checkpoint, name="checkpoint", rich_help_panel=TRAINING)
 app.command(rich_help_panel=CHECKING)(verify)

@@ -47,6 +47,9 @@ def host(
     joined: Annotated[
         bool, typer.Option("--joined", help="With --probe: and takes part in a run.", show_default=False)
     ] = False,
+    owner: Annotated[
+        int | None, typer.Option(help="The process that has started this one, to end with it.", metavar="PID")
+    ] = None,
 ) -> None:
     """Let this machine take part in a run that waits for hosts, until the run is over.
 
@@ -62,6 +65,7 @@ def host(
         return
     if join is None:
         raise typer.BadParameter("say where the run's supervisor listens.", param_hint="--join")
+    from shoal.comm.kernel import die_with_parent
     from shoal.launch.remote.agent import join as take_part
     from shoal.launch.remote.starting import read_ticket
 
@@ -69,6 +73,8 @@ def host(
         leave_signals_to_the_first()  # Slurm signals all steps of a job, and the script with the supervisor.
     else:  # So that what runs here is ended, and nothing left behind.
         signal.signal(signal.SIGTERM, lambda *_: exit_quietly())
+    if owner is not None:
+        die_with_parent(owner, signal.SIGTERM)
     key = read_ticket(ticket)
     take_part(join, key, name=name, interface=interface, ports=ports, cores=cores, workers=workers)
 

@@ -4,6 +4,7 @@ from shoal.datasets.counted import Counted
 from shoal.datasets.folds import KFold
 from shoal.datasets.handwritten import digits, digits_images
 from shoal.datasets.in_parts import InParts
+from shoal.datasets.saved_table import SavedTable, from_spark
 from shoal.datasets.shipped import Shipped
 from shoal.datasets.stream import Stream
 from shoal.datasets.text import NUM_BYTES, TextBlocks, python_text
@@ -13,10 +14,12 @@ __all__ = [
     "Counted",
     "InParts",
     "KFold",
+    "SavedTable",
     "Shipped",
     "Stream",
     "TextBlocks",
     "digits",
     "digits_images",
+    "from_spark",
     "python_text",
 ]

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count, require_number
 
-ENGINES = ("local", "ssh", "hosts", "join", "mpi", "slurm", "ranks", "k8s")
+ENGINES = ("local", "ssh", "hosts", "join", "mpi", "slurm", "ranks", "k8s", "ray", "spark")
 ENGINE_POINTS = "shoal.engines"
 """Where packages name engines of their own: `moon = "their.module:make"`."""
 DEVICES = ("cpu", "cuda")
@@ -40,7 +40,8 @@ class Cluster:
     """Where processes run: `local` (this machine), `local:2` (here, as if on 2 hosts), `ssh:a,b` (hosts that ssh
     reaches), `hosts:FILE` (those that a file lists), `join:2` (2 hosts on which somebody starts `shoal host`),
     `mpi` or `mpi:a,b` (hosts that mpirun reaches), `slurm` (those of an allocation), `ranks:FOLDER` (those of
-    processes that have met there), `k8s` (pods of a Kubernetes job, in which this runs)."""
+    processes that have met there), `k8s` (pods of a Kubernetes job, in which this runs), `ray` (nodes of a
+    Ray cluster), `spark://host:7077` (executors of Spark)."""
     interface: str = ""
     """With several hosts: the network or address at which they reach this one; default by route."""
     ports: str = ""
@@ -133,7 +134,9 @@ class Cluster:
     @property
     def is_spread(self) -> bool:
         """Whether there may be more than one of them."""
-        is_one = self.engine == "ssh" and "," not in self.engine_argument
+        is_one = (self.engine == "ssh" and "," not in self.engine_argument) or (
+            "nodes=1" in self.engine_argument.split(",")
+        )
         return self.is_remote and not is_one and self.engine_argument != "1"
 
     @property

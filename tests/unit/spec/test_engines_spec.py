@@ -18,6 +18,9 @@ from shoal.spec import Cluster, Job
         ("hosts:list.txt", "hosts", True, True),
         ("join:1", "join", True, False),
         ("join:3", "join", True, True),
+        ("ray", "ray", True, True),
+        ("ray://head:10001,nodes=1", "ray", True, False),
+        ("spark://head:7077", "spark", True, True),
     ],
 )
 def test_engines(on: str, engine: str, is_remote: bool, is_spread: bool) -> None:
@@ -28,7 +31,7 @@ def test_engines(on: str, engine: str, is_remote: bool, is_spread: bool) -> None
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"on": "moon"}, "on 'moon' is not known. Choose one of: hosts, join, local, ssh"),
+        ({"on": "moon"}, "on 'moon' is not known. Choose one of: hosts, join, k8s, local, mpi, ranks"),
         ({"on": "ssh:"}, "on=ssh: needs hosts, as in ssh:a,b"),
         ({"on": "hosts"}, "on=hosts needs a file that lists hosts"),
         ({"on": "local:none"}, "on=local must be a whole number of at least 1, found 'none'"),

@@ -26,6 +26,8 @@ _MAKERS = {
     "join": "shoal.launch.engines.by_hand:make",
     "k8s": "shoal.launch.engines.pods:make",
     "local": "shoal.launch.engines.here:make",
+    "ray": "shoal.launch.engines.ray_cluster:make",
+    "spark": "shoal.launch.engines.spark_cluster:make",
     "ranks": "shoal.launch.engines.ranks:make",
     "slurm": "shoal.launch.engines.slurm:make",
     "mpi": "shoal.launch.engines.mpi:make",

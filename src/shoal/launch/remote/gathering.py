@@ -58,7 +58,9 @@ class AgentEngine:
         at = listening_at(starter.own_address(cluster.interface), ports)
         with ExitStack() as at_failure:
             with closing(ChannelDoor(at, key, encrypt=True)) as door:
-                invitation = Invitation(address=door.address, key=key, ports=cluster.ports)
+                invitation = Invitation(
+                    address=door.address, key=key, ports=cluster.ports, cluster=cluster, wants_end=self._wants_end
+                )
                 agents = self._starter.start(invitation)
                 for agent in agents:
                     at_failure.callback(agent.abandon)

@@ -6,13 +6,14 @@ import ipaddress
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import IO, Protocol, runtime_checkable
 
 from shoal.comm.security import RunKey
 from shoal.comm.tcp.addresses import own_address
 from shoal.errors import LaunchError
+from shoal.spec import Cluster
 
 _END_S = 5.0
 
@@ -42,6 +43,10 @@ class Invitation:
     """Of the run: for a pipe, or a file that nobody else can read."""
     ports: str = ""
     """Where processes on its host may listen; nothing: anywhere."""
+    cluster: Cluster = field(default_factory=Cluster)
+    """What the run asks of its hosts, for an engine that has to ask others for as much."""
+    wants_end: Callable[[], bool] = lambda: False
+    """Whether the user has asked for the end, for an engine that has to wait for hosts."""
 
 
 class AgentHandle(Protocol):

@@ -1,0 +1,193 @@
+"""The client of a Ray cluster: a process of its own (`client.py`), and the only one of a run that imports Ray.
+
+It holds nodes by one placement group, and has an actor on each. The actor's process is Ray's and has threads, so
+it runs an agent in another, clean one. Whatever ends the actor, Ray included, ends the agent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from shoal.comm.channel import Channel
+from shoal.comm.sealing import SealingPair, seal
+from shoal.comm.security import RunKey
+from shoal.errors import LaunchError
+from shoal.launch.engines.client_side import ServingClient
+from shoal.launch.engines.client_words import (
+    AgentOver,
+    AgentsWanted,
+    AgentUnwanted,
+    ClusterReached,
+    ClusterWanted,
+    RoomHeld,
+    RoomLacking,
+    RoomWanted,
+)
+from shoal.launch.remote.starting import AgentProcess, Candidate, Invitation, agent_command
+from shoal.spec.told import Told
+
+
+class NodeAgent:
+    """An actor: has an agent run on its node. All that Ray sees of the run's key is sealed for this process."""
+
+    def __init__(self) -> None:
+        self._pair = SealingPair.create()
+
+    def public(self) -> bytes:
+        """What the key is to be sealed with."""
+        return self._pair.public
+
+    def join(self, name: str, address: str, ports: str, cores: int, sealed: bytes) -> str:
+        """Have the agent take part in a run; its last words, once it has ended."""
+        invitation = Invitation(address=address, key=self._pair.open(sealed), ports=ports)
+        # The thread of an actor's calls is the first of its process, so that the agent ends with the process.
+        command = [*agent_command(invitation, Candidate(name=name, cores=str(cores))), "--owner", str(os.getpid())]
+        agent = AgentProcess.run(name, command, invitation.key)
+        agent.process.wait()
+        return agent.failure() or ""
+
+
+class RayClient(ServingClient):
+    """One run's hold on a cluster."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
+        self._nodes: list[dict[str, Any]] = []
+        self._group: Any = None
+        self._bundles: list[dict[str, Any]] = []
+        self._actors: dict[str, Any] = {}
+        self._calls: dict[Any, str] = {}
+        """By what Ray calls the answer of an actor: whose it will be."""
+
+    @property
+    def has_agents(self) -> bool:
+        return bool(self._calls)
+
+    def give_back(self) -> None:
+        for actor in self._actors.values():
+            ray.kill(actor)
+        if self._group is not None:
+            remove_placement_group(self._group)
+        ray.shutdown()
+
+    def take(self, word: Told) -> None:
+        match word:
+            case ClusterWanted():
+                self._reach(word.address)
+            case RoomWanted():
+                self._hold(word)
+            case AgentsWanted():
+                self._start(word)
+            case AgentUnwanted():
+                ray.kill(self._actors[word.name])
+
+    def _reach(self, address: str) -> None:
+        try:
+            ray.init(
+                address=address or os.environ.get("RAY_ADDRESS") or "auto",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except (ConnectionError, RayError, ValueError, RuntimeError) as error:
+            raise LaunchError(_why_unreached(address, error)) from None
+        living = [one for one in ray.nodes() if one["Alive"]]
+        # The head first: it is what the supervisor's own address is looked for from.
+        living.sort(key=lambda one: "node:__internal_head__" not in one["Resources"])
+        addresses = [one["NodeManagerAddress"] for one in living]
+        for one in living:
+            address = one["NodeManagerAddress"]
+            is_alone = addresses.count(address) == 1
+            name = address if is_alone else f"{address}-{one['NodeID'][:6]}"
+            self._nodes.append({"id": one["NodeID"], "name": name, "address": address, "has": one["Resources"]})
+        shown = [{key: one[key] for key in ("name", "address", "has")} for one in self._nodes]
+        self.say(ClusterReached(nodes=shown))
+
+    def _hold(self, wanted: RoomWanted) -> None:
+        self._bundles = wanted.bundles
+        self._group = placement_group(wanted.bundles, strategy="STRICT_SPREAD")
+        deadline = time.monotonic() + wanted.wait_s
+        while not self._group.wait(timeout_seconds=1):
+            if time.monotonic() > deadline:
+                self.say(RoomLacking(free=ray.available_resources()))
+                return
+            self.take_all(0.0)
+            if self.is_dismissed:
+                return
+        by_bundle = placement_group_table(self._group)["bundles_to_node_id"]
+        names = {one["id"]: one["name"] for one in self._nodes}
+        # One that came while we waited is called by what it is to Ray.
+        found = [by_bundle[number] for number in range(len(wanted.bundles))]
+        self.say(
+            RoomHeld(
+                nodes=[names.get(node, node[:12]) for node in found],
+                cores=[max(1, int(bundle["CPU"])) for bundle in wanted.bundles],
+            )
+        )
+
+    def _start(self, wanted: AgentsWanted) -> None:
+        kind = ray.remote(NodeAgent)
+        for number, name in enumerate(wanted.names):
+            needs = dict(self._bundles[number])
+            self._actors[name] = kind.options(
+                num_cpus=needs.pop("CPU", 0),
+                num_gpus=needs.pop("GPU", 0),
+                resources=needs,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._group, placement_group_bundle_index=number
+                ),
+            ).remote()
+        key = RunKey.from_text(wanted.key)
+        shown = {name: actor.public.remote() for name, actor in self._actors.items()}
+        for number, (name, actor) in enumerate(self._actors.items()):
+            try:
+                sealed = seal(key, ray.get(shown[name]))
+            except RayError as error:
+                self.say(AgentOver(name=name, text=_why_ended(name, error)))
+                continue
+            call = actor.join.remote(name, wanted.address, wanted.ports, wanted.cores[number], sealed)
+            self._calls[call] = name
+
+    def look(self) -> None:
+        if not self._calls:
+            return
+        for call in ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)[0]:
+            name = self._calls.pop(call)
+            try:
+                text = ray.get(call)
+            except RayError as error:
+                text = _why_ended(name, error)
+            self.say(AgentOver(name=name, text=text))
+
+
+def _why_unreached(address: str, error: Exception) -> str:
+    text = str(error).strip()
+    if "find any running Ray instance" in text:
+        return (
+            "No Ray cluster was found: RAY_ADDRESS is not set, and none runs on this machine; start one with ray "
+            "start --head, or name its address, as in --on ray:HOST:6379."
+        )
+    where = address or os.environ.get("RAY_ADDRESS") or "on this machine"
+    cause = error.__cause__ or error
+    first = str(cause).strip().splitlines()[0] if str(cause).strip() else type(error).__name__
+    return f"The Ray cluster {where} cannot be used: {first}"
+
+
+def _why_ended(name: str, error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    is_missing = [line for line in lines if "No module named" in line]
+    if is_missing:
+        return f"Host {name} could not join: {is_missing[-1]}; install Shoal on all nodes of the Ray cluster."
+    return f"Host {name} could not join: {lines[0] if lines else type(error).__name__}"
+
+
+if __name__ == "__main__":
+    RayClient(Channel.from_fd(int(sys.argv[1]))).serve()
