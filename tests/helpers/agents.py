@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.launch.engines.here import HereStarter
 from shoal.launch.remote.gathering import AgentEngine
+from shoal.launch.remote.remote_host import LEASE_S
 from shoal.launch.remote.starting import AgentHandle, AgentProcess, Invitation
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
@@ -30,6 +31,14 @@ class SeenStarter(HereStarter):
         """As if the power of its host failed."""
         self.agents[name].process.send_signal(signal.SIGKILL)
 
+    def silence(self, name: str) -> None:
+        """As if the way to it were cut."""
+        self.agents[name].process.send_signal(signal.SIGSTOP)
+
+    def heal(self, name: str) -> None:
+        """As if it were there again."""
+        self.agents[name].process.send_signal(signal.SIGCONT)
+
 
 def run_on_hosts(
     job: Job,
@@ -37,6 +46,7 @@ def run_on_hosts(
     *,
     hosts: int = 2,
     on_event: Callable[[Event, SeenStarter], None] = lambda event, starter: None,
+    lease_s: float = LEASE_S,
 ) -> tuple[dict[str, Any], list[Event]]:
     """Run a job on so many agents of this machine; its results, and what happened."""
     folder.mkdir(parents=True)
@@ -47,7 +57,7 @@ def run_on_hosts(
         on_event(event, starter)
 
     job = replace(job, run_dir=str(folder))
-    return Supervisor(job, listen, AgentEngine(starter)).run(), events
+    return Supervisor(job, listen, AgentEngine(starter, lease_s=lease_s)).run(), events
 
 
 def spread_cluster(workers: int, hosts: int = 2) -> Cluster:

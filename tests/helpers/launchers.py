@@ -26,7 +26,8 @@ def mpirun(folder: Path, *words: str) -> list[str]:
     reach = folder / "reach"
     reach.write_text('#!/bin/sh\nexport SHOAL_HOST_NAME="$1"\nshift\nexec sh -c "$*"\n')
     reach.chmod(0o755)
-    return ["mpirun", "--mca", "plm_rsh_agent", str(reach), "--oversubscribe", *words]
+    # Unbound: each of the hosts, which are one, would begin with the same core.
+    return ["mpirun", "--mca", "plm_rsh_agent", str(reach), "--oversubscribe", "--bind-to", "none", *words]
 
 
 def surroundings(**more: str) -> dict[str, str]:

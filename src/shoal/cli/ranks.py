@@ -16,7 +16,8 @@ from shoal.cli.host import exit_quietly, leave_signals_to_the_first
 from shoal.comm.security import RunKey
 from shoal.errors import INTERRUPTED, ShoalError
 from shoal.launch.engines.found import AUTO, Found, FoundRank
-from shoal.launch.engines.meeting import Follower, HostShare, Leader, MeetingFolder, TicketLeft
+from shoal.launch.engines.meeting import Follower, Leader
+from shoal.launch.engines.notes import HostShare, MeetingFolder, TicketLeft
 from shoal.launch.owner import ZYGOTE_VARIABLE
 from shoal.observe.wording import plural
 
@@ -51,7 +52,7 @@ def taking_part(
     folder, cores = MeetingFolder.of(found, runs), sorted(os.sched_getaffinity(0))
     if found.rank != 0:
         raise typer.Exit(_follow(found, folder, cores, zygote))
-    with _leading(Leader(found, folder, cores)) as leader:
+    with _leading(Leader(found, folder, cores), to_stderr) as leader:
         spread_over(leader.hosts[0].cores, zygote)
         _tell(f"{_description(found, leader.hosts)}; {_OTHERWISE}", to_stderr)
         cluster["on"] = "local" if len(leader.hosts) == 1 else f"ranks:{folder.path}"
@@ -62,13 +63,13 @@ def taking_part(
 
 
 @contextmanager
-def _leading(leader: Leader) -> Iterator[Leader]:
+def _leading(leader: Leader, to_stderr: bool) -> Iterator[Leader]:
     """The others end with the status that this process ends with."""
     status = 1
     # Until the run heeds it: who is ended while it waits tells the others.
     before = signal.signal(signal.SIGTERM, lambda *_: exit_quietly())
     try:
-        leader.gather()
+        leader.gather(lambda text: _tell(text, to_stderr))
         signal.signal(signal.SIGTERM, before)
         yield leader
         status = 0

@@ -207,6 +207,10 @@ class LoadWanted(Told, kind="measure"):
     """See what else the host does."""
 
 
+class HostMissed(Told, kind="missed"):
+    """Nothing was heard of the host, and the run goes on without it: end all processes, and join anew."""
+
+
 class HostDismissed(Told, kind="dismissed"):
     """The run is over, or goes on without this host: end all processes, and leave."""
 
@@ -231,5 +235,5 @@ FROM_HOSTS: dict[str, type[Told]] = by_kind(
 )
 TO_HOSTS: dict[str, type[Told]] = by_kind(
     *(HostWelcomed, HostClaimed, HostRefused, BeatAnswered, ProcessWanted, ProcessTold, ProcessSignalled),
-    *(StacksWanted, LoadWanted, FilesOffered, FilePiece, HostDismissed),
+    *(StacksWanted, LoadWanted, FilesOffered, FilePiece, HostMissed, HostDismissed),
 )

@@ -14,6 +14,9 @@ from shoal.observe.happenings import KINDS
 from shoal.spec.told import Told, by_kind, read_message
 from shoal.spec.vocabulary import Role
 
+PARTING = "parting"
+"""What workers of several hosts meet for at the end of a run, with the generation behind it."""
+
 
 class Garbled(Told, kind="garbled"):
     """Something was said that means nothing here."""
@@ -62,7 +65,7 @@ class Announced(Told, kind="announced"):
     """A worker waits for all others of its run, and leaves something for them."""
 
     name: str
-    """Of what they meet for."""
+    """Of what they meet for; behind it `@generation`, where workers that are lost meanwhile are not waited for."""
     text: str
 
 
@@ -91,6 +94,19 @@ class Release(Told, kind="release"):
     """A worker is to let go of these places at the next border between steps."""
 
     places: list[int]
+    generation: int
+
+
+class Redeal(Told, kind="redeal"):
+    """Hosts were lost or have come: a worker is to meet all that there are now, at once, and go on with these
+    places."""
+
+    deal: list[list[int]]
+    """By worker, in the order of hosts: its places."""
+    hosts: list[int]
+    """How many workers each host has; none where it is lost."""
+    member: int
+    """The number of the worker that this is said to."""
     generation: int
 
 
@@ -150,7 +166,7 @@ class MetAll(Told, kind="met"):
 
 FROM_PROCESSES: dict[str, type[Told]] = {**KINDS, **by_kind(StacksOffered, Ordered, ScaleAnswered, Announced)}
 TO_PROCESSES: dict[str, type[Told]] = by_kind(
-    *(Stop, Takeover, Adopt, Release, Misbehave, MemberLost, MemberLeft, MembersLiving, ScaleWanted),
+    *(Stop, Takeover, Adopt, Release, Redeal, Misbehave, MemberLost, MemberLeft, MembersLiving, ScaleWanted),
     *(MetAll, CoordinatorMoved),
 )
 

@@ -70,6 +70,11 @@ class Hand:
         return self.role == Role.WORKER
 
     @property
+    def is_of_lost_host(self) -> bool:
+        """Whether it has ended with all else on its host."""
+        return self.end is not None and bool(self.end.lost_host)
+
+    @property
     def rank(self) -> int | None:
         """A worker's rank; None for others, whom events about ranks are not about."""
         return self.global_rank if self.is_worker else None

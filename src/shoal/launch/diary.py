@@ -111,6 +111,14 @@ class Diary:
         fresh = islice(self._machine.outputs, before, None)
         return any(not (isinstance(one, Emit) and is_noise(one.what)) for one in fresh)
 
+    def note_host(self, host: Host) -> None:
+        """One more host has come, of which the machine is about to be told."""
+        if self._journal is not None:
+            from shoal.launch.remote.remote_host import RemoteHost
+
+            assert isinstance(host, RemoteHost), "they come to engines that have agents"
+            self._write(Entry(what="host", value=host.claim))
+
     def note_told(self, what: Happening) -> None:
         """Whoever watches was told this."""
         if not is_noise(what):

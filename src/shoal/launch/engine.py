@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from shoal.launch.messages import Load, News, Sight
 from shoal.spec import Job, World
@@ -45,6 +45,27 @@ class Host(Protocol):
 
     def close(self) -> None:
         """End whatever still runs, at once, and leave nothing behind."""
+
+
+class Newcomers(Protocol):
+    """Hosts that come to a run that goes on."""
+
+    def fileno(self) -> int:
+        """Readable, for a selector, when somebody calls."""
+
+    def collect(self) -> Sequence[Host]:
+        """Those that have come since the last call. Never waits."""
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+
+
+@runtime_checkable
+class OpenEngine(Protocol):
+    """An engine to whose runs hosts may come later, too, or come back."""
+
+    def newcomers(self) -> Newcomers:
+        """Of the run for which hosts were reserved last."""
 
 
 class Engine(Protocol):

@@ -19,7 +19,7 @@ class Fleet:
 
     def __init__(self, hosts: Sequence[HostFacts], demand: Demand) -> None:
         self.hosts = hosts
-        """Those that the run began with."""
+        """All that the run has had."""
         self.left = dict(enumerate(hosts))
         """Those that are there, by number."""
         self._is_spread = len(hosts) > 1
@@ -28,6 +28,14 @@ class Fleet:
     def lose(self, number: int) -> HostFacts | None:
         """A host is gone; None where that is known."""
         return self.left.pop(number, None)
+
+    def add(self, host: HostFacts) -> int:
+        """One more host is there; its number."""
+        number = len(self.hosts)
+        self.hosts = [*self.hosts, host]
+        self.left[number] = host
+        self._is_spread = True
+        return number
 
     def seat(self, world: World, crew: Crew) -> World:
         """Where one more process goes: where it is least crowded."""

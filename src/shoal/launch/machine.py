@@ -26,6 +26,7 @@ from shoal.launch.messages import (
     Deaf,
     Emit,
     Ended,
+    HostCame,
     HostFailed,
     HostLost,
     Input,
@@ -46,7 +47,7 @@ from shoal.launch.succession import Succession
 from shoal.launch.verdict import Failure, first_cause, told_failure
 from shoal.launch.vigil import Case, Vigil
 from shoal.launch.worlds import demand_of, describe_world, servers_of
-from shoal.observe.happenings import Done, Failed, Happening, HostGone, Warned
+from shoal.observe.happenings import Done, Failed, Happening, HostAdded, HostGone, Warned
 from shoal.observe.results import RunResults
 from shoal.spec import Job, World
 from shoal.spec.host_facts import HostFacts
@@ -148,6 +149,10 @@ class SupervisorMachine:
                 self._succession.hear_load(news)
             case HostLost():
                 self._lose_host(news)
+            case HostCame():
+                number = self._fleet.add(news.facts)
+                self.emit(HostAdded(name=news.facts.name))
+                self._succession.host_came(number, news.facts)
             case HostFailed():
                 self._end(LaunchError(news.text) if self._cause is None else self._cause.error)
 
@@ -251,6 +256,11 @@ class SupervisorMachine:
         """Whether the run is ending because something failed."""
         return bool(self._failures)
 
+    @property
+    def is_parting(self) -> bool:
+        """Whether the workers of several hosts have all come to the end."""
+        return self._meetings.is_parting
+
     def ask(self, output: Output) -> None:
         """Let this be done, after all that was asked before."""
         self.outputs.append(output)
@@ -259,9 +269,9 @@ class SupervisorMachine:
         """Tell whoever watches."""
         self.ask(Emit(what, rank))
 
-    def start(self, world: World) -> Hand:
-        """Start one more process, where there is most room."""
-        world = self._fleet.seat(world, self.crew)
+    def start(self, world: World, *, is_seated: bool = False) -> Hand:
+        """Start one more process, where there is most room, or where it says that it is."""
+        world = world if is_seated else self._fleet.seat(world, self.crew)
         if world.role == Role.COORDINATOR:
             self.first_world = world  # Whoever comes later looks for it there.
         return self._start(world)

@@ -11,6 +11,7 @@ from shoal.launch.elastic import Autoscaler
 from shoal.launch.failure_log import FailureLog, verdict
 from shoal.launch.messages import Load, MeasureLoad, ScaleRequest
 from shoal.launch.moves import PlaceMoves
+from shoal.launch.redealing import Redealing
 from shoal.launch.resizing import Resizing
 from shoal.launch.scaling import BEGUN, ENDING, refusal
 from shoal.launch.succession import Bridge
@@ -18,6 +19,7 @@ from shoal.launch.verdict import Failure, explain_end, failure_of
 from shoal.launch.worlds import advice_after_loss, can_move, can_replace
 from shoal.observe.happenings import Adopted, LineSaid, Lost, Raised, Released, Replaced, StepsTaken, Warned
 from shoal.observe.wording import plural
+from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
 from shoal.spec.vocabulary import Purpose, Role
 
@@ -35,6 +37,7 @@ class Membership:
         self._crew = bridge.crew
         self._moves = PlaceMoves(bridge)
         self._resizing = Resizing(bridge, self._moves)
+        self._redealing = Redealing(bridge)
         self._autoscaler = Autoscaler(bridge.job.cluster)
         self._log = FailureLog(bridge.job.max_failures)
         self._raised: dict[Hand, Raised] = {}
@@ -52,6 +55,7 @@ class Membership:
         for vacancy in list(self._crew.vacancies):
             if not self._bridge.has_failed:
                 self._fill(vacancy)
+        self._redealing.act()
         if self._resizing.act():
             self._autoscaler.begin_period()
         if self._is_settled and self._autoscaler.is_due(self._bridge.now):
@@ -102,7 +106,8 @@ class Membership:
         match word:
             case LineSaid() | Warned() if not hand.is_worker:
                 self._bridge.emit(word)
-            case Adopted(places=places) if hand.is_worker:
+            case Adopted(places=places, generation=generation) if hand.is_worker:
+                self._redealing.confirm(hand, generation)
                 self._confirm(hand, set(places))
             case Released(places=places) if hand.is_worker:
                 self._vacate(self._resizing.take_released(hand, places), self._bridge.now)
@@ -148,10 +153,16 @@ class Membership:
             self._lose_spare(hand)
         elif hand.has_reported_failure and hand not in self._last_words:
             return
-        elif hand.is_done or self._ended_well(hand):
+        elif self._has_done_its_work(hand):
             self._note_end_of_work(hand)
         elif hand.places:
             self._lose_worker(hand)
+
+    def _has_done_its_work(self, hand: Hand) -> bool:
+        if hand.is_of_lost_host and self._bridge.is_parting:
+            return True
+        # Who has told all may be needed by others, who are not there yet.
+        return (hand.is_done and not self._redealing.can_follow(hand)) or self._ended_well(hand)
 
     def _ended_well(self, hand: Hand) -> bool:
         code = hand.exit_code
@@ -176,7 +187,10 @@ class Membership:
             return
         lost = Lost(rank=hand.global_rank, places=list(hand.places), reason=failure.message)
         self._bridge.emit(lost, hand.global_rank)
-        self._vacate(list(hand.places), self._bridge.now)
+        if self._redealing.can_follow(hand):
+            self._redealing.lose(hand)
+        else:
+            self._vacate(list(hand.places), self._bridge.now)
 
     @property
     def _could_replace(self) -> bool:
@@ -189,6 +203,8 @@ class Membership:
     def _final_failure(self, hand: Hand, failure: Failure) -> Failure | None:
         """What to end the run with; None where others can go on."""
         raised, code = self._raised.get(hand), hand.exit_code
+        if self._redealing.can_follow(hand):
+            return None if self._may_go_on() else replace(failure, is_transient=False)
         if self._could_replace and self._bridge.has_failed:
             # Its death alone would not have ended the run, so what failed before is the cause.
             return replace(failure, consequence=True)
@@ -223,6 +239,10 @@ class Membership:
         self._crew.fruitless_losses += 1
         job = self._bridge.job
         return self._crew.fruitless_losses <= max(job.max_failures, job.cluster.places + 2)
+
+    def host_came(self, number: int, facts: HostFacts) -> None:
+        """It gets places where every host has the whole state."""
+        self._redealing.host_came(number, facts)
 
     # What the user asks for.
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from shoal.comm.words import ScaleAnswered
 from shoal.observe.happenings import Happening
 from shoal.spec import World
+from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
 
 # What happens.
@@ -69,6 +70,13 @@ class HostLost:
     text: str
 
 
+@dataclass(frozen=True)
+class HostCame:
+    """One more host is there; its number is the next one."""
+
+    facts: HostFacts
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScaleRequest:
     """So many workers and servers are wanted; where both are None, the question is how many there are."""
@@ -118,7 +126,7 @@ class Load:
 
 News: TypeAlias = Started | Said | Ended | Deaf
 """What a host tells of its processes."""
-Input: TypeAlias = News | HostFailed | HostLost | ScaleRequest | Interrupt | StacksTaken | Load
+Input: TypeAlias = News | HostFailed | HostLost | HostCame | ScaleRequest | Interrupt | StacksTaken | Load
 
 
 # What is to be done, in this order.

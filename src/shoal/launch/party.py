@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from shoal.errors import LaunchError
 from shoal.launch.engine import Host
-from shoal.launch.messages import HostFailed, HostLost, Load, News, Sight
+from shoal.launch.messages import HostCame, HostFailed, HostLost, Load, News, Sight
 from shoal.spec import World
 from shoal.spec.told import Told
 
@@ -21,7 +21,7 @@ class HostParty:
     """Several hosts, or one. `selector` is told of each, for as long as it is there."""
 
     def __init__(self, hosts: Sequence[Host], selector: selectors.BaseSelector) -> None:
-        self._all = hosts
+        self._all = list(hosts)
         self._left = dict(enumerate(hosts))
         """Those that are there, by number."""
         self._host_of: dict[int, int] = {}
@@ -57,6 +57,13 @@ class HostParty:
             except LaunchError as error:
                 return self._lose(world.host_number, error)
         return None
+
+    def add(self, host: Host) -> HostCame:
+        """One more host has come."""
+        self._left[len(self._all)] = host
+        self._all.append(host)
+        self._selector.register(host, selectors.EVENT_READ)
+        return HostCame(host.facts)
 
     def collect(self) -> Iterator[News | HostFailed | HostLost]:
         """What has happened at all of them."""

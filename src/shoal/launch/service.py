@@ -32,6 +32,7 @@ from shoal.launch.succession import Bridge
 from shoal.launch.verdict import Failure, explain_end, failure_of
 from shoal.launch.worlds import member_world
 from shoal.observe.happenings import Audited, Decided, Done, LineSaid, Lost, Raised, Replaced, StateEntered, Warned
+from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
 from shoal.spec.vocabulary import Purpose, Role, State
 
@@ -289,6 +290,9 @@ class Service:
         if (world := self._bridge.first_world).coordinator != before:
             for member in self._members():
                 self._bridge.say(member, CoordinatorMoved(address=world.coordinator_address))
+
+    def host_came(self, number: int, facts: HostFacts) -> None:
+        """Who is started next may go there."""
 
     # What the user asks for.
 

@@ -11,6 +11,7 @@ from shoal.launch.verdict import Failure
 from shoal.observe.happenings import Happening
 from shoal.observe.results import RunResults
 from shoal.spec import Job, World
+from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
 
 
@@ -32,14 +33,18 @@ class Bridge(Protocol):
     def has_failed(self) -> bool:
         """Whether the run is ending because something failed."""
 
+    @property
+    def is_parting(self) -> bool:
+        """Whether the workers of several hosts have all come to the end, and need each other no more."""
+
     def ask(self, output: Output) -> None:
         """Let this be done, after all that was asked before."""
 
     def emit(self, what: Happening, rank: int | None = None) -> None:
         """Tell whoever watches."""
 
-    def start(self, world: World) -> Hand:
-        """Start one more process."""
+    def start(self, world: World, *, is_seated: bool = False) -> Hand:
+        """Start one more process, where there is most room, or where its world says that it is."""
 
     def say(self, hand: Hand, word: Told) -> None:
         """Say something to a process; where it has ended meanwhile, that is about to be told."""
@@ -74,6 +79,9 @@ class Succession(Protocol):
 
     def notice_end(self, hand: Hand) -> None:
         """A process has ended, and its last words have been heard."""
+
+    def host_came(self, number: int, facts: HostFacts) -> None:
+        """One more host is there, of this number."""
 
     def scale(self, request: ScaleRequest) -> None:
         """The user asks for more or fewer processes, or how many there are."""

@@ -16,7 +16,7 @@ from shoal.errors import LaunchError
 from shoal.launch.chaos import Timetable
 from shoal.launch.control import ControlSocket
 from shoal.launch.diary import Diary
-from shoal.launch.engine import Engine
+from shoal.launch.engine import Engine, Newcomers, OpenEngine
 from shoal.launch.inside import refuse_inside
 from shoal.launch.local import LocalEngine
 from shoal.launch.machine import SupervisorMachine
@@ -83,6 +83,7 @@ class Supervisor:
         self._engine = engine or LocalEngine()
         self._requests = requests
         self._party: HostParty
+        self._newcomers: Newcomers | None = None
         self._control: ControlSocket | None = None
 
     def run(self) -> dict[str, Any]:
@@ -119,6 +120,10 @@ class Supervisor:
             scratch = at_end.enter_context(TemporaryDirectory(prefix="shoal-"))
             job = replace(job, options={**job.options, "scratch": scratch})
         hosts = self._engine.reserve(job)
+        if isinstance(self._engine, OpenEngine):
+            self._newcomers = self._engine.newcomers()
+            at_end.callback(self._newcomers.close)
+            selector.register(self._newcomers, selectors.EVENT_READ)
         self._party = HostParty(hosts, selector)
         at_end.callback(self._diary.close)  # After the hosts: until then another could go on with them.
         at_end.callback(self._party.close)
@@ -157,6 +162,10 @@ class Supervisor:
         # First, for a signal to all processes at once ends workers that were to be asked to stop.
         yield from requests.take()
         yield from self._party.collect()
+        if self._newcomers is not None:
+            for host in self._newcomers.collect():
+                self._diary.note_host(host)
+                yield self._party.add(host)
         if self._control is not None:
             yield from self._control.collect()
 

@@ -183,6 +183,12 @@ class HostGone(Happening, kind="host"):
     processes: int
 
 
+class HostAdded(Happening, kind="host_added"):
+    """One more host is there for a run that goes on, or one is back that was lost."""
+
+    name: str
+
+
 class Replaced(Happening, kind="replaced"):
     """Somebody goes on with the work of one that was lost."""
 
@@ -357,7 +363,7 @@ class Stopped(Happening, kind="stopped"):
 KINDS: dict[str, type[Happening]] = by_kind(
     *(WorldFormed, StateEntered, Heartbeat, MemoryPeaks, StepsTaken, ProgressMade, Evaluated, LineSaid, Warned),
     *(ScalarsLogged, TextLogged, ImageLogged),
-    *(FaultInjected, Hung, Lost, HostGone, Replaced, Restarted, Resumed, Raised, Failed),
+    *(FaultInjected, Hung, Lost, HostGone, HostAdded, Replaced, Restarted, Resumed, Raised, Failed),
     *(Adopted, Released, Scaled, Decided, CutsChanged),
     *(Audited, CheckpointWritten, Saved, Done, Finished, Stopped),
 )

@@ -14,6 +14,7 @@ from shoal.observe.happenings import (
     Evaluated,
     Failed,
     FaultInjected,
+    HostAdded,
     HostGone,
     Hung,
     LineSaid,
@@ -169,6 +170,8 @@ def line(event: Event) -> str | None:
             return (
                 f"host {told.name} was lost, with {plural(told.processes, 'process', 'processes')}: {told.reason}"
             )
+        case HostAdded():
+            return f"host {told.name} takes part from now on"
         case Replaced():
             return _succession(told)
         case Restarted():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from shoal.roles.process.told_warnings import warnings_told
 from shoal.roles.training.best import BestKeeper
 from shoal.roles.training.chaos import Sabotage
 from shoal.roles.training.checkpointing import Checkpointing, check_position, lacks_model
+from shoal.roles.training.hosting import PlacesMoved
 from shoal.roles.training.loop import Loop
 from shoal.roles.training.mean_check import Generators, MeanCheck
 from shoal.roles.training.observer import Outcome
@@ -39,7 +40,7 @@ from shoal.roles.training.training import Training
 from shoal.spec import Job, Task, World
 from shoal.spec.vocabulary import Purpose, Role, State
 from shoal.strategies import make_strategy
-from shoal.strategies.base import Company, Setting, handover_of
+from shoal.strategies.base import Company, Setting
 
 
 def run_worker(job: Job, world: World, channel: Channel) -> int:
@@ -100,10 +101,8 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
         training.world = reporter.wait_for_places(
             world, prepare=lambda: training.warm_up(range(1)), follow=loop.follow
         )
-        handover = handover_of(strategy)
-        assert handover is not None, "there are no spares where nobody can go on for another"
-        committed = handover.reform(training.world)
-        reporter.confirm_places()
+        committed = loop.join()
+        reporter.confirm_places(training.world)
     else:
         reporter.on_state(State.READY, 0)
         _tell_first_cut(training, reporter)
@@ -118,8 +117,29 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     training.close()
     training.checkpoints.close()
     if outcome.reason != "released":
-        _finish(job, training, outcome, reporter, _audited(training, outcome, reporter))
+        audited = _audited(training, outcome, reporter)
+        _end_together(loop, training, reporter, lambda: _finish(job, training, outcome, reporter, audited))
     strategy.close()
+
+
+def _end_together(loop: Loop, training: Training, reporter: Reporter, finish: Callable[[], None]) -> None:
+    """Tell how it went. Where hosts may be lost, nobody leaves before the first worker has saved the model: others
+    may need what one has to come to the end, or become the first themselves."""
+    if not (training.conduct.outlives_hosts and training.world.is_spread):
+        finish()
+        return
+    is_told = False
+    while True:
+        if training.world.is_first and not is_told:
+            finish()
+            is_told = True
+        try:
+            reporter.part()
+            break
+        except PlacesMoved:
+            loop.heed(reporter.take_orders(at_border=False))
+    if not is_told:
+        finish()
 
 
 def _task_of(job: Job) -> Task:

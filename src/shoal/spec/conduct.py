@@ -81,6 +81,8 @@ class Conduct:
     """Who takes the place of one that died can finish its step."""
     spans_hosts: bool = False
     """Workers and servers may be on several hosts, which share no memory."""
+    outlives_hosts: bool = False
+    """Every host has the whole state: when one is lost, those that are left do its work in the same step."""
     meets: bool = False
     """Slots can bring rows to each other inside a forward or backward pass."""
     repeats_passes: bool = True

@@ -115,6 +115,7 @@ class Data(StrategySpec):
             meets=self.via != "chain",
             synchronises=True,
             spans_hosts=self.via not in ("arena", "backend"),
+            outlives_hosts=self.via == "chain",
             why=why,
         )
 

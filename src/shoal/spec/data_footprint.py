@@ -58,8 +58,8 @@ def arena_regions(
 
 
 def num_counters(slots: int, places: int) -> int:
-    """Of `Marks`: one for all, one for each slot, five for each place."""
-    return 1 + slots + 5 * places
+    """Of `Marks`: one for all, one for each slot, six for each place."""
+    return 1 + slots + 6 * places
 
 
 def arena_footprint(regions: tuple[MemoryRegion, ...], model: ModelSize, run: RunSize, cut: CutSize) -> Footprint:

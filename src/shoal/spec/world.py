@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -58,6 +58,9 @@ class World:
     """The host's shared segment, where the launcher made one: a file descriptor of this process."""
     places: tuple[int, ...] = ()
     """The ranks whose work this worker does: its own, and those of workers that are gone or not there yet."""
+    deal: tuple[tuple[int, ...], ...] = ()
+    """On several hosts, once some were lost or have come: the places of each worker that there is, in the order of
+    hosts, which `hosts` then counts; nothing: each has its own."""
 
     def __post_init__(self) -> None:
         require_choice("World", "role", self.role, tuple(Role))
@@ -72,11 +75,22 @@ class World:
         hosted = (tuple(sorted(self.places)) or (self.global_rank,)) if self.role == Role.WORKER else ()
         object.__setattr__(self, "places", hosted)
         object.__setattr__(self, "hosts", tuple(self.hosts))
+        object.__setattr__(self, "deal", tuple(tuple(places) for places in self.deal))
 
     @cached_property
     def is_first(self) -> bool:
         """Whether this process speaks for all: it saves the model and reports the loss."""
         return self.role == Role.WORKER and 0 in self.places
+
+    @property
+    def dealt(self) -> tuple[tuple[int, ...], ...]:
+        """The places of each worker that there is."""
+        return self.deal or tuple((place,) for place in range(self.world_size))
+
+    @property
+    def member(self) -> int:
+        """A worker's number among those that there are."""
+        return self.deal.index(self.places) if self.deal else self.global_rank
 
     @property
     def is_spread(self) -> bool:
@@ -111,6 +125,12 @@ class World:
         return replace(
             self, role=Role.WORKER, global_rank=kept[0], local_rank=kept[0], places=kept, generation=generation
         )
+
+    def redealt(self, deal: Sequence[Sequence[int]], hosts: Sequence[int], member: int, generation: int) -> World:
+        """This worker where places were dealt anew over the hosts that there are; its number on its host stays."""
+        places, dealt = tuple(deal[member]), tuple(map(tuple, deal))
+        moved = replace(self, role=Role.WORKER, global_rank=places[0], places=places, generation=generation)
+        return replace(moved, deal=dealt, hosts=tuple(hosts))
 
     def at(self, number: int, address: str) -> World:
         """This process on one of several hosts; a worker's number there follows from its rank."""

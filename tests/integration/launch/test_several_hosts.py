@@ -25,7 +25,7 @@ from shoal.launch.engines.by_hand import HandStarter
 from shoal.launch.engines.ssh import SSH_VARIABLE
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
-from shoal.launch.remote import gathering
+from shoal.launch.remote import callers
 from shoal.launch.remote.gathering import AgentEngine
 from shoal.launch.remote.starting import AgentHandle, AgentProcess, Candidate, Invitation, agent_command
 from shoal.launch.runs import start, train
@@ -219,8 +219,8 @@ def test_the_engine_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_host_with_other_versions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = {**gathering.versions_here(), "torch": "1.0"}
-    monkeypatch.setattr(gathering, "versions_here", lambda: here)
+    here = {**callers.versions_here(), "torch": "1.0"}
+    monkeypatch.setattr(callers, "versions_here", lambda: here)
     job = Job(target="toy.py", strategy="ps", cluster=spread_cluster(workers=2))
     with pytest.raises(LaunchError, match=r"^Host host-\d has torch .*, but this one has 1.0; install the same"):
         AgentEngine(SeenStarter(2)).reserve(job)

@@ -9,6 +9,7 @@ import pytest
 
 from shoal.errors import SpecError
 from shoal.launch.engines.found import FoundHosts, FoundRank, find_world, guess_local_rank, of_flags
+from shoal.launch.engines.slurm import expand_counts
 
 MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 STEP = {
@@ -76,6 +77,11 @@ def test_flags_mean_the_same() -> None:
         config.workers,
         config.host,
     )
+
+
+@pytest.mark.parametrize(("written", "counts"), [("8(x2),4", [8, 8, 4]), ("2", [2]), ("", []), ("8(x", [])])
+def test_what_slurm_gives_of_each_host(written: str, counts: list[int]) -> None:
+    assert expand_counts(written) == counts
 
 
 def test_an_allocation_has_hosts_and_no_ranks() -> None:

@@ -134,6 +134,55 @@ def test_a_worker_that_nobody_can_follow_takes_the_run_with_it() -> None:
     assert "was on host b, which was lost" in str(over.error)
 
 
+@pytest.fixture
+def training() -> Table:
+    """Worker 0 is on a, workers 1 and 2 are on b, and all of them train by `data`."""
+    table = Table(job("data", 3), hosts=(A, B))
+    table.begin()
+    for worker in range(3):
+        table.say(worker, "state", state="training", step=0)
+    return table
+
+
+def test_places_of_a_lost_host_are_dealt_to_those_that_are_left(training: Table) -> None:
+    asked = training.tell(HostLost(0, "Host a is gone."))
+    assert [lost["places"] for lost in events("lost", asked)] == [[0]]
+    dealt = {"kind": "redeal", "deal": [[0], [1, 2]], "hosts": [0, 2], "generation": 1}
+    assert said_to(1, asked) == [{**dealt, "member": 0}] and said_to(2, asked) == [{**dealt, "member": 1}]
+    assert not events("replaced", training.say(1, "adopted", places=[0], generation=1))
+    asked = training.say(2, "adopted", places=[1, 2], generation=1)
+    (replaced,) = events("replaced", asked)
+    assert (replaced["places"], replaced["hosts"]) == ([0], [[0], [1, 2]])
+    assert training.machine.over is None
+
+
+def test_who_meets_after_a_loss_waits_for_the_living_alone(training: Table) -> None:
+    training.say(1, "announced", name="parting@0", text="")
+    training.tell(HostLost(0, "Host a is gone."))
+    assert not training.say(2, "announced", name="parting@0", text=""), "it did not know yet"
+    training.say(2, "announced", name="parting@1", text="")
+    asked = training.say(1, "announced", name="parting@1", text="")
+    assert said_to(2, asked) == [{"kind": "met", "name": "parting@1", "texts": ["", ""]}]
+
+
+def test_a_host_that_is_lost_after_all_is_done_is_missed_by_nobody(training: Table) -> None:
+    training.say(0, "done", results={"steps": 4})
+    for worker in range(3):
+        training.say(worker, "announced", name="parting@0", text="")
+    asked = training.tell(HostLost(1, "Host b is gone."))
+    assert not said_to(0, asked) and not events("lost", asked)
+    training.tell(Ended(process=0, exit_code=0))
+    assert training.machine.over is not None and training.machine.over.error is None
+
+
+def test_who_has_not_begun_to_train_cannot_go_on() -> None:
+    table = Table(job("data", 3), hosts=(A, B))
+    table.begin(0, 1)
+    table.tell(HostLost(0, "Host a is gone."))
+    table.wait(5.0)
+    assert table.machine.over is not None and isinstance(table.machine.over.error, WorkerFailed)
+
+
 def test_workers_meet_once_all_have_come() -> None:
     table = Table(job("data:via=ring", 2), hosts=(A, B))
     table.begin()

@@ -13,14 +13,13 @@ import pytest
 
 from shoal.errors import LaunchError, SpecError
 from shoal.launch.engines.found import FoundRank
-from shoal.launch.engines.meeting import (
+from shoal.launch.engines.meeting import Follower, Leader
+from shoal.launch.engines.notes import (
     CALL,
     TICKET,
     Call,
     CheckIn,
-    Follower,
     HostShare,
-    Leader,
     MeetingFolder,
     TicketLeft,
     name_of,

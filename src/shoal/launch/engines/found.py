@@ -21,7 +21,7 @@ AUTO = "auto"
 FOUND = (AUTO, "mpi", "slurm")
 """What `--on` may say for a world that is found, besides nothing."""
 TF_CONFIG = "TF_CONFIG"
-_TOGETHER_S = 15.0
+_TOGETHER_S = 12.0
 """How long to wait for the next rank of a launcher, which starts all at once."""
 _ONE_BY_ONE_S = 60.0
 """The same, where people start each by itself."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shoal.errors import LaunchError
 from shoal.launch.engines.by_hand import way_out
-from shoal.launch.engines.meeting import (
+from shoal.launch.engines.notes import (
     CALL,
     TICKET,
     Call,

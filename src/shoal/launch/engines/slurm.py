@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from shoal.launch.remote.starting import (
 )
 
 NODES_VARIABLE = "SLURM_JOB_NODELIST"
+CORES_VARIABLE = "SLURM_JOB_CPUS_PER_NODE"
 _ASK_S = 10.0
 
 
@@ -32,7 +34,7 @@ def make(written: str, tell: Callable[[str], None]) -> SlurmStarter:
         )
     if shutil.which("srun") is None:
         raise LaunchError("srun is not installed on this host, which on=slurm starts agents with.")
-    return SlurmStarter(_names_of(nodes))
+    return SlurmStarter(_names_of(nodes), expand_counts(os.environ.get(CORES_VARIABLE, "")))
 
 
 @dataclass
@@ -40,6 +42,8 @@ class SlurmStarter:
     """Hosts on which srun starts an agent. Each has a step of its own: the loss of one ends no other."""
 
     names: Sequence[str]
+    cores: Sequence[int] = ()
+    """What the job has of each, where that is known."""
     patience_s: float = 30.0
     count: int = field(init=False)
 
@@ -53,13 +57,26 @@ class SlurmStarter:
             return way_out(interface)  # Only Slurm knows that name.
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
-        return [self._reach(name, invitation) for name in self.names]
+        cores = self.cores if len(self.cores) == self.count else [0] * self.count
+        return [self._reach(*one, invitation) for one in zip(self.names, cores, strict=True)]
 
-    def _reach(self, name: str, invitation: Invitation) -> AgentProcess:
-        """An agent has all that the job has of its host; what it is given to read goes to it alone."""
+    def _reach(self, name: str, cores: int, invitation: Invitation) -> AgentProcess:
+        """An agent has all that the job has of its host, which a step would not get by itself; what it is given to
+        read goes to it alone."""
         words = ["srun", f"--nodelist={name}", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--overlap"]
-        words += ["--cpu-bind=none", "--quiet"]
-        return AgentProcess.run(name, [*words, *agent_command(invitation, Candidate(name=name))], invitation.key)
+        words += ["--cpu-bind=none", "--quiet", *([f"--cpus-per-task={cores}"] if cores else [])]
+        candidate = Candidate(name=name, cores=str(cores) if cores else "")
+        return AgentProcess.run(name, [*words, *agent_command(invitation, candidate)], invitation.key)
+
+
+def expand_counts(text: str) -> list[int]:
+    """`8(x2),4` is 8, 8 and 4: what a job has of each host, as Slurm writes it. Nothing where it does not."""
+    found: list[int] = []
+    for part in text.split(",") if text else ():
+        if (match := re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)) is None:
+            return []
+        found += [int(match[1])] * int(match[2] or 1)
+    return found
 
 
 def _names_of(nodes: str) -> list[str]:

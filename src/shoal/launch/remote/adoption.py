@@ -89,7 +89,8 @@ def told_since(past: Past) -> list[Event]:
 
 def _call_all(past: Past, known: Recollection) -> tuple[dict[int, RemoteHost], dict[int, str]]:
     key = RunKey.from_text(past.head["key"])
-    claims = {number: claim for number, claim in enumerate(past.head["hosts"]) if number not in known.lost}
+    every = [*past.head["hosts"], *(entry.value for entry in past.entries if entry.what == "host")]
+    claims = {number: claim for number, claim in enumerate(every) if number not in known.lost}
     hosts: dict[int, RemoteHost] = {}
     missing: dict[int, str] = {}
     with ThreadPoolExecutor(max(1, len(claims))) as pool:

@@ -23,6 +23,7 @@ from shoal.comm.host_words import (
     HostClaimed,
     HostDismissed,
     HostJoined,
+    HostMissed,
     HostRefused,
     HostWelcomed,
     LoadSeen,
@@ -37,7 +38,7 @@ from shoal.comm.security import RunKey
 from shoal.comm.tcp.addresses import listen, listening_at, parse_ports
 from shoal.comm.tcp.stream_channel import StreamChannel
 from shoal.comm.words import TO_PROCESSES, Garbled, understood
-from shoal.errors import LaunchError
+from shoal.errors import CommError, LaunchError
 from shoal.launch.local import LocalEngine, LocalHost
 from shoal.launch.remote.heirs import Heirs
 from shoal.launch.remote.home import HostHome
@@ -53,10 +54,17 @@ from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
 
 BEAT_S = 1.0
+_LEASES_AWAY = 6
+"""For so many leases a host that was cut off tries to come back."""
+_CALL_S, _CALL_AGAIN_S = 5.0, 0.5
 
 
 class SupervisorGone(LaunchError):
-    """Whoever this host worked for has left without a word, or is not heard any more."""
+    """Whoever this host worked for has left without a word, or is not heard any more: the way to it may be cut."""
+
+    def __init__(self, text: str, lease_s: float) -> None:
+        super().__init__(f"The supervisor of this run {text}; what ran here for it was ended.")
+        self.lease_s = lease_s
 
 
 def join(
@@ -70,19 +78,37 @@ def join(
     workers: int | None = None,
     timeout_s: float = 15.0,
 ) -> None:
-    """Take part in the run whose supervisor listens at this address, until it is over. `cores`, `workers`: what to
-    give, and to have at most.
+    """Take part in the run whose supervisor listens at this address, until it is over; a host that was cut off
+    from it comes back when it can. `cores`, `workers`: what to give, and to have at most.
 
     LaunchError where this host is refused, or its supervisor is gone before the run is over; CommError where
     nobody answers within `timeout_s`. `interface`: a network's name, or an address of this host.
     """
     channel = StreamChannel.call(address, key, encrypt=True, timeout_s=timeout_s)
-    own = address_towards(channel.peer_address, interface) if interface else channel.local_address
-    heirs = Heirs(listening_at(own, ports), key)
-    facts = replace(facts_of_this_host(name, own, _free_port(own, ports)), most_workers=workers)
-    if cores is not None:
-        facts = replace(facts, cores=cores)
-    HostAgent(channel, facts, heirs).serve()
+    while True:
+        own = address_towards(channel.peer_address, interface) if interface else channel.local_address
+        heirs = Heirs(listening_at(own, ports), key)
+        facts = replace(facts_of_this_host(name, own, _free_port(own, ports)), most_workers=workers)
+        if cores is not None:
+            facts = replace(facts, cores=cores)
+        try:
+            HostAgent(channel, facts, heirs).serve()
+            return
+        except SupervisorGone as loss:
+            channel = _call_again(address, key, loss)
+
+
+def _call_again(address: str, key: RunKey, loss: SupervisorGone) -> StreamChannel:
+    """Call until somebody answers, for some time; where nobody listens there any more, that is the end."""
+    until = time.monotonic() + _LEASES_AWAY * loss.lease_s
+    while (left_s := until - time.monotonic()) > 0:
+        try:
+            return StreamChannel.call(address, key, encrypt=True, timeout_s=min(_CALL_S, left_s))
+        except CommError as error:
+            if isinstance(error.__context__, ConnectionRefusedError):
+                break
+            time.sleep(min(_CALL_AGAIN_S, left_s))
+    raise loss
 
 
 def _free_port(address: str, ports: str) -> int:
@@ -147,20 +173,15 @@ class HostAgent:
             return
         if self._left_at is not None:
             if time.monotonic() - self._left_at > self._grace_s:
-                raise SupervisorGone(
-                    "The supervisor of this run is gone, and nobody has taken its place within "
-                    f"{self._grace_s:g} s; what ran here for it was ended."
-                )
+                text = f"is gone, and nobody has taken its place within {self._grace_s:g} s"
+                raise SupervisorGone(text, self._lease_s)
         elif self._line.ending:
             if self._host is None or not self._grace_s:
-                raise SupervisorGone("The supervisor of this run is gone; what ran here for it was ended.")
+                raise SupervisorGone("is gone", self._lease_s)
             self._lose_supervisor()
         elif self._line.silent_s > self._lease_s:
             # It may live, and go on without this host: whoever is cut off must not.
-            raise SupervisorGone(
-                f"The supervisor of this run has not been heard for {self._line.silent_s:.0f} s; what ran here "
-                "for it was ended."
-            )
+            raise SupervisorGone(f"has not been heard for {self._line.silent_s:.0f} s", self._lease_s)
 
     def _lose_supervisor(self) -> None:
         """It has ended. Processes go on, and what they say is kept for whoever takes its place."""
@@ -192,6 +213,8 @@ class HostAgent:
                 self._open(word)
             case HostRefused():
                 raise LaunchError(word.text)
+            case HostMissed():
+                raise SupervisorGone("goes on without this host", self._lease_s)
             case HostDismissed():
                 self._is_dismissed = True
             case BeatAnswered():

@@ -5,22 +5,20 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import fields, replace
+from contextlib import ExitStack
+from dataclasses import replace
 
-from shoal.comm.host_words import FROM_HOSTS, HostJoined
 from shoal.comm.security import RunKey
 from shoal.comm.tcp.addresses import listening_at
-from shoal.comm.tcp.stream_channel import ChannelDoor, StreamChannel
-from shoal.comm.words import understood
-from shoal.errors import CommError, Interrupted, LaunchError
+from shoal.comm.tcp.stream_channel import ChannelDoor
+from shoal.errors import Interrupted, LaunchError
+from shoal.launch.remote.callers import Arrival, Callers, other_versions
+from shoal.launch.remote.doorway import Doorway
 from shoal.launch.remote.luggage import welcome_all
 from shoal.launch.remote.remote_host import LEASE_S, RemoteHost
 from shoal.launch.remote.starting import AgentHandle, Invitation, KnownMeeting, Starter
-from shoal.launch.this_host import versions_here
 from shoal.launch.worlds import threads_on
 from shoal.spec import Job
-from shoal.spec.host_facts import HostFacts
 
 _LOOK_EVERY_S = 0.1
 
@@ -55,40 +53,52 @@ class AgentEngine:
         if isinstance(starter, KnownMeeting):
             key, ports = starter.key, starter.ports
         self.key = key
-        at = listening_at(starter.own_address(cluster.interface), ports)
+        away: list[AgentHandle] = []
         with ExitStack() as at_failure:
-            with closing(ChannelDoor(at, key, encrypt=True)) as door:
-                invitation = Invitation(
-                    address=door.address, key=key, ports=cluster.ports, cluster=cluster, wants_end=self._wants_end
-                )
-                agents = self._starter.start(invitation)
-                for agent in agents:
-                    at_failure.callback(agent.abandon)
-                gathering = Gathering(self._starter, door, agents, lease_s=self._lease_s)
-                at_failure.callback(gathering.close)
-                hosts = gathering.wait(self._wants_end, needs_all=not self._has_begun)
-                for text in gathering.abandon_absent():
-                    self._tell(f"{text} The run goes on without it.")
+            door = ChannelDoor(listening_at(starter.own_address(cluster.interface), ports), key, encrypt=True)
+            at_failure.callback(door.close)
+            invitation = Invitation(
+                address=door.address, key=key, ports=cluster.ports, cluster=cluster, wants_end=self._wants_end
+            )
+            agents = starter.start(invitation)
+            for agent in agents:
+                at_failure.callback(agent.abandon)
+            gathering = Gathering(starter, door, agents, lease_s=self._lease_s, away=away)
+            at_failure.callback(gathering.close)
+            hosts = gathering.wait(self._wants_end, needs_all=not self._has_begun)
+            for text in gathering.abandon_absent():
+                self._tell(f"{text} The run goes on without it.")
             threads = threads_on(job, [host.facts for host in hosts])
             job = replace(job, cluster=replace(cluster, threads=threads))
             welcome_all(hosts, job, self._tell)
             at_failure.pop_all()
+        self._doorway = Doorway(door, hosts, away, lambda host: welcome_all([host], job, self._tell))
         self._has_begun = True
         return hosts
+
+    def newcomers(self) -> Doorway:
+        """Hosts that come to the run for which hosts were reserved last."""
+        return self._doorway
 
 
 class Gathering:
     """Hosts as they come, until all are there."""
 
     def __init__(
-        self, starter: Starter, door: ChannelDoor, agents: Sequence[AgentHandle], *, lease_s: float
+        self,
+        starter: Starter,
+        door: ChannelDoor,
+        agents: Sequence[AgentHandle],
+        *,
+        lease_s: float,
+        away: list[AgentHandle] | None = None,
     ) -> None:
         self._starter = starter
         self._lease_s = lease_s
         self._door = door
+        self._away = away
         self._agents = {agent.name: agent for agent in agents}
-        self._callers: list[StreamChannel] = []
-        """Those that have not said yet who they are."""
+        self._callers = Callers(door)
         self._hosts: dict[str, RemoteHost] = {}
         self._absent: dict[str, str] = {}
         """By name: why a host cannot come."""
@@ -122,13 +132,11 @@ class Gathering:
         """Send all away that have come."""
         for host in self._hosts.values():
             host.close()
-        for caller in self._callers:
-            caller.close()
+        self._callers.close()
 
     def _look(self) -> None:
-        self._callers += self._door.collect()
-        for caller in list(self._callers):
-            self._hear(caller)
+        for one in self._callers.take():
+            self._take_in(one)
         for name, host in list(self._hosts.items()):
             try:
                 host.collect()  # Its beats are answered.
@@ -139,40 +147,22 @@ class Gathering:
             if name not in self._hosts and (failure := agent.failure()) is not None:
                 self._absent.setdefault(name, failure)
 
-    def _hear(self, caller: StreamChannel) -> None:
-        try:
-            message = caller.poll()
-        except CommError:
-            self._callers.remove(caller)
-            caller.close()
-            return
-        if message is None:
-            return
-        self._callers.remove(caller)
-        word = understood(message, FROM_HOSTS)
-        if not isinstance(word, HostJoined):
-            caller.close()
-            return
-        values = word.plain()
-        facts = HostFacts(**{one.name: values[one.name] for one in fields(HostFacts) if one.name in values})
-        agent = self._agents.get(facts.name)
-        host = RemoteHost(caller, facts, agent=agent, lease_s=self._lease_s, door=word.door)
-        if (reason := self._objection(facts.name, word.versions)) is not None:
+    def _take_in(self, one: Arrival) -> None:
+        agent = self._agents.get(one.facts.name)
+        host = RemoteHost(
+            one.channel, one.facts, agent=agent, lease_s=self._lease_s, away=self._away, door=one.door
+        )
+        if (reason := self._objection(one.facts.name, one.versions)) is not None:
             host.refuse(reason)
             host.close()
             raise LaunchError(reason)
-        self._hosts[facts.name] = host
+        self._hosts[one.facts.name] = host
 
     def _objection(self, name: str, versions: dict[str, str]) -> str | None:
         """Why a host cannot take part."""
         if name in self._hosts or (self._starter.names and name not in self._starter.names):
             return f"A host called {name} has joined, but no other of that name was expected; name each once."
-        for program, here in versions_here().items():
-            if (there := versions.get(program, "none")) != here:
-                return (
-                    f"Host {name} has {program} {there}, but this one has {here}; install the same on all hosts."
-                )
-        return None
+        return other_versions(name, versions)
 
     def _missing(self) -> list[str]:
         """The names of those that have not come; others stand for them where nobody knows their names."""

@@ -18,6 +18,7 @@ from shoal.comm.host_words import (
     HostBeat,
     HostBroken,
     HostDismissed,
+    HostMissed,
     HostRefused,
     HostWelcomed,
     LoadSeen,
@@ -69,9 +70,11 @@ class RemoteHost:
         *,
         agent: AgentHandle | None = None,
         lease_s: float = LEASE_S,
+        away: list[AgentHandle] | None = None,
         door: str = "",
     ) -> None:
-        """`door`: where its agent can be called by another supervisor."""
+        """`away`: where its agent is left if the host is lost and it lives, so that it can come back. `door`:
+        where that can be called by another supervisor."""
         self.facts = facts
         self.door = door
         self.first = self.received = 0
@@ -80,12 +83,15 @@ class RemoteHost:
         self._line = HostLine(channel, FROM_HOSTS)
         self._lease_s = lease_s
         self._agent = agent
+        self._away = away
         self._incoming: IncomingFiles | None = None
         """Where its files come to, if it has not the same disk."""
         self._news: list[News] = []
         self._answer: Told | None = None
         self._broken = ""
         """Why the host is of no use any more."""
+        self._is_missed = False
+        """Whether that is because it is not heard."""
 
     @classmethod
     def adopted(
@@ -146,7 +152,7 @@ class RemoteHost:
         news, self._news = self._news, []
         self._given += len(news)
         if not news and self._line.silent_s > self._lease_s + _GRACE_S:
-            self._broken = self._broken or f"nothing was heard of it for {self._line.silent_s:.0f} s"
+            self._miss(f"nothing was heard of it for {self._line.silent_s:.0f} s")
         if not news and self._broken:
             raise LaunchError(f"Host {self.facts.name} ({self.facts.address}) is gone: {self._broken}.")
         return news
@@ -176,11 +182,25 @@ class RemoteHost:
     def close(self) -> None:
         """Let the agent end its processes and leave, and wait for that a moment."""
         is_lost = bool(self._broken)
-        self._line.send(HostDismissed())
+        # Who is missed may come back; but whatever ran there has been given up.
+        self._line.send(HostMissed() if self._is_missed else HostDismissed())
         self._wait(_LEAVE_S, lambda: False)
         self._line.close()
-        if self._agent is not None:
+        if self._agent is None:
+            return
+        if is_lost and self._away is not None and self._agent.failure() is None:
+            self._away.append(self._agent)
+        else:
             (self._agent.abandon if is_lost else self._agent.close)()
+
+    def cut_off(self) -> None:
+        """Its agent has come back on another connection, and has ended all that ran there."""
+        self._miss("it was cut off")
+
+    def _miss(self, why: str) -> None:
+        """Nobody can be heard there, who may yet come back."""
+        self._is_missed = self._is_missed or not self._broken
+        self._broken = self._broken or why
 
     def ask(self, question: Told, kind: type[Answer], patience_s: float = _ANSWER_S) -> Answer | None:
         """The answer to a question; None where it does not come in time. What comes meanwhile is told later."""
@@ -200,7 +220,7 @@ class RemoteHost:
         for word in self._line.collect():
             self._take(word)
         if self._line.ending:
-            self._broken = self._broken or "the connection to it has ended"
+            self._miss("the connection to it has ended")
 
     def _take(self, word: Told) -> None:
         match word:

@@ -21,6 +21,7 @@ from shoal.observe.happenings import (
     Failed,
     FaultInjected,
     Finished,
+    HostAdded,
     HostGone,
     Hung,
     ImageLogged,
@@ -50,7 +51,7 @@ _MOST_AT_ONCE = 1000
 _MOST_TOLD_AGAIN = 10_000
 _NUMBERS = (StepsTaken, Evaluated, ScalarsLogged)
 _BY_CALLBACKS = (ScalarsLogged, TextLogged, ImageLogged)
-_MARKS = (FaultInjected, Hung, HostGone, Lost, Replaced, Restarted, Scaled, Warned, Failed)
+_MARKS = (FaultInjected, Hung, HostGone, HostAdded, Lost, Replaced, Restarted, Scaled, Warned, Failed)
 _TOLD = (*_NUMBERS, *_MARKS, *UNDOING, TextLogged, ImageLogged, Saved, Finished, Stopped)
 
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from shoal.comm.channel import Channel
 from shoal.comm.words import (
+    PARTING,
     TO_PROCESSES,
     Adopt,
     Announced,
     CoordinatorMoved,
     MetAll,
     Misbehave,
+    Redeal,
     Release,
     Stop,
     Takeover,
@@ -223,7 +225,13 @@ class Reporter:
             self.pulse.idle()
             if (message := self._channel.receive(_IDLE_S)) is not None:
                 self._hear(message)
+            if self._orders.is_urgent:
+                raise PlacesMoved
         return dict(enumerate(self._met.pop(name)))
+
+    def part(self) -> None:
+        """Wait until all workers of the run have come to its end, and the first has told what it came to."""
+        self.meet(f"{PARTING}@{self._world.generation}", "")
 
     def _listen(self) -> None:
         while (message := self._channel.poll()) is not None:
@@ -234,7 +242,7 @@ class Reporter:
         match word:
             case Stop():
                 self._stop = True
-            case Adopt() | Release():
+            case Adopt() | Release() | Redeal():
                 self._orders.add(MoveOrder.of(word))
             case Misbehave() if self.sabotage is not None:
                 self.sabotage.hear(word)
@@ -256,16 +264,19 @@ class Reporter:
                 case Takeover(places=places, generation=generation):
                     self._world = world.hosting(places, generation)
                     return self._world
+                case Redeal() as order:
+                    self._world = world.redealt(order.deal, order.hosts, order.member, order.generation)
+                    return self._world
                 case Stop():
                     raise SystemExit(0)
             if follow is not None:
                 follow()
             message = self._channel.receive(3600.0 if follow is None else FOLLOW_EVERY_S)
 
-    def confirm_places(self) -> None:
+    def confirm_places(self, world: World) -> None:
         """Tell that this process goes on where others left off."""
-        places, generation = list(self._world.places), self._world.generation
-        self.send(Adopted(places=places, generation=generation))
+        self._world = world
+        self.send(Adopted(places=list(world.places), generation=world.generation))
 
     def done(self, results: dict[str, Any]) -> None:
         if self.unsent is not None:

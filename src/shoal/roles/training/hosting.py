@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shoal.comm.words import Adopt, Release
+from shoal.comm.words import Adopt, Redeal, Release
 from shoal.observe.happenings import Adopted, Released
 from shoal.spec import World
 
-ADOPT, RELEASE = Adopt.kind_name, Release.kind_name
+ADOPT, RELEASE, REDEAL = Adopt.kind_name, Release.kind_name, Redeal.kind_name
 
 
 class PlacesMoved(Exception):
@@ -24,23 +24,29 @@ class MoveOrder:
     """Places that this process is to do the work of, or no longer."""
 
     kind: str
-    """`adopt`: at once, also in the middle of a step; `release`: at the next border between steps."""
+    """`adopt`, `redeal`: at once, also in the middle of a step; `release`: at the next border between steps."""
     places: tuple[int, ...]
     generation: int
+    redeal: Redeal | None = None
+    """Where all places are dealt anew: over whom."""
 
     @classmethod
-    def of(cls, word: Adopt | Release) -> MoveOrder:
+    def of(cls, word: Adopt | Release | Redeal) -> MoveOrder:
         """The order that the supervisor sent."""
-        return cls(kind=word.kind_name, places=tuple(word.places), generation=word.generation)
+        redeal = word if isinstance(word, Redeal) else None
+        places = word.deal[word.member] if isinstance(word, Redeal) else word.places
+        return cls(kind=word.kind_name, places=tuple(places), generation=word.generation, redeal=redeal)
 
     @property
     def answer(self) -> Adopted | Released:
         """What to tell the supervisor once it is done."""
-        done: type[Adopted | Released] = Adopted if self.kind == ADOPT else Released
+        done: type[Adopted | Released] = Released if self.kind == RELEASE else Adopted
         return done(places=list(self.places), generation=self.generation)
 
     def applied_to(self, world: World) -> World | None:
         """Where this process stands afterwards; None where no place is left to it."""
+        if self.redeal is not None:
+            return world.redealt(self.redeal.deal, self.redeal.hosts, self.redeal.member, self.generation)
         moved = set(self.places)
         places = set(world.places) | moved if self.kind == ADOPT else set(world.places) - moved
         return world.hosting(places, self.generation) if places else None
@@ -59,10 +65,12 @@ class OrderBook:
     @property
     def is_urgent(self) -> bool:
         """Whether others may be waiting for work that is to become this process's."""
-        return any(order.kind == ADOPT for order in self.open)
+        return any(order.kind != RELEASE for order in self.open)
 
     def take(self, *, at_border: bool) -> Iterable[MoveOrder]:
-        """The orders whose time has come, in turn; inside a step those that add places."""
-        due = [order for order in self.open if at_border or order.kind == ADOPT]
+        """The orders whose time has come, in turn; inside a step those that add places. Of several deals the last
+        one counts: nobody is met any more by those before."""
+        due = [order for order in self.open if at_border or order.kind != RELEASE]
         self.open = [order for order in self.open if order not in due]
-        return due
+        deals = [order for order in due if order.redeal is not None]
+        return [order for order in due if order not in deals[:-1]]

@@ -78,6 +78,17 @@ class Loop:
         self._training.replica.advance_over(losses[self._followed :])
         self._followed = len(losses)
 
+    def join(self) -> int:
+        """Host the first places of this process; the last step that is committed in them."""
+        training, handover = self._training, handover_of(self._training.strategy)
+        assert handover is not None, "there are no spares where nobody can go on for another"
+        while True:
+            try:
+                return handover.reform(training.world)
+            except PlacesMoved:  # a host was lost, or another came, while all came together
+                for order in self._observer.take_orders(at_border=False):
+                    training.world = order.applied_to(training.world) or training.world
+
     def run(self, committed: int = 0) -> Outcome:
         """Train until the end. Steps up to `committed` were taken before this process came: only replayed."""
         training, observer = self._training, self._observer
@@ -93,7 +104,7 @@ class Loop:
                 stop = stop or self._callbacks.is_stop_due(turn.step)
             if (orders := list(observer.take_orders(at_border=True))) and (reason := self._enter_all()):
                 return self._outcome(reason)
-            if not self._heed(orders):
+            if not self.heed(orders):
                 return self._outcome("released")
             if (last := (turn.first or 0) - 1) > self._step:
                 self._evaluations.make_up_for(last)
@@ -287,9 +298,9 @@ class Loop:
             try:
                 return act()
             except PlacesMoved:
-                self._heed(self._observer.take_orders(at_border=False))
+                self.heed(self._observer.take_orders(at_border=False))
 
-    def _heed(self, orders: Iterable[MoveOrder]) -> bool:
+    def heed(self, orders: Iterable[MoveOrder]) -> bool:
         """Host the places that the supervisor orders; whether any are left."""
         training = self._training
         for order in orders:
@@ -298,7 +309,10 @@ class Loop:
                 training.world = world
                 handover = handover_of(training.strategy)
                 assert handover is not None, "places move where one can go on for another"
-                handover.reform(world)
+                try:
+                    handover.reform(world)
+                except PlacesMoved:  # another host was lost while all came together
+                    return self.heed(self._observer.take_orders(at_border=False))
             self._observer.on_moved(order, world)
             if world is None:
                 return False

@@ -139,8 +139,7 @@ class ArenaData(WholeModel):
 
         decision = self._decide(work)
         scale = decision.scale
-        if decision.sums.weight and decision.is_taken:
-            self._begin_sums(decision)
+        self._begin_sums(decision)
         if self._setting.clip_norm is not None and decision.is_taken:
             scale *= self._clip_coefficient(step, decision)
         for place, update in self._updates.items():
@@ -303,10 +302,7 @@ class ArenaData(WholeModel):
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         self.settle()
         shared, marks, counters = self._shared, self._shared.marks, self._shared.counters
-        extent, size = self._setting.extent, shape[0] * shape[1]
-        # Tables of earlier calls stay, as far as there is room: a successor finds them filled.
-        start = (serial - 1) % extent.tables * extent.table_rows * extent.table_columns
-        table = shared.table[start : start + size].view(shape)
+        table = shared.table_of(serial, shape)
         for place in self._updates:
             if counters[marks.shared_rows[place]] < serial:
                 fill(table, place)

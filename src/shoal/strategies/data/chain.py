@@ -8,7 +8,7 @@ the first total is awaited: while the last host adds up one, those before it alr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -21,15 +21,21 @@ class HostChain:
     """One worker's part in it: the chunks that it owns on its host."""
 
     def __init__(
-        self, links: Group, hosts: Sequence[range], number: int, grid: Grid, cast: torch.dtype | None
+        self,
+        links: Group,
+        hosts: Sequence[range],
+        number: int,
+        grid: Grid,
+        cast: torch.dtype | None,
+        before: HostChain | None = None,
     ) -> None:
         """`links`: to all workers, by rank. `hosts`: the ranks on each; `number`: this one. `cast`: how float32
-        travels."""
+        travels. `before`: the chain over the hosts that there were until now, whose totals are kept."""
         self._links = links
         self._number, self._last = number, len(hosts) - 1
         self._owners = [_owners(grid, ranks) for ranks in hosts]
         self._cast = cast
-        self._sums: dict[int, torch.Tensor] = {}
+        self._sums: dict[int, torch.Tensor] = {} if before is None else before._sums
         """By chunk: the sum so far, and then the total. Nobody writes there before the others have what was sent
         from it: the totals of a step come back only then."""
         self._awaited: set[int] = set()
@@ -50,12 +56,26 @@ class HostChain:
             if self._travels_as(total) != total.dtype:
                 total.copy_(total.to(self._travels_as(total)))  # as the others get it: the same bits everywhere
 
-    def total(self, chunk: int) -> torch.Tensor:
-        """What all slots of all hosts come to; the same until the next step."""
-        if chunk in self._awaited:
+    def await_totals(self) -> None:
+        """Until what all slots of all hosts come to is here, for all chunks that were sent up."""
+        for chunk in sorted(self._awaited):
             self._receive(self._sums[chunk], self._last, 2 * chunk + 1)
             self._awaited.discard(chunk)
+
+    def total(self, chunk: int) -> torch.Tensor:
+        """What all slots of all hosts come to, once awaited; the same until sums of the next step are sent up,
+        which is when all hosts have taken this one."""
         return self._sums[chunk]
+
+    def pass_on(self, chunks: Iterable[tuple[int, ChunkUpdate]], giver: int, lacking: Collection[int]) -> None:
+        """Bring the totals of the last step from a host that has them all to those that lack some."""
+        for chunk, update in chunks:
+            total = self._sums.setdefault(chunk, torch.zeros_like(update.sum))
+            if self._number == giver:
+                for host in lacking:
+                    self._send(total, host, 2 * chunk + 1)
+            elif self._number in lacking:
+                self._receive(total, giver, 2 * chunk + 1)
 
     def _send(self, content: torch.Tensor, host: int, tag: int) -> None:
         self._links.send(content.to(self._travels_as(content)), self._owners[host][tag // 2], tag)

@@ -18,6 +18,8 @@ from shoal.spec.model_size import ChunkSize, CutSize
 from shoal.step.clipping import Units, cut_bytes
 from shoal.strategies.base import Setting
 
+_LASTING = ("params", "frozen", "started", "scalars", "buffers", "half", "losses", "counts", "table")
+
 
 class Marks:
     """The step counters of a job, by what has happened. One writer each; they only rise.
@@ -41,7 +43,9 @@ class Marks:
         """By place: its rows of the table are filled, for the evaluation after this step."""
         self.stop_at = self._after(self.shared_rows, places)
         """By place: the step its host asks to be the last; 0 for none."""
-        self.count = self.stop_at.stop
+        self.totals = self._after(self.stop_at, places)
+        """By place, where there are several hosts: the sums of its chunks over all of them are here."""
+        self.count = self.totals.stop
 
     @staticmethod
     def _after(previous: range, count: int) -> range:
@@ -71,6 +75,8 @@ class SharedState:
         self._frozen_grid = make_grid([flat_of(p) for p in self._frozen])
         self.segment = Segment(setting.world.arena_fd)
         self.home = Home(segment=self.segment, schema=schema)
+        self.lasting = [one.name for one in regions if one.name in _LASTING or one.name.startswith("state/")]
+        """The regions that are the job's state between two steps."""
         for region in regions:
             self.segment.reserve(region.name, region.num_bytes)
         self.segment.add_rooms(setting.slots)
@@ -92,6 +98,17 @@ class SharedState:
         self.sizes: np.ndarray = segment.tensor("sizes", torch.int32).numpy().reshape(-1, setting.slots)
         """By step and slot: the samples of each part, where that follows speed; all 0 for even ones."""
         self.table = segment.tensor("table", torch.float64)
+
+    def table_of(self, serial: int, shape: tuple[int, int] | None = None) -> torch.Tensor:
+        """Where a table is exchanged; all of its room where no shape is given.
+
+        Tables of earlier calls stay, as far as there is room: a successor finds them filled.
+        """
+        extent = self.setting.extent
+        most = (extent.table_rows, extent.table_columns)
+        start = (serial - 1) % extent.tables * most[0] * most[1]
+        rows, columns = shape or most
+        return self.table[start : start + rows * columns].view(rows, columns)
 
     def bind(self) -> None:
         """Fill the shared parameters (the first worker) or wait for them; then let the replica use them."""

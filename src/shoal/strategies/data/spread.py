@@ -4,65 +4,103 @@ Inside a host everything is as with one: its workers fill their slots, own chunk
 know of the others' slots besides their gradients (losses, weights, who touched what, moving buffers) its first
 worker, the *speaker*, exchanges with theirs, and leaves in the segment where those slots' own workers would have
 left it.
+
+When hosts are lost, those that are left meet again, do what the lost ones did, and go on in the step that they are
+in: `reform`, by what `accord.py` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 
 from shoal.comm.group import Group, SocketGroup
-from shoal.errors import SpecError
+from shoal.comm.transport import Transport
+from shoal.errors import PeerLost, SpecError
 from shoal.model.replica import Replica
-from shoal.spec import Data
-from shoal.strategies.base import Fill, Setting
+from shoal.spec import Data, World
+from shoal.spec.vocabulary import Role
+from shoal.step.compute import SAMPLES
+from shoal.step.work import Work
+from shoal.strategies.base import Fill, Setting, StepResult
+from shoal.strategies.data.accord import Accord, Standing, agree
 from shoal.strategies.data.arena import ArenaData
 from shoal.strategies.data.chain import HostChain
 from shoal.strategies.data.decision import StepDecision
 from shoal.strategies.data.update import SlicedUpdate
 from shoal.strategies.groups.over_hosts import open_transport, ranks_by_host
 
+_ORDERS_S = 30.0
+"""How long whoever misses a peer waits to be told how all go on: a supervisor knows of a lost host by then."""
+_IDLE_S = 0.05
+_TABLE, _STATE = -2, -3
+"""The tags of what is passed on to those who lack it; those of chunks are not negative."""
+
 
 class SpreadData(ArenaData):
-    """An arena that knows of others. Nobody can take over a worker's part of a step that other hosts wait for: a
-    death is followed by another attempt."""
+    """An arena that knows of others. Hosts may be lost and others go on; a worker that dies alone is followed by
+    nobody, and by another attempt."""
 
     def __init__(self, spec: Data) -> None:
         super().__init__(replace(spec, journal=False))
-        del self.handover
+        self._chain: HostChain | None = None
+        self._decided = 0
+        """The last step that was whole somewhere when all met: who still has to take it exchanges nothing."""
+        self._own_slots: list[int] = []
+        """Those whose gradients this host computed when all had last met."""
+        self._guests: tuple[int, ...] = ()
+        """Hosts that wait for the state after the step that was decided, and get it from this worker."""
+        self._transport: Transport | None = None
 
     def open(self, replica: Replica, setting: Setting) -> None:
-        world = setting.world
-        self._rank, self._hosts = world.global_rank, ranks_by_host(world.hosts)
-        self._own_host = next(host for host, ranks in enumerate(self._hosts) if self._rank in ranks)
-        self._links = SocketGroup(
-            open_transport(setting), range(world.world_size), on_idle=setting.company.on_idle
-        )
-        self._speakers = _speakers(self._links, self._hosts)
-        self._slots = [_slots_of(setting, ranks) for ranks in self._hosts]
-        if self._speaks:
+        self._among_all = setting
+        is_there = setting.world.role == Role.WORKER
+        if is_there:
+            self._come_together(setting.world)
+        if is_there and self._speaks:
             # Hosts may build a model with other bits from the same seed; the first one's counts.
             for tensor in (*replica.trained.values(), *replica.untrained.values()):
                 values = tensor.data.contiguous().view(-1)
                 self._speakers.broadcast_(values)
                 tensor.data.copy_(values.view(tensor.shape))
         company = replace(setting.company, on_idle=self._look_up(setting.company.on_idle))
-        super().open(replica, replace(_inside(setting, self._hosts[self._own_host]), company=company))
+        slots = self._slots[self._own_host] if is_there else ()
+        super().open(replica, replace(_inside(setting, slots), company=company))
         if not self._sliced:
             raise SpecError(
                 f"data: {type(replica.optimizer).__name__} does not work element by element, as via=chain wants "
                 "it on several hosts; use via=ring, or one host."
             )
+        if is_there:
+            self._begin_chain()
+
+    def _come_together(self, world: World) -> None:
+        """Have links to all workers of this generation."""
+        setting = self._among_all = replace(self._among_all, world=world)
+        if self._transport is not None:
+            self._transport.abort()
+        self._transport = open_transport(setting)
+        self._links = SocketGroup(self._transport, range(len(world.dealt)), on_idle=setting.company.on_idle)
+        self._hosts = ranks_by_host(world.hosts)
+        self._own_host = next(host for host, ranks in enumerate(self._hosts) if self._links.index in ranks)
+        self._speakers = _speakers(self._links, self._hosts)
+        self._slots = [_slots_of(setting, ranks) for ranks in self._hosts]
+
+    def _begin_chain(self) -> None:
         cast = torch.bfloat16 if self._spec.between == "bf16" else None
-        self._chain = HostChain(self._links, self._hosts, self._own_host, self._shared.grid, cast)
+        self._chain = HostChain(self._links, self._hosts, self._own_host, self._shared.grid, cast, self._chain)
+        self._own_slots = self._slots[self._own_host]
 
     def _look_up(self, on_idle: Callable[[], None] | None) -> Callable[[], None]:
         """While a worker waits inside its host, those of others may wait for it to take what they sent."""
 
         def look_up() -> None:
-            self._links.pump()
+            if self._transport is not None:
+                self._links.pump()
             if on_idle is not None:
                 on_idle()
 
@@ -70,10 +108,23 @@ class SpreadData(ArenaData):
 
     @property
     def _speaks(self) -> bool:
-        return self._rank == self._hosts[self._own_host][0]
+        return self._links.index == self._hosts[self._own_host][0]
+
+    @property
+    def _place(self) -> int:
+        """Whose chunks this worker owns on its host."""
+        return self._setting.world.global_rank
+
+    # A step.
+
+    def take(self, work: Work) -> StepResult:
+        with self._despite_losses():
+            result = super().take(work)
+            self._welcome_guests()
+        return result
 
     def _await_gradients(self, step: int) -> None:
-        if self._speaks:
+        if self._speaks and step > self._decided:
             self._exchange_rows(step)
         super()._await_gradients(step)
 
@@ -98,6 +149,8 @@ class SpreadData(ArenaData):
                 left = self._left_by(slot)
                 for room, content in zip(left, row.split([part.numel() for part in left]), strict=True):
                     room.copy_(content)
+                if step < len(self._shared.counts):
+                    self._shared.counts[step, slot] = int(self._shared.results[slot, SAMPLES])
                 counters.publish(marks.gradients[slot], step)
 
     def _left_by(self, slot: int) -> list[torch.Tensor]:
@@ -116,21 +169,140 @@ class SpreadData(ArenaData):
         return told[host][8:].split(self._row_bytes) if self._slots[host] else ()
 
     def _begin_sums(self, decision: StepDecision) -> None:
+        """Have all sums here, in every worker of this host, before the first chunk is updated: whoever has begun
+        to take a step can then give all of it to those who have not."""
+        marks, counters, step, chain = self._shared.marks, self._shared.counters, decision.step, self._chain
         (update,) = self._updates.values()
-        assert isinstance(update, SlicedUpdate)
-        update.totals = self._chain.total
-        self._chain.send_up(update.owned(), decision.touched)
+        assert isinstance(update, SlicedUpdate) and chain is not None
+        if counters[marks.totals[self._place]] < step:
+            if decision.sums.weight and decision.is_taken:
+                chain.send_up(update.owned(), decision.touched)
+                chain.await_totals()
+            elif self._speaks:
+                self._speakers.barrier()  # all know that there is nothing to sum
+            counters.publish(marks.totals[self._place], step)
+        counters.wait_all(marks.totals, step)
+        if counters[marks.updated[self._place]] < step:
+            update.begin_step()
+        update.totals = chain.total
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         self.settle()
-        table = torch.zeros(shape, dtype=torch.float64)
-        fill(table, self._rank)
-        self._links.all_reduce_(table)
-        return table
+        marks, counters = self._shared.marks, self._shared.counters
+        room = self._shared.table_of(serial, shape)
+        if counters[marks.shared_rows[self._place]] < serial:
+            table = torch.zeros(shape, dtype=torch.float64)
+            for place in self._among_all.world.places:
+                fill(table, place)
+            with self._despite_losses():
+                self._links.all_reduce_(table)
+            room.copy_(table)  # all of this host write the same
+            counters.publish(marks.shared_rows[self._place], serial)
+        return room.clone()
+
+    # Hosts that are lost.
+
+    @contextmanager
+    def _despite_losses(self) -> Iterator[None]:
+        """Who finds a peer gone waits to be told how all go on."""
+        try:
+            yield
+        except PeerLost:
+            on_idle = self._among_all.company.on_idle
+            until = time.monotonic() + _ORDERS_S
+            while on_idle is not None and time.monotonic() < until:
+                on_idle()  # leaves this with the supervisor's order
+                time.sleep(_IDLE_S)
+            raise
+
+    def reform(self, world: World) -> int:
+        with self._despite_losses():
+            self._come_together(world)
+            accord = agree(self._standings(), self._hosts)
+            self._decided = accord.step
+            if self._own_host not in accord.guests:
+                self._go_on_with(accord)
+            self._links.barrier()  # nobody computes before all know what is to be computed again
+            if self._own_host in accord.guests:
+                self._be_welcomed(accord)
+            elif self._speaks and self._own_host == accord.giver:
+                self._guests = accord.guests
+                self._welcome_guests()
+        return accord.step
+
+    def _standings(self) -> list[Standing]:
+        """How far all workers are, by number."""
+        marks, counters = self._shared.marks, self._shared.counters
+        totals, tables = marks.totals[self._place], marks.shared_rows[self._place]
+        own = torch.tensor([counters[totals], counters[tables], counters[marks.opened]])
+        found = (one.tolist() for one in self._links.all_gather(own))
+        return [Standing(totals=totals, tables=tables, is_guest=not opened) for totals, tables, opened in found]
+
+    def _go_on_with(self, accord: Accord) -> None:
+        """Have what others have, and let nothing count that was begun after it with those who are lost."""
+        marks, counters = self._shared.marks, self._shared.counters
+        if self._speaks:
+            for slot in set(self._slots[self._own_host]) - set(self._own_slots):  # their gradients are not here
+                counters[marks.gradients[slot]] = min(counters[marks.gradients[slot]], accord.step)
+        if not self._updates:  # its host has just been given everything, when this worker had to leave off
+            self._join(replace(self._setting.world, role=Role.WORKER))
+        self._host_anew()
+        (update,) = self._updates.values()
+        assert isinstance(update, SlicedUpdate) and self._chain is not None
+        self._chain.pass_on(update.owned(), accord.giver, accord.lacking)
+        counters[marks.totals[self._place]] = accord.step
+        self._pass_on_table(accord)
+
+    def _host_anew(self) -> None:
+        """Sum the slots that are this host's from now on."""
+        self._shared.summed_slots = self._slots[self._own_host]
+        self._updates.clear()
+        self._host(self._setting.world)
+        self._begin_chain()
+
+    def _pass_on_table(self, accord: Accord) -> None:
+        room, own = self._shared.table_of(accord.table), self._links.index
+        if own == accord.table_giver:
+            for other in accord.without_table:
+                self._links.send(room, other, _TABLE)
+        elif own in accord.without_table:
+            self._links.receive(room, accord.table_giver, _TABLE).wait()
+            self._shared.counters.publish(self._shared.marks.shared_rows[self._place], accord.table)
+
+    # Hosts that come.
+
+    def _welcome_guests(self) -> None:
+        """Give all of the state to hosts that have come, once this one has taken the step that they go on after.
+        It stands still meanwhile: they have a part in the next one."""
+        if not self._guests or self.committed() < self._decided:
+            return
+        guests, self._guests = self._guests, ()
+        for name in self._shared.lasting:
+            content = self._shared.segment.tensor(name, torch.uint8)
+            if name == "counts":  # where others of this host note what they compute for the next step
+                content = content.clone()
+            for host in guests:
+                self._links.send(content, self._hosts[host][0], _STATE)
+
+    def _be_welcomed(self, accord: Accord) -> None:
+        """Have the state of others, as if this host had taken all steps with them."""
+        shared, marks, counters = self._shared, self._shared.marks, self._shared.counters
+        if self._speaks:
+            for name in shared.lasting:
+                room = shared.segment.tensor(name, torch.uint8)
+                self._links.receive(room, self._hosts[accord.giver][0], _STATE).wait()
+            for mark in (*marks.gradients, *marks.updated, *marks.totals):
+                counters[mark] = accord.step
+            for mark in marks.shared_rows:
+                counters[mark] = accord.table
+            counters.publish(marks.opened, 1)
+        self._join(replace(self._setting.world, role=Role.WORKER))
+        self._host_anew()
 
     def close(self) -> None:
         super().close()
-        self._links.close()
+        if self._transport is not None:
+            self._links.close()
 
 
 def _speakers(links: Group, hosts: Sequence[range]) -> Group:
@@ -140,19 +312,23 @@ def _speakers(links: Group, hosts: Sequence[range]) -> Group:
 
 
 def _slots_of(setting: Setting, ranks: range) -> list[int]:
-    return [slot for rank in ranks for slot in setting.slots_of(rank)]
+    """The slots that these workers fill."""
+    return [slot for rank in ranks for place in setting.world.dealt[rank] for slot in setting.slots_of(place)]
 
 
-def _inside(setting: Setting, ranks: range) -> Setting:
-    """The setting as it would be if this host were the only one, and others filled the slots of nobody here."""
+def _inside(setting: Setting, slots: Sequence[int]) -> Setting:
+    """The setting as it would be if this host were the only one; its workers fill these slots, and nobody here the
+    others."""
     world = setting.world
     local = replace(
         world,
         global_rank=world.local_rank,
-        world_size=len(ranks),
+        world_size=world.local_size,
         places=(world.local_rank,),
         hosts=(),
+        deal=(),
         host_number=0,
     )
-    fills = (*(setting.slots_of(rank) for rank in ranks), range(setting.slots))
+    own = range(slots[0], slots[-1] + 1) if slots else range(0)
+    fills = (*[own] * world.local_size, range(setting.slots))
     return replace(setting, world=local, conduct=replace(setting.conduct, fills=fills))

@@ -83,6 +83,7 @@ class SupervisedMeeting:
         assert setting.company.meet is not None, "somebody supervises workers on several hosts"
         self._meet = setting.company.meet
         self._secret = setting.world.secret
+        self._generation = setting.world.generation
 
     def agree_on_key(self) -> RunKey:
         """The key of the run, which whoever starts a process gives to it."""
@@ -91,7 +92,7 @@ class SupervisedMeeting:
         return RunKey.from_text(self._secret)
 
     def exchange_addresses(self, address: str) -> dict[int, str]:
-        return self._meet("addresses", address)
+        return self._meet(f"addresses@{self._generation}", address)
 
 
 def _write(row: torch.Tensor, text: str) -> None:

@@ -24,13 +24,17 @@ def open_transport(setting: Setting) -> ZmqTransport:
     """A transport to all workers on all hosts."""
     world, meeting = setting.world, meet(setting)
     transport = ZmqTransport(
-        world.global_rank,
+        world.member,
         key=meeting.agree_on_key(),
         address=listening_address(setting),
         generation=world.generation,
         encrypt=world.encrypts,
     )
-    transport.connect(meeting.exchange_addresses(transport.address))
+    try:
+        transport.connect(meeting.exchange_addresses(transport.address))
+    except BaseException:  # Those it was to meet may have been lost meanwhile.
+        transport.abort()
+        raise
     return transport
 
 

@@ -132,7 +132,7 @@ def test_a_spare_prepares_and_waits_for_places_or_the_end() -> None:
 
     world = desk.reporter.wait_for_places(spare, prepare)
     assert (world.role, world.global_rank, world.places, world.generation) == ("worker", 1, (1, 2), 4)
-    desk.reporter.confirm_places()
+    desk.reporter.confirm_places(world)
     assert desk.heard() == [
         {"kind": "state", "state": "ready", "step": 0},
         {"kind": "adopted", "places": [1, 2], "generation": 4},

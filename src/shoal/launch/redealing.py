@@ -1,0 +1,131 @@
+"""Places dealt anew over the workers of the hosts that there are, where each host has the whole state. No I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from shoal.comm.words import Redeal, Stop
+from shoal.launch.crew import Hand
+from shoal.launch.sharing import spread
+from shoal.launch.succession import Bridge
+from shoal.launch.worlds import member_world
+from shoal.observe.happenings import Replaced, Scaled
+from shoal.spec.host_facts import HostFacts
+from shoal.spec.vocabulary import Purpose, Role, State
+
+_AT_WORK = (State.TRAINING, State.EVALUATING)
+
+
+class Redealing:
+    """A lost host costs its places alone: they are dealt to those that are left, who go on in the same step. A
+    host that comes gets some of them back.
+
+    Neighbouring places stay on one host, in the order of hosts: sums go from host to host in the order of slots.
+    """
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._crew = bridge.crew
+        self._lost: list[int] = []
+        """Places of those that were lost since all had last confirmed."""
+        self._lost_at = 0.0
+        self._is_due = False
+        self._unconfirmed: set[Hand] = set()
+        self._guests: dict[str, list[Hand]] = {}
+        """By host: workers that get ready there."""
+        self._came: tuple[str, int] | None = None
+        """The host that the last deal was made for, and how many workers there were before."""
+
+    def can_follow(self, hand: Hand) -> bool:
+        """Whether others go on without this worker: it was lost with its host, and all others train by now."""
+        if not (hand.is_of_lost_host and self._is_possible):
+            return False
+        others = self._members()
+        has_begun = all(one.state != State.STARTING for one in others)
+        return bool(others) and has_begun and self._bridge.job.replaces and not self._bridge.has_failed
+
+    @property
+    def _is_possible(self) -> bool:
+        return self._bridge.job.conduct.outlives_hosts and self._bridge.job.purpose == Purpose.TRAIN
+
+    def lose(self, hand: Hand) -> None:
+        """This worker's places are free."""
+        self._lost_at = self._lost_at if self._lost else self._bridge.now
+        self._lost += hand.places
+        self._is_due = True
+
+    def host_came(self, number: int, facts: HostFacts) -> None:
+        """Start workers on a host that has come, as many as there are places for, and it has cores."""
+        job = self._bridge.job
+        preparing = sum(len(guests) for guests in self._guests.values())
+        free = job.cluster.places - len(self._members()) - preparing
+        count = min(free, max(1, facts.cores // job.cluster.threads_per_worker))
+        if not self._is_possible or count < 1:
+            return
+        ground = member_world(self._bridge.first_world, Role.SPARE, 0, generation=self._crew.generation)
+        ground = replace(ground, host_number=number, host=facts.address, local_size=count)
+        self._guests[facts.name] = [
+            self._bridge.start(replace(ground, global_rank=rank, local_rank=rank), is_seated=True)
+            for rank in range(count)
+        ]
+
+    def act(self) -> None:
+        """Deal what is free: once, when all that were lost together are known; and to those that are ready."""
+        if self._bridge.has_failed:
+            return
+        guests: list[Hand] = []
+        for name, those in list(self._guests.items()):
+            if not all(one.is_alive for one in those):
+                del self._guests[name]
+                for one in those:
+                    self._bridge.say(one, Stop())
+            elif self._may_grow and all(one.state == State.READY for one in those):
+                del self._guests[name]
+                self._came = name, len(self._members())
+                guests += those
+        if self._is_due or guests:
+            self._is_due = False
+            self._deal(guests)
+
+    @property
+    def _may_grow(self) -> bool:
+        """Whether all are in the middle of it: at the end nobody is needed any more."""
+        is_near_end = self._bridge.is_stopping or self._bridge.is_parting
+        return not is_near_end and all(one.state in _AT_WORK and not one.is_done for one in self._members())
+
+    def confirm(self, hand: Hand, generation: int) -> None:
+        """A worker goes on where it was put."""
+        if generation != self._crew.generation:
+            return
+        self._unconfirmed.discard(hand)
+        if self._unconfirmed:
+            return
+        members = self._members()
+        dealt = [list(one.places) for one in members]
+        if self._lost:
+            places, self._lost = sorted(self._lost), []
+            seconds = self._bridge.now - self._lost_at
+            self._bridge.emit(Replaced(rank=places[0], places=places, seconds=seconds, hosts=dealt), places[0])
+        if self._came is not None:
+            (name, before), self._came = self._came, None
+            reason = f"host {name} has come"
+            self._bridge.emit(Scaled(workers=len(members), before=before, hosts=dealt, reason=reason))
+
+    def _members(self) -> list[Hand]:
+        """The workers that there are, in the order of hosts."""
+        return sorted(self._crew.living(Role.WORKER), key=lambda one: (one.host, one.global_rank))
+
+    def _deal(self, guests: list[Hand]) -> None:
+        for hand in guests:
+            hand.role = Role.WORKER
+        members = self._members()
+        deal = [list(places) for places in spread(self._bridge.job.cluster.places, len(members))]
+        counts = Counter(one.host for one in members)
+        hosts = [counts[number] for number in range(max(one.host for one in self._crew.hands) + 1)]
+        self._crew.generation += 1
+        self._unconfirmed = set(members)
+        for number, hand in enumerate(members):
+            hand.places, hand.global_rank = tuple(deal[number]), deal[number][0]
+            word = Redeal(deal=deal, hosts=hosts, member=number, generation=self._crew.generation)
+            self._bridge.say(hand, word)

@@ -1,0 +1,65 @@
+"""The door of a run that goes on: hosts that were cut off come back through it, and others come later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shoal.comm.tcp.stream_channel import ChannelDoor
+from shoal.launch.remote.callers import Arrival, Callers, other_versions
+from shoal.launch.remote.remote_host import RemoteHost
+from shoal.launch.remote.starting import AgentHandle
+
+
+class Doorway:
+    """Lets hosts in while a run goes on, as long as whoever supervises it looks here."""
+
+    def __init__(
+        self,
+        door: ChannelDoor,
+        hosts: Sequence[RemoteHost],
+        away: list[AgentHandle],
+        welcome: Callable[[RemoteHost], None],
+    ) -> None:
+        """`away`: agents of hosts that nothing is heard of, which may come back."""
+        self._door = door
+        self._callers = Callers(door)
+        self._hosts = list(hosts)
+        self._away = away
+        self._welcome = welcome
+        self._announced: list[Arrival] = []
+
+    def fileno(self) -> int:
+        """Readable when somebody calls; what it says comes a little later."""
+        return self._door.fileno()
+
+    def collect(self) -> list[RemoteHost]:
+        """The hosts that have come, a call later: who had their names before is known to be lost by then. Never
+        waits."""
+        arrived, self._announced = self._announced, self._callers.take()
+        for one in self._announced:
+            for before in self._hosts:
+                if before.facts.name == one.facts.name:
+                    before.cut_off()
+        return [host for one in arrived if (host := self._admitted(one)) is not None]
+
+    def close(self) -> None:
+        """Let nobody in any more, and end the agents that have not come back."""
+        self._callers.close()
+        for one in self._announced:
+            one.channel.close()
+        self._door.close()
+        while self._away:
+            self._away.pop().abandon()
+
+    def _admitted(self, one: Arrival) -> RemoteHost | None:
+        agent = next((agent for agent in self._away if agent.name == one.facts.name), None)
+        host = RemoteHost(one.channel, one.facts, agent=agent, away=self._away, door=one.door)
+        if (reason := other_versions(one.facts.name, one.versions)) is not None:
+            host.refuse(reason)
+            host.close()
+            return None
+        if agent is not None:
+            self._away.remove(agent)
+        self._hosts.append(host)
+        self._welcome(host)
+        return host

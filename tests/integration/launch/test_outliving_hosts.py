@@ -1,0 +1,110 @@
+"""`data` on several hosts: one that is lost costs its slots alone, and not a bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.agents import SeenStarter, run_on_hosts, spread_cluster
+from helpers.counting import TASK as COUNTING
+from helpers.counting import applied
+from shoal.launch.local import LocalEngine
+from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
+from shoal.launch.supervisor import Supervisor
+from shoal.observe import Event
+from shoal.spec import Cluster, Job
+
+TASKS = Path(__file__).parents[2] / "equivalence" / "small_tasks.py"
+
+
+@pytest.fixture(autouse=True)
+def one_zygote_for_all(zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents take it from their environment: so tests need not load torch for each."""
+    monkeypatch.setenv(ZYGOTE_VARIABLE, zygote.name)
+
+
+class Strike:
+    """Kills the agents of hosts while the run trains, one after the other has been followed."""
+
+    def __init__(self, *victims: str, signs: Path | None = None) -> None:
+        self._victims = list(victims)
+        self._signs = signs
+        self._is_due = True
+
+    def __call__(self, event: Event, starter: SeenStarter) -> None:
+        if event.kind == "replaced":
+            self._is_due = True
+            if not self._victims and self._signs is not None:
+                (self._signs / "hurry").touch()
+        elif event.kind == "steps" and self._is_due and self._victims:
+            self._is_due = False
+            starter.kill(self._victims.pop(0))
+
+
+def on_one_host(job: Job, folder: Path, zygote: ZygoteProcess) -> dict[str, Any]:
+    folder.mkdir()
+    cluster = Cluster(workers=job.cluster.places, threads=1)
+    alone = Job(target=job.target, args=job.args, cluster=cluster, run_dir=str(folder))
+    return Supervisor(alone, lambda event: None, LocalEngine(zygote)).run()
+
+
+@pytest.mark.parametrize("victims", [("host-0",), ("host-2", "host-1")])
+def test_every_sample_is_applied_once_in_each_epoch(victims: tuple[str, ...], tmp_path: Path) -> None:
+    """The processes of other hosts live on; after two losses one of them does everything."""
+    job = Job(
+        target=str(COUNTING),
+        args={"signs": str(tmp_path), "epochs": 16, "pause_s": 0.02},
+        cluster=spread_cluster(workers=4, hosts=3),
+    )
+    strike = Strike(*victims, signs=tmp_path)
+    results, events = run_on_hosts(job, tmp_path / "run", hosts=3, on_event=strike)
+    told = Counter(event.kind for event in events)
+    assert (told["host"], told["replaced"], told["restarted"]) == (len(victims), len(victims), 0)
+    assert results["audit"]["clean"]
+    assert Counter(applied(tmp_path / "run" / "model.safetensors")) == {16: 256}
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "victim"),
+    [("mlp", {"steps": 200, "clip": 0.5}, "host-1"), ("conv", {"steps": 60, "optimizer": "adamw"}, "host-0")],
+)
+def test_the_bits_are_those_of_an_undisturbed_run(
+    task: str, args: dict[str, Any], victim: str, tmp_path: Path, zygote: ZygoteProcess
+) -> None:
+    job = Job(target=f"{TASKS}:{task}", args=args, cluster=spread_cluster(workers=4, hosts=3))
+    disturbed, events = run_on_hosts(job, tmp_path / "run", hosts=3, on_event=Strike(victim))
+    assert [event.values["places"] for event in events if event.kind == "replaced"]
+    assert disturbed["audit"]["clean"]
+    assert disturbed["digest"] == on_one_host(job, tmp_path / "here", zygote)["digest"]
+
+
+def test_a_host_that_was_cut_off_comes_back_and_takes_the_state_from_another(
+    tmp_path: Path, zygote: ZygoteProcess
+) -> None:
+    """Nothing is heard of it until the others have its work; then it ends what it ran, and joins again."""
+    job = Job(
+        target=str(COUNTING),
+        args={"signs": str(tmp_path), "epochs": 60, "pause_s": 0.02},
+        cluster=spread_cluster(workers=3, hosts=3),
+    )
+    cut: list[str] = []
+
+    def strike(event: Event, starter: SeenStarter) -> None:
+        if event.kind == "steps" and not cut:
+            cut.append("host-1")
+            starter.silence("host-1")
+        elif event.kind == "replaced":
+            starter.heal("host-1")
+        elif event.kind == "scaled":
+            (tmp_path / "hurry").touch()
+
+    results, events = run_on_hosts(job, tmp_path / "run", hosts=3, on_event=strike, lease_s=4.0)
+    told = [event.kind for event in events if event.kind in ("host", "replaced", "host_added", "scaled")]
+    assert told == ["host", "replaced", "host_added", "scaled"]
+    (scaled,) = [event.values for event in events if event.kind == "scaled"]
+    assert (scaled["workers"], scaled["before"], scaled["hosts"]) == (3, 2, [[0], [1], [2]])
+    assert results["audit"]["clean"]
+    assert Counter(applied(tmp_path / "run" / "model.safetensors")) == {60: 256}
