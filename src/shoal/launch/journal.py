@@ -38,8 +38,8 @@ class Entry:
     """One thing in a journal, in the order in which it happened."""
 
     what: str
-    """`begin`, `take`, `act`, `host` (one more has come), `hung` (who was found to hang) or `did` (how much was told
-    to those who watch)."""
+    """`begin`, `take`, `act`, `host` (one more has come), `hung` (who was found to hang) or `did` (how much was
+    told to those who watch)."""
     now: float = 0.0
     value: Any = None
     host: int = -1
