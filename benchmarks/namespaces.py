@@ -107,6 +107,12 @@ class Network:
             _run("tc", "qdisc", "replace", "dev", host.cable, "root", *shaping)
             _run("ip", "netns", "exec", host.name, "tc", "qdisc", "replace", "dev", CABLE, "root", *shaping)
 
+    def carried_bytes(self) -> int:
+        """What has come out of all hosts so far."""
+        return sum(
+            int(Path(f"/sys/class/net/{host.cable}/statistics/rx_bytes").read_text()) for host in self.hosts
+        )
+
     @contextmanager
     def capture(self, path: Path) -> Iterator[None]:
         """Write all that passes over the switch to a file. LaunchError at the end where some of it was missed."""

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.fresh import module_command, surroundings
 from benchmarks.measurement import Measurement, summarise
 from benchmarks.models import WORKLOADS, Workload, warm_up_steps
+from benchmarks.namespaces import CABLE
 from benchmarks.straggler import STRAGGLERS, slowed
 from benchmarks.variants import PEERS, Peer
 from shoal.arena.malloc import keep_freed_memory
@@ -84,12 +85,17 @@ def _fused(peer: Peer) -> bool | None:
     return True if peer.tuned else None
 
 
-def start_ddp(argv: Sequence[str], processes: int) -> int:
-    """Start one process per rank and wait for all; the first one prints. Returns the worst exit status."""
-    environment = surroundings(GLOO_SOCKET_IFNAME="lo")
+def start_ddp(argv: Sequence[str], processes: int, namespaces: Sequence[str] = ()) -> int:
+    """Start one process per rank and wait for all; the first one prints. Returns the worst exit status.
+
+    `namespaces`: of the network, among which ranks are spread in blocks."""
+    environment = surroundings(GLOO_SOCKET_IFNAME=CABLE if namespaces else "lo")
     with tempfile.TemporaryDirectory() as folder:
         command = module_command("peers", *argv, "--store", str(Path(folder, "store")))
-        ranks = [subprocess.Popen([*command, "--rank", str(rank)], env=environment) for rank in range(processes)]
+        ranks = []
+        for rank in range(processes):
+            enter = ["ip", "netns", "exec", namespaces[rank * len(namespaces) // processes]] if namespaces else []
+            ranks.append(subprocess.Popen([*enter, *command, "--rank", str(rank)], env=environment))
         try:
             # A rank whose peer died fails too, at the latest after PEER_TIMEOUT.
             return max(abs(process.wait()) for process in ranks)
@@ -138,6 +144,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--steps", type=int, help="measured steps; default the model's own number")
     parser.add_argument("--straggler", choices=STRAGGLERS, help="slow the last rank down, or each in turn")
+    parser.add_argument("--namespaces", help="run them in these network namespaces, with commas")
     parser.add_argument("--rank", type=int, help="set for the processes that this one starts")
     parser.add_argument("--store", type=Path, help="the file through which they find each other")
     return parser.parse_args(argv)
@@ -147,7 +154,8 @@ def main(argv: Sequence[str]) -> int:
     """Measure one peer and print one line; returns the exit status."""
     arguments = parse(argv)
     if PEERS[arguments.variant].distributed and arguments.rank is None:
-        return start_ddp(argv, arguments.processes)
+        inside = arguments.namespaces.split(",") if arguments.namespaces else []
+        return start_ddp(argv, arguments.processes, inside)
     measurement = measure(arguments)
     if not arguments.rank:
         print(measurement.to_json(), flush=True)

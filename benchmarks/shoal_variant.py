@@ -12,7 +12,8 @@ from pathlib import Path
 from benchmarks.measurement import Measurement, Timeline, summarise, summarise_timeline
 from benchmarks.models import WORKLOADS, warm_up_steps
 from benchmarks.straggler import STRAGGLERS
-from shoal.launch.supervisor import run_job
+from shoal.launch.engines import engine_for
+from shoal.launch.supervisor import Supervisor
 from shoal.roles.process.timeline import read_timeline
 from shoal.spec import Cluster, Job, parse_strategy
 from shoal.spec.strategy import StrategySpec
@@ -51,10 +52,16 @@ def train(arguments: argparse.Namespace, steps: int) -> tuple[Timeline, float]:
             target="benchmarks.tasks:task",
             args=args if arguments.straggler is None else {**args, "straggler": arguments.straggler},
             strategy=arguments.strategy,
-            cluster=Cluster(workers=arguments.processes, threads=1),
+            cluster=Cluster(
+                workers=arguments.processes,
+                threads=1,
+                on=arguments.on,
+                trusted_network=arguments.trusted_network,
+            ),
             options={"timeline": str(path)},
         )
-        results = run_job(job, lambda event: None)
+        engine = engine_for(job.cluster, None, tell=lambda text: print(text, file=sys.stderr))
+        results = Supervisor(job, lambda event: None, engine).run()
         return read_timeline(path), results["loss"]
 
 
@@ -67,6 +74,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--steps", type=int, help="measured steps; default the model's own number")
     parser.add_argument("--straggler", choices=STRAGGLERS, help="slow the last worker down, or each in turn")
+    parser.add_argument("--on", default="local", help="where workers run; default here")
+    parser.add_argument("--trusted-network", action="store_true", help="do not encrypt what passes between hosts")
     return parser.parse_args(argv)
 
 

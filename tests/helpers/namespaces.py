@@ -6,17 +6,21 @@ For a supervisor inside one, too: `host.command(["shoal", "train", …, "--on", 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from benchmarks import namespaces
 from benchmarks.namespaces import NamespaceHost, Network
+from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
 from shoal.launch.remote.gathering import AgentEngine
 from shoal.launch.remote.starting import (
     AgentHandle,
@@ -31,6 +35,9 @@ from shoal.observe import Event
 from shoal.spec import Cluster, Job
 
 _why_not = cache(namespaces.why_not)
+_NEW_NETWORK = 0x40000000
+"""What the kernel calls CLONE_NEWNET."""
+T = TypeVar("T")
 
 
 @contextmanager
@@ -42,12 +49,34 @@ def network_of(count: int, *, ipv6: bool = False) -> Iterator[Network]:
         yield network
 
 
+def inside(host: NamespaceHost, act: Callable[[], T]) -> T:
+    """Do something in a thread that has the network of a host; so have sockets and processes that come of it."""
+
+    def enter() -> T:
+        with open(f"/run/netns/{host.name}", "rb") as network:
+            if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), _NEW_NETWORK):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return act()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(enter).result()
+
+
+@contextmanager
+def zygotes_in(network: Network) -> Iterator[dict[str, ZygoteProcess]]:
+    """A zygote in each host, by its name: so that not every run has to load torch there."""
+    with ExitStack() as at_end:
+        yield {host.name: at_end.enter_context(inside(host, start_zygote)) for host in network.hosts}
+
+
 @dataclass
 class NamespaceStarter:
     """Agents in the hosts of a network, which are called `host-0` and so on, as `local:2` calls them."""
 
     network: Network
     patience_s: float = 60.0
+    zygotes: Mapping[str, ZygoteProcess] = field(default_factory=dict)
+    """By the host's name; where there is none, an agent starts its own."""
     agents: dict[str, AgentProcess] = field(init=False, default_factory=dict)
     """Those that were started last, by name."""
 
@@ -61,7 +90,10 @@ class NamespaceStarter:
     def start(self, invitation: Invitation) -> list[AgentHandle]:
         self.agents = {}
         for name in self.names:
-            command = self.host(name).command(agent_command(invitation, Candidate(name=name)))
+            host, words = self.host(name), agent_command(invitation, Candidate(name=name))
+            if host.name in self.zygotes:
+                words = ["env", f"{ZYGOTE_VARIABLE}={self.zygotes[host.name].name}", *words]
+            command = host.command(words)
             self.agents[name] = AgentProcess.run(name, command, invitation.key)
         return list(self.agents.values())
 
@@ -79,11 +111,12 @@ def run_in_namespaces(
     folder: Path,
     network: Network,
     *,
+    zygotes: Mapping[str, ZygoteProcess] | None = None,
     on_event: Callable[[Event, NamespaceStarter], None] = lambda event, starter: None,
 ) -> tuple[dict[str, Any], list[Event]]:
     """Run a job on the hosts of a network; its results, and what happened."""
     folder.mkdir(parents=True)
-    starter, events = NamespaceStarter(network), list[Event]()
+    starter, events = NamespaceStarter(network, zygotes=zygotes or {}), list[Event]()
 
     def listen(event: Event) -> None:
         events.append(event)

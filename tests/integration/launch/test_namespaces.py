@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from benchmarks.namespaces import Network
-from helpers import telltale_task
-from helpers.namespaces import namespaced, network_of, run_in_namespaces
+from helpers import strangers, telltale_task
+from helpers.counting import TASK as COUNTING
+from helpers.counting import applied
+from helpers.memory import require_flat
+from helpers.namespaces import (
+    NamespaceStarter,
+    namespaced,
+    network_of,
+    run_in_namespaces,
+    zygotes_in,
+)
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.supervisor import Supervisor
+from shoal.observe import Event
 from shoal.spec import Cluster, Job
 
 PATTERN_BYTES = 48
 STEPS = 12
+STRANGERS = 1_000
+EPOCHS = 40
+LIMIT_MIB = 32.0
+GUARD_S = 120.0
+Zygotes = Mapping[str, ZygoteProcess]
 
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
     with network_of(2) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def zygotes(network: Network) -> Iterator[Zygotes]:
+    with zygotes_in(network) as started:
+        yield started
 
 
 def telltale_job(folder: Path, cluster: Cluster) -> Job:
@@ -76,19 +103,109 @@ def seen_in(capture: bytes, wanted: dict[str, list[bytes]]) -> set[str]:
 
 @pytest.mark.parametrize("is_trusted", [False, True])
 def test_the_bits_are_those_of_one_host_and_nobody_reads_them_on_the_way(
-    is_trusted: bool, network: Network, tmp_path: Path, zygote: ZygoteProcess
+    is_trusted: bool, network: Network, zygotes: Zygotes, tmp_path: Path, zygote: ZygoteProcess
 ) -> None:
     cluster = namespaced(4, trusted_network=is_trusted)
     job, signs = telltale_job(tmp_path / "signs", cluster), tmp_path / "signs"
     with network.capture(tmp_path / "capture"):
-        spread, _ = run_in_namespaces(job, tmp_path / "spread", network)
+        spread, _ = run_in_namespaces(job, tmp_path / "spread", network, zygotes=zygotes)
     assert spread["steps"] == STEPS and spread["audit"]["clean"]
     capture = (tmp_path / "capture").read_bytes()
     assert len(capture) > 1 << 20, "gradients went another way"
     wanted = patterns(signs)
     assert all(wanted.values()), wanted
     assert seen_in(capture, wanted) == ({"weights", "sums", "totals"} if is_trusted else set())
-    assert not any(host.processes() for host in network.hosts)
-    (tmp_path / "here").mkdir()
-    alone = replace(job, cluster=Cluster(workers=4, threads=1), run_dir=str(tmp_path / "here"))
-    assert Supervisor(alone, lambda event: None, LocalEngine(zygote)).run()["digest"] == spread["digest"]
+    assert digest_on_one_host(job, tmp_path / "here", zygote) == spread["digest"]
+
+
+def digest_on_one_host(job: Job, folder: Path, zygote: ZygoteProcess) -> str:
+    folder.mkdir()
+    cluster = Cluster(workers=job.cluster.workers, threads=1)
+    alone = replace(job, cluster=cluster, run_dir=str(folder))
+    return str(Supervisor(alone, lambda event: None, LocalEngine(zygote)).run()["digest"])
+
+
+class Siege:
+    """A thousand strangers at each port that processes of a run listen at, as another host sees them."""
+
+    def __init__(self, network: Network) -> None:
+        self.outcomes: dict[str, dict[str, int]] = {}
+        """By address: what became of them."""
+        self.grown_bytes: list[int] = []
+        self._network = network
+        self._thread = threading.Thread(target=self._run)
+
+    @property
+    def has_begun(self) -> bool:
+        return self._thread.ident is not None
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def wait(self) -> None:
+        self._thread.join(GUARD_S)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        hosts = self._network.hosts
+        processes = [psutil.Process(), *(psutil.Process(pid) for host in hosts for pid in host.processes())]
+        before = [process.memory_info().rss for process in processes]
+        targets = {host.address: _listening(host.processes()[0]) for host in hosts}
+        attackers = {}
+        for number, (address, ports) in enumerate(targets.items()):
+            words = [sys.executable, strangers.__file__, str(STRANGERS), address, *ports]
+            attackers[address] = subprocess.Popen(hosts[number - 1].command(words), stdout=subprocess.PIPE)
+        found = {address: one.communicate(timeout=GUARD_S)[0] for address, one in attackers.items()}
+        for process, size in zip(processes, before, strict=True):
+            with suppress(psutil.NoSuchProcess):
+                self.grown_bytes.append(process.memory_info().rss - size)
+        self.outcomes = {address: json.loads(text) for address, text in found.items()}
+
+
+def _listening(pid: int) -> list[str]:
+    """The tcp ports that somebody listens at on the host of a process, by the kernel's own table."""
+    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    found = [line.split()[1] for line in lines if line.split()[3] == "0A"]
+    return [str(int(one.partition(":")[2], 16)) for one in found]
+
+
+@pytest.mark.long
+def test_a_thousand_strangers_at_each_port_cost_a_run_nothing(
+    network: Network, zygotes: Zygotes, tmp_path: Path
+) -> None:
+    siege, afterwards = Siege(network), list[Event]()
+    job = Job(
+        target=str(COUNTING),
+        args={"signs": str(tmp_path), "epochs": EPOCHS, "pause_s": 0.2},
+        strategy="data",
+        cluster=namespaced(2),
+    )
+
+    def on_event(event: Event, _: NamespaceStarter) -> None:
+        if event.kind != "steps":
+            return
+        if not siege.has_begun:
+            siege.begin()
+        elif siege.outcomes:
+            afterwards.append(event)
+            (tmp_path / "hurry").touch()
+
+    results, events = run_in_namespaces(job, tmp_path / "run", network, zygotes=zygotes, on_event=on_event)
+    siege.wait()
+    assert results["audit"]["clean"] and afterwards
+    assert {event.kind for event in events}.isdisjoint({"lost", "replaced", "restarted"})
+    assert set(siege.outcomes) == {host.address for host in network.hosts}
+    for found in siege.outcomes.values():
+        assert set(found) == {"hung up on"} and found["hung up on"] >= STRANGERS
+    for grown_bytes in siege.grown_bytes:
+        require_flat(grown_bytes, LIMIT_MIB)
+    assert set(applied(tmp_path / "run" / "model.safetensors")) == {EPOCHS}
+
+
+@pytest.mark.long
+def test_hosts_that_have_ipv6_alone(tmp_path: Path, zygote: ZygoteProcess) -> None:
+    """Three of them with one slot each, whose gradients go straight to whoever adds them up."""
+    job = telltale_job(tmp_path / "signs", namespaced(3, hosts=3, ports="20000-20100"))
+    with network_of(3, ipv6=True) as network:
+        spread, _ = run_in_namespaces(job, tmp_path / "spread", network)
+    assert spread["digest"] == digest_on_one_host(job, tmp_path / "here", zygote)

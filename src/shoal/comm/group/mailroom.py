@@ -50,6 +50,13 @@ class Mailroom:
         """The next tensor of this sender in this group under this tag, into this room."""
         return _SocketReceiving(self, rank, ranks, tag, as_bytes(room))
 
+    def take_as(self, rank: int, ranks: tuple[int, ...], tag: int, like: torch.Tensor) -> torch.Tensor:
+        """The next tensor of this sender in this group under this tag, where it arrived."""
+        content = self.take(rank, ranks, tag)
+        if content.numel() != like.nbytes:
+            raise _other_size(rank, content, like.nbytes)
+        return content.view(like.dtype).view(like.shape)
+
     def flush(self) -> None:
         """Until all that was sent has arrived."""
         self._patiently(lambda: self.transport.flush(_LOOKS_UP_S))
@@ -113,8 +120,11 @@ class _SocketReceiving:
     def wait(self) -> None:
         content = self.mail.take(self.rank, self.ranks, self.tag)
         if content.numel() != self.room.numel():
-            raise ProtocolError(
-                f"Worker {self.rank} sent {content.numel()} bytes where {self.room.numel()} were awaited.",
-                peer=str(self.rank),
-            )
+            raise _other_size(self.rank, content, self.room.numel())
         self.room.copy_(content)
+
+
+def _other_size(rank: int, content: torch.Tensor, awaited: int) -> ProtocolError:
+    return ProtocolError(
+        f"Worker {rank} sent {content.numel()} bytes where {awaited} were awaited.", peer=str(rank)
+    )

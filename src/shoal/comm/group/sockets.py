@@ -91,6 +91,10 @@ class SocketGroup(Group):
     def receive(self, room: torch.Tensor, sender: int, tag: int = 0) -> Transfer:
         return self._mail.receive(room.detach(), self.ranks[sender], self.ranks, tag)
 
+    def take(self, like: torch.Tensor, sender: int, tag: int = 0) -> torch.Tensor:
+        """What `receive` gives, in memory of its own: nothing is copied."""
+        return self._mail.take_as(self.ranks[sender], self.ranks, tag, like)
+
     def pump(self) -> None:
         """Take in what has come, for one who waits elsewhere: its sender must know that it arrived."""
         self._mail.pump()

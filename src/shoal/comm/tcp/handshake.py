@@ -109,14 +109,21 @@ def read_into(sock: socket.socket, room: memoryview) -> Steps[None]:
     """As many bytes as there is room for."""
     since_look = 0
     while room:
-        count = yield from attempt(partial(sock.recv_into, room), READ)
-        if not count:
-            raise PeerLost("The other end has hung up.")
-        room = room[count:]
-        since_look += count
-        if since_look >= _MOST_AT_ONCE_BYTES:
-            since_look = 0
-            yield AGAIN
+        try:
+            # TLS gives 16 KiB at a time: as little as possible is done for each.
+            while room and since_look < _MOST_AT_ONCE_BYTES:
+                if not (count := sock.recv_into(room)):
+                    raise PeerLost("The other end has hung up.")
+                room = room[count:]
+                since_look += count
+        except ssl.SSLWantWriteError:
+            yield WRITE
+        except (BlockingIOError, ssl.SSLWantReadError):
+            yield READ
+        else:
+            if room:
+                since_look = 0
+                yield AGAIN
 
 
 def write_all(sock: socket.socket, content: bytes | bytearray | memoryview) -> Steps[None]:

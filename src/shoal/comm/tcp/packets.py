@@ -6,6 +6,8 @@ import socket
 import struct
 from collections.abc import Iterator
 
+import numpy as np
+
 from shoal.comm.codec import MAX_FRAME_BYTES, MAX_FRAMES, Buffer
 from shoal.comm.reliable import Packet
 from shoal.comm.tcp.handshake import Steps, read_exactly, read_into, write_all
@@ -56,7 +58,8 @@ def read_packet(sock: socket.socket) -> Steps[Packet]:
         raise ProtocolError(f"A part has up to {MAX_FRAME_BYTES} bytes, and one of {max(sizes)} was announced.")
     packet: Packet = []
     for size in sizes:
-        part = bytearray(size)
+        # A bytearray would be filled with zeros first.
+        part = bytearray(size) if size <= _SMALL_BYTES else np.empty(size, dtype=np.uint8).data
         yield from read_into(sock, memoryview(part))
         packet.append(part)
     return packet

@@ -4,6 +4,9 @@ Each host holds a contiguous block of slots. Whoever owns a chunk there receives
 the host before, adds its host's slots one by one, and sends it on; the last one sends the total to the owners on
 all others. So the fold, and with it every bit, is that of one host with the same slots. All chunks go up before
 the first total is awaited: while the last host adds up one, those before it already send the next.
+
+Where each host has one slot, gradients go straight to one host, another for each chunk, which adds them up in the
+same order. So all links carry the same, and nothing takes more than two of them.
 """
 
 from __future__ import annotations
@@ -13,8 +16,11 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from shoal.arena import Grid
-from shoal.comm.group import Group
+from shoal.comm.group import SocketGroup
 from shoal.strategies.data.update import ChunkUpdate
+
+_AHEAD = 32
+"""Chunks for which a host sends its gradient before it adds up the next of its own: others need not wait."""
 
 
 class HostChain:
@@ -22,45 +28,81 @@ class HostChain:
 
     def __init__(
         self,
-        links: Group,
+        links: SocketGroup,
         hosts: Sequence[range],
         number: int,
         grid: Grid,
         cast: torch.dtype | None,
         before: HostChain | None = None,
+        *,
+        goes_straight: bool = False,
     ) -> None:
         """`links`: to all workers, by rank. `hosts`: the ranks on each; `number`: this one. `cast`: how float32
-        travels. `before`: the chain over the hosts that there were until now, whose totals are kept."""
+        travels. `before`: the chain over the hosts that there were until now, whose totals are kept.
+        `goes_straight`: there are several hosts, and each has one slot."""
         self._links = links
-        self._number, self._last = number, len(hosts) - 1
+        self._number, self._count = number, len(hosts)
         self._owners = [_owners(grid, ranks) for ranks in hosts]
         self._cast = cast
+        self._goes_straight = goes_straight
         self._sums: dict[int, torch.Tensor] = {} if before is None else before._sums
-        """By chunk: the sum so far, and then the total. Nobody writes there before the others have what was sent
-        from it: the totals of a step come back only then."""
-        self._awaited: set[int] = set()
+        """By chunk: the total. Nobody writes there again: it may still be on its way to others."""
+        self._awaited: dict[int, tuple[int, torch.Tensor]] = {}
+        """By chunk: the host that sends its total, and a tensor of its shape."""
 
     def send_up(self, chunks: Iterable[tuple[int, ChunkUpdate]], touched: object) -> None:
-        """Let all of these chunks go along the chain."""
+        """Have all of these chunks summed. `touched`: None where every slot has every gradient."""
+        if self._goes_straight and touched is None:
+            self._send_straight(list(chunks))
+            return
+        last = self._count - 1
         for chunk, update in chunks:
-            total = self._sums.setdefault(chunk, torch.empty_like(update.sum))
-            if self._number:
-                self._receive(total, self._number - 1, 2 * chunk)
+            before = self._number - 1
+            total = self._received(update.sum, before, 2 * chunk) if self._number else torch.empty_like(update.sum)
             update.add_slots(total, touched, begins=not self._number)
-            if self._number < self._last:
+            if self._number < last:
                 self._send(total, self._number + 1, 2 * chunk)
-                self._awaited.add(chunk)
-                continue
-            for host in range(self._last):
+                self._awaited[chunk] = (last, update.sum)
+            else:
+                self._tell_total(chunk, total)
+
+    def _send_straight(self, chunks: Sequence[tuple[int, ChunkUpdate]]) -> None:
+        to_send = iter(chunks)
+        for at in range(-_AHEAD, len(chunks)):
+            if (following := next(to_send, None)) is not None:
+                chunk, update = following
+                if (summer := chunk % self._count) != self._number:
+                    # From where it lies: nobody changes it before the total has come back.
+                    self._send(update.only_slot, summer, 2 * chunk)
+                    self._awaited[chunk] = (summer, update.sum)
+            if at >= 0 and chunks[at][0] % self._count == self._number:
+                self._add_up(*chunks[at])
+
+    def _add_up(self, chunk: int, update: ChunkUpdate) -> None:
+        """Add up the hosts' gradients of a chunk, in the order of slots."""
+        hosts = range(self._count)
+        parts = (
+            update.only_slot if host == self._number else self._received(update.sum, host, 2 * chunk)
+            for host in hosts
+        )
+        total = torch.add(next(parts), next(parts))
+        for part in parts:
+            total.add_(part)
+        self._tell_total(chunk, total)
+
+    def _tell_total(self, chunk: int, total: torch.Tensor) -> None:
+        for host in range(self._count):
+            if host != self._number:
                 self._send(total, host, 2 * chunk + 1)
-            if self._travels_as(total) != total.dtype:
-                total.copy_(total.to(self._travels_as(total)))  # as the others get it: the same bits everywhere
+        if self._travels_as(total) != total.dtype:
+            total.copy_(total.to(self._travels_as(total)))  # as the others get it: the same bits everywhere
+        self._sums[chunk] = total
 
     def await_totals(self) -> None:
         """Until what all slots of all hosts come to is here, for all chunks that were sent up."""
         for chunk in sorted(self._awaited):
-            self._receive(self._sums[chunk], self._last, 2 * chunk + 1)
-            self._awaited.discard(chunk)
+            host, like = self._awaited.pop(chunk)
+            self._sums[chunk] = self._received(like, host, 2 * chunk + 1)
 
     def total(self, chunk: int) -> torch.Tensor:
         """What all slots of all hosts come to, once awaited; the same until sums of the next step are sent up,
@@ -75,17 +117,15 @@ class HostChain:
                 for host in lacking:
                     self._send(total, host, 2 * chunk + 1)
             elif self._number in lacking:
-                self._receive(total, giver, 2 * chunk + 1)
+                self._sums[chunk] = self._received(total, giver, 2 * chunk + 1)
 
     def _send(self, content: torch.Tensor, host: int, tag: int) -> None:
         self._links.send(content.to(self._travels_as(content)), self._owners[host][tag // 2], tag)
 
-    def _receive(self, room: torch.Tensor, host: int, tag: int) -> None:
-        kind = self._travels_as(room)
-        found = room if kind == room.dtype else torch.empty(room.shape, dtype=kind)
-        self._links.receive(found, self._owners[host][tag // 2], tag).wait()
-        if found is not room:
-            room.copy_(found)
+    def _received(self, like: torch.Tensor, host: int, tag: int) -> torch.Tensor:
+        kind = self._travels_as(like)
+        awaited = like if kind == like.dtype else torch.empty(like.shape, dtype=kind, device="meta")
+        return self._links.take(awaited, self._owners[host][tag // 2], tag).to(like.dtype)
 
     def _travels_as(self, tensor: torch.Tensor) -> torch.dtype:
         return self._cast if self._cast is not None and tensor.dtype == torch.float32 else tensor.dtype

@@ -92,7 +92,15 @@ class SpreadData(ArenaData):
 
     def _begin_chain(self) -> None:
         cast = torch.bfloat16 if self._spec.between == "bf16" else None
-        self._chain = HostChain(self._links, self._hosts, self._own_host, self._shared.grid, cast, self._chain)
+        self._chain = HostChain(
+            self._links,
+            self._hosts,
+            self._own_host,
+            self._shared.grid,
+            cast,
+            self._chain,
+            goes_straight=len(self._hosts) > 1 and all(len(slots) == 1 for slots in self._slots),
+        )
         self._own_slots = self._slots[self._own_host]
 
     def _look_up(self, on_idle: Callable[[], None] | None) -> Callable[[], None]:

@@ -72,13 +72,18 @@ class ChunkUpdate:
         (`ShardStore`), several hosts (`HostChain`) and whoever redoes a torn chunk get the same bits. So is where
         a sum begins: with the first gradient or, where some are missing, at zero, which makes 0.0 of -0.0.
         """
-        if given is None:
-            self.add_slots(self.sum, touched, begins=True)
-        else:
-            self.sum.copy_(given)
+        if given is not None:
+            return torch.mul(given, scale, out=self.sum)
+        self.add_slots(self.sum, touched, begins=True)
         if scale != 1.0:
             self.sum.mul_(scale)
         return self.sum
+
+    @property
+    def only_slot(self) -> torch.Tensor:
+        """The gradient of this host's slot, where it has one."""
+        (gradient,) = self._slots
+        return gradient
 
     def add_slots(self, total: torch.Tensor, touched: Any, *, begins: bool) -> None:
         """Add the gradients of this host's slots, one by one, to the sum of those before them; `begins`: there are
