@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import DiskRefused
 from shoal.launch.engine import Engine, Host
-from shoal.launch.journal import Entry, Journal, is_noise
+from shoal.launch.journal import Journal, JournalEntry, is_noise
 from shoal.launch.machine import SupervisorMachine
 from shoal.launch.messages import Emit, Input, Said
 from shoal.observe.happenings import Happening
@@ -77,7 +77,7 @@ class Diary:
     def begin(self, worlds: Sequence[World], hosts: Sequence[HostFacts]) -> None:
         """The first processes are to be started, on these hosts."""
         now = self._now
-        self._write(Entry(what="begin", now=now, value=[list(worlds), list(hosts)]))
+        self._write(JournalEntry(what="begin", now=now, value=[list(worlds), list(hosts)]))
         self._machine.begin(worlds, hosts, now)
 
     def take(self, news: Input, host: int = -1) -> None:
@@ -89,7 +89,7 @@ class Diary:
         self._machine.take(news, now)
         if self._matters(before) or not (isinstance(news, Said) and is_noise(news.word)):
             count = self._heard[host]
-            self._write(Entry(what="take", now=now, value=news, host=host, count=count, top_step=top_step))
+            self._write(JournalEntry(what="take", now=now, value=news, host=host, count=count, top_step=top_step))
             self._is_fresh = True
 
     def act(self) -> None:
@@ -98,10 +98,10 @@ class Diary:
         before = len(self._machine.outputs)
         self._machine.act(now)
         if self._is_fresh or self._matters(before):
-            self._write(Entry(what="act", now=now, top_step=self._machine.crew.top_step))
+            self._write(JournalEntry(what="act", now=now, top_step=self._machine.crew.top_step))
             self._is_fresh = False
         if self._machine.waits_for_stacks and not waited:
-            self._write(Entry(what="hung", now=now, value=self._machine.found_to_hang()))
+            self._write(JournalEntry(what="hung", now=now, value=self._machine.found_to_hang()))
 
     def _matters(self, before: int) -> bool:
         """Whether it has to be written down what has led to the outputs after the first so many. None of them has
@@ -117,13 +117,13 @@ class Diary:
             from shoal.launch.remote.remote_host import RemoteHost
 
             assert isinstance(host, RemoteHost), "they come to engines that have agents"
-            self._write(Entry(what="host", value=host.claim))
+            self._write(JournalEntry(what="host", value=host.claim))
 
     def note_told(self, what: Happening) -> None:
         """Whoever watches was told this."""
         if not is_noise(what):
             self._num_told += 1
-            self._write(Entry(what="did", value=self._num_told))
+            self._write(JournalEntry(what="did", value=self._num_told))
 
     def next_deadline(self) -> float | None:
         """When `act` must be called at the latest, by this process's clock."""
@@ -139,6 +139,6 @@ class Diary:
     def _now(self) -> float:
         return self._clock() + self._offset_s
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: JournalEntry) -> None:
         if self._journal is not None:
             self._journal.write(entry)

@@ -34,7 +34,7 @@ _NOISE = (Heartbeat, StepsTaken)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class JournalEntry:
     """One thing in a journal, in the order in which it happened."""
 
     what: str
@@ -81,7 +81,7 @@ class Journal:
             os.ftruncate(fd, end)
         return cls(path, fd, is_exact=is_exact)
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: JournalEntry) -> None:
         """Note one more thing."""
         values = {one.name: _plain(getattr(entry, one.name)) for one in fields(entry)}
         self._append({name: value for name, value in values.items() if value is not None})
@@ -104,11 +104,11 @@ class Journal:
 
 
 @dataclass(frozen=True)
-class Past:
+class RunPast:
     """What a journal tells."""
 
     head: Mapping[str, Any]
-    entries: tuple[Entry, ...]
+    entries: tuple[JournalEntry, ...]
     end: int
     """Where in the file the last whole entry ends."""
 
@@ -118,7 +118,7 @@ class Past:
         return Job.from_json(self.head["job"])
 
 
-def read_journal(path: Path) -> Past | None:
+def read_journal(path: Path) -> RunPast | None:
     """What a supervisor that is gone has left; None where there is nothing, or others could have written it."""
     try:
         status = path.stat()
@@ -132,7 +132,7 @@ def read_journal(path: Path) -> Past | None:
         return None
     try:
         entries = tuple(_entry(values) for values, _ in found[1:])
-        return Past(found[0][0], entries, found[-1][1])
+        return RunPast(found[0][0], entries, found[-1][1])
     except (ShoalError, KeyError, TypeError, ValueError) as error:
         raise LaunchError(
             f"{path} cannot be understood ({error}); remove it to resume from a checkpoint."
@@ -147,8 +147,8 @@ def _parts(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
             yield values, unpacker.tell()
 
 
-def _entry(values: Mapping[str, Any]) -> Entry:
-    return Entry(**{name: _value(value) for name, value in values.items()})
+def _entry(values: Mapping[str, Any]) -> JournalEntry:
+    return JournalEntry(**{name: _value(value) for name, value in values.items()})
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shoal.launch.journal import Entry, is_noise
+from shoal.launch.journal import JournalEntry, is_noise
 from shoal.launch.machine import SupervisorMachine
 from shoal.launch.messages import Emit, HostLost, MeasureLoad, Output, Say, Signal, StartProcess, TakeStacks
 
@@ -27,7 +27,7 @@ class Recollection:
     """What was not done, or perhaps not, of all that is not for a host alone."""
 
 
-def recall(machine: SupervisorMachine, entries: Iterable[Entry]) -> Recollection:
+def recall(machine: SupervisorMachine, entries: Iterable[JournalEntry]) -> Recollection:
     """Let a fresh machine go through what another was told; what that one did is not done again."""
     found, done, told = Recollection(), 0, 0
     outputs: list[Output] = []

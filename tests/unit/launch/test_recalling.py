@@ -12,7 +12,7 @@ import pytest
 from helpers.run_sim.folder import SimFolder
 from helpers.run_sim.run import Plan, SimRun
 from shoal.errors import LaunchError
-from shoal.launch.journal import Entry, Journal, is_noise, read_journal
+from shoal.launch.journal import Journal, JournalEntry, is_noise, read_journal
 from shoal.launch.machine import SupervisorMachine
 from shoal.launch.messages import Emit, Ended, HostLost, Load, Said, Sight, StacksTaken
 from shoal.launch.recalling import recall
@@ -60,7 +60,9 @@ def test_a_journal_holds_what_was_told_and_nobody_else_reads_it(tmp_path: Path) 
         Load(idle_cores=0.5, waiting=1.0),
     ]
     for number, one in enumerate(news):
-        journal.write(Entry(what="take", now=float(number), value=one, host=0, count=number, top_step=number))
+        journal.write(
+            JournalEntry(what="take", now=float(number), value=one, host=0, count=number, top_step=number)
+        )
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     whole = read_journal(path)
     assert whole is not None and [entry.value for entry in whole.entries] == news

@@ -17,7 +17,7 @@ from shoal.comm.tcp.stream_channel import StreamChannel
 from shoal.comm.words import understood
 from shoal.errors import CommError
 from shoal.launch.chaos import Timetable
-from shoal.launch.journal import Past, read_journal
+from shoal.launch.journal import RunPast, read_journal
 from shoal.launch.machine import SupervisorMachine
 from shoal.launch.recalling import Recollection, recall
 from shoal.launch.remote.remote_host import RemoteHost
@@ -33,7 +33,7 @@ _CALL_S = 5.0
 class Adoption:
     """A run as its last supervisor left it, and those of its hosts that are there."""
 
-    past: Past
+    past: RunPast
     machine: SupervisorMachine
     timetable: Timetable
     known: Recollection
@@ -73,7 +73,7 @@ def adopt(path: Path) -> Adoption | None:
     return Adoption(past, machine, timetable, known, hosts, missing, passed_s - time.monotonic())
 
 
-def _catch_up(machine: SupervisorMachine, past: Past) -> None:
+def _catch_up(machine: SupervisorMachine, past: RunPast) -> None:
     """How far the run is, of which a journal says little: what was told says more."""
     for event in told_since(past):
         if isinstance(event.what, StepsTaken) and event.what.steps:
@@ -82,12 +82,12 @@ def _catch_up(machine: SupervisorMachine, past: Past) -> None:
             machine.crew.last_loss = machine.crew.last_loss if loss is None else loss
 
 
-def told_since(past: Past) -> list[Event]:
+def told_since(past: RunPast) -> list[Event]:
     """What was told of the attempt that goes on."""
     return [event for event in read_events(past.job.run_dir) if event.time >= past.head["attempt_at"]]
 
 
-def _call_all(past: Past, known: Recollection) -> tuple[dict[int, RemoteHost], dict[int, str]]:
+def _call_all(past: RunPast, known: Recollection) -> tuple[dict[int, RemoteHost], dict[int, str]]:
     key = RunKey.from_text(past.head["key"])
     every = [*past.head["hosts"], *(entry.value for entry in past.entries if entry.what == "host")]
     claims = {number: claim for number, claim in enumerate(every) if number not in known.lost}
@@ -105,7 +105,7 @@ def _call_all(past: Past, known: Recollection) -> tuple[dict[int, RemoteHost], d
     return hosts, missing
 
 
-def _call(claim: Mapping[str, Any], key: RunKey, past: Past, heard: int) -> RemoteHost:
+def _call(claim: Mapping[str, Any], key: RunKey, past: RunPast, heard: int) -> RemoteHost:
     channel = StreamChannel.call(claim["door"], key, encrypt=True, timeout_s=_CALL_S)
     try:
         channel.send(HostClaimed(heard=heard).as_message())
