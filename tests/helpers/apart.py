@@ -30,11 +30,13 @@ def ssh_to_others(script: Path, hidden: Sequence[Path]) -> str:
 
 
 TASK = """
+import os
 from pathlib import Path
 import torch
 import shoal
 from nets import Net
 
+print("rank", os.environ.get("SHOAL_RANK"), "begins")
 ROWS = Path(__file__).with_name("rows.txt")
 
 

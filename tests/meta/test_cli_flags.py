@@ -15,8 +15,8 @@ from shoal.spec import Cluster, Job
 REPOSITORY = Path(__file__).parents[2]
 FLAGS = {
     "train": "workers strategy slots spares on-failure max-failures chaos threads device port memory on "
-    "interface ports trusted-network store ps_hosts worker_hosts job_name task_index arg batch-size epochs "
-    "max-steps seed accumulate evaluate-every fold "
+    "interface ports trusted-network store grace ps_hosts worker_hosts job_name task_index arg batch-size "
+    "epochs max-steps seed accumulate evaluate-every fold "
     "skip-loss-below loaders precision recompute from skip-seen checkpoint resume trust name runs overwrite again "
     "log tensorboard explain progress plain json help",
     "evaluate": "data workers strategy threads device memory trust progress plain json help",

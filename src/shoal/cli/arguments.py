@@ -69,6 +69,15 @@ Ports = Annotated[
         rich_help_panel=CLUSTER,
     ),
 ]
+Grace = Annotated[
+    float | None,
+    typer.Option(
+        help="With several hosts: how long they go on when their supervisor has ended, until another takes its "
+        "place (--resume); default 60.",
+        metavar="SECONDS",
+        rich_help_panel=CLUSTER,
+    ),
+]
 TrustedNetwork = Annotated[
     bool | None,
     typer.Option(

@@ -74,6 +74,7 @@ def train(
     interface: option.Interface = None,
     ports: option.Ports = None,
     trusted_network: option.TrustedNetwork = None,
+    grace: option.Grace = None,
     ps_hosts: option.PsHosts = "",
     worker_hosts: option.WorkerHosts = "",
     job_name: option.JobName = "",
@@ -214,7 +215,7 @@ def train(
     if again:
         target, resume, overwrite, arg = _found_again(target, name, runs, arg)
     cluster = given(workers=workers, spares=spares, threads=threads, device=device, port=port, memory=memory)
-    cluster |= given(on=on, interface=interface, ports=ports, trusted_network=trusted_network)
+    cluster |= given(on=on, interface=interface, ports=ports, trusted_network=trusted_network, grace=grace)
     if target is None and resume is None:
         raise typer.BadParameter("name a task, path.py:factory, or a run with --resume.", ctx, param_hint="TARGET")
     cluster |= given(store=store)

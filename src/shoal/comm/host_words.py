@@ -26,6 +26,19 @@ class HostJoined(Told, kind="joined"):
     most_workers: int | None = None
     versions: dict[str, str]
     """Of Python, torch and Shoal."""
+    door: str
+    """Where the agent listens for another supervisor, should its own be gone."""
+
+
+class HostAdopted(Told, kind="adopted"):
+    """The answer to `HostClaimed`: the host goes on for whoever called."""
+
+    first: int
+    """So many things were told of its processes before what follows."""
+    received: int
+    """So many things were asked of them."""
+    is_apart: bool
+    """Whether it sends its files."""
 
 
 class HostBeat(Told, kind="beat"):
@@ -93,6 +106,21 @@ class FilePiece(Told, kind="piece"):
     is_last: bool
 
 
+class LogPiece(Told, kind="printed"):
+    """What a process has printed."""
+
+    name: str
+    """Of the log, in the run folder."""
+    offset: int
+    data: bytes
+
+
+class FileGone(Told, kind="gone"):
+    """A file of the run folder is no more."""
+
+    name: str
+
+
 class HostBroken(Told, kind="broken"):
     """The host can start or watch nobody any more, for this reason."""
 
@@ -122,8 +150,17 @@ class HostWelcomed(Told, kind="welcomed"):
     """The supervisor's working folder, which is the processes' too where the host has it."""
     lease_s: float
     """How long the host may go on without hearing anything."""
+    grace_s: float
+    """How long it goes on when its supervisor has ended, for another to take its place."""
     moved: dict[str, str]
     """By path on the supervisor's host: where in the host's own folder that is, what was sent there before."""
+
+
+class HostClaimed(Told, kind="claimed"):
+    """Another supervisor goes on with the run, and calls the host: the first word of that connection."""
+
+    heard: int
+    """So many things that the host told are known."""
 
 
 class HostRefused(Told, kind="refused"):
@@ -134,6 +171,9 @@ class HostRefused(Told, kind="refused"):
 
 class BeatAnswered(Told, kind="answered"):
     """The supervisor lives."""
+
+    heard: int
+    """So many things that the host has told of its processes it will not have to tell again."""
 
 
 class ProcessWanted(Told, kind="start"):
@@ -167,6 +207,10 @@ class LoadWanted(Told, kind="measure"):
     """See what else the host does."""
 
 
+class HostMissed(Told, kind="missed"):
+    """Nothing was heard of the host, and the run goes on without it: end all processes, and join anew."""
+
+
 class HostDismissed(Told, kind="dismissed"):
     """The run is over, or goes on without this host: end all processes, and leave."""
 
@@ -174,6 +218,7 @@ class HostDismissed(Told, kind="dismissed"):
 FROM_HOSTS: dict[str, type[Told]] = by_kind(
     *(
         HostJoined,
+        HostAdopted,
         HostBeat,
         ProcessStarted,
         ProcessSaid,
@@ -183,10 +228,12 @@ FROM_HOSTS: dict[str, type[Told]] = by_kind(
         LoadSeen,
         FilesLacking,
         FilePiece,
+        LogPiece,
+        FileGone,
         HostBroken,
     )
 )
 TO_HOSTS: dict[str, type[Told]] = by_kind(
-    *(HostWelcomed, HostRefused, BeatAnswered, ProcessWanted, ProcessTold, ProcessSignalled),
-    *(StacksWanted, LoadWanted, FilesOffered, FilePiece, HostDismissed),
+    *(HostWelcomed, HostClaimed, HostRefused, BeatAnswered, ProcessWanted, ProcessTold, ProcessSignalled),
+    *(StacksWanted, LoadWanted, FilesOffered, FilePiece, HostMissed, HostDismissed),
 )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from shoal.checkpoint.listing import read_manifest
 from shoal.checkpoint.wholeness import check_folder
@@ -39,6 +40,9 @@ from shoal.observe.happenings import (
 from shoal.observe.wording import plural
 from shoal.spec import Job
 
+if TYPE_CHECKING:
+    from shoal.launch.remote.adoption import Adoption
+
 
 @dataclass(frozen=True, kw_only=True)
 class Milestone:
@@ -54,13 +58,22 @@ class Milestone:
 class Attempts:
     """One run from its first to its last attempt."""
 
-    def __init__(self, job: Job, folder: RunFolder, on_event: Callable[[Event], None], requests: Requests) -> None:
+    def __init__(
+        self,
+        job: Job,
+        folder: RunFolder,
+        on_event: Callable[[Event], None],
+        requests: Requests,
+        adoption: Adoption | None = None,
+    ) -> None:
+        """`adoption`: an attempt that another supervisor has begun, with which this one goes on."""
         self._job = job
+        self._adoption = adoption
         self._folder = folder
         self._on_event = on_event
         self._requests = requests
         self._began_at = self._attempt_at = time.time()
-        self._timetable = Timetable.of(job)
+        self._timetable = Timetable.of(job) if adoption is None else adoption.timetable
         resumed = job.options.get("resume")
         self._begin = Milestone(
             step=int(job.options.get("resume_step", 0)),
@@ -77,6 +90,33 @@ class Attempts:
         self._restarts = 0
         self._restarts_here = 0
         """How often the run went back to the same step."""
+        self._known_steps: dict[int | None, int] = {}
+        """By rank: up to which step was told by a supervisor in whose place this one goes on."""
+        if adoption is not None:
+            self._recall(adoption.past.head, adoption.told)
+
+    def _recall(self, head: Mapping[str, Any], told: Sequence[Event]) -> None:
+        """What the supervisor before this one has left for this, and told."""
+        for event in told:
+            match event.what:
+                case StepsTaken(steps=[*_, [step, _]], total_steps=total):
+                    self._top_step, self._total_steps = step, total
+                    self._known_steps[event.rank] = step
+        self._began_at, self._attempt_at, self._is_resumed = head["began_at"], head["attempt_at"], False
+        self._restarts, self._restarts_here = head["restarts"], head["restarts_here"]
+        begun, path = head["start"]
+        self._start = Milestone(step=begun, reached_at=self._began_at, path=Path(path) if path else None)
+
+    def _head(self) -> dict[str, Any]:
+        """The same, of this one."""
+        start = [self._start.step, "" if self._start.path is None else str(self._start.path)]
+        return {
+            "began_at": self._began_at,
+            "attempt_at": self._attempt_at,
+            "restarts": self._restarts,
+            "restarts_here": self._restarts_here,
+            "start": start,
+        }
 
     def run(self, zygote: ZygoteProcess | None = None) -> None:
         """Run the job to its end; raises what ended the last attempt, where that was not the end of its work."""
@@ -95,8 +135,15 @@ class Attempts:
             )
             while True:
                 supervisor = Supervisor(
-                    job, self._hear, engine, timetable=self._timetable, requests=self._requests
+                    job,
+                    self._hear,
+                    engine,
+                    timetable=self._timetable,
+                    requests=self._requests,
+                    head=self._head(),
+                    adoption=self._adoption,
                 )
+                self._adoption = None
                 try:
                     supervisor.run()
                     return
@@ -104,6 +151,7 @@ class Attempts:
                     if supervisor.machine.is_stopping or not (failure.is_transient and self._job.restarts):
                         raise
                     job = self._next_job(failure)
+                    self._known_steps.clear()
                 if self._requests.wants_end:
                     raise Interrupted("The run was stopped on request, while it was about to begin again.")
 
@@ -115,6 +163,11 @@ class Attempts:
         if self._is_resumed and isinstance(event.what, ADVANCES):
             self._is_resumed = False
             self._tell(Resumed(step=self._start.step))
+        if isinstance(event.what, StepsTaken) and self._known_steps:
+            known = self._known_steps.get(event.rank, 0)
+            if not (steps := [one for one in event.what.steps if one[0] > known]):
+                return
+            event = replace(event, what=replace(event.what, steps=steps))
         match event.what:
             case Failed():
                 return

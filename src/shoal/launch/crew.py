@@ -144,6 +144,10 @@ class Crew:
                 self.last_loss = next(known, self.last_loss)
             case Done(results={"loss": loss}) if self.last_loss is None:
                 self.last_loss = loss  # the first worker was so late that others did all the steps
+        self.note_progress(step)
+
+    def note_progress(self, step: int) -> None:
+        """The run has come so far."""
         if step > self.top_step:
             self.top_step, self.fruitless_losses = step, 0
 

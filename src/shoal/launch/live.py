@@ -20,14 +20,16 @@ from shoal.launch.owner import ZygoteProcess
 from shoal.launch.record import Beginning, Record, how_to_go_on, leave_behind, whereabouts
 from shoal.launch.requests import Requests
 from shoal.observe import Bus, Event, FolderWatch, JsonlSink, RunFolder, Sink
-from shoal.observe.happenings import Failed, Warned
+from shoal.observe.happenings import Failed, LineSaid, Warned
 from shoal.observe.run_folder import DEFAULT_ROOT
-from shoal.observe.wording import FAILED
+from shoal.observe.wording import FAILED, plural
 from shoal.spec import Job
 from shoal.spec.checks import require_count
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from shoal.launch.remote.adoption import Adoption
 
 MOST_KEPT_EVENTS = 10_000
 _EXIT_S = 10.0
@@ -116,15 +118,17 @@ class LiveRun:
         stream: EventStream | None = None,
         zygote: ZygoteProcess | None = None,
         at_end: ExitStack | None = None,
+        adoption: Adoption | None = None,
     ) -> None:
         """`shown` are told what happens, and so is `stream`, where somebody may follow. `at_end` is closed when
-        all is over."""
+        all is over. `adoption`: a run that goes on, and whose supervisor is gone."""
         self.job = job
         self._folder = folder
         self._shown = shown
         self._stream = stream
         self._zygote = zygote
         self._at_end = at_end or ExitStack()
+        self._adoption = adoption
         self._requests = Requests()
         self._num_stops = 0
         self._thread: threading.Thread | None = None
@@ -241,15 +245,22 @@ class LiveRun:
         if not folder.job.is_file():
             folder.write_job(job)
         record, beginning = Record(), Beginning(job, folder)
+        if self._adoption is not None:
+            record.recall(self._adoption.told)
+            beginning.is_over = True
         file = JsonlSink(folder.path, lambda text: bus.emit(Event(Warned(text=text))))
         streams = [] if self._stream is None else [self._stream]
         # The last is closed first: whoever fails then is told of to those before it.
         bus = Bus([file, record, beginning, *streams, *self._shown, FolderWatch(folder.path)])
+        if self._adoption is not None:
+            hosts = plural(len(self._adoption.hosts), "host")
+            text = f"taking over {folder.name}, whose supervisor is gone, on {hosts}"
+            bus.emit(Event(LineSaid(text=text)))
         stopped: str | None = FAILED
         failure: ShoalError | None = None
         try:
             with self._requests:
-                Attempts(job, folder, bus.emit, self._requests).run(self._zygote)
+                Attempts(job, folder, bus.emit, self._requests, self._adoption).run(self._zygote)
             stopped = None
         except Interrupted as request:
             stopped = "interrupted"

@@ -11,12 +11,14 @@ import signal
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from shoal.comm.words import Announced, Garbled, ScaleAnswered, Stop
 from shoal.errors import Interrupted, LaunchError, ProtocolError, WorkerFailed
 from shoal.launch.chaos import Mischief, Timetable
 from shoal.launch.crew import Crew, Hand
 from shoal.launch.fleet import Fleet
+from shoal.launch.hangs import Finding
 from shoal.launch.host_scaling import HostScaling
 from shoal.launch.meetings import Meetings
 from shoal.launch.membership import Membership
@@ -44,7 +46,7 @@ from shoal.launch.messages import (
 from shoal.launch.service import Service
 from shoal.launch.succession import Succession
 from shoal.launch.verdict import Failure, first_cause, told_failure
-from shoal.launch.vigil import Vigil
+from shoal.launch.vigil import Case, Vigil
 from shoal.launch.worlds import demand_of, describe_world, servers_of
 from shoal.observe.happenings import Done, Failed, Happening, HostAdded, HostGone, Warned
 from shoal.observe.results import RunResults
@@ -89,6 +91,8 @@ class SupervisorMachine:
         self.over: Over | None = None
         """Set when nothing more is to be decided. Whatever still runs is of no use."""
         self.is_stopping = False
+        self.is_recalling = False
+        """Whether it is told what another machine was told before: then others have looked for those who hang."""
         self.results = RunResults()
         self.first_world = World()
         self._fleet = Fleet((), demand_of(job))
@@ -160,7 +164,8 @@ class SupervisorMachine:
         """Do what is due."""
         self.now = now
         if self._cause is None and self.over is None:
-            self._vigil.act()
+            if not self.is_recalling:
+                self._vigil.act()
             self._check_stop()
             self._mischief.act()
             self._succession.act()
@@ -181,6 +186,31 @@ class SupervisorMachine:
             self._mischief.next_deadline(),
         ]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    # How another goes on where this one stands, or this one where another stood.
+
+    @property
+    def waits_for_stacks(self) -> bool:
+        """Whether somebody was found to hang, and it is not known where everybody is."""
+        return self._vigil.case is not None
+
+    def found_to_hang(self) -> list[list[Any]]:
+        """Who that is, as plain data."""
+        found = () if self._vigil.case is None else self._vigil.case.findings
+        return [[hand.number, finding.is_silent, finding.seconds] for hand, finding in found]
+
+    def recall_hang(self, found: Sequence[Sequence[Any]], now: float) -> None:
+        """These were found to hang."""
+        self.now = now
+        hands = [(self.crew.hands[number], is_silent, seconds) for number, is_silent, seconds in found]
+        findings = [(hand, Finding(hand.life, is_silent, seconds)) for hand, is_silent, seconds in hands]
+        self._vigil.reopen(Case(findings, self.crew.top_step, now))
+
+    def go_on(self, now: float) -> None:
+        """From here on time counts: nobody was listened to meanwhile."""
+        self.now = now
+        for hand in self.crew.living():
+            hand.life.heard_at = now
 
     # What processes say.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from shoal.errors import LaunchError
 from shoal.launch.engine import Host
@@ -30,6 +30,19 @@ class HostParty:
         self._selector = selector
         for host in hosts:
             selector.register(host, selectors.EVENT_READ)
+
+    @classmethod
+    def of_adopted(
+        cls, hosts: Mapping[int, Host], host_of: Mapping[int, int], selector: selectors.BaseSelector
+    ) -> HostParty:
+        """Hosts, by number, that were driven by another supervisor; and where it had processes started."""
+        party = cls(list(hosts.values()), selector)
+        party._left, party._host_of = dict(hosts), dict(host_of)
+        return party
+
+    def host_of(self, process: int) -> int:
+        """The number of a process's host."""
+        return self._host_of[process]
 
     def next_deadline(self) -> float | None:
         """When `collect` must be called at the latest: a host of several may fall silent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,13 @@ class Record:
                 self._ends.begin_again()
 
     def close(self) -> None: ...
+
+    def recall(self, events: Sequence[Event]) -> None:
+        """What was told by a supervisor in whose place another goes on."""
+        for event in events:
+            self.handle(event)
+        if events:
+            self._started -= max(0.0, time.time() - events[0].time)
 
     def ending(self, reason: str | None) -> Finished | Stopped:
         """The event that ends the run; with a reason, before its time."""

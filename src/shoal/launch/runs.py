@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from shoal.errors import SpecError, unknown
+from shoal.errors import LaunchError, SpecError, unknown
 from shoal.launch.control import request_scale
 from shoal.launch.inside import refuse_inside
 from shoal.launch.live import EventStream, LiveRun, Run
@@ -19,7 +19,7 @@ from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import find_whole, first_options, left_out, resumed_job
 from shoal.launch.targets import locate, target_of
 from shoal.observe import Event, PlainSink, ProgressSink, RunFolder, Sink
-from shoal.observe.checkpoint_names import find_run
+from shoal.observe.checkpoint_names import find_run, names_checkpoint
 from shoal.observe.happenings import Happening, LineSaid, Warned
 from shoal.observe.loggers import Log, Logger, find_loggers, logger_sinks, several
 from shoal.observe.run_lock import RunLock
@@ -27,6 +27,9 @@ from shoal.observe.told_marks import rewind_told
 from shoal.observe.trust import trusted_job
 from shoal.spec import Cluster, Job, StrategySpec, Task
 from shoal.spec.job import OVERRIDES
+
+if TYPE_CHECKING:
+    from shoal.launch.remote.adoption import Adoption
 
 _OF_JOB = (
     *("strategy", "cluster", "slots", "checkpoint", "chaos", "overrides"),
@@ -165,13 +168,15 @@ def _prepared(
     with ExitStack() as at_end:
         # Nobody else works in the folder from here on; nothing of it is read or changed before.
         at_end.enter_context(RunLock(folder.path, warn))
-        job = replace(prepare(), run_dir=str(folder.path))
+        adoption = None if said["resume"] is None else _adopted(said, wishes, folder)
+        job = adoption.past.job if adoption is not None else replace(prepare(), run_dir=str(folder.path))
         if log is not None:
             job = replace(job, options={**job.options, "log": [one for one in log if isinstance(one, str)]})
         else:
             loggers = find_loggers(job.options.get("log", ()))
         sinks: list[Sink] = [*shown, *logger_sinks(loggers, folder, job)]
-        return LiveRun(job, folder, sinks, stream=stream, zygote=said["zygote"], at_end=at_end.pop_all())
+        left = at_end.pop_all()
+        return LiveRun(job, folder, sinks, stream=stream, zygote=said["zygote"], at_end=left, adoption=adoption)
 
 
 def _said_loggers(said: Mapping[str, Any]) -> list[str | Logger] | None:
@@ -216,6 +221,25 @@ def _first_job(said: Mapping[str, Any], wishes: Mapping[str, Any], warn: Callabl
     if said["weights_from"] is not None:
         options = first_options(said["weights_from"], said["runs"], warn, skip_seen=said["skip_seen"])
     return new_job(said["target"], said["args"], options, wishes)
+
+
+def _adopted(said: Mapping[str, Any], wishes: Mapping[str, Any], folder: RunFolder) -> Adoption | None:
+    """The run as it goes on without its supervisor; None where it does not."""
+    if not folder.journal.is_file():
+        return None
+    from shoal.launch.remote.adoption import adopt
+
+    if (adoption := adopt(folder.journal)) is None:
+        folder.journal.unlink(missing_ok=True)
+        return None
+    if any(value for value in wishes.values()) or names_checkpoint(said["resume"]):
+        adoption.abandon()
+        raise LaunchError(
+            f"Run {folder.name!r} goes on without its supervisor, and nothing of it can be changed before another "
+            f"has its place; say --resume {folder.name} alone, or wait until its hosts have ended, at most "
+            f"{adoption.past.job.cluster.grace:g} s after it."
+        )
+    return adoption
 
 
 def _begun_anew(job: Job, folder: RunFolder) -> Job:

@@ -10,28 +10,34 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.comm.words import ScaleAnswered
 from shoal.errors import LaunchError
 from shoal.launch.chaos import Timetable
 from shoal.launch.control import ControlSocket
+from shoal.launch.diary import Diary
 from shoal.launch.engine import Engine, Newcomers, OpenEngine
 from shoal.launch.inside import refuse_inside
 from shoal.launch.local import LocalEngine
 from shoal.launch.machine import SupervisorMachine
 from shoal.launch.messages import (
     Answer,
+    Deaf,
     Emit,
+    Ended,
     HostFailed,
+    HostLost,
     Input,
     LetGo,
     MeasureLoad,
     Output,
+    Said,
     Say,
     Sight,
     Signal,
     StacksTaken,
+    Started,
     StartProcess,
     TakeStacks,
     WantHosts,
@@ -47,6 +53,9 @@ from shoal.observe.happenings import Warned
 from shoal.spec import Cluster, Job
 from shoal.spec.vocabulary import Purpose
 
+if TYPE_CHECKING:
+    from shoal.launch.remote.adoption import Adoption
+
 
 class Supervisor:
     """Runs one job, once. One loop, no threads: what happens goes into the machine, what it asks for is done."""
@@ -60,10 +69,19 @@ class Supervisor:
         hang_timeout_s: float | None = None,
         timetable: Timetable | None = None,
         requests: Requests | None = None,
+        head: Mapping[str, Any] | None = None,
+        adoption: Adoption | None = None,
     ) -> None:
-        """`requests`: where the run is asked for something; by default it heeds signals alone."""
+        """`requests`: where the run is asked for something; by default it heeds signals alone. `head`: what
+        whoever goes on in this one's place must know. `adoption`: in whose place this one goes on."""
         refuse_inside(job.purpose)
-        self.machine = SupervisorMachine(job, time.monotonic(), hang_timeout_s=hang_timeout_s, timetable=timetable)
+        if adoption is None:
+            now = time.monotonic()
+            self.machine = SupervisorMachine(job, now, hang_timeout_s=hang_timeout_s, timetable=timetable)
+        else:
+            self.machine = adoption.machine
+        self._adoption = adoption
+        self._diary = Diary(self.machine, head or {})
         self._job = job
         self._on_event = on_event
         self._engine = engine or LocalEngine()
@@ -77,20 +95,23 @@ class Supervisor:
         with selectors.DefaultSelector() as selector, ExitStack() as at_end:
             if self._requests is None:
                 self._requests = at_end.enter_context(Requests())
-            self._reserve(selector, at_end)
+            if self._adoption is None:
+                self._reserve(selector, at_end)
+            else:
+                self._go_on(self._adoption, selector, at_end)
             self._carry_out()
             self._open_control(at_end)
             for source in (self._requests, self._control):
                 if source is not None:
                     selector.register(source, selectors.EVENT_READ)
             while True:
-                self.machine.act(time.monotonic())
+                self._diary.act()
                 self._carry_out()
                 if (over := self.machine.over) is not None:
                     break
                 selector.select(self._seconds_to_deadline())
                 for news in self._collect(self._requests):
-                    self.machine.take(news, time.monotonic())
+                    self._take(news)
         if over.error is not None:
             raise over.error
         return over.results
@@ -108,9 +129,28 @@ class Supervisor:
             at_end.callback(self._newcomers.close)
             selector.register(self._newcomers, selectors.EVENT_READ)
         self._party = HostParty(hosts, selector)
+        at_end.callback(self._diary.close)  # After the hosts: until then another could go on with them.
         at_end.callback(self._party.close)
         facts = [host.facts for host in hosts]
-        self.machine.begin(plan_worlds(job, facts), facts, time.monotonic())
+        self._diary.open(job, hosts, self._engine)
+        self._diary.begin(plan_worlds(job, facts), facts)
+
+    def _go_on(self, adoption: Adoption, selector: selectors.BaseSelector, at_end: ExitStack) -> None:
+        """Have the hosts of a supervisor that is gone, and do what it has not done any more."""
+        self._party = HostParty.of_adopted(adoption.hosts, adoption.known.host_of, selector)
+        at_end.callback(self._diary.close)
+        at_end.callback(self._party.close)
+        self._diary.go_on(adoption)
+        for number, host in adoption.hosts.items():
+            for output in adoption.known.asked.get(number, [])[host.received :]:
+                self._do(output)
+        self.machine.outputs.extendleft(reversed(adoption.known.left))
+        for number, text in adoption.missing.items():
+            self._take(HostLost(number, text))
+
+    def _take(self, news: Input) -> None:
+        host = self._party.host_of(news.process) if isinstance(news, Started | Said | Ended | Deaf) else -1
+        self._diary.take(news, host)
 
     def _open_control(self, at_end: ExitStack) -> None:
         if self._job.run_dir and self.machine.over is None:
@@ -118,7 +158,7 @@ class Supervisor:
             at_end.callback(self._control.close)
 
     def _seconds_to_deadline(self) -> float | None:
-        deadlines = (self.machine.next_deadline(), self._party.next_deadline())
+        deadlines = (self._diary.next_deadline(), self._party.next_deadline())
         deadline = min((one for one in deadlines if one is not None), default=None)
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
@@ -128,6 +168,7 @@ class Supervisor:
         yield from self._party.collect()
         if self._newcomers is not None:
             for host in self._newcomers.collect():
+                self._diary.note_host(host)
                 yield self._party.add(host)
         if self._control is not None:
             yield from self._control.collect()
@@ -140,7 +181,7 @@ class Supervisor:
             except LaunchError as error:
                 answer = HostFailed(str(error))
             if answer is not None:
-                self.machine.take(answer, time.monotonic())
+                self._take(answer)
 
     def _do(self, output: Output) -> Input | None:
         match output:
@@ -182,6 +223,7 @@ class Supervisor:
 
     def _emit(self, told: Emit) -> None:
         self._on_event(Event(told.what, told.rank))
+        self._diary.note_told(told.what)
 
     def _keep(self, sights: dict[int, Sight], asked: TakeStacks) -> str:
         """Write the stacks to the run folder, where there is one; the file's path."""

@@ -68,6 +68,17 @@ class Vigil:
         self._case = Case(found, step, self._bridge.now + _SIGHT_TIMEOUT_S)
         self._bridge.ask(TakeStacks({hand.number: hand.name for hand in watched}, step))
 
+    @property
+    def case(self) -> Case | None:
+        """Who was found to hang, while it is not known where everybody is."""
+        return self._case
+
+    def reopen(self, case: Case) -> None:
+        """These were found to hang, by a supervisor that is gone."""
+        self._case = case
+        names = {hand.number: hand.name for hand in self._bridge.crew.watched()}
+        self._bridge.ask(TakeStacks(names, case.step))
+
     def conclude(self, taken: StacksTaken) -> None:
         """It is known where everybody is: tell of those who hang, and end them."""
         if self._case is None:

@@ -68,6 +68,8 @@ class RunFolder:
     """What training can go on from."""
     decisions = _Inside("coordinator.sqlite")
     """What a coordinator must not forget."""
+    journal = _Inside("supervisor.journal")
+    """What another supervisor needs to go on with a run whose own is gone; a key is in it."""
     logs = _Inside("logs")
     """What each process printed."""
     images = _Inside("images")
@@ -171,7 +173,7 @@ class RunFolder:
         with writing(self.path):
             told = (self.job, self.events, self.result, self.report, self.chart)
             models = (self.model, self.partial_model, self.best_model, self.average_model)
-            for file in (*told, *models, self.decisions, self.told, self.unsent):
+            for file in (*told, *models, self.decisions, self.told, self.unsent, self.journal):
                 file.unlink(missing_ok=True)
             for folder in (self.logs, self.logged, self.images, self.best, self.checkpoints):
                 if folder.is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -48,6 +49,9 @@ class Cluster:
     """With several hosts: where processes may listen, as `20000-20100`; default any free port."""
     trusted_network: bool = False
     """With several hosts: do not encrypt what passes between them."""
+    grace: float = 60.0
+    """With several hosts: how many seconds they go on when their supervisor has ended, until another takes its
+    place; 0: not at all."""
     threads: int | None = None
     """Threads of each process; default its share of the machine's cores."""
     device: str = "cpu"
@@ -75,6 +79,8 @@ class Cluster:
         self._check_limits()
         require_count("Cluster", "spares", self.spares, least=0)
         self._check_engine()
+        if not 0 <= self.grace < math.inf:
+            raise SpecError(f"Cluster: grace must be a number of seconds, 0 or more, found {self.grace!r}.")
         require_choice("Cluster", "device", self.device, DEVICES)
         if self.threads is not None:
             require_count("Cluster", "threads", self.threads)

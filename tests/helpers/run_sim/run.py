@@ -18,6 +18,8 @@ from helpers.run_sim.processes import SimHost, SimProcess
 from helpers.run_sim.served import ServedJob
 from helpers.run_sim.timeline import Alarm, Timeline
 from shoal.errors import Interrupted
+from shoal.launch.diary import Diary
+from shoal.launch.journal import Journal
 from shoal.launch.machine import SupervisorMachine
 from shoal.launch.messages import (
     Answer,
@@ -161,11 +163,14 @@ class SimRun:
     folder: SimFolder
     struck: Counter[str] = field(default_factory=Counter)
     trace: deque[str] = field(default_factory=lambda: deque(maxlen=TRACED))
+    journal: Journal | None = None
+    """Where all that the machine is told is written down."""
 
     def __post_init__(self) -> None:
         self.timeline = Timeline(self.dice)
         self.machine = SupervisorMachine(self.plan.job, 0.0)
-        self.machine.begin(_worlds(self.plan.job, self._facts), self._facts, 0.0)
+        self.diary = Diary(self.machine, {}, clock=lambda: self.timeline.now, journal=self.journal)
+        self.diary.begin(_worlds(self.plan.job, self._facts), self._facts)
         self.job = self._make_job()
         self.hosts = [SimHost(self.timeline, self._make, self._happen) for _ in range(self.plan.hosts)]
         self.promised: set[int] = set()
@@ -210,11 +215,11 @@ class SimRun:
             self._note_word(news)
         elif not isinstance(news, Started):
             self._note(f"{news}")
-        self.machine.take(news, self.timeline.now)
+        self.diary.take(news)
         self._act()
 
     def _act(self) -> None:
-        self.machine.act(self.timeline.now)
+        self.diary.act()
         self._carry_out()
         self._alarm.set()
 

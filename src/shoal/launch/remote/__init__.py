@@ -11,4 +11,9 @@
 | `luggage.py`      | sends a host what it lacks                                                            |
 | `home.py`         | the host's own folder for that                                                        |
 | `pieces.py`       | files in pieces                                                                       |
+| `teller.py`       | what an agent tells, and in which order                                               |
+| `outgoing.py`     | what processes leave in a run folder of their host's own, on its way home             |
+| `incoming.py`     | where it comes to                                                                     |
+| `heirs.py`        | where an agent is called by another supervisor, should its own be gone                |
+| `adoption.py`     | that supervisor's part: taking over a run that goes on                                |
 """

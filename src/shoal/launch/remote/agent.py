@@ -1,14 +1,14 @@
 """The agent of a host: what `shoal host --join` runs. It starts and watches processes for a supervisor elsewhere.
 
-Inside its host all is as on one machine: a zygote, a shared segment, a folder of sockets. It ends with its
-connection, and its processes with it: when its supervisor leaves, or has not been heard for as long as its lease.
+Inside its host all is as on one machine: a zygote, a shared segment, a folder of sockets. It ends, and its
+processes with it, when its supervisor dismisses it, or has not been heard for as long as its lease. Where the
+supervisor has ended before the run was over, it goes on for a time of grace, in which another may take its place.
 """
 
 from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 
@@ -17,19 +17,18 @@ from shoal.comm.host_words import (
     BeatAnswered,
     FilePiece,
     FilesOffered,
+    HostAdopted,
     HostBeat,
     HostBroken,
+    HostClaimed,
     HostDismissed,
     HostJoined,
+    HostMissed,
     HostRefused,
     HostWelcomed,
     LoadSeen,
     LoadWanted,
-    ProcessDeaf,
-    ProcessEnded,
-    ProcessSaid,
     ProcessSignalled,
-    ProcessStarted,
     ProcessTold,
     ProcessWanted,
     StacksSeen,
@@ -41,12 +40,13 @@ from shoal.comm.tcp.stream_channel import StreamChannel
 from shoal.comm.words import TO_PROCESSES, Garbled, understood
 from shoal.errors import CommError, LaunchError
 from shoal.launch.local import LocalEngine, LocalHost
-from shoal.launch.messages import Deaf, Ended, News, Said, Started
+from shoal.launch.remote.heirs import Heirs
 from shoal.launch.remote.home import HostHome
 from shoal.launch.remote.line import HostLine
 from shoal.launch.remote.probing import AgentState, leave_sign
 from shoal.launch.remote.remote_host import LEASE_S
 from shoal.launch.remote.starting import address_towards
+from shoal.launch.remote.teller import Teller
 from shoal.launch.this_host import facts_of_this_host, versions_here
 from shoal.observe.disk import explain_refusal
 from shoal.spec import World
@@ -87,11 +87,12 @@ def join(
     channel = StreamChannel.call(address, key, encrypt=True, timeout_s=timeout_s)
     while True:
         own = address_towards(channel.peer_address, interface) if interface else channel.local_address
+        heirs = Heirs(listening_at(own, ports), key)
         facts = replace(facts_of_this_host(name, own, _free_port(own, ports)), most_workers=workers)
         if cores is not None:
             facts = replace(facts, cores=cores)
         try:
-            HostAgent(channel, facts).serve()
+            HostAgent(channel, facts, heirs).serve()
             return
         except SupervisorGone as loss:
             channel = _call_again(address, key, loss)
@@ -122,41 +123,85 @@ def _free_port(address: str, ports: str) -> int:
 class HostAgent:
     """One host's part in one run."""
 
-    def __init__(self, channel: StreamChannel, facts: HostFacts) -> None:
+    def __init__(self, channel: StreamChannel, facts: HostFacts, heirs: Heirs) -> None:
+        """`heirs`: where another supervisor calls, should this one be gone."""
         self._line = HostLine(channel, TO_HOSTS)
-        self._lease_s = LEASE_S
+        self._lease_s, self._grace_s = LEASE_S, 0.0
+        self._left_at: float | None = None
+        """Since when there is no supervisor; None where there is one."""
+        self._num_received = 0
+        """What was asked of processes."""
         self._is_dismissed = False
         self._host: LocalHost | None = None
+        self._heirs = heirs
         self._at_end = ExitStack()
         self._home = HostHome()
         self._at_end.callback(self._home.close)
+        self._at_end.callback(heirs.close)
+        self._at_end.callback(lambda: self._line.close())
         self._selector = selectors.DefaultSelector()
+        self._selector.register(heirs, selectors.EVENT_READ)
         self._selector.register(self._line, selectors.EVENT_READ)
-        self._line.send(HostJoined(**asdict(facts), versions=versions_here()))
+        self._teller = Teller(self._line)
+        self._line.send(HostJoined(**asdict(facts), versions=versions_here(), door=heirs.address))
 
     def serve(self) -> None:
         """Do what the supervisor asks for, and tell what happens, until the run is over."""
         beat_at = 0.0
         with self._selector, self._at_end:
-            self._at_end.callback(self._line.close)
             while not self._is_dismissed:
                 if (now := time.monotonic()) >= beat_at:
-                    self._line.send(HostBeat())
-                    leave_sign(AgentState.JOINED)
+                    self._beat()
                     beat_at = now + BEAT_S
                 self._selector.select(max(0.0, beat_at - now))
-                for word in self._line.collect():
-                    self._take(word)
+                if (claimed := self._heirs.collect()) is not None:
+                    self._change_supervisor(*claimed)
+                if self._left_at is None:
+                    for word in self._line.collect():
+                        self._take(word)
                 self._tell_news()
-                self._check_line()
+                self._check_supervisor()
 
-    def _check_line(self) -> None:
+    def _beat(self) -> None:
+        if self._left_at is None:
+            self._line.send(HostBeat())
+            self._teller.tell_printed()
+        leave_sign(AgentState.JOINED)
+
+    def _check_supervisor(self) -> None:
         if self._is_dismissed:
             return
-        if self._line.ending:
-            raise SupervisorGone("is gone", self._lease_s)
-        if self._line.silent_s > self._lease_s:
+        if self._left_at is not None:
+            if time.monotonic() - self._left_at > self._grace_s:
+                text = f"is gone, and nobody has taken its place within {self._grace_s:g} s"
+                raise SupervisorGone(text, self._lease_s)
+        elif self._line.ending:
+            if self._host is None or not self._grace_s:
+                raise SupervisorGone("is gone", self._lease_s)
+            self._lose_supervisor()
+        elif self._line.silent_s > self._lease_s:
+            # It may live, and go on without this host: whoever is cut off must not.
             raise SupervisorGone(f"has not been heard for {self._line.silent_s:.0f} s", self._lease_s)
+
+    def _lose_supervisor(self) -> None:
+        """It has ended. Processes go on, and what they say is kept for whoever takes its place."""
+        self._left_at = time.monotonic()
+        self._teller.lose_line()
+        self._selector.unregister(self._line)
+        self._line.close()
+
+    def _change_supervisor(self, channel: StreamChannel, claim: HostClaimed) -> None:
+        if self._host is None:
+            channel.close()  # There is nothing to go on with.
+            return
+        if self._left_at is None:
+            self._lose_supervisor()
+        self._left_at, self._line = None, HostLine(channel, TO_HOSTS)
+        self._selector.register(self._line, selectors.EVENT_READ)
+        first = self._teller.move(self._line, claim.heard)
+        is_apart = self._home.outgoing is not None
+        self._line.send(HostAdopted(first=first, received=self._num_received, is_apart=is_apart))
+        self._teller.repeat()
 
     def _take(self, word: Told) -> None:
         match word:
@@ -168,10 +213,12 @@ class HostAgent:
                 self._open(word)
             case HostRefused():
                 raise LaunchError(word.text)
+            case HostMissed():
+                raise SupervisorGone("goes on without this host", self._lease_s)
             case HostDismissed():
                 self._is_dismissed = True
             case BeatAnswered():
-                pass
+                self._teller.settle(word.heard)
             case Garbled():
                 raise LaunchError(f"The supervisor says what this host does not understand: {word.text}")
             case _ if self._host is not None:
@@ -185,23 +232,25 @@ class HostAgent:
             self._line.send(HostBroken(text=text))
 
     def _open(self, welcome: HostWelcomed) -> None:
-        self._lease_s = welcome.lease_s
+        self._lease_s, self._grace_s = welcome.lease_s, welcome.grace_s
         try:
             self._host = LocalEngine().open(self._home.settle(welcome))
         except LaunchError as error:
-            self._line.send(HostBroken(text=str(error)))
+            self._report(error)
             return
+        self._teller.outgoing = self._home.outgoing
         self._selector.register(self._host, selectors.EVENT_READ)
         # Before the line is closed: whoever sees its end knows that nothing runs here any more.
         self._at_end.callback(self._host.close)
 
     def _do(self, host: LocalHost, word: Told) -> None:
+        self._num_received += isinstance(word, ProcessWanted | ProcessTold | ProcessSignalled)
         match word:
             case ProcessWanted():
                 try:
                     host.start(word.process, World(**word.world))
                 except LaunchError as error:
-                    self._line.send(HostBroken(text=str(error)))
+                    self._report(error)
             case ProcessTold():
                 host.say(word.process, understood(word.word, TO_PROCESSES))
             case ProcessSignalled():
@@ -218,26 +267,11 @@ class HostAgent:
         if self._host is None:
             return
         try:
-            self._tell(self._host.collect())
+            self._teller.tell(self._host.collect())
         except LaunchError as error:
-            self._line.send(HostBroken(text=str(error)))
+            self._report(error)
 
-    def _tell(self, news: Iterable[News]) -> None:
-        for one in news:
-            match one:
-                case Started():
-                    self._line.send(ProcessStarted(process=one.process))
-                case Said():
-                    self._line.send(ProcessSaid(process=one.process, word=one.word.as_message()))
-                case Deaf():
-                    self._line.send(ProcessDeaf(process=one.process))
-                case Ended():
-                    self._line.send(
-                        ProcessEnded(
-                            process=one.process,
-                            exit_code=one.exit_code,
-                            log_name=one.log_name,
-                            last_output=one.last_output,
-                            ran_out_of_memory=one.ran_out_of_memory,
-                        )
-                    )
+    def _report(self, error: LaunchError) -> None:
+        if self._left_at is not None:
+            raise error  # Nobody could do anything about it.
+        self._line.send(HostBroken(text=str(error)))

@@ -19,6 +19,8 @@ class Arrival(NamedTuple):
     channel: StreamChannel
     facts: HostFacts
     versions: dict[str, str]
+    door: str
+    """Where its agent listens for another supervisor."""
 
 
 class Callers:
@@ -54,7 +56,7 @@ class Callers:
             return None
         values = word.plain()
         facts = HostFacts(**{one.name: values[one.name] for one in fields(HostFacts) if one.name in values})
-        return Arrival(caller, facts, word.versions)
+        return Arrival(caller, facts, word.versions, word.door)
 
 
 def other_versions(name: str, versions: dict[str, str]) -> str | None:

@@ -61,7 +61,7 @@ class Doorway:
 
     def _admitted(self, one: Arrival) -> RemoteHost | None:
         agent = next((agent for agent in self._away if agent.name == one.facts.name), None)
-        host = RemoteHost(one.channel, one.facts, agent=agent, away=self._away)
+        host = RemoteHost(one.channel, one.facts, agent=agent, away=self._away, door=one.door)
         if (reason := other_versions(one.facts.name, one.versions)) is not None:
             host.refuse(reason)
             host.close()

@@ -43,6 +43,8 @@ class AgentEngine:
         self._wants_end = wants_end
         self._lease_s = lease_s
         self._has_begun = False
+        self.key: RunKey | None = None
+        """That of the hosts that were reserved last."""
 
     def reserve(self, job: Job) -> list[RemoteHost]:
         """All hosts, in the order in which the user named them; for another attempt, those that are left."""
@@ -50,6 +52,7 @@ class AgentEngine:
         key, ports = RunKey.create(), cluster.ports
         if isinstance(starter, KnownMeeting):
             key, ports = starter.key, starter.ports
+        self.key = key
         away: list[AgentHandle] = []
         with ExitStack() as at_failure:
             door = ChannelDoor(listening_at(starter.own_address(cluster.interface), ports), key, encrypt=True)
@@ -157,7 +160,9 @@ class Gathering:
 
     def _take_in(self, one: Arrival) -> None:
         agent = self._agents.get(one.facts.name)
-        host = RemoteHost(one.channel, one.facts, agent=agent, lease_s=self._lease_s, away=self._away)
+        host = RemoteHost(
+            one.channel, one.facts, agent=agent, lease_s=self._lease_s, away=self._away, door=one.door
+        )
         if (reason := self._objection(one.facts.name, one.versions)) is not None:
             host.refuse(reason)
             host.close()

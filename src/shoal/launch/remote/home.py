@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shoal.comm.host_words import FilePiece, FilesLacking, FilesOffered, HostWelcomed
 from shoal.comm.socket_folder import SocketFolder
+from shoal.launch.remote.outgoing import OutgoingFiles
 from shoal.launch.remote.pieces import Arrivals
 from shoal.launch.remote.sources import lacking
 from shoal.spec import Job
@@ -26,6 +27,8 @@ class HostHome:
     def __init__(self) -> None:
         self._folder: SocketFolder | None = None
         self._arrivals: Arrivals | None = None
+        self.outgoing: OutgoingFiles | None = None
+        """What its processes leave behind, where the run folder is not on a disk of this host's."""
 
     @property
     def path(self) -> Path:
@@ -69,6 +72,8 @@ class HostHome:
         options = {name: _moved(value, moved) if name in _PATHS else value for name, value in job.options.items()}
         if job.run_dir:
             os.makedirs(run_dir := _moved(job.run_dir, moved), exist_ok=True)
+            if job.run_dir in moved:
+                self.outgoing = OutgoingFiles(Path(run_dir), job.run_dir)
             job = replace(job, run_dir=run_dir)
         return replace(job, target=f"{path}{colon}{factory}", options=options)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +25,7 @@ class HostLine:
         self._channel = channel
         self._kinds = kinds
         self._unsent: deque[dict[str, Any]] = deque()
+        self._bulk: deque[Iterator[Told]] = deque()
         self._heard_at = time.monotonic()
         self._selector = selectors.EpollSelector()
         self._selector.register(channel, selectors.EVENT_READ)
@@ -47,6 +48,16 @@ class HostLine:
         """Send, as soon as there is room; what cannot be sent any more is of no use to anybody."""
         self._unsent.append(word.as_message())
         self._flush()
+
+    def send_behind(self, words: Iterable[Told]) -> None:
+        """Send these, one after the other, whenever nothing else is to be sent."""
+        self._bulk.append(iter(words))
+        self._flush()
+
+    @property
+    def has_bulk(self) -> bool:
+        """Whether some of what was to be sent behind all else has not gone."""
+        return bool(self._bulk)
 
     def collect(self) -> Iterator[Told]:
         """What the other end has said since the last call. Never waits."""
@@ -71,9 +82,18 @@ class HostLine:
     def _flush(self) -> None:
         with suppress(PeerLost):  # `collect` tells of it, after its last words.
             self._channel.flush()
-            while self._unsent and self._channel.try_send(self._unsent[0]):
+            while (self._unsent or self._pull()) and self._channel.try_send(self._unsent[0]):
                 self._unsent.popleft()
             waits = bool(self._unsent) or self._channel.has_unsent
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if waits else 0)
             if self._selector.get_key(self._channel).events != wanted:
                 self._selector.modify(self._channel, wanted)
+
+    def _pull(self) -> bool:
+        """Whether there was something to be sent behind all else, which is the next then."""
+        while self._bulk:
+            if (word := next(self._bulk[0], None)) is not None:
+                self._unsent.append(word.as_message())
+                return True
+            self._bulk.popleft()
+        return False

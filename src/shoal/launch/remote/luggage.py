@@ -15,6 +15,7 @@ from shoal.launch.remote.remote_host import RemoteHost
 from shoal.launch.remote.sources import Sources, sources_of
 from shoal.observe.checkpoint_names import MANIFEST
 from shoal.observe.disk import writing
+from shoal.observe.run_folder import RunFolder
 from shoal.observe.wording import plural
 from shoal.spec import Job
 
@@ -99,11 +100,14 @@ class Luggage:
             # The manifest makes a folder a checkpoint: it comes last.
             for file in sorted(path.iterdir(), key=lambda one: one.name == MANIFEST):
                 self._send(host, file, f"{here}/{file.name}")
+        if moved and (best := RunFolder(Path(self._job.run_dir)).best).is_dir():
+            for file in best.iterdir():  # which the run may come back to
+                self._send(host, file, f"{RUN}/{best.name}/{file.name}")
         return moved
 
     def _send(self, host: RemoteHost, path: Path, name: str) -> None:
         try:
-            for piece in cut(path, name):
+            for piece in cut(path.open("rb"), name):
                 host.send_piece(piece)
         except OSError as error:
             raise LaunchError(f"{path} cannot be sent to {host.facts.name} ({error.strerror}).") from None

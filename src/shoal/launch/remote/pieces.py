@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
-from shoal.comm.host_words import FilePiece
+from shoal.comm.host_words import FilePiece, LogPiece
 from shoal.errors import ProtocolError
 
 PIECE_BYTES = 1 << 20
 
 
-def cut(file: Path, name: str) -> Iterator[FilePiece]:
-    """A file in pieces, under the name that it gets there."""
-    with file.open("rb") as opened:
+def cut(file: BinaryIO, name: str) -> Iterator[FilePiece]:
+    """A file, which is closed then, in pieces, under the name that it gets there."""
+    with file:
         offset = 0
         while True:
-            data = opened.read(PIECE_BYTES)
+            data = file.read(PIECE_BYTES)
             is_last = len(data) < PIECE_BYTES
             yield FilePiece(name=name, offset=offset, data=data, is_last=is_last)
             if is_last:
@@ -34,29 +35,36 @@ class Arrivals:
     def take(self, piece: FilePiece) -> None:
         """Put one more piece into its file. `ProtocolError` where that would lie elsewhere; `OSError` where the
         disk refuses it."""
-        path = self._inside(piece.name)
+        path = self.inside(piece.name)
         part = path.with_name(f".{path.name}.part")
         path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if piece.offset == 0 else 0)
-        fd = os.open(part, flags, 0o644)
-        try:
-            _write_at(fd, piece.data, piece.offset)
-            if piece.is_last:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
+        _write(part, piece.data, piece.offset, begins=piece.offset == 0, syncs=piece.is_last)
         if piece.is_last:
             part.replace(path)
 
-    def _inside(self, name: str) -> Path:
+    def extend(self, piece: LogPiece) -> None:
+        """Put what a process has printed behind what it had printed before."""
+        path = self.inside(piece.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, piece.data, piece.offset)
+
+    def inside(self, name: str) -> Path:
+        """The path of a file of this name; `ProtocolError` where it would lie elsewhere."""
         written = PurePosixPath(name)
         if written.is_absolute() or ".." in written.parts or not written.parts:
             raise ProtocolError(f"A file called {name!r} would not lie in {self._folder}; it is refused.")
         return self._folder / written
 
 
-def _write_at(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(fd, view, offset)
-        view, offset = view[count:], offset + count
+def _write(path: Path, data: bytes, offset: int, *, begins: bool = False, syncs: bool = False) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if begins else 0)
+    fd = os.open(path, flags, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(fd, view, offset)
+            view, offset = view[count:], offset + count
+        if syncs:
+            os.fsync(fd)
+    finally:
+        os.close(fd)

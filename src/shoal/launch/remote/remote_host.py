@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shoal.comm.host_words import (
     FROM_HOSTS,
     BeatAnswered,
+    FileGone,
     FilePiece,
     FilesLacking,
+    HostAdopted,
     HostBeat,
     HostBroken,
     HostDismissed,
+    HostMissed,
     HostRefused,
     HostWelcomed,
     LoadSeen,
     LoadWanted,
+    LogPiece,
     ProcessDeaf,
     ProcessEnded,
     ProcessSaid,
@@ -34,6 +38,7 @@ from shoal.comm.tcp.stream_channel import StreamChannel
 from shoal.comm.words import FROM_PROCESSES, Garbled, understood
 from shoal.errors import LaunchError
 from shoal.launch.messages import Deaf, Ended, Load, News, Said, Sight, Started
+from shoal.launch.remote.incoming import IncomingFiles
 from shoal.launch.remote.line import HostLine
 from shoal.launch.remote.starting import AgentHandle
 from shoal.spec import Job, World
@@ -66,13 +71,21 @@ class RemoteHost:
         agent: AgentHandle | None = None,
         lease_s: float = LEASE_S,
         away: list[AgentHandle] | None = None,
+        door: str = "",
     ) -> None:
-        """`away`: where its agent is left if the host is lost and it lives, so that it can come back."""
+        """`away`: where its agent is left if the host is lost and it lives, so that it can come back. `door`:
+        where that can be called by another supervisor."""
         self.facts = facts
+        self.door = door
+        self.first = self.received = 0
+        """Of an adopted one: how much it had told before, and how much was asked of it."""
+        self._given = self._handled = 0
         self._line = HostLine(channel, FROM_HOSTS)
         self._lease_s = lease_s
         self._agent = agent
         self._away = away
+        self._incoming: IncomingFiles | None = None
+        """Where its files come to, if it has not the same disk."""
         self._news: list[News] = []
         self._answer: Told | None = None
         self._is_closed = False
@@ -81,9 +94,40 @@ class RemoteHost:
         self._is_missed = False
         """Whether that is because it is not heard."""
 
+    @classmethod
+    def adopted(
+        cls, channel: StreamChannel, facts: HostFacts, word: HostAdopted, *, claim: Mapping[str, Any], job: Job
+    ) -> RemoteHost:
+        """One that took part in the run for a supervisor that is gone."""
+        host = cls(channel, facts, lease_s=claim["lease_s"], door=claim["door"])
+        host.first = host._given = host._handled = word.first
+        host.received = word.received
+        if word.is_apart:
+            host._incoming = IncomingFiles(job)
+        return host
+
+    @property
+    def claim(self) -> dict[str, Any]:
+        """What another supervisor must know to go on with this host, besides the run's key."""
+        return {"facts": asdict(self.facts), "door": self.door, "lease_s": self._lease_s}
+
+    def leave(self) -> None:
+        """Hang up, and let it wait for another supervisor."""
+        self._line.close()
+
     def welcome(self, job: Job, moved: dict[str, str]) -> None:
         """Let the host take part in a run. `moved`: by path here, where in its own folder it has what was sent."""
-        self._line.send(HostWelcomed(job=job.to_json(), folder=os.getcwd(), lease_s=self._lease_s, moved=moved))
+        if job.run_dir in moved:
+            self._incoming = IncomingFiles(job)
+        self._line.send(
+            HostWelcomed(
+                job=job.to_json(),
+                folder=os.getcwd(),
+                lease_s=self._lease_s,
+                grace_s=job.cluster.grace if job.run_dir else 0.0,  # without a folder nobody could find it
+                moved=moved,
+            )
+        )
 
     def send_piece(self, piece: FilePiece) -> None:
         """Send a part of a file. Waits while much is on its way."""
@@ -104,8 +148,10 @@ class RemoteHost:
 
     def collect(self) -> list[News]:
         """What the agent has told since the last call."""
+        self._handled = self._given  # What was told last time has been taken note of.
         self._hear()
         news, self._news = self._news, []
+        self._given += len(news)
         if not news and self._line.silent_s > self._lease_s + _GRACE_S:
             self._miss(f"nothing was heard of it for {self._line.silent_s:.0f} s")
         if not news and self._broken:
@@ -137,8 +183,8 @@ class RemoteHost:
     def close(self) -> None:
         """Let the agent end its processes and leave, and wait for that a moment."""
         is_lost, self._is_closed = bool(self._broken), True
-        if not self._is_missed:  # Else it would not come back.
-            self._line.send(HostDismissed())
+        # Who is missed may come back; but whatever ran there has been given up.
+        self._line.send(HostMissed() if self._is_missed else HostDismissed())
         self._wait(_LEAVE_S, lambda: False)
         self._line.close()
         if self._agent is None:
@@ -185,11 +231,16 @@ class RemoteHost:
     def _take(self, word: Told) -> None:
         match word:
             case HostBeat():
-                self._line.send(BeatAnswered())
+                self._line.send(BeatAnswered(heard=self._handled))
             case ProcessStarted():
                 self._news.append(Started(word.process))
             case ProcessSaid():
-                self._news.append(Said(word.process, understood(word.word, _SAID)))
+                said = understood(word.word, _SAID)
+                self._news.append(
+                    Said(word.process, said if self._incoming is None else self._incoming.confirm(said))
+                )
+            case FilePiece() | LogPiece() | FileGone() if self._incoming is not None:
+                self._incoming.take(word)
             case ProcessDeaf():
                 self._news.append(Deaf(word.process))
             case ProcessEnded():
