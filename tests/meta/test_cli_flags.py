@@ -23,7 +23,7 @@ FLAGS = {
     "predict": "out data input workers strategy threads device memory trust progress plain help",
     "export": "to out trust help",
     "run": "workers strategy port threads help",
-    "scale": "workers servers runs json help",
+    "scale": "workers servers hosts runs json help",
     "host": "join ticket name cores workers interface ports owner probe joined help",
     "slurm": "nodes time partition gpus cpus sbatch requeue no-requeue name runs dry-run help",
     "k8s": "image hosts name runs namespace cores ram gpus env volume kind runtime port restarts out help",

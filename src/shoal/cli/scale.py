@@ -21,6 +21,10 @@ def scale(
         int | None,
         typer.Option(min=1, help="So many servers shall share the model.", rich_help_panel=CLUSTER),
     ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(help="So many hosts, or so many more or fewer: 3, +1, -1.", rich_help_panel=CLUSTER),
+    ] = None,
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
@@ -30,12 +34,13 @@ def scale(
     scaled, and the workers of data in shared memory: up to as many as the run was started for.
 
     [dim]shoal scale digits-20250131-120000
-    shoal scale demo --workers 4 --servers 3[/dim]
+    shoal scale demo --workers 4 --servers 3
+    shoal scale demo --hosts -1[/dim]
     """
     from shoal.launch import runs as known
     from shoal.observe import RunFolder
 
-    answer = known.scale(run, workers=workers, servers=servers, runs=runs)
+    answer = known.scale(run, workers=workers, servers=servers, hosts=hosts, runs=runs)
     if as_json:
         print_json({"run": str(RunFolder.open(run, runs).path), **answer})
     else:

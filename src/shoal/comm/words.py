@@ -59,6 +59,7 @@ class ScaleAnswered(Told, kind="answer"):
     is_refused: bool = False
     workers: int | None = None
     servers: int | None = None
+    hosts: int | None = None
 
 
 class Announced(Told, kind="announced"):
@@ -144,10 +145,12 @@ class MembersLiving(Told, kind="living"):
 
 
 class ScaleWanted(Told, kind="scale"):
-    """The user wants so many workers and servers; where both are None, to know how many there are."""
+    """The user wants so many workers, servers and hosts; where all are None, to know how many there are."""
 
     workers: int | None = None
     servers: int | None = None
+    hosts: str | None = None
+    """A number, or how many more or fewer: `+1`, `-1`."""
 
 
 class CoordinatorMoved(Told, kind="coordinator"):

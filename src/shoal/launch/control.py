@@ -7,6 +7,7 @@ the supervisor is, and no path can be too long for it. The run folder's file `co
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import selectors
 import socket
@@ -23,6 +24,8 @@ from shoal.observe.disk import writing
 from shoal.spec.told import by_kind, read_message
 
 FILE_NAME = "control"
+HOSTS = re.compile(r"[+-]?[1-9]\d{0,3}")
+"""So many hosts, or so many more or fewer."""
 _BACKLOG = 8
 
 
@@ -99,20 +102,32 @@ class ControlSocket:
         # One question per connection: whatever this is, nothing more is read from there.
         self._selector.unregister(channel)
         wish = understood(message, by_kind(ScaleWanted))
-        if isinstance(wish, ScaleWanted) and all(one is None or one >= 1 for one in (wish.workers, wish.servers)):
-            return ScaleRequest(number=number, workers=wish.workers, servers=wish.servers)
+        if isinstance(wish, ScaleWanted) and is_sensible(wish):
+            return ScaleRequest(number=number, **wish.plain())
         text = "This is not a request that a run understands; it takes whole numbers of at least 1."
         self.reply(number, ScaleAnswered(text=text, is_refused=True))
         return None
 
 
+def is_sensible(wish: ScaleWanted) -> bool:
+    """Whether its numbers can be meant."""
+    are_counts = all(one is None or one >= 1 for one in (wish.workers, wish.servers))
+    is_alone = wish.hosts is None or (wish.workers is None and wish.servers is None)
+    return are_counts and is_alone and (wish.hosts is None or HOSTS.fullmatch(wish.hosts) is not None)
+
+
 def request_scale(
-    run_dir: Path, *, workers: int | None = None, servers: int | None = None, timeout_s: float = 60.0
+    run_dir: Path,
+    *,
+    workers: int | None = None,
+    servers: int | None = None,
+    hosts: str | None = None,
+    timeout_s: float = 60.0,
 ) -> dict[str, Any]:
-    """Ask a running job for so many workers and servers, or how many it has; its answer, with a `text`."""
+    """Ask a running job for so many workers, servers or hosts, or how many it has; its answer, with a `text`."""
     channel = _connect(run_dir)
     try:
-        channel.send(ScaleWanted(workers=workers, servers=servers).as_message())
+        channel.send(ScaleWanted(workers=workers, servers=servers, hosts=hosts).as_message())
         answer = channel.receive(timeout_s)
     except PeerLost:
         raise not_running(f"Run {run_dir.name!r}") from None

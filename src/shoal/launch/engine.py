@@ -56,6 +56,9 @@ class Newcomers(Protocol):
     def collect(self) -> Sequence[Host]:
         """Those that have come since the last call. Never waits."""
 
+    def invite(self, count: int) -> None:
+        """Have so many more come. LaunchError, in a sentence, where there are no others to be had."""
+
     def close(self) -> None:
         """Let nobody in any more."""
 

@@ -12,9 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.errors import DiskRefused, Interrupted, ShoalError, WorkerFailed
+from shoal.comm.words import ScaleWanted
+from shoal.errors import DiskRefused, Interrupted, ShoalError, SpecError, WorkerFailed
 from shoal.launch.attempts import Attempts
-from shoal.launch.control import accepted
+from shoal.launch.control import accepted, is_sensible
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.record import Beginning, Record, how_to_go_on, leave_behind, whereabouts
 from shoal.launch.requests import Requests
@@ -148,12 +149,17 @@ class LiveRun:
         """What happens, from the first event on and while it goes on; ends with the run."""
         return iter(self._stream or ())
 
-    def scale(self, *, workers: int | None = None, servers: int | None = None) -> dict[str, Any]:
-        """Change how many workers and servers there are; tells how many there are, where neither is given."""
+    def scale(
+        self, *, workers: int | None = None, servers: int | None = None, hosts: str | None = None
+    ) -> dict[str, Any]:
+        """Change how many workers and servers there are, or hosts (`3`, `+1`, `-1`); tells how many there are,
+        where none is given."""
         for name, number in (("workers", workers), ("servers", servers)):
             if number is not None:
                 require_count("scale", name, number)
-        return accepted(self._requests.scale(workers, servers))
+        if not is_sensible(ScaleWanted(workers=workers, servers=servers, hosts=hosts)):
+            raise SpecError(f"scale: hosts must be alone, and as 3, +1 or -1, found {hosts!r}.")
+        return accepted(self._requests.scale(workers, servers, hosts))
 
     def stop(self, *, at_once: bool = False) -> None:
         """Let it end after its step, with what it has come to saved; or at once, with what was not saved lost."""

@@ -17,6 +17,7 @@ from shoal.errors import Interrupted, LaunchError, ProtocolError, WorkerFailed
 from shoal.launch.chaos import Mischief, Timetable
 from shoal.launch.crew import Crew, Hand
 from shoal.launch.fleet import Fleet
+from shoal.launch.host_scaling import HostScaling
 from shoal.launch.meetings import Meetings
 from shoal.launch.membership import Membership
 from shoal.launch.messages import (
@@ -105,6 +106,7 @@ class SupervisorMachine:
         self._timetable = timetable or Timetable.of(job)
         self._tells_what_never_fired = timetable is None
         self._mischief = Mischief(self, self._timetable)
+        self._host_scaling = HostScaling(self)
         self._succession: Succession = Service(self) if servers_of(job) else Membership(self)
 
     def begin(self, worlds: Sequence[World], hosts: Sequence[HostFacts], now: float) -> None:
@@ -135,6 +137,8 @@ class SupervisorMachine:
                 self.crew.hands[news.process].is_deaf = True
             case Ended():
                 self._succession.notice_end(self.crew.hands[news.process])
+            case ScaleRequest() if news.hosts is not None:
+                self._host_scaling.heed(news, self._fleet, self._succession)
             case ScaleRequest():
                 self._succession.scale(news)
             case Interrupt():

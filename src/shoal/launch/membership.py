@@ -244,6 +244,10 @@ class Membership:
         """It gets places where every host has the whole state."""
         self._redealing.host_came(number, facts)
 
+    def objection_to_hosts(self, more: int) -> str | None:
+        """Not where nobody can follow those that go, or those that come would have nothing to do."""
+        return self._redealing.objection_to(more)
+
     # What the user asks for.
 
     def scale(self, request: ScaleRequest) -> None:

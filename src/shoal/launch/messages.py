@@ -79,17 +79,18 @@ class HostCame:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleRequest:
-    """So many workers and servers are wanted; where both are None, the question is how many there are."""
+    """So many workers and servers are wanted, or hosts; where none is said, the question is how many there are."""
 
     number: int
     """To be answered under."""
     workers: int | None = None
     servers: int | None = None
+    hosts: str | None = None
 
     @property
     def is_question(self) -> bool:
         """Whether nothing is to be changed."""
-        return self.workers is None and self.servers is None
+        return self.workers is None and self.servers is None and self.hosts is None
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,22 @@ class MeasureLoad:
     """See what else the machine does."""
 
 
-Output: TypeAlias = StartProcess | Say | Signal | Emit | Answer | TakeStacks | MeasureLoad
+@dataclass(frozen=True)
+class WantHosts:
+    """Have so many more hosts come, and answer this request of the user's."""
+
+    request: int
+    count: int
+
+
+@dataclass(frozen=True)
+class LetGo:
+    """Let a host leave, with all that runs there; it is lost then."""
+
+    host: int
+
+
+Output: TypeAlias = StartProcess | Say | Signal | Emit | Answer | TakeStacks | MeasureLoad | WantHosts | LetGo
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,14 @@ class HostParty:
         self._selector.register(host, selectors.EVENT_READ)
         return HostCame(host.facts)
 
+    def let_go(self, number: int) -> HostLost | None:
+        """Let a host leave."""
+        if (host := self._left.pop(number, None)) is None:
+            return None
+        self._selector.unregister(host)
+        host.close()
+        return HostLost(number, f"Host {host.facts.name} was asked to leave.")
+
     def collect(self) -> Iterator[News | HostFailed | HostLost]:
         """What has happened at all of them."""
         self._looked_at = time.monotonic()

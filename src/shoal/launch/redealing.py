@@ -11,6 +11,7 @@ from shoal.launch.sharing import spread
 from shoal.launch.succession import Bridge
 from shoal.launch.worlds import member_world
 from shoal.observe.happenings import Replaced, Scaled
+from shoal.observe.wording import plural
 from shoal.spec.host_facts import HostFacts
 from shoal.spec.vocabulary import Purpose, Role, State
 
@@ -69,6 +70,21 @@ class Redealing:
             self._bridge.start(replace(ground, global_rank=rank, local_rank=rank), is_seated=True)
             for rank in range(count)
         ]
+
+    def objection_to(self, more: int) -> str | None:
+        """Why there cannot be so many more hosts, or fewer; None where there can."""
+        job, workers = self._bridge.job, len(self._members())
+        if not self._is_possible:
+            return (
+                f"This run's strategy is {job.strategy}, whose workers stay the same from the first step to the "
+                "last; hosts come and go under ps and data."
+            )
+        if more > 0 and workers >= job.cluster.places:
+            return (
+                f"This run's work was cut into {plural(job.cluster.places, 'place')} when it started, and as many "
+                "workers do it: another host would have nothing to do; start it with more --workers."
+            )
+        return None
 
     def act(self) -> None:
         """Deal what is free: once, when all that were lost together are known; and to those that are ready."""

@@ -70,15 +70,15 @@ class Requests:
             if not self._is_over:
                 self._ask(Interrupt())
 
-    def scale(self, workers: int | None, servers: int | None) -> ScaleAnswered:
-        """Ask for so many workers and servers, or how many there are, and wait for the answer."""
+    def scale(self, workers: int | None, servers: int | None, hosts: str | None = None) -> ScaleAnswered:
+        """Ask for so many workers and servers, or hosts, or how many there are, and wait for the answer."""
         answer: Future[ScaleAnswered] = Future()
         with self._open:
             if self._is_over:
                 raise not_running("This run")
             number = next(self._numbers)
             self._answers[number] = answer
-            self._ask(ScaleRequest(number=number, workers=workers, servers=servers))
+            self._ask(ScaleRequest(number=number, workers=workers, servers=servers, hosts=hosts))
         try:
             return answer.result(ANSWER_TIMEOUT_S)
         except TimeoutError:

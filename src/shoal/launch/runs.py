@@ -111,10 +111,16 @@ def resume(run: str, **changes: Any) -> Run:
 
 
 def scale(
-    run: str, *, workers: int | None = None, servers: int | None = None, runs: str | Path = "runs"
+    run: str,
+    *,
+    workers: int | None = None,
+    servers: int | None = None,
+    hosts: str | None = None,
+    runs: str | Path = "runs",
 ) -> dict[str, Any]:
-    """Change how many workers and servers a running job has; how many there are, where neither is given."""
-    return request_scale(RunFolder.open(run, runs).path, workers=workers, servers=servers)
+    """Change how many workers and servers a running job has, or hosts (`3`, `+1`, `-1`); how many there are, where
+    none is given."""
+    return request_scale(RunFolder.open(run, runs).path, workers=workers, servers=servers, hosts=hosts)
 
 
 def new_job(

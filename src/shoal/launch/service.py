@@ -294,6 +294,10 @@ class Service:
     def host_came(self, number: int, facts: HostFacts) -> None:
         """Who is started next may go there."""
 
+    def objection_to_hosts(self, more: int) -> str | None:
+        """Backups and successors follow those that go."""
+        return None
+
     # What the user asks for.
 
     def scale(self, request: ScaleRequest) -> None:

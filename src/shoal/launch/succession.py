@@ -83,6 +83,9 @@ class Succession(Protocol):
     def host_came(self, number: int, facts: HostFacts) -> None:
         """One more host is there, of this number."""
 
+    def objection_to_hosts(self, more: int) -> str | None:
+        """Why the run cannot have so many more hosts, or fewer where that is negative; None where it can."""
+
     def scale(self, request: ScaleRequest) -> None:
         """The user asks for more or fewer processes, or how many there are."""
 

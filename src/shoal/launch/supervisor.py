@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from shoal.comm.words import ScaleAnswered
 from shoal.errors import LaunchError
 from shoal.launch.chaos import Timetable
 from shoal.launch.control import ControlSocket
@@ -24,6 +25,7 @@ from shoal.launch.messages import (
     Emit,
     HostFailed,
     Input,
+    LetGo,
     MeasureLoad,
     Output,
     Say,
@@ -32,10 +34,12 @@ from shoal.launch.messages import (
     StacksTaken,
     StartProcess,
     TakeStacks,
+    WantHosts,
 )
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.party import HostParty
 from shoal.launch.requests import Requests
+from shoal.launch.scaling import BEGUN, refusal
 from shoal.launch.stacks import write_stacks
 from shoal.launch.worlds import plan_worlds, servers_of
 from shoal.observe.events import Event
@@ -149,15 +153,32 @@ class Supervisor:
             case Emit():
                 self._emit(output)
             case Answer():
-                source: Requests | ControlSocket | None = self._requests if output.request < 0 else self._control
-                assert source is not None
-                source.reply(output.request, output.answer)
+                self._reply(output.request, output.answer)
+            case WantHosts():
+                self._have_come(output)
+            case LetGo():
+                return self._party.let_go(output.host)
             case TakeStacks():
                 sights = self._party.look_into(output.names)
                 return StacksTaken(sights, self._keep(sights, output))
             case MeasureLoad():
                 return self._party.measure_load()
         return None
+
+    def _reply(self, request: int, answer: ScaleAnswered) -> None:
+        source: Requests | ControlSocket | None = self._requests if request < 0 else self._control
+        assert source is not None
+        source.reply(request, answer)
+
+    def _have_come(self, wanted: WantHosts) -> None:
+        """Have more hosts come; they are there when they have joined."""
+        try:
+            if self._newcomers is None:
+                raise LaunchError("This run's hosts stay the same from the first step to the last.")
+            self._newcomers.invite(wanted.count)
+            self._reply(wanted.request, ScaleAnswered(text=BEGUN))
+        except LaunchError as error:
+            self._reply(wanted.request, refusal(str(error)))
 
     def _emit(self, told: Emit) -> None:
         self._on_event(Event(told.what, told.rank))

@@ -11,8 +11,10 @@ import pytest
 from helpers.agents import SeenStarter, run_on_hosts, spread_cluster
 from helpers.counting import TASK as COUNTING
 from helpers.counting import applied
+from shoal.errors import LaunchError
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
+from shoal.launch.runs import start
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
@@ -108,3 +110,26 @@ def test_a_host_that_was_cut_off_comes_back_and_takes_the_state_from_another(
     assert (scaled["workers"], scaled["before"], scaled["hosts"]) == (3, 2, [[0], [1], [2]])
     assert results["audit"]["clean"]
     assert Counter(applied(tmp_path / "run" / "model.safetensors")) == {60: 256}
+
+
+def test_a_host_leaves_on_request_and_another_comes(tmp_path: Path) -> None:
+    job = {"args": {"signs": str(tmp_path), "epochs": 60, "pause_s": 0.02}, "progress": False}
+    cluster = {"workers": 3, "threads": 1, "on": "local:3"}
+    told: list[str] = []
+    with start(str(COUNTING), cluster=cluster, runs=tmp_path / "runs", **job) as live:
+        for event in live.events():
+            if event.kind == "steps" and not told:
+                with pytest.raises(LaunchError, match="cut into 3 places when it started"):
+                    live.scale(hosts="+1")
+                assert live.scale(hosts="-1")["hosts"] == 2
+                told.append("asked")
+            elif event.kind == "replaced":
+                live.scale(hosts="3")
+            elif event.kind == "scaled":
+                (tmp_path / "hurry").touch()
+            if event.kind in ("host", "replaced", "host_added", "scaled"):
+                told.append(event.kind)
+        run = live.wait()
+    assert told == ["asked", "host", "replaced", "host_added", "scaled"]
+    assert run.results["audit"]["clean"]
+    assert Counter(applied(run.folder / "model.safetensors")) == {60: 256}

@@ -9,7 +9,17 @@ import pytest
 
 from helpers.supervised import Table, events, of, said_to, started
 from shoal.errors import LaunchError, WorkerFailed
-from shoal.launch.messages import Ended, HostLost, StartProcess
+from shoal.launch.messages import (
+    Answer,
+    Ended,
+    HostCame,
+    HostLost,
+    LetGo,
+    ScaleRequest,
+    Started,
+    StartProcess,
+    WantHosts,
+)
 from shoal.launch.worlds import describe_world, plan_worlds, threads_on
 from shoal.spec import Cluster, Job
 from shoal.spec.host_facts import HostFacts
@@ -181,6 +191,47 @@ def test_who_has_not_begun_to_train_cannot_go_on() -> None:
     table.tell(HostLost(0, "Host a is gone."))
     table.wait(5.0)
     assert table.machine.over is not None and isinstance(table.machine.over.error, WorkerFailed)
+
+
+def answers(asked: list[Any]) -> list[dict[str, Any]]:
+    return [one.answer.plain() for one in of(Answer, asked)]
+
+
+def test_a_host_leaves_on_request_as_if_it_were_lost(training: Table) -> None:
+    asked = training.tell(ScaleRequest(number=1, hosts="-1"))
+    (answer,) = answers(asked)
+    assert (answer["hosts"], answer["is_refused"]) == (1, False)
+    assert of(LetGo, asked) == [LetGo(1)]
+    asked = training.tell(ScaleRequest(number=2, hosts="-2"))
+    assert answers(asked)[0]["text"] == "This run has 2 hosts, and needs at least one of them."
+
+
+def test_a_host_more_must_have_something_to_do(training: Table) -> None:
+    (answer,) = answers(training.tell(ScaleRequest(number=1, hosts="+1")))
+    assert answer["is_refused"] and "was cut into 3 places" in answer["text"]
+    training.tell(HostLost(0, "Host a is gone."))
+    assert of(WantHosts, training.tell(ScaleRequest(number=2, hosts="2"))) == [WantHosts(2, 1)]
+
+
+def test_a_host_that_comes_gets_places_when_its_workers_are_ready(training: Table) -> None:
+    training.tell(HostLost(0, "Host a is gone."))
+    asked = training.tell(HostCame(A))
+    (start,) = of(StartProcess, asked)
+    assert (start.world.role, start.world.host_number, start.world.host) == ("spare", 2, "10.0.0.1")
+    assert (start.world.local_rank, start.world.local_size) == (0, 1)
+    training.tell(Started(start.process))
+    asked = training.say(start.process, "state", state="ready", step=0)
+    dealt = {"kind": "redeal", "deal": [[0], [1], [2]], "hosts": [0, 2, 1], "generation": 2}
+    assert [said_to(process, asked) for process in (1, 2, start.process)] == [
+        [{**dealt, "member": member}] for member in range(3)
+    ]
+
+
+def test_who_cannot_do_without_a_host_keeps_it() -> None:
+    table = Table(job("data:via=ring", 2), hosts=(A, B))
+    table.begin()
+    (answer,) = answers(table.tell(ScaleRequest(number=1, hosts="-1")))
+    assert answer["is_refused"] and "hosts come and go under ps and data" in answer["text"]
 
 
 def test_workers_meet_once_all_have_come() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +34,19 @@ class HandStarter:
         return way_out(interface)
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
+        return self._leave_ticket(invitation, self.count)
+
+    def more(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
+        """The same again; nobody waits for those that do not come."""
+        return self._leave_ticket(invitation, count)
+
+    def _leave_ticket(self, invitation: Invitation, count: int) -> list[AgentHandle]:
         ticket = Ticket()
         invitation.key.save(ticket.path)
         ports = f" --ports {invitation.ports}" if invitation.ports else ""
         command = f"shoal host --join {invitation.address} --ticket {ticket.path}{ports}"
         self.tell(
-            f"waiting for {plural(self.count, 'host')}; run there: {command} (with a copy of this file, which is "
+            f"waiting for {plural(count, 'host')}; run there: {command} (with a copy of this file, which is "
             "a key: keep it to yourself)"
         )
         return [ticket]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from shoal.launch.remote.starting import (
     AgentHandle,
@@ -35,7 +36,15 @@ class HereStarter:
         return address_towards(LOOPBACK, interface)
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
+        return self._run(invitation, self.names)
+
+    def more(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
+        """Agents of the first names that nobody has."""
+        free = (name for name in map("host-{}".format, range(len(there) + count)) if name not in there)
+        return self._run(invitation, list(islice(free, count)))
+
+    def _run(self, invitation: Invitation, names: Sequence[str]) -> list[AgentHandle]:
         return [
             AgentProcess.run(name, agent_command(invitation, Candidate(name=name)), invitation.key)
-            for name in self.names
+            for name in names
         ]

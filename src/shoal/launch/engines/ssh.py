@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.errors import SpecError
+from shoal.errors import LaunchError, SpecError
 from shoal.launch.remote.starting import (
     AgentHandle,
     AgentProcess,
@@ -52,12 +52,25 @@ class SshStarter:
         return address_towards(first.address or first.name.rpartition("@")[2], interface)
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
+        return self._reach(invitation, self.candidates)
+
+    def more(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
+        """Those of the named hosts that were lost, or left."""
+        free = [one for one in self.candidates if one.name not in there]
+        if len(free) < count:
+            raise LaunchError(
+                f"{count} more hosts were asked for, but of those that --on names {len(free)} are not there; name "
+                "more of them in the list when a run is started."
+            )
+        return self._reach(invitation, free[:count])
+
+    def _reach(self, invitation: Invitation, candidates: Sequence[Candidate]) -> list[AgentHandle]:
         reach = shlex.split(os.environ.get(SSH_VARIABLE, _SSH))
         return [
             AgentProcess.run(
                 one.name, [*reach, one.name, shlex.join(agent_command(invitation, one))], invitation.key
             )
-            for one in self.candidates
+            for one in candidates
         ]
 
 

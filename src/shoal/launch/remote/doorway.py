@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from shoal.comm.tcp.stream_channel import ChannelDoor
 from shoal.launch.remote.callers import Arrival, Callers, other_versions
@@ -19,13 +19,16 @@ class Doorway:
         hosts: Sequence[RemoteHost],
         away: list[AgentHandle],
         welcome: Callable[[RemoteHost], None],
+        invite: Callable[[int, Collection[str]], list[AgentHandle]],
     ) -> None:
-        """`away`: agents of hosts that nothing is heard of, which may come back."""
+        """`away`: agents of hosts that nothing is heard of, which may come back. `invite` has so many more come,
+        besides those of these names."""
         self._door = door
         self._callers = Callers(door)
         self._hosts = list(hosts)
         self._away = away
         self._welcome = welcome
+        self._invite = invite
         self._announced: list[Arrival] = []
 
     def fileno(self) -> int:
@@ -41,6 +44,11 @@ class Doorway:
                 if before.facts.name == one.facts.name:
                     before.cut_off()
         return [host for one in arrived if (host := self._admitted(one)) is not None]
+
+    def invite(self, count: int) -> None:
+        """Have so many more come."""
+        there = {host.facts.name for host in self._hosts if host.is_there} | {agent.name for agent in self._away}
+        self._away += self._invite(count, there)
 
     def close(self) -> None:
         """Let nobody in any more, and end the agents that have not come back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from shoal.launch.remote.callers import Arrival, Callers, other_versions
 from shoal.launch.remote.doorway import Doorway
 from shoal.launch.remote.luggage import welcome_all
 from shoal.launch.remote.remote_host import LEASE_S, RemoteHost
-from shoal.launch.remote.starting import AgentHandle, Invitation, KnownMeeting, Starter
+from shoal.launch.remote.starting import AgentHandle, GrowingStarter, Invitation, KnownMeeting, Starter
 from shoal.launch.worlds import threads_on
 from shoal.spec import Job
 
@@ -69,9 +69,20 @@ class AgentEngine:
             job = replace(job, cluster=replace(cluster, threads=threads))
             welcome_all(hosts, job, self._tell)
             at_failure.pop_all()
-        self._doorway = Doorway(door, hosts, away, lambda host: welcome_all([host], job, self._tell))
+        self._doorway = Doorway(
+            door,
+            hosts,
+            away,
+            lambda host: welcome_all([host], job, self._tell),
+            lambda count, there: self._invite(invitation, count, there),
+        )
         self._has_begun = True
         return hosts
+
+    def _invite(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
+        if not isinstance(self._starter, GrowingStarter):
+            raise LaunchError("The engine of this run has no more hosts while it goes on; start a run on more.")
+        return self._starter.more(invitation, count, there)
 
     def newcomers(self) -> Doorway:
         """Hosts that come to the run for which hosts were reserved last."""

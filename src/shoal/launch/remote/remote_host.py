@@ -75,6 +75,7 @@ class RemoteHost:
         self._away = away
         self._news: list[News] = []
         self._answer: Told | None = None
+        self._is_closed = False
         self._broken = ""
         """Why the host is of no use any more."""
         self._is_missed = False
@@ -135,7 +136,7 @@ class RemoteHost:
 
     def close(self) -> None:
         """Let the agent end its processes and leave, and wait for that a moment."""
-        is_lost = bool(self._broken)
+        is_lost, self._is_closed = bool(self._broken), True
         if not self._is_missed:  # Else it would not come back.
             self._line.send(HostDismissed())
         self._wait(_LEAVE_S, lambda: False)
@@ -146,6 +147,11 @@ class RemoteHost:
             self._away.append(self._agent)
         else:
             (self._agent.abandon if is_lost else self._agent.close)()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is of use."""
+        return not self._broken and not self._is_closed
 
     def cut_off(self) -> None:
         """Its agent has come back on another connection, and has ended all that ran there."""

@@ -6,7 +6,7 @@ import ipaddress
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Protocol, runtime_checkable
 
@@ -87,6 +87,14 @@ class KnownMeeting(Protocol):
     key: RunKey
     ports: str
     """Where the supervisor listens: one port."""
+
+
+@runtime_checkable
+class GrowingStarter(Protocol):
+    """One that has hosts for a run that goes on, too."""
+
+    def more(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
+        """Have so many more agents come, besides those of these names. LaunchError where that cannot be."""
 
 
 @dataclass
