@@ -91,11 +91,12 @@ class HostChain:
         self._tell_total(chunk, total)
 
     def _tell_total(self, chunk: int, total: torch.Tensor) -> None:
+        told = total.to(self._travels_as(total))
         for host in range(self._count):
             if host != self._number:
-                self._send(total, host, 2 * chunk + 1)
-        if self._travels_as(total) != total.dtype:
-            total.copy_(total.to(self._travels_as(total)))  # as the others get it: the same bits everywhere
+                self._send(told, host, 2 * chunk + 1)
+        if told is not total:
+            total.copy_(told)  # as the others get it: the same bits everywhere
         self._sums[chunk] = total
 
     def await_totals(self) -> None:
