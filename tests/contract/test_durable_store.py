@@ -16,7 +16,7 @@ import pytest
 from helpers.etcd import LOGIN, RunningEtcd, free_ports, running_etcd
 from shoal.coordinator import DurableStore, EtcdStore, MemoryStore, SqliteStore, StoreError, Superseded
 from shoal.errors import SpecError
-from shoal.spec.store import LOGIN_VARIABLE, StorePlace
+from shoal.spec.store import LOGIN_VARIABLE, StoreAddress
 
 STATE = {
     "number": 7,
@@ -59,7 +59,7 @@ def make_reopen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
             "memory": lambda: memory,
             "sqlite": lambda: SqliteStore(path, "a"),
             "etcd": lambda: EtcdStore(endpoint, prefix, "a"),
-            "secured etcd": lambda: EtcdStore.at(StorePlace.parse(written(secured, prefix)), "a"),
+            "secured etcd": lambda: EtcdStore.at(StoreAddress.parse(written(secured, prefix)), "a"),
         }
         return stores[request.param]
 
@@ -254,14 +254,14 @@ def test_what_is_forgotten_is_gone(etcd):
 def test_who_answers_is_asked(etcd):
     """Of several endpoints of one etcd the first may be down."""
     (port,) = free_ports(1)
-    place = StorePlace.parse(f"etcd://127.0.0.1:{port},{etcd.removeprefix('http://')}/{uuid.uuid4()}")
+    place = StoreAddress.parse(f"etcd://127.0.0.1:{port},{etcd.removeprefix('http://')}/{uuid.uuid4()}")
     store = EtcdStore.at(place, "a")
     assert store.claim(1) and store.load() == (1, None)
 
 
 @pytest.mark.long
 def test_a_token_that_is_not_good_any_more_is_replaced(secured_etcd):
-    store = EtcdStore.at(StorePlace.parse(written(secured_etcd, f"/{uuid.uuid4()}")), "a")
+    store = EtcdStore.at(StoreAddress.parse(written(secured_etcd, f"/{uuid.uuid4()}")), "a")
     assert store.claim(1)
     store._gateway._token = "simple.1"
     assert not store.claim(1) and store.claim(2)
@@ -271,15 +271,15 @@ def test_a_token_that_is_not_good_any_more_is_replaced(secured_etcd):
 def test_a_wrong_password_is_refused_and_not_told(secured_etcd, tmp_path, monkeypatch):
     url = f"{secured_etcd.url}?ca={secured_etcd.ca}"
     with pytest.raises(StoreError, match="refused"):
-        EtcdStore.at(StorePlace.parse(url), "a").load()
+        EtcdStore.at(StoreAddress.parse(url), "a").load()
     monkeypatch.setenv(LOGIN_VARIABLE, "root:wrong-one")
     with pytest.raises(StoreError, match="does not let user 'root' in") as refused:
-        EtcdStore.at(StorePlace.parse(url), "a").load()
+        EtcdStore.at(StoreAddress.parse(url), "a").load()
     assert "wrong-one" not in str(refused.value)
     monkeypatch.setenv(LOGIN_VARIABLE, ":".join(LOGIN))
-    assert EtcdStore.at(StorePlace.parse(url), "b").load() == (0, None)
+    assert EtcdStore.at(StoreAddress.parse(url), "b").load() == (0, None)
     with pytest.raises(StoreError, match=r"gave no answer.*certificate"):
-        EtcdStore.at(StorePlace.parse(secured_etcd.url), "a").load()
+        EtcdStore.at(StoreAddress.parse(secured_etcd.url), "a").load()
 
 
 @pytest.mark.parametrize(
@@ -295,15 +295,15 @@ def test_a_wrong_password_is_refused_and_not_told(secured_etcd, tmp_path, monkey
 )
 def test_a_place_that_cannot_be_is_refused(text, sentence):
     with pytest.raises(SpecError) as refused:
-        StorePlace.parse(text)
+        StoreAddress.parse(text)
     assert sentence in str(refused.value) and "hidden" not in str(refused.value)
 
 
 def test_a_place_as_one_writes_it():
-    place = StorePlace.parse("etcds://a,[::1]:9/team/job/?ca=/c")
+    place = StoreAddress.parse("etcds://a,[::1]:9/team/job/?ca=/c")
     assert place.endpoints == ("https://a:2379", "https://[::1]:9")
     assert (place.prefix, place.ca, place.is_secure) == ("team/job", "/c", True)
-    assert StorePlace.parse("etcd://a").prefix == "shoal"
+    assert StoreAddress.parse("etcd://a").prefix == "shoal"
 
 
 def test_a_login_that_others_can_read_is_refused(tmp_path):
@@ -311,5 +311,5 @@ def test_a_login_that_others_can_read_is_refused(tmp_path):
     path.write_text("root:hidden")
     path.chmod(0o644)
     with pytest.raises(SpecError, match="must be yours alone") as refused:
-        EtcdStore.at(StorePlace.parse(f"etcd://a?login={path}"), "a")
+        EtcdStore.at(StoreAddress.parse(f"etcd://a?login={path}"), "a")
     assert "hidden" not in str(refused.value)

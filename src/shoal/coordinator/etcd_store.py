@@ -19,7 +19,7 @@ from typing import Any
 
 from shoal.coordinator.store import StoreError, pack_state, superseded_by, unpack_state
 from shoal.errors import SpecError
-from shoal.spec.store import LOGIN_VARIABLE, StorePlace
+from shoal.spec.store import LOGIN_VARIABLE, StoreAddress
 
 TIMEOUT_S = 5.0
 TERM_DIGITS = 20
@@ -123,10 +123,12 @@ class EtcdStore:
         self._state_key = _text(f"{prefix}/{attempt}/state")
 
     @classmethod
-    def at(cls, place: StorePlace, attempt: str) -> EtcdStore:
+    def at(cls, address: StoreAddress, attempt: str) -> EtcdStore:
         """Where the user says, with what lets this process in."""
         return cls(
-            Gateway(place.endpoints, context=_context_of(place), login=_login_of(place)), place.prefix, attempt
+            Gateway(address.endpoints, context=_context_of(address), login=_login_of(address)),
+            address.prefix,
+            attempt,
         )
 
     def load(self) -> tuple[int, dict[str, Any] | None]:
@@ -169,31 +171,31 @@ class EtcdStore:
         return bool(answer.get("succeeded", False)), answer.get("responses", [])
 
 
-def _context_of(place: StorePlace) -> ssl.SSLContext | None:
-    """TLS as the files of a place say; the system's own authorities where it names none."""
-    if not place.is_secure:
+def _context_of(address: StoreAddress) -> ssl.SSLContext | None:
+    """TLS as the files of an address say; the system's own authorities where it names none."""
+    if not address.is_secure:
         return None
     try:
-        context = ssl.create_default_context(cafile=place.ca or None)
-        if place.cert:
-            context.load_cert_chain(place.cert, place.key)
+        context = ssl.create_default_context(cafile=address.ca or None)
+        if address.cert:
+            context.load_cert_chain(address.cert, address.key)
     except (OSError, ssl.SSLError) as error:
-        files = ", ".join(one for one in (place.ca, place.cert, place.key) if one)
+        files = ", ".join(one for one in (address.ca, address.cert, address.key) if one)
         raise SpecError(f"Cluster: store's files for TLS cannot be read: {files} ({error}).") from None
     return context
 
 
-def _login_of(place: StorePlace) -> tuple[str, str] | None:
+def _login_of(address: StoreAddress) -> tuple[str, str] | None:
     """User and password, from a file or the environment. Neither is ever told."""
     text = os.environ.get(LOGIN_VARIABLE, "")
-    if place.login:
-        text = _read_login(place.login)
+    if address.login:
+        text = _read_login(address.login)
     if not text:
         return None
     name, colon, password = text.partition(":")
     if not colon or not name:
         raise SpecError(
-            f"{place.login or LOGIN_VARIABLE} must hold user:password, found something without a colon."
+            f"{address.login or LOGIN_VARIABLE} must hold user:password, found something without a colon."
         )
     return name, password
 

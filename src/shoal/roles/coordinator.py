@@ -41,7 +41,7 @@ from shoal.roles.server import make_replica
 from shoal.roles.training.training import make_schedule
 from shoal.spec import Job, ParameterServer, Task, World
 from shoal.spec.checkpointing import CheckpointRule
-from shoal.spec.store import StorePlace
+from shoal.spec.store import StoreAddress
 from shoal.spec.told import Told
 from shoal.spec.vocabulary import Role, State
 from shoal.strategies.ps.hosts import one_copy_each
@@ -68,7 +68,7 @@ def run_coordinator(job: Job, world: World, channel: Channel) -> int:
 def open_store(job: Job, world: World) -> DurableStore:
     """Where a run keeps what its coordinator has decided, for a successor."""
     if job.cluster.store:
-        return EtcdStore.at(StorePlace.parse(job.cluster.store), world.attempt)
+        return EtcdStore.at(StoreAddress.parse(job.cluster.store), world.attempt)
     return SqliteStore(Path(job.run_dir or job.options["scratch"]) / "coordinator.sqlite", world.attempt)
 
 

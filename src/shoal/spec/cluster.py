@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count, require_number
-from shoal.spec.store import StorePlace
+from shoal.spec.store import StoreAddress
 
 ENGINES = ("local", "ssh", "hosts", "join", "mpi", "slurm", "ranks", "k8s", "ray", "spark")
 ENGINE_POINTS = "shoal.engines"
@@ -87,7 +87,7 @@ class Cluster:
         if self.port is not None and not 0 < self.port < 65536:
             raise SpecError(f"Cluster: port must be between 1 and 65535, found {self.port!r}.")
         if self.store:
-            StorePlace.parse(self.store)
+            StoreAddress.parse(self.store)
         if self.memory_bytes is not None and self.device != "cpu":
             raise SpecError(
                 f"Cluster: memory={self.memory} limits the host's memory, which device={self.device} maps as it "

@@ -23,7 +23,7 @@ _SHOWN = "write etcd://host:2379/prefix, or etcds://… for TLS"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StorePlace:
+class StoreAddress:
     """An etcd, and how to get in."""
 
     endpoints: tuple[str, ...]
@@ -38,7 +38,7 @@ class StorePlace:
     """A file with `user:password`; nothing: `SHOAL_ETCD_LOGIN` has them, or nobody asks."""
 
     @classmethod
-    def parse(cls, text: str) -> StorePlace:
+    def parse(cls, text: str) -> StoreAddress:
         """What was written; SpecError where it means nothing. What may be a password is never repeated."""
         parts = urlsplit(text)
         if parts.scheme not in SCHEMES:
