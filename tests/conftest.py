@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,12 @@ from helpers.warm_commands import WarmCommands
 from shoal.launch.owner import ZygoteProcess, start_zygote
 
 END_GRACE_S = 5.0
+
+
+def pytest_configure() -> None:
+    """Ctrl-C ends what tests start, also in the background, where a shell lets it be ignored."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
