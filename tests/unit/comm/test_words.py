@@ -10,6 +10,7 @@ from shoal.comm.words import (
     TO_PROCESSES,
     Adopt,
     Announced,
+    Coordinate,
     CoordinatorMoved,
     Garbled,
     MemberLeft,
@@ -19,6 +20,7 @@ from shoal.comm.words import (
     Misbehave,
     Ordered,
     OrderedAction,
+    Redeal,
     Release,
     ScaleAnswered,
     ScaleWanted,
@@ -44,6 +46,7 @@ TOLD = [
     Stop(),
     Takeover(places=[1], generation=2),
     Adopt(places=[1, 2], generation=3),
+    Redeal(deal=[[0, 1], [2]], hosts=[1, 0, 1], member=1, generation=3),
     Release(places=[], generation=4),
     Misbehave(fault="slow", factor=4.0, seconds=None),
     MemberLost(node=4, role=Role.SERVER, rank=1),
@@ -52,6 +55,7 @@ TOLD = [
     ScaleWanted(workers=3),
     MetAll(name="addresses", texts=["tcp://10.0.0.1:6", "tcp://10.0.0.2:7"]),
     CoordinatorMoved(address="tcp://10.0.0.2:5000"),
+    Coordinate(coordinator="tcp://10.0.0.2:5000"),
 ]
 
 
