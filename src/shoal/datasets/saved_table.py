@@ -7,12 +7,13 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from shoal.datasets.in_parts import InParts
 from shoal.errors import TaskError
+
+if TYPE_CHECKING:
+    import torch
 
 _KEPT_PARTS = 8
 """How many of them a process keeps in memory."""
@@ -76,6 +77,8 @@ class SavedTable:
         return self._kept[number]
 
     def _read(self, path: Path) -> tuple[torch.Tensor, ...]:
+        import torch
+
         features = [self.features] if isinstance(self.features, str) else list(self.features)
         wanted = [*features, *([self.target] if self.target else [])]
         table = _parquet().read_table(path)
@@ -127,6 +130,7 @@ def from_spark(
 def _tensor(column: Any, name: str) -> torch.Tensor:
     """A column of numbers, or of lists of numbers that have one length: floats as float32, the rest as it is."""
     import pyarrow
+    import torch
 
     array = column.combine_chunks()
     array = array.combine_chunks() if isinstance(array, pyarrow.ChunkedArray) else array

@@ -71,7 +71,10 @@ def test_every_sample_is_applied_once_in_each_epoch(victims: tuple[str, ...], tm
 
 @pytest.mark.parametrize(
     ("task", "args", "victim"),
-    [("mlp", {"steps": 200, "clip": 0.5}, "host-1"), ("conv", {"steps": 60, "optimizer": "adamw"}, "host-0")],
+    [
+        pytest.param("mlp", {"steps": 200, "clip": 0.5}, "host-1", marks=pytest.mark.long),
+        ("conv", {"steps": 60, "optimizer": "adamw"}, "host-0"),
+    ],
 )
 def test_the_bits_are_those_of_an_undisturbed_run(
     task: str, args: dict[str, Any], victim: str, tmp_path: Path, zygote: ZygoteProcess

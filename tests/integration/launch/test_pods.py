@@ -28,6 +28,7 @@ def wait_for(pods: list[Pod], is_so: Any) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long  # unit/launch/test_manifests.py holds what they are told to run
 def test_pods_train_the_same_bits_as_hosts(
     tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

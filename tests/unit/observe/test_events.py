@@ -60,6 +60,7 @@ WHOLE = {
     },
     "lost": {"rank": 1, "reason": "killed", "places": [1], "role": "server", "node": 4},
     "host": {"name": "b", "reason": "gone", "processes": 3},
+    "host_added": {"name": "c"},
     "replaced": {
         "rank": 1,
         "seconds": 0.5,

@@ -347,6 +347,7 @@ EFFECTS = [
 ]
 
 IN_REAL_RUNS = {
+    "ps.standby": "integration/launch/test_several_hosts.py",
     "data.between": "contract/test_strategies.py",
     "sharded.stage": "integration/test_sharded_memory.py",
     "sharded.offload": "integration/test_gpu.py",
