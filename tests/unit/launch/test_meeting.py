@@ -110,12 +110,12 @@ def test_who_waits_for_nobody_says_so(tmp_path: Path, pool: ThreadPoolExecutor) 
 
 
 def test_a_number_that_two_have(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    """Whichever of them reads the other's note first says so and leaves; the other one goes on waiting."""
     folder = MeetingFolder(tmp_path / "meeting")
     with pool:
         both = [follow(pool, folder, 1, patience_s=3.0) for _ in range(2)]
-        with pytest.raises(LaunchError, match=r"^Two processes say that they are rank 1 of 4 by hand; give each"):
-            for one in both:
-                one.result(GUARD_S)
+        said = [str(one.exception(GUARD_S)) for one in both]
+    assert any(text.startswith("Two processes say that they are rank 1 of 4 by hand; give each") for text in said)
 
 
 def test_what_others_could_read_is_refused(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
