@@ -216,6 +216,7 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
             wants_stop=reporter.wants_stop if callbacks is None else wants_stop,
             meet=reporter.meet,
             moved_coordinator=lambda: reporter.coordinator,
+            is_held=lambda: reporter.is_held,
         ),
         supply=training,
         clip_norm=training.task.clip_norm,
