@@ -91,6 +91,8 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     training.callbacks = training.checkpoints.callbacks = callbacks_of(job, training, reporter)
     if task.best_by is not None and job.run_dir:
         training.best = BestKeeper(training, RunFolder(Path(job.run_dir)), reporter)
+    if training.evaluator is not None:
+        training.evaluator.meet = reporter.meet
     _open_ledger(job, training)
     _check_mean(job, training, reporter)
     setting = make_setting(job, training, reporter)

@@ -17,7 +17,7 @@ from shoal.launch.remote.sources import lacking
 from shoal.spec import Job
 
 _PREFIX = "shoal-host-"
-_PATHS = ("resume", "from")
+_PATHS = ("resume", "from", "input")
 """Options of a job that name files."""
 
 
