@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shoal.comm.host_words import FilesLacking, FilesOffered
 from shoal.errors import LaunchError
+from shoal.launch.remote.luggage_names import CODE, FROM, RUN
 from shoal.launch.remote.pieces import cut
 from shoal.launch.remote.remote_host import RemoteHost
 from shoal.launch.remote.sources import Sources, digests, sources_of
@@ -19,8 +20,6 @@ from shoal.observe.run_folder import RunFolder
 from shoal.observe.wording import plural
 from shoal.spec import Job
 
-CODE, RUN, FROM = "code", "run", "from"
-"""Folders on a host, in the one that is its own."""
 _COMPARE_S = 60.0
 
 
@@ -73,6 +72,8 @@ class Luggage:
         if answer.lacks_mark:
             # In this order: a checkpoint may lie in the run folder, and that in the task's.
             moved = {**self._send_beginning(host), self._job.run_dir: RUN, **moved}
+            if (written := RunFolder(Path(self._job.run_dir)).job).is_file():
+                self._send(host, written, f"{RUN}/{written.name}")
         if not self._job.run_dir:  # nothing says whether its disk is this one's
             moved = {**self._send_what_is_read(host), **moved}
         return moved if any(there != here for there, here in moved.items()) else {}

@@ -43,7 +43,8 @@ class OutputLender:
     def _serve(self) -> None:
         lines: list[StreamChannel] = []
         while not self._is_closed.is_set():
-            select.select([self._door, *lines], [], [], _LOOK_EVERY_S)
+            watched: list[ChannelDoor | StreamChannel] = [self._door, *lines]
+            select.select(watched, [], [], _LOOK_EVERY_S)
             lines += self._door.collect()
             for line in list(lines):
                 try:
