@@ -20,6 +20,9 @@ def evaluate(
     threads: option.Threads = None,
     device: option.Device = "cpu",
     memory: option.Memory = None,
+    on: option.On = None,
+    interface: option.Interface = None,
+    ports: option.Ports = None,
     trust: option.Trust = False,
     progress: option.Progress = None,
     as_json: option.AsJson = False,
@@ -37,7 +40,9 @@ def evaluate(
         run,
         data=data,
         strategy=strategy,
-        cluster=given(workers=workers, threads=threads, device=device, memory=memory),
+        cluster=given(
+            workers=workers, threads=threads, device=device, memory=memory, on=on, interface=interface, ports=ports
+        ),
         progress=progress,
         output=sys.stderr if as_json else None,
         trust=trust,

@@ -32,6 +32,9 @@ def predict(
     threads: option.Threads = None,
     device: option.Device = "cpu",
     memory: option.Memory = None,
+    on: option.On = None,
+    interface: option.Interface = None,
+    ports: option.Ports = None,
     trust: option.Trust = False,
     progress: option.Progress = None,
 ) -> None:
@@ -50,7 +53,9 @@ def predict(
         data=data,
         input=new,
         strategy=strategy,
-        cluster=given(workers=workers, threads=threads, device=device, memory=memory),
+        cluster=given(
+            workers=workers, threads=threads, device=device, memory=memory, on=on, interface=interface, ports=ports
+        ),
         progress=progress,
         trust=trust,
         zygote=ctx.obj,

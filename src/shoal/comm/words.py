@@ -109,6 +109,13 @@ class Redeal(Told, kind="redeal"):
     member: int
     """The number of the worker that this is said to."""
     generation: int
+    torn: list[int] | None = None
+    """Hosts on which a worker died alone, in the midst of something."""
+
+
+class Hold(Told, kind="hold"):
+    """A worker died alone: who misses it waits for the deal in which another has its place, however long it takes
+    to get ready."""
 
 
 class Misbehave(Told, kind="chaos"):
@@ -178,7 +185,7 @@ class MetAll(Told, kind="met"):
 
 FROM_PROCESSES: dict[str, type[Told]] = {**KINDS, **by_kind(StacksOffered, Ordered, ScaleAnswered, Announced)}
 TO_PROCESSES: dict[str, type[Told]] = by_kind(
-    *(Stop, Takeover, Adopt, Release, Redeal, Misbehave, MemberLost, MemberLeft, MembersLiving, ScaleWanted),
+    *(Stop, Takeover, Adopt, Release, Redeal, Hold, Misbehave, MemberLost, MemberLeft, MembersLiving, ScaleWanted),
     *(MetAll, CoordinatorMoved, Coordinate),
 )
 

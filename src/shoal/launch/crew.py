@@ -27,6 +27,8 @@ class Hand:
     """Its own number among all processes that a job with servers ever had."""
     host: int = 0
     """The number of the host that it is on."""
+    world: World = field(default_factory=World)
+    """Where it stood when it was started."""
     places: tuple[int, ...] = ()
     """The ranks whose work a worker does; its own is the lowest of them."""
     is_started: bool = False
@@ -115,7 +117,7 @@ class Crew:
         """A process is about to be started that stands here."""
         places = world.places or ((world.global_rank,) if world.role == Role.WORKER else ())
         hand = Hand(
-            len(self.hands), world.role, world.global_rank, Life(now), world.node, world.host_number, places
+            len(self.hands), world.role, world.global_rank, Life(now), world.node, world.host_number, world, places
         )
         self.hands.append(hand)
         return hand

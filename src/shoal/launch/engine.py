@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from shoal.launch.messages import Load, News, Sight
 from shoal.spec import Job, World
 from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
+
+
+@runtime_checkable
+class CopyKeeper(Protocol):
+    """A host that may have a disk of its own, on which copies outlive the supervisor's machine."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether it has."""
+
+    def keep_copy(self, checkpoint: Path) -> None:
+        """Have a copy of this checkpoint there, soon."""
 
 
 class Host(Protocol):

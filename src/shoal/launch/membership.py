@@ -139,7 +139,7 @@ class Membership:
         if not hand.is_worker:
             self._bridge.emit(Warned(text=f"{hand.name} failed: {failure.message}"))
             self._resizing.give_up()
-        elif raised is None or raised.final or not self._replaces:
+        elif raised is None or raised.final or not (self._replaces or self._redealing.can_follow(hand)):
             self._bridge.fail(failure)
         else:
             self._last_words[hand] = failure
@@ -159,7 +159,7 @@ class Membership:
             self._lose_worker(hand)
 
     def _has_done_its_work(self, hand: Hand) -> bool:
-        if hand.is_of_lost_host and self._bridge.is_parting:
+        if self._bridge.is_parting:
             return True
         # Who has told all may be needed by others, who are not there yet.
         return (hand.is_done and not self._redealing.can_follow(hand)) or self._ended_well(hand)
@@ -203,12 +203,13 @@ class Membership:
     def _final_failure(self, hand: Hand, failure: Failure) -> Failure | None:
         """What to end the run with; None where others can go on."""
         raised, code = self._raised.get(hand), hand.exit_code
-        if self._redealing.can_follow(hand):
+        can_follow = self._redealing.can_follow(hand)
+        if can_follow and hand.is_of_lost_host:
             return None if self._may_go_on() else replace(failure, is_transient=False)
         if self._could_replace and self._bridge.has_failed:
             # Its death alone would not have ended the run, so what failed before is the cause.
             return replace(failure, consequence=True)
-        if not self._could_replace or (code >= 0 and raised is None):
+        if not (self._could_replace or can_follow) or (code >= 0 and raised is None):
             advice = advice_after_loss(self._bridge.job) if code < 0 else ""
             return replace(failure, message=failure.message + advice)
         enough = replace(failure, is_transient=False)
@@ -219,6 +220,9 @@ class Membership:
         return None if self._may_go_on() else enough
 
     def _lose_spare(self, hand: Hand) -> None:
+        if self._redealing.is_heir(hand):
+            self._lose_heir(hand)
+            return
         if hand.has_reported_failure:
             return
         reason = explain_end(hand)
@@ -229,6 +233,14 @@ class Membership:
             self._bridge.fail(replace(failure_of(hand, reason), is_transient=False))
         else:
             self._resizing.give_up()
+
+    def _lose_heir(self, hand: Hand) -> None:
+        reason = explain_end(hand)
+        if hand.has_reported_failure or not (hand.is_of_lost_host or self._may_go_on()):
+            self._bridge.fail(replace(failure_of(hand, reason), is_transient=False))
+            return
+        self._bridge.emit(Warned(text=reason))
+        self._redealing.lose_heir(hand)
 
     def _may_go_on(self) -> bool:
         """Whether to replace one more: not for ever where each successor dies without a step forward.

@@ -6,10 +6,12 @@ import selectors
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from shoal.errors import LaunchError
-from shoal.launch.engine import Host
-from shoal.launch.messages import HostCame, HostFailed, HostLost, Load, News, Sight
+from shoal.launch.engine import CopyKeeper, Host
+from shoal.launch.messages import HostCame, HostFailed, HostLost, Load, News, Said, Sight
+from shoal.observe.happenings import CheckpointWritten
 from shoal.spec import World
 from shoal.spec.told import Told
 
@@ -78,7 +80,10 @@ class HostParty:
         self._looked_at = time.monotonic()
         for number, host in list(self._left.items()):
             try:
-                yield from host.collect()
+                for news in host.collect():
+                    if isinstance(news, Said) and isinstance(news.word, CheckpointWritten):
+                        self._have_copied(host, Path(news.word.path))
+                    yield news
             except LaunchError as error:
                 yield self._lose(number, error)
 
@@ -112,6 +117,13 @@ class HostParty:
         """End whatever still runs on any of them."""
         for host in self._left.values():
             host.close()
+
+    def _have_copied(self, maker: Host, checkpoint: Path) -> None:
+        """Of what lies on the supervisor's disk alone, let another host have a copy, if any has a disk."""
+        if isinstance(maker, CopyKeeper) and not maker.is_apart:
+            keepers = [one for one in self._left.values() if isinstance(one, CopyKeeper) and one.is_apart]
+            for keeper in keepers[:1]:
+                keeper.keep_copy(checkpoint)
 
     def _home(self, process: int) -> Host | None:
         return self._left.get(self._host_of[process])

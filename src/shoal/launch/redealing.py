@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from shoal.comm.words import Redeal, Stop
+from shoal.comm.words import Hold, Redeal, Stop
 from shoal.launch.crew import Hand
 from shoal.launch.sharing import spread
 from shoal.launch.succession import Bridge
@@ -20,7 +20,8 @@ _AT_WORK = (State.TRAINING, State.EVALUATING)
 
 class Redealing:
     """A lost host costs its places alone: they are dealt to those that are left, who go on in the same step. A
-    host that comes gets some of them back.
+    host that comes gets some of them back. A worker that dies alone is followed by an *heir* on its own host, for
+    which all others wait; what it has left half done in that host's memory is made good from another host.
 
     Neighbouring places stay on one host, in the order of hosts: sums go from host to host in the order of slots.
     """
@@ -33,18 +34,26 @@ class Redealing:
         self._lost_at = 0.0
         self._is_due = False
         self._unconfirmed: set[Hand] = set()
+        self._heirs: set[Hand] = set()
+        """Those that get ready to follow workers that died alone."""
+        self._torn: set[int] = set()
+        """Hosts that such a worker was on, until all of its workers go on there."""
         self._guests: dict[str, list[Hand]] = {}
         """By host: workers that get ready there."""
         self._came: tuple[str, int] | None = None
         """The host that the last deal was made for, and how many workers there were before."""
 
     def can_follow(self, hand: Hand) -> bool:
-        """Whether others go on without this worker: it was lost with its host, and all others train by now."""
-        if not (hand.is_of_lost_host and self._is_possible):
+        """Whether others go on without this worker: all of them train by now, and on some host none has died."""
+        if not self._is_possible or not self._bridge.job.replaces or self._bridge.has_failed:
             return False
-        others = self._members()
-        has_begun = all(one.state != State.STARTING for one in others)
-        return bool(others) and has_begun and self._bridge.job.replaces and not self._bridge.has_failed
+        others = [one for one in self._members() if one is not hand]
+        has_begun = hand.state != State.STARTING and all(one.state != State.STARTING for one in others)
+        return has_begun and any(one.host not in {hand.host, *self._torn} for one in others)
+
+    def is_heir(self, hand: Hand) -> bool:
+        """Whether others wait for this process, or would if it lived."""
+        return hand in self._heirs
 
     @property
     def _is_possible(self) -> bool:
@@ -55,6 +64,26 @@ class Redealing:
         self._lost_at = self._lost_at if self._lost else self._bridge.now
         self._lost += hand.places
         self._is_due = True
+        if hand.is_of_lost_host:
+            self._torn.discard(hand.host)
+            return
+        self._torn.add(hand.host)
+        self._heirs.add(self._start_heir(hand))
+        for one in self._members():
+            self._bridge.say(one, Hold())
+
+    def lose_heir(self, heir: Hand) -> None:
+        """It has ended, too: another is started, unless there is nowhere to."""
+        self._heirs.discard(heir)
+        if heir.is_of_lost_host:
+            self._torn.discard(heir.host)
+        else:
+            self._heirs.add(self._start_heir(heir))
+
+    def _start_heir(self, hand: Hand) -> Hand:
+        """Start a process that stands where this one stood."""
+        world = replace(hand.world, role=Role.SPARE, places=(), generation=self._crew.generation)
+        return self._bridge.start(world, is_seated=True)
 
     def host_came(self, number: int, facts: HostFacts) -> None:
         """Start workers on a host that has come, as many as there are places for, and it has cores."""
@@ -100,6 +129,8 @@ class Redealing:
                 del self._guests[name]
                 self._came = name, len(self._members())
                 guests += those
+        if not all(heir.state == State.READY for heir in self._heirs):
+            return  # all wait for it
         if self._is_due or guests:
             self._is_due = False
             self._deal(guests)
@@ -115,6 +146,7 @@ class Redealing:
         if generation != self._crew.generation:
             return
         self._unconfirmed.discard(hand)
+        self._torn &= {one.host for one in (*self._unconfirmed, *self._heirs)}
         if self._unconfirmed:
             return
         members = self._members()
@@ -129,12 +161,14 @@ class Redealing:
             self._bridge.emit(Scaled(workers=len(members), before=before, hosts=dealt, reason=reason))
 
     def _members(self) -> list[Hand]:
-        """The workers that there are, in the order of hosts."""
-        return sorted(self._crew.living(Role.WORKER), key=lambda one: (one.host, one.global_rank))
+        """The workers that there are, in the order of hosts, and of their own numbers there."""
+        return sorted(self._crew.living(Role.WORKER), key=lambda one: (one.host, one.world.local_rank))
 
     def _deal(self, guests: list[Hand]) -> None:
-        for hand in guests:
+        newcomers = (*guests, *self._heirs)
+        for hand in newcomers:
             hand.role = Role.WORKER
+        self._heirs.clear()
         members = self._members()
         deal = [list(places) for places in spread(self._bridge.job.cluster.places, len(members))]
         counts = Counter(one.host for one in members)
@@ -143,5 +177,13 @@ class Redealing:
         self._unconfirmed = set(members)
         for number, hand in enumerate(members):
             hand.places, hand.global_rank = tuple(deal[number]), deal[number][0]
-            word = Redeal(deal=deal, hosts=hosts, member=number, generation=self._crew.generation)
+            word = Redeal(
+                deal=deal,
+                hosts=hosts,
+                member=number,
+                generation=self._crew.generation,
+                torn=sorted(self._torn) or None,
+            )
             self._bridge.say(hand, word)
+            if self._bridge.is_stopping and hand in newcomers:
+                self._bridge.say(hand, Stop())

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from shoal.comm.desk_words import STREAM
+from shoal.launch.engines import engine_for
 from shoal.launch.inside import refuse_inside
-from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.prediction.attempts import Prediction
 from shoal.launch.prediction.inflow import Source, lines_from, values_from
@@ -19,7 +19,8 @@ from shoal.launch.prediction.reading import rows_as_they_come
 from shoal.launch.runs import screen
 from shoal.launch.supervisor import Supervisor
 from shoal.launch.taking import find_model
-from shoal.observe import Bus
+from shoal.observe import Bus, Event
+from shoal.observe.happenings import LineSaid
 from shoal.observe.trust import trusted_job
 from shoal.spec import Cluster, Job, StrategySpec, parse_strategy
 from shoal.spec.vocabulary import Purpose
@@ -179,6 +180,7 @@ def _execute(
 ) -> dict[str, Any]:
     bus = Bus([screen(progress, output)])
     try:
-        return Supervisor(job, bus.emit, LocalEngine(zygote)).run()
+        engine = engine_for(job.cluster, zygote, tell=lambda text: bus.emit(Event(LineSaid(text=text))))
+        return Supervisor(job, bus.emit, engine).run()
     finally:
         bus.close()

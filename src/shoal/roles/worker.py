@@ -91,6 +91,8 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     training.callbacks = training.checkpoints.callbacks = callbacks_of(job, training, reporter)
     if task.best_by is not None and job.run_dir:
         training.best = BestKeeper(training, RunFolder(Path(job.run_dir)), reporter)
+    if training.evaluator is not None:
+        training.evaluator.meet = reporter.meet
     _open_ledger(job, training)
     _check_mean(job, training, reporter)
     setting = make_setting(job, training, reporter)
@@ -216,6 +218,7 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
             wants_stop=reporter.wants_stop if callbacks is None else wants_stop,
             meet=reporter.meet,
             moved_coordinator=lambda: reporter.coordinator,
+            is_held=lambda: reporter.is_held,
         ),
         supply=training,
         clip_norm=training.task.clip_norm,

@@ -108,10 +108,10 @@ class Job:
                 )
         if self.cluster.spares and self.purpose != Purpose.TRAIN:
             raise SpecError(f"Job: spares={self.cluster.spares} was set, but only training can use spares; set 0.")
-        if self.cluster.is_remote and self.purpose != Purpose.TRAIN:
+        if self.cluster.is_remote and self.purpose in (Purpose.SCRIPT, Purpose.INSPECT):
             raise SpecError(
-                f"Job: on={self.cluster.on} is for training, but purpose={self.purpose} runs on this machine; "
-                "leave it out."
+                f"Job: on={self.cluster.on} is to train, evaluate or predict, but purpose={self.purpose} runs on "
+                "this machine; leave it out."
             )
         if self.cluster.spares and self.on_failure == "restart":
             raise SpecError(

@@ -61,6 +61,8 @@ class World:
     deal: tuple[tuple[int, ...], ...] = ()
     """On several hosts, once some were lost or have come: the places of each worker that there is, in the order of
     hosts, which `hosts` then counts; nothing: each has its own."""
+    torn: tuple[int, ...] = ()
+    """Hosts on which a worker died alone before that deal, in the midst of something."""
 
     def __post_init__(self) -> None:
         require_choice("World", "role", self.role, tuple(Role))
@@ -75,6 +77,7 @@ class World:
         hosted = (tuple(sorted(self.places)) or (self.global_rank,)) if self.role == Role.WORKER else ()
         object.__setattr__(self, "places", hosted)
         object.__setattr__(self, "hosts", tuple(self.hosts))
+        object.__setattr__(self, "torn", tuple(self.torn))
         object.__setattr__(self, "deal", tuple(tuple(places) for places in self.deal))
 
     @cached_property
@@ -126,11 +129,18 @@ class World:
             self, role=Role.WORKER, global_rank=kept[0], local_rank=kept[0], places=kept, generation=generation
         )
 
-    def redealt(self, deal: Sequence[Sequence[int]], hosts: Sequence[int], member: int, generation: int) -> World:
+    def redealt(
+        self,
+        deal: Sequence[Sequence[int]],
+        hosts: Sequence[int],
+        member: int,
+        generation: int,
+        torn: Sequence[int] = (),
+    ) -> World:
         """This worker where places were dealt anew over the hosts that there are; its number on its host stays."""
         places, dealt = tuple(deal[member]), tuple(map(tuple, deal))
         moved = replace(self, role=Role.WORKER, global_rank=places[0], places=places, generation=generation)
-        return replace(moved, deal=dealt, hosts=tuple(hosts))
+        return replace(moved, deal=dealt, hosts=tuple(hosts), torn=tuple(torn))
 
     def at(self, number: int, address: str) -> World:
         """This process on one of several hosts; a worker's number there follows from its rank."""

@@ -132,6 +132,8 @@ class Company:
     """Leaves a text for all workers under a name, and waits for theirs, by rank; None where nobody supervises."""
     moved_coordinator: Callable[[], str] = lambda: ""
     """Where the coordinator listens, once it has moved."""
+    is_held: Callable[[], bool] = lambda: False
+    """Whether a worker that is gone is about to be followed, so that those who miss it wait."""
 
 
 @dataclass(frozen=True, kw_only=True)

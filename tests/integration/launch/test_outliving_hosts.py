@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,76 @@ def test_the_bits_are_those_of_an_undisturbed_run(
     assert [event.values["places"] for event in events if event.kind == "replaced"]
     assert disturbed["audit"]["clean"]
     assert disturbed["digest"] == on_one_host(job, tmp_path / "here", zygote)["digest"]
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "hosts", "chaos"),
+    [
+        (
+            "conv",
+            {"steps": 60, "optimizer": "adamw"},
+            2,
+            "kill worker:1 at step 7; kill worker:2 at step 40",
+        ),
+        pytest.param(
+            "mlp", {"steps": 200}, 2, "kill worker:0 at step 20; kill worker:3 at step 90", marks=pytest.mark.long
+        ),
+        pytest.param(
+            "mlp",
+            {"steps": 200, "clip": 0.5},
+            4,
+            "kill worker:0 at step 20; kill worker:2 at step 90",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_a_worker_that_dies_alone_is_followed_with_the_same_bits(
+    task: str, args: dict[str, Any], hosts: int, chaos: str, tmp_path: Path, zygote: ZygoteProcess
+) -> None:
+    """Without a checkpoint, on its own host; all other processes live on."""
+    cluster = spread_cluster(workers=4, hosts=hosts)
+    job = Job(target=f"{TASKS}:{task}", args=args, cluster=cluster, chaos=chaos)
+    disturbed, events = run_on_hosts(job, tmp_path / "run", hosts=hosts)
+    told = Counter(event.kind for event in events)
+    assert (told["fault"], told["replaced"], told["restarted"], told["host"]) == (2, 2, 0, 0)
+    assert disturbed["audit"]["clean"]
+    assert disturbed["digest"] == on_one_host(job, tmp_path / "here", zygote)["digest"]
+
+
+@pytest.mark.long
+def test_a_dozen_deaths_leave_no_trace(tmp_path: Path, zygote: ZygoteProcess) -> None:
+    """At any moment of a step, of any worker of any host, one soon after the other, and while all evaluate."""
+    dice = random.Random(7)
+    faults = [f"kill worker:{dice.randrange(6)} at step {step}" for step in range(10, 250, 20)]
+    cluster = spread_cluster(workers=6, hosts=3)
+    args, chaos = {"steps": 300, "clip": 0.5}, "; ".join(faults)
+    job = Job(target=f"{TASKS}:mlp", args=args, cluster=cluster, chaos=chaos, max_failures=20)
+    disturbed, events = run_on_hosts(job, tmp_path / "run", hosts=3)
+    told = Counter(event.kind for event in events)
+    assert (told["fault"], told["replaced"], told["restarted"]) == (12, 12, 0)
+    undisturbed = on_one_host(job, tmp_path / "here", zygote)
+    assert disturbed["audit"]["clean"] and disturbed["digest"] == undisturbed["digest"]
+    assert disturbed["results"] == undisturbed["results"]
+
+
+def test_a_worker_that_raises_once_is_followed(tmp_path: Path) -> None:
+    job = Job(
+        target=str(COUNTING),
+        args={"signs": str(tmp_path), "epochs": 6, "pause_s": 0.02},
+        cluster=spread_cluster(workers=3, hosts=2),
+    )
+
+    def strike(event: Event, starter: SeenStarter) -> None:
+        if event.kind == "steps" and not (tmp_path / "burst").exists():
+            (tmp_path / "bomb").touch()
+        elif event.kind == "replaced":
+            (tmp_path / "hurry").touch()
+
+    results, events = run_on_hosts(job, tmp_path / "run", on_event=strike)
+    told = Counter(event.kind for event in events)
+    assert (told["raised"] > 0, told["replaced"] > 0, told["restarted"]) == (True, True, 0)
+    assert results["audit"]["clean"]
+    assert Counter(applied(tmp_path / "run" / "model.safetensors")) == {6: 256}
 
 
 def test_a_host_that_was_cut_off_comes_back_and_takes_the_state_from_another(

@@ -166,6 +166,69 @@ def test_places_of_a_lost_host_are_dealt_to_those_that_are_left(training: Table)
     assert training.machine.over is None
 
 
+def die(table: Table, process: int, exit_code: int = -signal.SIGKILL) -> list[Any]:
+    return table.tell(Ended(process=process, exit_code=exit_code))
+
+
+def get_ready(table: Table, process: int) -> list[Any]:
+    table.tell(Started(process))
+    return table.say(process, "state", state="ready", step=0)
+
+
+def test_a_worker_that_dies_alone_is_followed_on_its_own_host(training: Table) -> None:
+    """All others wait until its heir is ready, and are told that its host's memory is to be made good."""
+    asked = die(training, 1)
+    (start,) = of(StartProcess, asked)
+    world = start.world
+    assert (world.role, world.host_number, world.local_rank, world.local_size) == ("spare", 1, 0, 2)
+    assert said_to(0, asked) == said_to(2, asked) == [{"kind": "hold"}]
+    asked = get_ready(training, start.process)
+    dealt = {"kind": "redeal", "deal": [[0], [1], [2]], "hosts": [1, 2], "generation": 1, "torn": [1]}
+    assert [said_to(process, asked) for process in (0, start.process, 2)] == [
+        [{**dealt, "member": member}] for member in range(3)
+    ]
+    for process, place in ((0, 0), (start.process, 1)):
+        assert not events("replaced", training.say(process, "adopted", places=[place], generation=1))
+    (replaced,) = events("replaced", training.say(2, "adopted", places=[2], generation=1))
+    assert (replaced["places"], replaced["hosts"]) == ([1], [[0], [1], [2]])
+
+
+def test_an_heir_that_dies_is_followed_until_it_is_enough(training: Table) -> None:
+    (start,) = of(StartProcess, die(training, 1))
+    for _ in range(training.machine.job.max_failures - 1):
+        (start,) = of(StartProcess, die(training, start.process))
+        assert (start.world.host_number, start.world.local_rank) == (1, 0)
+    assert not of(StartProcess, die(training, start.process)), "none of them came a step further"
+    training.wait(5.0)
+    assert training.machine.over is not None and isinstance(training.machine.over.error, WorkerFailed)
+
+
+def test_a_host_that_is_lost_while_it_waits_for_an_heir_is_lost(training: Table) -> None:
+    die(training, 1)
+    asked = training.tell(HostLost(1, "Host b is gone."))
+    dealt = {"kind": "redeal", "deal": [[0, 1, 2]], "hosts": [1, 0], "member": 0, "generation": 1}
+    assert said_to(0, asked) == [dealt], "there is nothing to be made good"
+
+
+def test_where_workers_died_on_all_hosts_nobody_has_the_whole_state(training: Table) -> None:
+    (start,) = of(StartProcess, die(training, 1))
+    get_ready(training, start.process)
+    die(training, 0)
+    training.wait(5.0)
+    over = training.machine.over
+    assert over is not None and isinstance(over.error, WorkerFailed) and over.error.is_transient
+
+
+def test_once_an_heir_goes_on_its_host_is_whole_again(training: Table) -> None:
+    (start,) = of(StartProcess, die(training, 1))
+    get_ready(training, start.process)
+    for process, place in ((start.process, 1), (2, 2)):
+        training.say(process, "adopted", places=[place], generation=1)
+    (start,) = of(StartProcess, die(training, 0))
+    (word,) = said_to(2, get_ready(training, start.process))
+    assert (word["torn"], word["generation"]) == ([0], 2)
+
+
 def test_who_meets_after_a_loss_waits_for_the_living_alone(training: Table) -> None:
     training.say(1, "announced", name="parting@0", text="")
     training.tell(HostLost(0, "Host a is gone."))

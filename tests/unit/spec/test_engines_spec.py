@@ -75,6 +75,7 @@ def test_what_cannot_be_spread_is_refused(strategy: str, why: str) -> None:
     Job(target="toy.py", strategy=strategy, cluster=Cluster(workers=2, threads=1, on="ssh:a"))
 
 
-def test_only_training_leaves_this_machine() -> None:
-    with pytest.raises(SpecError, match="on=ssh:a is for training, but purpose=evaluate runs on this machine"):
-        Job(target="toy.py", purpose="evaluate", cluster=Cluster(on="ssh:a"))  # type: ignore[arg-type]
+def test_scripts_stay_on_this_machine() -> None:
+    with pytest.raises(SpecError, match="to train, evaluate or predict, but purpose=script runs on this machine"):
+        Job(target="toy.py", purpose="script", cluster=Cluster(on="ssh:a"))  # type: ignore[arg-type]
+    Job(target="toy.py", purpose="evaluate", cluster=Cluster(on="ssh:a,b"))  # type: ignore[arg-type]

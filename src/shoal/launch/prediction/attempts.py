@@ -6,15 +6,17 @@ import os
 from contextlib import ExitStack
 from dataclasses import replace
 
+from shoal.comm.tcp.addresses import listening_at
 from shoal.errors import ShoalError, WorkerFailed
-from shoal.launch.local import LocalEngine
+from shoal.launch.engine import Engine
+from shoal.launch.engines import engine_for, starter_of
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
 from shoal.launch.prediction.desk import Deliver, PredictionDesk
 from shoal.launch.prediction.inflow import Inflow, Source
 from shoal.launch.requests import Requests
 from shoal.launch.supervisor import Supervisor
 from shoal.observe import Bus, Event
-from shoal.observe.happenings import Warned
+from shoal.observe.happenings import LineSaid, Warned
 from shoal.spec import Job
 
 _MOST_FRUITLESS = 3
@@ -47,13 +49,19 @@ class Prediction:
             at_end.enter_context(self._requests)
             inflow = None if self._source is None else Inflow(self._source)
             most_ahead = 2 * self._job.cluster.places + 2
-            desk = PredictionDesk(deliver, self.stop, most_ahead=most_ahead, inflow=inflow)
+            desk = PredictionDesk(
+                deliver, self.stop, most_ahead=most_ahead, inflow=inflow, reached_at=self._desk_address()
+            )
             at_end.callback(desk.close)
-            if self._zygote is None and ZYGOTE_VARIABLE not in os.environ:
+            is_here = not self._job.cluster.is_remote
+            if is_here and self._zygote is None and ZYGOTE_VARIABLE not in os.environ:
                 # One for all attempts: the next ones begin in no time.
                 self._zygote = at_end.enter_context(start_zygote())
+            engine = engine_for(
+                self._job.cluster, self._zygote, tell=self._tell, wants_end=lambda: self._requests.wants_end
+            )
             try:
-                self._run_attempts(desk)
+                self._run_attempts(desk, engine)
             except ShoalError:
                 # Workers are ended, and complain, because rows could not be given on: that is the cause.
                 if desk.error is None:
@@ -62,12 +70,22 @@ class Prediction:
                 if error is not None:
                     raise error
 
-    def _run_attempts(self, desk: PredictionDesk) -> None:
+    def _tell(self, text: str) -> None:
+        self._bus.emit(Event(LineSaid(text=text)))
+
+    def _desk_address(self) -> str:
+        """Where workers of other hosts can reach this process; nothing where there are none."""
+        cluster = self._job.cluster
+        if not cluster.is_remote:
+            return ""
+        return listening_at(starter_of(cluster, lambda text: None).own_address(cluster.interface), cluster.ports)
+
+    def _run_attempts(self, desk: PredictionDesk, engine: Engine) -> None:
         while True:
-            options = {**self._job.options, "desk": desk.address, "first": desk.begin_attempt()}
+            options = {**self._job.options, **desk.options, "first": desk.begin_attempt()}
             job = replace(self._job, options=options)
             try:
-                Supervisor(job, self._bus.emit, LocalEngine(self._zygote), requests=self._requests).run()
+                Supervisor(job, self._bus.emit, engine, requests=self._requests).run()
                 return
             except WorkerFailed as failure:
                 if desk.error is not None or not self._may_begin_again(failure, desk.num_rows):

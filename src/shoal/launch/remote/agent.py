@@ -55,16 +55,17 @@ from shoal.spec.told import Told
 
 BEAT_S = 1.0
 _LEASES_AWAY = 6
-"""For so many leases a host that was cut off tries to come back."""
+"""For so many leases a host that is missed tries to come back."""
 _CALL_S, _CALL_AGAIN_S = 5.0, 0.5
 
 
 class SupervisorGone(LaunchError):
     """Whoever this host worked for has left without a word, or is not heard any more: the way to it may be cut."""
 
-    def __init__(self, text: str, lease_s: float) -> None:
+    def __init__(self, text: str, patience_s: float) -> None:
+        """`patience_s`: for how long it is worth trying to come back."""
         super().__init__(f"The supervisor of this run {text}; what ran here for it was ended.")
-        self.lease_s = lease_s
+        self.patience_s = patience_s
 
 
 def join(
@@ -91,16 +92,18 @@ def join(
         facts = replace(facts_of_this_host(name, own, _free_port(own, ports)), most_workers=workers)
         if cores is not None:
             facts = replace(facts, cores=cores)
+        agent = HostAgent(channel, facts, heirs)
         try:
-            HostAgent(channel, facts, heirs).serve()
+            agent.serve()
             return
         except SupervisorGone as loss:
             channel = _call_again(address, key, loss)
+            agent.home.come_back()
 
 
 def _call_again(address: str, key: RunKey, loss: SupervisorGone) -> StreamChannel:
     """Call until somebody answers, for some time; where nobody listens there any more, that is the end."""
-    until = time.monotonic() + _LEASES_AWAY * loss.lease_s
+    until = time.monotonic() + loss.patience_s
     while (left_s := until - time.monotonic()) > 0:
         try:
             return StreamChannel.call(address, key, encrypt=True, timeout_s=min(_CALL_S, left_s))
@@ -135,8 +138,8 @@ class HostAgent:
         self._host: LocalHost | None = None
         self._heirs = heirs
         self._at_end = ExitStack()
-        self._home = HostHome()
-        self._at_end.callback(self._home.close)
+        self.home = HostHome()
+        self._at_end.callback(self.home.close)
         self._at_end.callback(heirs.close)
         self._at_end.callback(lambda: self._line.close())
         self._selector = selectors.DefaultSelector()
@@ -173,15 +176,18 @@ class HostAgent:
             return
         if self._left_at is not None:
             if time.monotonic() - self._left_at > self._grace_s:
+                self.home.is_orphaned = True
                 text = f"is gone, and nobody has taken its place within {self._grace_s:g} s"
-                raise SupervisorGone(text, self._lease_s)
+                raise SupervisorGone(text, 0.0)
         elif self._line.ending:
             if self._host is None or not self._grace_s:
-                raise SupervisorGone("is gone", self._lease_s)
+                raise SupervisorGone("is gone", _LEASES_AWAY * self._lease_s)
             self._lose_supervisor()
         elif self._line.silent_s > self._lease_s:
-            # It may live, and go on without this host: whoever is cut off must not.
-            raise SupervisorGone(f"has not been heard for {self._line.silent_s:.0f} s", self._lease_s)
+            # It may live, and go on without this host: whoever is cut off must not. Or its machine is gone.
+            self.home.is_orphaned = True
+            left_s = max(self._lease_s, self._grace_s - self._line.silent_s)
+            raise SupervisorGone(f"has not been heard for {self._line.silent_s:.0f} s", left_s)
 
     def _lose_supervisor(self) -> None:
         """It has ended. Processes go on, and what they say is kept for whoever takes its place."""
@@ -199,14 +205,14 @@ class HostAgent:
         self._left_at, self._line = None, HostLine(channel, TO_HOSTS)
         self._selector.register(self._line, selectors.EVENT_READ)
         first = self._teller.move(self._line, claim.heard)
-        is_apart = self._home.outgoing is not None
+        is_apart = self.home.outgoing is not None
         self._line.send(HostAdopted(first=first, received=self._num_received, is_apart=is_apart))
         self._teller.repeat()
 
     def _take(self, word: Told) -> None:
         match word:
             case FilesOffered():
-                self._line.send(self._home.compare(word))
+                self._line.send(self.home.compare(word))
             case FilePiece():
                 self._keep(word)
             case HostWelcomed():
@@ -214,7 +220,7 @@ class HostAgent:
             case HostRefused():
                 raise LaunchError(word.text)
             case HostMissed():
-                raise SupervisorGone("goes on without this host", self._lease_s)
+                raise SupervisorGone("goes on without this host", _LEASES_AWAY * self._lease_s)
             case HostDismissed():
                 self._is_dismissed = True
             case BeatAnswered():
@@ -226,19 +232,19 @@ class HostAgent:
 
     def _keep(self, piece: FilePiece) -> None:
         try:
-            self._home.take(piece)
+            self.home.take(piece)
         except OSError as error:
-            text = f"what is sent to it cannot be kept in {self._home.path} ({explain_refusal(error)})"
+            text = f"what is sent to it cannot be kept in {self.home.path} ({explain_refusal(error)})"
             self._line.send(HostBroken(text=text))
 
     def _open(self, welcome: HostWelcomed) -> None:
         self._lease_s, self._grace_s = welcome.lease_s, welcome.grace_s
         try:
-            self._host = LocalEngine().open(self._home.settle(welcome))
+            self._host = LocalEngine().open(self.home.settle(welcome))
         except LaunchError as error:
             self._report(error)
             return
-        self._teller.outgoing = self._home.outgoing
+        self._teller.outgoing = self.home.outgoing
         self._selector.register(self._host, selectors.EVENT_READ)
         # Before the line is closed: whoever sees its end knows that nothing runs here any more.
         self._at_end.callback(self._host.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,13 +12,17 @@ from pathlib import Path
 
 from shoal.comm.host_words import FilePiece, FilesLacking, FilesOffered, HostWelcomed
 from shoal.comm.socket_folder import SocketFolder
+from shoal.launch.remote.luggage_names import CODE
 from shoal.launch.remote.outgoing import OutgoingFiles
-from shoal.launch.remote.pieces import Arrivals
+from shoal.launch.remote.pieces import KEPT, Arrivals
 from shoal.launch.remote.sources import lacking
+from shoal.observe.checkpoint_names import MANIFEST, step_folders
+from shoal.observe.run_folder import RunFolder
 from shoal.spec import Job
+from shoal.spec.checkpointing import CheckpointRule
 
 _PREFIX = "shoal-host-"
-_PATHS = ("resume", "from")
+_PATHS = ("resume", "from", "input")
 """Options of a job that name files."""
 
 
@@ -29,6 +34,12 @@ class HostHome:
         self._arrivals: Arrivals | None = None
         self.outgoing: OutgoingFiles | None = None
         """What its processes leave behind, where the run folder is not on a disk of this host's."""
+        self.is_orphaned = False
+        """Whether the supervisor may be gone for good, with its disk."""
+        self._job: Job | None = None
+        """As it is at the supervisor's, where that disk is not this host's, too."""
+        self._moved: dict[str, str] = {}
+        self._left_behind: Path | None = None
 
     @property
     def path(self) -> Path:
@@ -49,6 +60,10 @@ class HostHome:
         """A part of a file has come."""
         assert self.path and self._arrivals is not None
         self._arrivals.take(piece)
+        if piece.is_last and piece.name.startswith(KEPT) and piece.name.endswith(MANIFEST):
+            keep = 1 if self._job is None else CheckpointRule.parse(self._job.checkpoint).keep
+            for older in step_folders(self.path / KEPT)[:-keep]:
+                shutil.rmtree(older, ignore_errors=True)
 
     def settle(self, welcome: HostWelcomed) -> Job:
         """The job as it is here: its paths lead to what was sent. This process goes where the supervisor is."""
@@ -74,13 +89,48 @@ class HostHome:
             os.makedirs(run_dir := _moved(job.run_dir, moved), exist_ok=True)
             if job.run_dir in moved:
                 self.outgoing = OutgoingFiles(Path(run_dir), job.run_dir)
+                self._job, self._moved = job, moved
             job = replace(job, run_dir=run_dir)
         return replace(job, target=f"{path}{colon}{factory}", options=options)
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove it. Where the supervisor may be gone with its disk, what it takes to go on is left behind."""
+        if self.is_orphaned and self._job is not None:
+            with suppress(OSError):  # There is no room for it, or no right to it.
+                self._leave_behind(self._job)
         if self._folder is not None:
             self._folder.close()
+
+    def come_back(self) -> None:
+        """The supervisor was there all the time: nobody needs what was left behind."""
+        if self._left_behind is not None:
+            shutil.rmtree(self._left_behind, ignore_errors=True)
+
+    def _leave_behind(self, job: Job) -> None:
+        """Let checkpoints lie on this host's disk where the run folder was on the supervisor's, and the task, too:
+        so that the run can be resumed from here by its name."""
+        own, there = RunFolder(Path(_moved(job.run_dir, self._moved))), RunFolder(Path(job.run_dir))
+        found = [*step_folders(own.checkpoints), *step_folders(self.path / KEPT)]
+        whole = [path for path in found if (path / MANIFEST).is_file()]
+        if not whole or not own.job.is_file() or there.path.exists():
+            return
+        there.checkpoints.mkdir(parents=True)
+        self._left_behind = there.path
+        for path in whole:
+            shutil.move(path, there.checkpoints / path.name)
+        for root, here in self._moved.items():
+            if Path(here).name == CODE:
+                _add_lacking(Path(here), Path(root))
+        shutil.copy(own.job, there.job)
+
+
+def _add_lacking(source: Path, target: Path) -> None:
+    """Copy files that are not there; those that are, stay as they are."""
+    for path in source.rglob("*"):
+        name = target / path.relative_to(source)
+        if path.is_file() and "__pycache__" not in path.parts and not name.exists():
+            name.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, name)
 
 
 def _moved(path: str, moved: Mapping[str, str]) -> str:

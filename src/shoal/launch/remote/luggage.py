@@ -10,17 +10,16 @@ from pathlib import Path
 
 from shoal.comm.host_words import FilesLacking, FilesOffered
 from shoal.errors import LaunchError
+from shoal.launch.remote.luggage_names import CODE, FROM, RUN
 from shoal.launch.remote.pieces import cut
 from shoal.launch.remote.remote_host import RemoteHost
-from shoal.launch.remote.sources import Sources, sources_of
+from shoal.launch.remote.sources import Sources, digests, sources_of
 from shoal.observe.checkpoint_names import MANIFEST
 from shoal.observe.disk import writing
 from shoal.observe.run_folder import RunFolder
 from shoal.observe.wording import plural
 from shoal.spec import Job
 
-CODE, RUN, FROM = "code", "run", "from"
-"""Folders on a host, in the one that is its own."""
 _COMPARE_S = 60.0
 
 
@@ -73,6 +72,28 @@ class Luggage:
         if answer.lacks_mark:
             # In this order: a checkpoint may lie in the run folder, and that in the task's.
             moved = {**self._send_beginning(host), self._job.run_dir: RUN, **moved}
+            if (written := RunFolder(Path(self._job.run_dir)).job).is_file():
+                self._send(host, written, f"{RUN}/{written.name}")
+        if not self._job.run_dir:  # nothing says whether its disk is this one's
+            moved = {**self._send_what_is_read(host), **moved}
+        return moved if any(there != here for there, here in moved.items()) else {}
+
+    def _send_what_is_read(self, host: RemoteHost) -> dict[str, str]:
+        """A model, and new data for it, where the host does not have the same."""
+        moved = {}
+        for option in ("from", "input"):
+            path = Path(self._job.options.get(option) or "")
+            if not path.is_absolute():
+                continue
+            files = [path.name] if path.is_file() else [f"{path.name}/{one.name}" for one in path.iterdir()]
+            offer = FilesOffered(root=str(path.parent), files=digests(path.parent, files), mark="")
+            answer = host.ask(offer, FilesLacking, _COMPARE_S)
+            if answer is not None and not answer.names:
+                moved[str(path)] = str(path)  # also where the task's folder, which it may lie in, is not there
+                continue
+            moved[str(path)] = f"{FROM}/{option}/{path.name}"
+            for name in files:
+                self._send(host, path.parent / name, f"{FROM}/{option}/{name}")
         return moved
 
     def _send_code(self, host: RemoteHost, tell: Callable[[str], None]) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from shoal.comm.host_words import FilePiece, LogPiece
 from shoal.errors import ProtocolError
+from shoal.observe.checkpoint_names import MANIFEST
 
 PIECE_BYTES = 1 << 20
+KEPT = "kept"
+"""The folder, in a host's own one, for copies of checkpoints that others have made."""
 
 
 def cut(file: BinaryIO, name: str) -> Iterator[FilePiece]:
@@ -24,6 +28,17 @@ def cut(file: BinaryIO, name: str) -> Iterator[FilePiece]:
             if is_last:
                 return
             offset += len(data)
+
+
+def cut_folder(folder: Path, name: str) -> Iterator[FilePiece]:
+    """The files of a checkpoint, all of which are opened at once: it may be removed any time. What makes it one
+    comes last."""
+    files = [(path.open("rb"), path.name) for path in sorted(folder.iterdir(), key=_comes_last)]
+    return chain.from_iterable([cut(file, f"{name}/{own}") for file, own in files])
+
+
+def _comes_last(path: Path) -> bool:
+    return path.name == MANIFEST
 
 
 class Arrivals:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.comm.host_words import (
@@ -40,6 +42,7 @@ from shoal.errors import LaunchError
 from shoal.launch.messages import Deaf, Ended, Load, News, Said, Sight, Started
 from shoal.launch.remote.incoming import IncomingFiles
 from shoal.launch.remote.line import HostLine
+from shoal.launch.remote.pieces import KEPT, cut_folder
 from shoal.launch.remote.starting import AgentHandle
 from shoal.spec import Job, World
 from shoal.spec.host_facts import HostFacts
@@ -133,6 +136,16 @@ class RemoteHost:
         """Send a part of a file. Waits while much is on its way."""
         self._line.send(piece)
         self._wait(_SEND_S, lambda: self._line.num_unsent < _MOST_UNSENT)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether its run folder is not on the supervisor's disk."""
+        return self._incoming is not None
+
+    def keep_copy(self, checkpoint: Path) -> None:
+        """Send a checkpoint, behind all that is to be said."""
+        with suppress(OSError):  # It has been removed already, for others that are newer.
+            self._line.send_behind(cut_folder(checkpoint, f"{KEPT}/{checkpoint.name}"))
 
     def refuse(self, text: str) -> None:
         """Say why it cannot."""

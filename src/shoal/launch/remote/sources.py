@@ -56,8 +56,8 @@ def sources_of(target: str) -> Sources | None:
             files[name] = found.stat().st_size
             nbytes += files[name]
         if nbytes > MOST_BYTES or len(files) > MOST_FILES:
-            return Sources(root=root, files=_digests(root, [own]), objection=_objection(base, files))
-    return Sources(root=root, files=_digests(root, files), nbytes=nbytes)
+            return Sources(root=root, files=digests(root, [own]), objection=_objection(base, files))
+    return Sources(root=root, files=digests(root, files), nbytes=nbytes)
 
 
 def lacking(sources_root: Path, files: dict[str, str]) -> list[str]:
@@ -65,7 +65,8 @@ def lacking(sources_root: Path, files: dict[str, str]) -> list[str]:
     return [name for name, digest in files.items() if _digest(sources_root / name) != digest]
 
 
-def _digests(root: Path, names: list[str] | dict[str, int]) -> dict[str, str]:
+def digests(root: Path, names: list[str] | dict[str, int]) -> dict[str, str]:
+    """Of these files, as far as they can be read."""
     found = {name: _digest(root / name) for name in sorted(names)}
     return {name: digest for name, digest in found.items() if digest is not None}
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from shoal.comm.channel import Channel
 from shoal.comm.desk_words import FROM_DESK, BatchAsked, BatchGiven, RowsMade
-from shoal.comm.parcels import packed, unpacked
+from shoal.comm.parcel_lines import MemoryLine, ParcelLine, StreamLine
+from shoal.comm.security import RunKey
 from shoal.spec.told import Told, read_message
 
 
@@ -25,15 +25,19 @@ class Fetched:
 class DeskLink:
     """One question at a time; the answer may be waited for."""
 
-    def __init__(self, address: str) -> None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        sock.connect(address)
-        self._channel = Channel(sock, "the process that wants the predictions")
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """`options`: those of the job, which say where the desk is."""
+        address, key = options["desk"], options.get("desk_key")
+        self._line: ParcelLine = (
+            MemoryLine.call(address, "the process that wants the predictions")
+            if key is None
+            else StreamLine.call(address, RunKey.from_text(key))
+        )
 
     def fetch(self, number: int, most: int, *, waits: bool) -> Fetched | None:
         """The records of a batch; None where there is no such batch, nor will be."""
-        given, fds = self._ask(BatchAsked(number=number, most=most, waits=waits))
-        return Fetched(given, unpacked(fds, given.sizes)) if isinstance(given, BatchGiven) else None
+        given, buffers = self._ask(BatchAsked(number=number, most=most, waits=waits))
+        return Fetched(given, buffers) if isinstance(given, BatchGiven) else None
 
     def bring(self, number: int, rows: Mapping[str, np.ndarray]) -> None:
         """Hand over a batch's rows; returns when it is time for more."""
@@ -42,14 +46,13 @@ class DeskLink:
             arrays=[[name, array.dtype.str, list(array.shape)] for name, array in rows.items()],
             sizes=[array.nbytes for array in rows.values()],
         )
-        with packed(rows.values()) as parcel:
-            self._ask(made, [parcel])
+        self._ask(made, rows.values())
 
     def close(self) -> None:
         """Hang up."""
-        self._channel.close()
+        self._line.close()
 
-    def _ask(self, word: Told, fds: Sequence[int] = ()) -> tuple[Told, list[int]]:
-        self._channel.send(word.as_message(), fds)
-        message, answered = self._channel.receive_with_fds()
+    def _ask(self, word: Told, buffers: Iterable[np.ndarray] = ()) -> tuple[Told, list[memoryview]]:
+        self._line.send(word, [np.ascontiguousarray(buffer) for buffer in buffers])
+        message, answered = self._line.receive()
         return read_message(message, FROM_DESK), answered

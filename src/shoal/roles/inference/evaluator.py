@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +16,7 @@ from shoal.ledger.order import mix
 from shoal.metrics import OverAll, over_all
 from shoal.model.replica import Replica
 from shoal.roles.inference.kept_outputs import KeptOutputs, LaneFile, require_tensors
+from shoal.roles.inference.lent_outputs import OutputLender, fetch_outputs
 from shoal.spec import Conduct, Task, World
 from shoal.spec.task import MOST_LOSS_PARTS
 from shoal.step.compute import ToldLoss, split_batch, task_loss
@@ -55,17 +58,14 @@ class Evaluator:
         self.num_batches = -(-length // task.batch_size)
         self.tables = Tables.of(task)
         self._serial = 0
+        self.meet: Callable[[str, str], dict[int, str]] | None = None
+        """Leaves a text for all workers of several hosts under a name, and waits for theirs."""
 
     def run(self, strategy: Strategy, world: World) -> dict[str, float]:
         """Loss and metrics over the whole test set."""
         serial, lanes = self._serial + 1, self._conduct.lanes(world.world_size)
         # Where the first worker evaluates for all, others may do so for themselves afterwards.
         name = f"outputs-{serial}-{world.global_rank if self._conduct.first_evaluates else 'of-all'}"
-        if self._over_all and lanes > 1 and world.is_spread:
-            raise TaskError(
-                "Task: metrics= that are no means read the outputs of all workers in one folder, which those of "
-                "several hosts do not have; leave them out, or train on one host."
-            )
         kept = KeptOutputs(world, name) if self._over_all else None
         self._replica.module.eval()
         try:
@@ -81,7 +81,7 @@ class Evaluator:
         found = self._named(sums.tolist())
         if kept is not None:
             serial += 1
-            found |= self._conclude(strategy, serial, kept, weights.nonzero()[:, 0].tolist(), lanes)
+            found |= self._conclude(strategy, serial, kept, weights.nonzero()[:, 0].tolist(), lanes, world)
             kept.remove()  # all have what it came to
         self._serial = serial  # not where an exchange was left: all of it is made again
         return {name: found[name] for name in ("loss", *self._replica.loss_parts.names, *self._task.metrics)}
@@ -154,12 +154,21 @@ class Evaluator:
         return [*_row(told), *(float(mean(output, target)) for mean in self._means.values())]
 
     def _conclude(
-        self, strategy: Strategy, serial: int, kept: KeptOutputs, batches: list[int], lanes: int
+        self, strategy: Strategy, serial: int, kept: KeptOutputs, batches: list[int], lanes: int, world: World
     ) -> dict[str, float]:
         """The metrics over all batches that count, computed by whoever has the first lane."""
+        at_end, addresses = ExitStack(), dict[int, str]()
 
         def fill(table: torch.Tensor, lane: int) -> None:
+            if lanes > 1 and world.is_spread and not addresses:
+                assert self.meet is not None, "somebody supervises workers on several hosts"
+                lender = at_end.enter_context(OutputLender(kept.folder, world))
+                addresses.update(self.meet(f"outputs-{serial}@{world.generation}", lender.address))
             if lane == 0:
+                if addresses:
+                    self._bring_together(
+                        kept, addresses, {number % lanes for number in batches}, lanes, strategy, world
+                    )
                 # The mark says that the row is filled, also where a metric is no number.
                 values = [
                     metric.value(kept.read(number, batches, lanes))
@@ -167,9 +176,30 @@ class Evaluator:
                 ]
                 table[0] = torch.tensor([1.0, *values], dtype=torch.float64)
 
-        with torch.no_grad():
+        with torch.no_grad(), at_end:
             (row,) = strategy.exchange(serial, (1, 1 + len(self._over_all)), fill).tolist()
         return dict(zip(self._over_all, row[1:], strict=True))
+
+    def _bring_together(
+        self,
+        kept: KeptOutputs,
+        addresses: dict[int, str],
+        needed: set[int],
+        lanes: int,
+        strategy: Strategy,
+        world: World,
+    ) -> None:
+        """Have what was kept on all hosts on this one; what a host took with it that was lost since is made again,
+        by this process alone: where hosts may be lost, each has the whole model."""
+        fetch_outputs(addresses.values(), kept.folder, world)
+        for lane in sorted(needed):
+            if kept.lacks(lane, len(self._over_all)):
+                nowhere = torch.zeros(
+                    self.num_batches, 2 + MOST_LOSS_PARTS + len(self._means), dtype=torch.float64
+                )
+                self._replica.module.eval()
+                self._fill(nowhere, lane, strategy, lanes, kept)
+                self._replica.train_mode()
 
 
 def _row(told: ToldLoss) -> list[float]:

@@ -48,6 +48,15 @@ class KeptOutputs:
                     files[lane] = opened.enter_context(self._path(metric, lane).open("rb"))
                 yield [torch.from_numpy(np.load(files[lane], allow_pickle=False)) for _ in range(2)]
 
+    @property
+    def folder(self) -> Path:
+        """Where they lie."""
+        return self._folder
+
+    def lacks(self, lane: int, num_metrics: int) -> bool:
+        """Whether what was kept of a lane is not here."""
+        return not all(self._path(metric, lane).exists() for metric in range(num_metrics))
+
     def remove(self) -> None:
         """Nobody reads them any more."""
         shutil.rmtree(self._folder, ignore_errors=True)

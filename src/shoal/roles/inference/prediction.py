@@ -23,7 +23,7 @@ from shoal.strategies.base import Extent
 
 def predict(job: Job, world: World, reporter: Reporter) -> None:
     """Bring the model's outputs to the desk, batch by batch, from the first on whose rows are not there yet."""
-    link, first = DeskLink(job.options["desk"]), job.options["first"]
+    link, first = DeskLink(job.options), job.options["first"]
     reading, lanes = read(job, world), job.conduct.lanes(world.world_size)
     strategy = open_strategy(reading, job, world, Extent(table_rows=lanes, table_columns=1), reporter)
     reading.replica.module.eval()

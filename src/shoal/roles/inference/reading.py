@@ -131,7 +131,9 @@ def open_strategy(reading: Reading, job: Job, world: World, extent: Extent, repo
             world=world,
             conduct=job.conduct,
             extent=extent,
-            company=Company(report=reporter.line),
+            company=Company(report=reporter.line, on_idle=reporter.on_idle, meet=reporter.meet)
+            if world.is_spread
+            else Company(report=reporter.line),
             supply=reading,
             memory_bytes=job.cluster.memory_bytes,
         ),

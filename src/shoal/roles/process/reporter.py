@@ -14,6 +14,7 @@ from shoal.comm.words import (
     Adopt,
     Announced,
     CoordinatorMoved,
+    Hold,
     MetAll,
     Misbehave,
     Redeal,
@@ -75,6 +76,8 @@ class Reporter:
         """By name: what all workers have left who met, until this one has seen it."""
         self.coordinator = ""
         """Where it listens, once it has moved."""
+        self.is_held = False
+        """Whether a worker that died alone is about to be followed."""
         self._orders = OrderBook()
         self._steps: list[list[Any]] = []
         self._parts: list[list[Any]] = []
@@ -243,7 +246,10 @@ class Reporter:
             case Stop():
                 self._stop = True
             case Adopt() | Release() | Redeal():
+                self.is_held = False
                 self._orders.add(MoveOrder.of(word))
+            case Hold():
+                self.is_held = True
             case Misbehave() if self.sabotage is not None:
                 self.sabotage.hear(word)
             case MetAll():
@@ -265,7 +271,9 @@ class Reporter:
                     self._world = world.hosting(places, generation)
                     return self._world
                 case Redeal() as order:
-                    self._world = world.redealt(order.deal, order.hosts, order.member, order.generation)
+                    self._world = world.redealt(
+                        order.deal, order.hosts, order.member, order.generation, order.torn or ()
+                    )
                     return self._world
                 case Stop():
                     raise SystemExit(0)

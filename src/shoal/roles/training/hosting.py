@@ -46,7 +46,8 @@ class MoveOrder:
     def applied_to(self, world: World) -> World | None:
         """Where this process stands afterwards; None where no place is left to it."""
         if self.redeal is not None:
-            return world.redealt(self.redeal.deal, self.redeal.hosts, self.redeal.member, self.generation)
+            order = self.redeal
+            return world.redealt(order.deal, order.hosts, order.member, self.generation, order.torn or ())
         moved = set(self.places)
         places = set(world.places) | moved if self.kind == ADOPT else set(world.places) - moved
         return world.hosting(places, self.generation) if places else None

@@ -42,8 +42,8 @@ _TABLE, _STATE = -2, -3
 
 
 class SpreadData(ArenaData):
-    """An arena that knows of others. Hosts may be lost and others go on; a worker that dies alone is followed by
-    nobody, and by another attempt."""
+    """An arena that knows of others. Hosts may be lost and others go on; who follows a worker that died alone has
+    its place in the host's memory, which is filled anew from another host."""
 
     def __init__(self, spec: Data) -> None:
         super().__init__(replace(spec, journal=False))
@@ -218,18 +218,21 @@ class SpreadData(ArenaData):
         except PeerLost:
             on_idle = self._among_all.company.on_idle
             until = time.monotonic() + _ORDERS_S
-            while on_idle is not None and time.monotonic() < until:
+            is_held = self._among_all.company.is_held
+            while on_idle is not None and (time.monotonic() < until or is_held()):
                 on_idle()  # leaves this with the supervisor's order
                 time.sleep(_IDLE_S)
             raise
 
     def reform(self, world: World) -> int:
         with self._despite_losses():
+            self._guests = ()
             self._come_together(world)
             accord = agree(self._standings(), self._hosts)
             self._decided = accord.step
             if self._own_host not in accord.guests:
                 self._go_on_with(accord)
+            self._pass_on_table(accord)
             self._links.barrier()  # nobody computes before all know what is to be computed again
             if self._own_host in accord.guests:
                 self._be_welcomed(accord)
@@ -241,10 +244,19 @@ class SpreadData(ArenaData):
     def _standings(self) -> list[Standing]:
         """How far all workers are, by number."""
         marks, counters = self._shared.marks, self._shared.counters
-        totals, tables = marks.totals[self._place], marks.shared_rows[self._place]
-        own = torch.tensor([counters[totals], counters[tables], counters[marks.opened]])
-        found = (one.tolist() for one in self._links.all_gather(own))
-        return [Standing(totals=totals, tables=tables, is_guest=not opened) for totals, tables, opened in found]
+        world = self._among_all.world
+        named = (marks.totals, marks.updated, marks.shared_rows)
+        own = [
+            *(counters[mark[self._place]] for mark in named),
+            counters[marks.opened],
+            world.host_number in world.torn,
+        ]
+        return [
+            Standing(totals=totals, taken=taken, tables=tables, is_guest=not opened, is_torn=bool(torn))
+            for totals, taken, tables, opened, torn in (
+                one.tolist() for one in self._links.all_gather(torch.tensor([int(number) for number in own]))
+            )
+        ]
 
     def _go_on_with(self, accord: Accord) -> None:
         """Have what others have, and let nothing count that was begun after it with those who are lost."""
@@ -259,7 +271,6 @@ class SpreadData(ArenaData):
         assert isinstance(update, SlicedUpdate) and self._chain is not None
         self._chain.pass_on(update.owned(), accord.giver, accord.lacking)
         counters[marks.totals[self._place]] = accord.step
-        self._pass_on_table(accord)
 
     def _host_anew(self) -> None:
         """Sum the slots that are this host's from now on."""
@@ -295,16 +306,19 @@ class SpreadData(ArenaData):
     def _be_welcomed(self, accord: Accord) -> None:
         """Have the state of others, as if this host had taken all steps with them."""
         shared, marks, counters = self._shared, self._shared.marks, self._shared.counters
+        times_opened = self._among_all.world.generation + 1
         if self._speaks:
             for name in shared.lasting:
                 room = shared.segment.tensor(name, torch.uint8)
                 self._links.receive(room, self._hosts[accord.giver][0], _STATE).wait()
-            for mark in (*marks.gradients, *marks.updated, *marks.totals):
+            for mark in (*marks.gradients, *marks.norms, *marks.updated, *marks.totals):
                 counters[mark] = accord.step
             for mark in marks.shared_rows:
                 counters[mark] = accord.table
-            counters.publish(marks.opened, 1)
-        self._join(replace(self._setting.world, role=Role.WORKER))
+            counters.publish(marks.opened, times_opened)
+        counters.wait(marks.opened, times_opened)
+        if not self._updates:
+            self._join(replace(self._setting.world, role=Role.WORKER))
         self._host_anew()
 
     def close(self) -> None:

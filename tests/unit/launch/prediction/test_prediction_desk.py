@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.comm.desk_words import ONLY
+from shoal.comm.parcel_lines import MemoryLine
 from shoal.errors import PeerLost
 from shoal.launch.prediction.desk import PredictionDesk, RowOrder, Rows
 from shoal.launch.prediction.inflow import Inflow, values_from
@@ -21,7 +22,8 @@ GUARD_S = 10.0
 class Office:
     """A desk, the rows that it gave on, and links of workers to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, reached_at: str) -> None:
+        self._reached_at = reached_at
         self.given: list[list[int]] = []
         self.errors = 0
         self._links: list[DeskLink] = []
@@ -30,13 +32,19 @@ class Office:
     def open(
         self, deliver: Callable[[Rows], None] | None = None, *, most_ahead: int = 4, inflow: Inflow | None = None
     ) -> PredictionDesk:
-        self._desk = PredictionDesk(deliver or self._take, self._note_error, most_ahead=most_ahead, inflow=inflow)
+        self._desk = PredictionDesk(
+            deliver or self._take,
+            self._note_error,
+            most_ahead=most_ahead,
+            inflow=inflow,
+            reached_at=self._reached_at,
+        )
         self._desk.begin_attempt()
         return self._desk
 
     def link(self) -> DeskLink:
         assert self._desk is not None
-        self._links.append(DeskLink(self._desk.address))
+        self._links.append(DeskLink(self._desk.options))
         return self._links[-1]
 
     def close(self) -> None:
@@ -52,9 +60,9 @@ class Office:
         self.errors += 1
 
 
-@pytest.fixture
-def office() -> Iterator[Office]:
-    found = Office()
+@pytest.fixture(params=["", "tcp://127.0.0.1:*"], ids=["on this host", "over hosts"])
+def office(request: pytest.FixtureRequest) -> Iterator[Office]:
+    found = Office(request.param)
     yield found
     found.close()
 
@@ -174,7 +182,8 @@ def test_a_desk_can_be_closed_while_somebody_waits_for_input(office: Office) -> 
 
     thread = aside(fetch)
     thread.join(0.1)
-    link._channel.finish()  # as if the worker had ended
+    if isinstance(link._line, MemoryLine):  # the other kind is not waited for
+        link._line._channel.finish()  # as if the worker had ended
     desk.close()
     office._desk = None
     thread.join(GUARD_S)

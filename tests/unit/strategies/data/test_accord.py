@@ -40,3 +40,25 @@ def test_who_has_just_come_neither_gives_nor_decides() -> None:
     accord = agree([new, new, *standings(7, 8, 8, tables=(1, 1, 1))], [range(2), range(2, 3), range(3, 5)])
     assert (accord.step, accord.giver, accord.lacking, accord.guests) == (8, 2, (1,), (0,))
     assert accord.without_table == ()
+
+
+def torn(totals: int, taken: int, tables: int = 0) -> Standing:
+    return Standing(totals=totals, taken=taken, tables=tables, is_torn=True)
+
+
+def test_a_host_whose_worker_died_gets_everything_from_another() -> None:
+    accord = agree([torn(8, 7), torn(0, 7), *standings(8, 8, 7)], [range(2), range(2, 4), range(4, 5)])
+    assert (accord.step, accord.giver, accord.lacking, accord.guests) == (8, 1, (2,), (0,))
+
+
+def test_what_such_a_host_alone_has_taken_is_what_others_get() -> None:
+    """Its sums went with the worker, and no worker of this host may take a step twice."""
+    accord = agree([*standings(7, 8, 8), torn(8, 8), torn(8, 8)], [range(2), range(2, 3), range(3, 5)])
+    assert (accord.step, accord.giver, accord.lacking, accord.guests) == (8, 1, (0,), (2,))
+    accord = agree([*standings(7, 8, 7), torn(9, 8), torn(0, 8)], [range(3), range(3, 5)])
+    assert (accord.step, accord.giver, accord.lacking, accord.guests) == (8, 1, (), (0,))
+
+
+def test_those_that_are_left_there_may_have_the_last_table() -> None:
+    accord = agree([torn(7, 7, 3), torn(7, 7, 2), *standings(7, 7, 7, tables=(2, 2, 2))], [range(2), range(2, 5)])
+    assert (accord.table, accord.table_giver, accord.without_table) == (3, 0, (1, 2, 3, 4))
