@@ -343,7 +343,7 @@ EFFECTS = [
     Effect("mesh.tensor", "mesh:data=2", "mesh:tensor=2", lambda w: conduct(w).width is not None, True),
     Effect("layer.phases", "layer:phases=2,every=1", "layer:phases=3,every=1", turns, [0, 1, 2, 0, 1, 2]),
     Effect("layer.every", "layer:phases=2,every=1", "layer:phases=2,every=2", turns, [0, 0, 1, 1, 0, 0]),
-    Effect("layer.decoupled", "layer", "layer:decoupled=on", lambda w: conduct(w).trains_heads, True),
+    Effect("layer.decoupled", "layer", "layer:decoupled=on", lambda w: conduct(w).puts_aside, "head"),
 ]
 
 IN_REAL_RUNS = {

@@ -21,15 +21,17 @@ from shoal.step.update import Update
 from shoal.step.work import Work
 from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, step_result
 from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
-from shoal.strategies.data.summing import make_summing
+from shoal.strategies.data.summing import Summing, make_summing
 from shoal.strategies.groups.summed import SummedSwap
 
 
 class CollectiveData(WholeModel):
     """One flat gradient per dtype, summed by the algorithm that `via` names."""
 
-    def __init__(self, spec: Data) -> None:
+    def __init__(self, spec: Data, given: Summing | None = None) -> None:
+        """`given`: how workers sum that have come together already; whoever gave it closes it."""
         self._spec = spec
+        self._given = given
 
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
@@ -41,7 +43,7 @@ class CollectiveData(WholeModel):
             )
         if self._spec.batchnorm == "sync":
             check_pieces(setting)
-        self._summing = make_summing(self._spec.via, setting)
+        self._summing = self._given or make_summing(self._spec.via, setting)
         self._params = list(replica.trained.values())
         self._update = Update(replica, setting.clip_norm)
         self._flats, self._views = _flat_gradients(self._params)
@@ -141,7 +143,8 @@ class CollectiveData(WholeModel):
     def close(self) -> None:
         self._tap.close()
         leave(self._direct)
-        self._summing.close()
+        if self._given is None:
+            self._summing.close()
 
 
 def _flat_gradients(params: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
