@@ -20,22 +20,17 @@ def neighbours(form: str, index: int, size: int, number: int) -> list[int]:
 
 
 def _partner(index: int, size: int, number: int) -> int | None:
-    """As in a tournament in which each meets each: one sits still, the others go round; where they are an odd
-    number, another one rests each time."""
-    seats = size + size % 2
-    turn = number % max(1, seats - 1)
-    if index == seats - 1:
-        partner = _opposite(turn, seats)
-    else:
-        partner = (2 * turn - index) % (seats - 1) if seats > 1 else index
-        if partner == index:
-            partner = seats - 1
-    return None if partner >= size or partner == index else partner
-
-
-def _opposite(turn: int, seats: int) -> int:
-    """Who meets the one that sits still."""
-    return turn % max(1, seats - 1)
+    """As in a tournament in which each meets each: the last one stays where it is, the others go round. Where they
+    are an odd number, the last is nobody, and whoever would meet it rests."""
+    last = size - 1 + size % 2
+    if last < 1:
+        return None
+    around = number % last
+    if index == last:
+        return around
+    met = (2 * around - index) % last
+    partner = last if met == index else met
+    return partner if partner < size else None
 
 
 @torch.no_grad()

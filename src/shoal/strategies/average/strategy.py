@@ -118,7 +118,7 @@ class AveragedModel(WholeModel):
         self._step = work.step
         if work.step <= self._spec.after:
             assert self._together is not None
-            return replace(self._together.take(work), save=work.save)
+            return self._together.take(work)
         if self._together is not None:
             self._go_apart()
         # What a part counts among all others does not matter to who is on its own.

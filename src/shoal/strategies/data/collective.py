@@ -69,7 +69,7 @@ class CollectiveData(WholeModel):
             self._setting.company.on_block()
         weights = torch.zeros(self._setting.world.world_size, dtype=torch.float64)
         weights[self._setting.world.global_rank] = own.weight
-        flags = [float(work.stop), float(moved.counted)]
+        flags = [float(work.stop), float(work.save), float(moved.counted)]
         told = [own.loss, own.skipped, own.skipped_parts]
         head = torch.tensor([*told, *flags, *own.all_parts], dtype=torch.float64)
         counts = torch.zeros(self._setting.slots, dtype=torch.float64)
@@ -77,7 +77,7 @@ class CollectiveData(WholeModel):
             counts[slot] = samples
         control = torch.cat([head, weights, counts, torch.from_numpy(self._touched).double()])
         self._summing.all_reduce_(control)
-        loss, skipped, skipped_parts, stop, counted, *parts = control[: len(head)].tolist()
+        loss, skipped, skipped_parts, stop, save, counted, *parts = control[: len(head)].tolist()
         weights, counts, touched = control[len(head) :].split([len(weights), len(counts), len(self._touched)])
         sums = Sums(loss, float(weights.sum()), skipped, skipped_parts, parts=tuple(parts))
         check_weight(work, sums)
@@ -90,7 +90,7 @@ class CollectiveData(WholeModel):
         else:  # all of the batch was learnt already
             moved.start()
         used_by_slot, names = [int(count) for count in counts.tolist()], self._replica.loss_parts.names
-        return step_result(sums, stop=bool(stop), counts=used_by_slot, names=names)
+        return step_result(sums, stop=bool(stop), save=bool(save), counts=used_by_slot, names=names)
 
     def _sum_up(self, work: Work, weight: float) -> bool:
         """Make every worker's gradients the mean of all; whether they are fit for a step."""
