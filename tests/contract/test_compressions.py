@@ -11,8 +11,8 @@ from shoal.comm.codec import Message
 from shoal.comm.compression import COMPRESSIONS, Packed, make_compression
 from shoal.errors import SpecError, TaskError
 
-ALL = ("none", "bf16", "fp16", "int8", "topk:0.05", "powersgd:2", "zstd")
-LOSSY = ("bf16", "fp16", "int8", "topk:0.05", "powersgd:2")
+LOSSY = ("bf16", "fp16", "int8", "int8:stochastic", "topk:0.05", "randomk:0.05", "sign", "powersgd:2")
+ALL = ("none", *LOSSY, "zstd")
 LOSSLESS = ("none", "zstd")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 

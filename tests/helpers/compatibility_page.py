@@ -13,6 +13,7 @@ SHOWN = (
     "data:via=ring",
     "data:batchnorm=sync",
     "data:partition=relay",
+    "average",
     "ps",
     "ps:sync=asp",
     "sharded",

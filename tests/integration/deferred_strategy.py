@@ -20,6 +20,8 @@ class Deferred(Data):
 
 
 class Later:
+    is_known = False
+
     def __init__(self, strategy, result):
         self._strategy, self._result = strategy, result
 

@@ -6,6 +6,7 @@ leaves it out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -26,6 +27,6 @@ def split_aside(tensors: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
     return own, aside
 
 
-def count_aside(names: Iterable[str]) -> int:
-    """How many of these were put aside."""
-    return sum(name.startswith(_PREFIX) for name in names)
+def count_aside(names: Iterable[str]) -> dict[str, int]:
+    """How many of these were put aside, by the first word of the names that they had."""
+    return Counter(name.split("/")[1] for name in names if name.startswith(_PREFIX))

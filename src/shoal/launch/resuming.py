@@ -21,6 +21,11 @@ _OF_ONE_ATTEMPT = (
     *("state", "timeline", "failures", "ran_s"),
 )
 """Options that say nothing about the attempt that goes on."""
+_ASIDE = {
+    "head": "heads that only layer:decoupled=on trains",
+    "replica": "workers' own, with which only average goes on",
+}
+"""By the first word of their names: what tensors are that were put aside."""
 _KEPT_UNLESS_SAID = ("checkpoint", "on_failure", "max_failures", "precision", "recompute")
 
 
@@ -71,10 +76,11 @@ def resumed_job(saved: Job, path: Path, manifest: Manifest, changes: Mapping[str
 
 def left_out(job: Job, manifest: Manifest) -> str:
     """One line about what a resumed job has no use for in its checkpoint; empty where there is nothing."""
-    count = count_aside(one.name for one in manifest.files["optimizer"].locations)
-    if not count or job.conduct.trains_heads:
-        return ""
-    return f"left out: {count} tensors of heads that only layer:decoupled=on trains"
+    counts = count_aside(one.name for one in manifest.files["optimizer"].locations)
+    found = [
+        f"{count} tensors of {_ASIDE[word]}" for word, count in counts.items() if word != job.conduct.puts_aside
+    ]
+    return f"left out: {', '.join(found)}" if found else ""
 
 
 def merged_cluster(saved: Cluster, said: Cluster | Mapping[str, Any] | None) -> Cluster:

@@ -204,6 +204,11 @@ class BufferMean:
                 view.copy_(value.view(view.dtype).view(view.shape))
 
 
+def moving_buffers(module: nn.Module) -> list[torch.Tensor]:
+    """Those that training changes, each once, where they lie now."""
+    return [buffer for _, buffer in _moving(module)]
+
+
 def moving_bytes(module: nn.Module) -> int:
     """What a model's moving buffers take, one behind the other; they need have no values."""
     return make_grid([flat_of(buffer) for _, buffer in _moving(module)]).nbytes

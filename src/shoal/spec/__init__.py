@@ -1,5 +1,6 @@
 """What the user says, and where a process stands. Frozen data, checked when made; no torch at import."""
 
+from shoal.spec.averaging import Average
 from shoal.spec.callback import Callback, CallbackContext, Mishap
 from shoal.spec.cluster import Cluster
 from shoal.spec.conduct import Claim, Conduct
@@ -14,6 +15,7 @@ from shoal.spec.task import Plateau, Task
 from shoal.spec.world import World
 
 __all__ = [
+    "Average",
     "Callback",
     "CallbackContext",
     "Claim",

@@ -77,8 +77,9 @@ class Conduct:
     """Workers take turns with whole batches."""
     has_phases: bool = False
     """Groups of layers take turns in training, in one process, too."""
-    trains_heads: bool = False
-    """Groups of layers have heads of their own, which are saved beside the model."""
+    puts_aside: str = ""
+    """What is saved besides the model and its optimizer, by the first word of its tensors' names: `head`, of
+    groups of layers, or `replica`, of workers whose models are their own."""
     has_places: bool = False
     """The work is cut into places in memory that all workers of a host share: any process can host any of them."""
     has_journal: bool = False

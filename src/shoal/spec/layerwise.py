@@ -122,7 +122,7 @@ class Layer(StrategySpec):
             calls_model=False,
             has_one_loss=not self.decoupled,
             draws_otherwise=True,
-            trains_heads=self.decoupled,
+            puts_aside="head" if self.decoupled else "",
             why={
                 "has_places": f"with strategy={self} {NOBODY_ELSE}",
                 "slots": f"strategy={self} cuts every batch into 1",

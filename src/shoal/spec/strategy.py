@@ -82,10 +82,8 @@ class StrategySpec(ABC):
         for key, only in self.only.items():
             default = next(field.default for field in fields(self) if field.name == key)
             if getattr(self, key) != default and not only.holds(self):
-                raise SpecError(
-                    f"{self.name}: {key}={_written(getattr(self, key))} acts only {only.words}; leave it out, or "
-                    "change that."
-                )
+                written = f"{written_key(key)}={_written(getattr(self, key))}"
+                raise SpecError(f"{self.name}: {written} acts only {only.words}; leave it out, or change that.")
 
     def footprint(self, model: ModelSize, run: RunSize, cut: CutSize | None = None) -> Footprint:
         """What a job lays out and sends; `cut`: how this strategy's own code cuts the model, where it was asked.
@@ -110,11 +108,16 @@ class StrategySpec(ABC):
 
     def __str__(self) -> str:
         changed = [
-            f"{spec.name}={_written(getattr(self, spec.name))}"
+            f"{written_key(spec.name)}={_written(getattr(self, spec.name))}"
             for spec in fields(self)
             if spec.default is MISSING or getattr(self, spec.name) != spec.default
         ]
         return f"{self.name}:{','.join(changed)}" if changed else self.name
+
+
+def written_key(name: str) -> str:
+    """How users write a field's name: one that is a word of Python's own has a line behind it."""
+    return name.removesuffix("_")
 
 
 def _written(value: Any) -> str:
@@ -127,7 +130,8 @@ def parse_strategy(text: str | StrategySpec) -> StrategySpec:
         return text
     name, _, written = text.partition(":")
     cls = _find(name)
-    types = {key: kind for key, kind in get_type_hints(cls).items() if key in {f.name for f in fields(cls)}}
+    names = {written_key(f.name): f.name for f in fields(cls)}
+    types = {written_key(key): kind for key, kind in get_type_hints(cls).items() if key in names.values()}
     values: dict[str, Any] = {}
     # A comma separates keys only where another `key=` follows, so that values may hold commas.
     for item in re.split(r",(?=\w+=)", written) if written else []:
@@ -136,7 +140,7 @@ def parse_strategy(text: str | StrategySpec) -> StrategySpec:
             raise unknown(f"strategy {name}: key", key, types)
         if not equals:
             raise SpecError(f"strategy {name}: write {key}=value, found {item!r}.")
-        values[key] = _convert(name, key, value, types[key])
+        values[names[key]] = _convert(name, key, value, types[key])
     spec = cls(**values)
     spec.check_effects()
     return spec

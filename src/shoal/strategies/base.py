@@ -27,6 +27,10 @@ Report = Callable[[str], None]
 class Commit(Protocol):
     """A turn that was taken. What it came to may be known later: turns resolve in their order."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether what it came to is known by now, so that nobody has to be waited for."""
+
     def result(self) -> StepResult:
         """Wait until it is committed. It may be left by whoever waits, and is then called again."""
 
@@ -61,6 +65,11 @@ class StepResult:
     """What the run's results have to say besides, told with the last turn."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """By name: the numbers that the loss is told with, which are means as it is."""
+
+    @property
+    def is_known(self) -> bool:
+        """It is."""
+        return True
 
     def result(self) -> StepResult:
         """It is known already."""

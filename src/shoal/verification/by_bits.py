@@ -33,7 +33,7 @@ _NO_FLOAT64 = (
     "it brings along follow its model's numbers, as in weights.to(output.dtype)"
 )
 _OTHER_FUNCTION = "BatchNorm of a part of the batch is another function than of the whole"
-_OWN_STATES = "with push=parameters each worker has an optimizer of its own, and the servers have none to compare"
+_OWN_STATES = "each worker has an optimizer of its own, and there is none of all to compare"
 
 
 def compare_bits(laboratory: Laboratory, job: Job, facts: Facts, initial: Tensors, claim: Claim) -> VerifyReport:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shoal.comm.compression import Compression, make_compression
 from shoal.errors import SpecError
 
-LOSSY = ("bf16", "fp16", "int8", "topk:0.05", "powersgd:2")
+LOSSY = ("bf16", "fp16", "int8", "int8:stochastic", "topk:0.05", "randomk:0.2", "sign", "powersgd:2")
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:

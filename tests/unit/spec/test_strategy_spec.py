@@ -45,7 +45,7 @@ def test_switches_take_the_usual_words(word: str) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("dta", ["'dta'", "Did you mean 'data'?", "Choose one of: data"]),
+        ("dta", ["'dta'", "Did you mean 'data'?", "Choose one of: average, data"]),
         (
             "data:vai=ring",
             ["key 'vai'", "Did you mean 'via'?", "batchnorm, between, journal, partition, shares, via"],

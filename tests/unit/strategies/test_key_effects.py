@@ -23,10 +23,11 @@ from shoal.layout.state_cuts import CutParameter, cut_state
 from shoal.model.replica import Replica
 from shoal.ps.shard import Shard
 from shoal.roles.coordinator import make_plan
-from shoal.spec import Cluster, Conduct, Job, Layer, Mesh, ParameterServer, Task, World, parse_strategy
+from shoal.spec import Average, Cluster, Conduct, Job, Layer, Mesh, ParameterServer, Task, World, parse_strategy
 from shoal.spec.model_parallel import ModelParallel, as_mesh
 from shoal.step.work import Work
 from shoal.strategies import make_strategy
+from shoal.strategies.average.gossip import neighbours
 from shoal.strategies.base import Company, Extent, Setting, Strategy
 from shoal.strategies.groups.opening import open_group
 from shoal.strategies.layer.phased import phase_of
@@ -233,6 +234,20 @@ class Effect:
     """With it; None: just something else than without."""
 
 
+def agreements(written: str) -> list[int]:
+    """After which of the first steps all agree."""
+    spec = parse_strategy(written)
+    assert isinstance(spec, Average)
+    return [step for step in range(1, 11) if spec.is_agreement(step)]
+
+
+def met_by_each(written: str) -> Any:
+    """By worker of four: whom it agrees with first."""
+    spec = parse_strategy(written)
+    assert isinstance(spec, Average)
+    return "all" if spec.agrees_with_all else [neighbours(spec.with_, index, 4, 0) for index in range(4)]
+
+
 ONE_AXIS = {"sharded": "shard", "tensor": "tensor", "pipeline": "pipeline"}
 """Strategies whose keys are those of a mesh."""
 
@@ -343,10 +358,18 @@ EFFECTS = [
     Effect("mesh.tensor", "mesh:data=2", "mesh:tensor=2", lambda w: conduct(w).width is not None, True),
     Effect("layer.phases", "layer:phases=2,every=1", "layer:phases=3,every=1", turns, [0, 1, 2, 0, 1, 2]),
     Effect("layer.every", "layer:phases=2,every=1", "layer:phases=2,every=2", turns, [0, 0, 1, 1, 0, 0]),
-    Effect("layer.decoupled", "layer", "layer:decoupled=on", lambda w: conduct(w).trains_heads, True),
+    Effect("layer.decoupled", "layer", "layer:decoupled=on", lambda w: conduct(w).puts_aside, "head"),
+    Effect("average.every", "average", "average:every=3", agreements, [3, 6, 9]),
+    Effect("average.after", "average:every=3", "average:every=3,after=4", agreements, [7, 10]),
+    Effect("average.with_", "average", "average:with=ring", met_by_each, [[1, 3], [0, 2], [1, 3], [0, 2]]),
+    Effect("average.with_", "average:with=ring", "average:with=pairs", met_by_each, [[3], [2], [1], [0]]),
 ]
 
 IN_REAL_RUNS = {
+    **dict.fromkeys(
+        [f"average.{key}" for key in ("outer", "rate", "momentum", "weight", "clip", "compress", "via")],
+        "equivalence/test_average.py",
+    ),
     "ps.standby": "integration/launch/test_several_hosts.py",
     "data.between": "contract/test_strategies.py",
     "sharded.stage": "integration/test_sharded_memory.py",
@@ -372,7 +395,7 @@ def test_a_key_has_its_effect(effect: Effect) -> None:
 
 
 def test_no_key_is_left_out() -> None:
-    names = ("data", "ps", "sharded", "tensor", "pipeline", "layer")
+    names = ("average", "data", "ps", "sharded", "tensor", "pipeline", "layer")
     keys = {f"{name}.{field.name}" for name in names for field in fields(parse_strategy(name))}
     keys |= {f"mesh.{axis}" for axis in ("data", "shard", "pipeline", "tensor")}
     assert {effect.key for effect in EFFECTS} | IN_REAL_RUNS.keys() == keys
@@ -415,6 +438,9 @@ def test_keys_of_one_axis_are_those_of_a_mesh() -> None:
         ("ps:sync=ssp:3,adjust=eviction", "eviction with sync=asp or shares=speed"),
         ("ps:push=parameters,overlap=on", "overlap=on acts only where each gradient is pushed by itself"),
         ("mesh:tensor=2,stage=1", "stage=1 acts only with shard=2 or more"),
+        ("average:rate=0.5", "rate=0.5 acts only with an outer optimizer"),
+        ("average:with=ring,clip=norm:1", "clip=norm:1 acts only where all agree"),
+        ("average:with=pairs,outer=adam", "outer=adam acts only where all agree"),
         ("layer:every=3", "every=3 acts only where layers take turns"),
         ("layer:weights=1+2", "weights=1\\+2 acts only with decoupled=on"),
     ],

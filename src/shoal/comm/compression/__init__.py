@@ -1,4 +1,5 @@
-"""Compression of tensors for the wire: `none | bf16 | fp16 | int8 | topk:0.01 | powersgd:4 | zstd`."""
+"""Compression of tensors for the wire: `none | bf16 | fp16 | int8 | int8:stochastic | topk:0.01 | randomk:0.01 |
+sign | powersgd:4 | zstd`."""
 
 from __future__ import annotations
 
@@ -8,16 +9,18 @@ import torch
 
 from shoal.comm.compression.base import Compression, Packed
 from shoal.comm.compression.cast import Cast
-from shoal.comm.compression.int8 import Int8
+from shoal.comm.compression.int8 import Int8, StochasticInt8
 from shoal.comm.compression.lossless import Raw, Zstd
 from shoal.comm.compression.powersgd import PowerSgd
+from shoal.comm.compression.randomk import RandomK
+from shoal.comm.compression.sign import Sign
 from shoal.comm.compression.topk import TopK
 from shoal.errors import SpecError, unknown
 
 __all__ = ["COMPRESSIONS", "Compression", "Packed", "make_compression"]
 
-COMPRESSIONS = ("none", "bf16", "fp16", "int8", "topk", "powersgd", "zstd")
-"""The known names; `topk` and `powersgd` take an argument."""
+COMPRESSIONS = ("none", "bf16", "fp16", "int8", "topk", "randomk", "sign", "powersgd", "zstd")
+"""The known names; `topk`, `randomk` and `powersgd` take an argument, `int8` may have one."""
 
 
 def make_compression(text: str, *, error_feedback: bool = True) -> Compression:
@@ -30,14 +33,20 @@ def make_compression(text: str, *, error_feedback: bool = True) -> Compression:
     if name not in COMPRESSIONS:
         raise unknown("compress", name, COMPRESSIONS)
     if name == "topk":
-        return TopK(text, _fraction(argument), error_feedback=error_feedback)
+        return TopK(text, _fraction(name, argument), error_feedback=error_feedback)
+    if name == "randomk":
+        return RandomK(text, _fraction(name, argument), error_feedback=error_feedback)
+    if text == "int8:stochastic":
+        return StochasticInt8(text, error_feedback=error_feedback)
     if name == "powersgd":
         return PowerSgd(text, _rank(argument), error_feedback=error_feedback)
     if colon:
-        raise SpecError(f"compress={name} takes no argument, found {argument!r}; write compress={name}.")
+        known = "the argument stochastic, or none" if name == "int8" else "no argument"
+        raise SpecError(f"compress={name} takes {known}, found {argument!r}; write compress={name}.")
     plain: dict[str, Callable[[], Compression]] = {
         "none": lambda: Raw(text),
         "zstd": lambda: Zstd(text),
+        "sign": lambda: Sign(text, error_feedback=error_feedback),
         "int8": lambda: Int8(text, error_feedback=error_feedback),
         "bf16": lambda: Cast(text, torch.bfloat16, error_feedback=error_feedback),
         "fp16": lambda: Cast(text, torch.float16, error_feedback=error_feedback),
@@ -45,15 +54,15 @@ def make_compression(text: str, *, error_feedback: bool = True) -> Compression:
     return plain[name]()
 
 
-def _fraction(argument: str) -> float:
+def _fraction(name: str, argument: str) -> float:
     try:
         fraction = float(argument)
     except ValueError:
         fraction = 0.0
     if not 0 < fraction <= 1:
         raise SpecError(
-            f"compress=topk needs the fraction of elements to send, above 0 and up to 1, found {argument!r}; "
-            "write for instance topk:0.01."
+            f"compress={name} needs the fraction of elements to send, above 0 and up to 1, found {argument!r}; "
+            f"write for instance {name}:0.01."
         )
     return fraction
 

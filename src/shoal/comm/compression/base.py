@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -79,6 +79,13 @@ class Compression(ABC):
 
     def forget(self, key: Hashable) -> None:  # noqa: B027 - nothing to do where nothing is remembered
         """Drop what is remembered about a tensor: it left, or it changed its shape."""
+
+    def remembered(self) -> dict[str, torch.Tensor]:
+        """What is remembered about tensors whose keys are texts, for whoever goes on with it later."""
+        return {}
+
+    def remember(self, state: Mapping[str, torch.Tensor]) -> None:  # noqa: B027 - as above
+        """Go on with what `remembered` gave."""
 
     @abstractmethod
     def _encode(self, key: Hashable, values: torch.Tensor) -> Packed: ...

@@ -1,14 +1,15 @@
-"""`int8`: one byte per element, and one scale per block of elements."""
+"""`int8` and `int8:stochastic`: one byte per element, and one scale per block of elements."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from typing import ClassVar
 
 import torch
 
 from shoal.comm.codec import Frame
 from shoal.comm.compression.base import take_tensor
+from shoal.comm.compression.chance import KeyedChance, generator_of
 from shoal.comm.compression.lossy import Lossy
 
 BLOCK = 1024
@@ -36,8 +37,12 @@ class Int8(Lossy):
             block_scales.copy_(block_values.abs().amax(dim=1, keepdim=True).div_(_STEPS))
             # A block of zeros, or of numbers so small that their scale vanishes, becomes zeros.
             divisors = block_scales.where(block_scales > 0, 1.0)
-            block_steps.copy_(block_values.div(divisors).round_().clamp_(-_STEPS, _STEPS))
+            block_steps.copy_(self._rounded(key, block_values.div(divisors)).clamp_(-_STEPS, _STEPS))
         return steps, scales
+
+    def _rounded(self, key: Hashable, steps: torch.Tensor) -> torch.Tensor:
+        """To whole steps, in place."""
+        return steps.round_()
 
     def _check(self, frames: tuple[Frame, ...], shape: torch.Size, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         steps, scales = frames
@@ -50,6 +55,29 @@ class Int8(Lossy):
         steps, scales = frames
         for block_values, block_steps, block_scales in _blocks(out, steps, scales):
             block_values.copy_(block_steps).mul_(block_scales)
+
+
+class StochasticInt8(Int8):
+    """Rounds up or down by chance, the likelier the nearer, so that the mean over calls is the tensor."""
+
+    def __init__(self, text: str, *, error_feedback: bool = True) -> None:
+        super().__init__(text, error_feedback=error_feedback)
+        self._chance = KeyedChance()
+
+    def forget(self, key: Hashable) -> None:
+        super().forget(key)
+        self._chance.forget(key)
+
+    def remembered(self) -> dict[str, torch.Tensor]:
+        return super().remembered() | self._chance.remembered()
+
+    def remember(self, state: Mapping[str, torch.Tensor]) -> None:
+        super().remember(state)
+        self._chance.remember(state)
+
+    def _rounded(self, key: Hashable, steps: torch.Tensor) -> torch.Tensor:
+        chances = torch.rand(steps.shape, generator=generator_of(self._chance.seed(key)), dtype=steps.dtype)
+        return steps.add_(chances).floor_()
 
 
 def _num_blocks(shape: torch.Size) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import ClassVar
 
 import torch
@@ -11,6 +11,13 @@ import torch
 from shoal.comm.codec import Frame
 from shoal.comm.compression.base import Compression, Packed, take_frames, take_tensor
 from shoal.errors import SpecError, TaskError
+
+_RESIDUAL = "residual/"
+
+
+def named_under(prefix: str, state: Mapping[str, torch.Tensor]) -> dict[Hashable, torch.Tensor]:
+    """Copies of the tensors whose names begin so, by what follows."""
+    return {name.removeprefix(prefix): one.clone() for name, one in state.items() if name.startswith(prefix)}
 
 
 class Lossy(Compression):
@@ -30,6 +37,12 @@ class Lossy(Compression):
 
     def forget(self, key: Hashable) -> None:
         self._residuals.pop(key, None)
+
+    def remembered(self) -> dict[str, torch.Tensor]:
+        return {f"{_RESIDUAL}{key}": residual for key, residual in self._residuals.items()}
+
+    def remember(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._residuals = named_under(_RESIDUAL, state)
 
     def residual(self, key: Hashable) -> torch.Tensor | None:
         """What was pushed under this key and has not been sent; None before the first push, or if all was."""

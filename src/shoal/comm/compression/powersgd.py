@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import ClassVar
 
 import torch
 
 from shoal.comm.codec import Frame
 from shoal.comm.compression.base import take_tensor
-from shoal.comm.compression.lossy import Lossy, working_type
+from shoal.comm.compression.lossy import Lossy, named_under, working_type
+
+_BASIS = "basis/"
 
 
 class PowerSgd(Lossy):
@@ -30,6 +32,13 @@ class PowerSgd(Lossy):
     def forget(self, key: Hashable) -> None:
         super().forget(key)
         self._bases.pop(key, None)
+
+    def remembered(self) -> dict[str, torch.Tensor]:
+        return super().remembered() | {f"{_BASIS}{key}": basis for key, basis in self._bases.items()}
+
+    def remember(self, state: Mapping[str, torch.Tensor]) -> None:
+        super().remember(state)
+        self._bases = named_under(_BASIS, state)
 
     def packed_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         if len(shape) != 2:

@@ -128,7 +128,10 @@ class Reporter:
             self._timeline.note(samples if committed is None else committed)
         if self._is_quiet:
             return
-        self.pulse.lap(step)
+        if step > self.pulse.step:
+            self.pulse.lap(step)
+        else:  # its own part of it was done before
+            self.pulse.sign()
         if self.sabotage is not None and self.sabotage.reaches_fault(step):
             self.on_state(State.TRAINING, step)
         if not self._world.is_first:
@@ -154,6 +157,11 @@ class Reporter:
             last.scalars.extend(told.scalars)  # many at once cost whoever reads them hardly more than one does
         else:
             self._logged.append(told)
+
+    def on_taken(self, step: int) -> None:
+        """This process has done its part of a step; what that came to is known later."""
+        if not self._is_quiet:
+            self.pulse.lap(step)
 
     def on_turn(self) -> None:
         """This process has done something that brought the run no further."""

@@ -59,6 +59,9 @@ class WatchedNotes(StepNotes):
         super().on_step(step, result, *told, committed=committed)
         self._reporter.pulse.lap(step)
 
+    def on_taken(self, step: int) -> None:
+        self._reporter.pulse.sign()
+
     def on_turn(self) -> None:
         self._reporter.pulse.sign()
 

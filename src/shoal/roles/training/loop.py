@@ -179,6 +179,8 @@ class Loop:
             return training.strategy.take(replace(work, turn=turn, stop=stop, save=save, enough=enough))
 
         self._open.append(_Taken(turn, self._despite_moves(act), rate))
+        if not self._open[-1].commit.is_known:
+            self._observer.on_taken(turn.step)
         if self._most_open > 1:  # the next step begins before this one's loss is known, with its own learning rate
             training.replica.advance(float("nan"))
 
@@ -208,6 +210,7 @@ class Loop:
         """Whether the oldest open turn must be known now: too many are open, or none may be after this one."""
         return (
             len(self._open) >= self._most_open
+            or self._open[0].commit.is_known
             or bool(self._stops)
             or self._is_to_save
             or turn.step >= self._schedule.total_steps
@@ -267,7 +270,9 @@ class Loop:
             for each in range(before + 1, step + 1):  # others may have taken some of them alone
                 self._callbacks.step_is_done(each, result.loss, learning_rate)
         self._observer.on_step(step, result, samples, learning_rate, epoch, committed=committed)
-        if self._most_open == 1 and training.conduct.state is not StateHolder.EACH_WORKER:
+        # Who pushes what it has trained to servers moves its own rate on, by its own losses.
+        is_elsewhere = training.conduct.servers and training.conduct.state is StateHolder.EACH_WORKER
+        if self._most_open == 1 and not is_elsewhere:
             training.replica.advance_over([result.loss] * (step - before))
         if self._saves is not None:
             self._saves.note(step, result.loss)

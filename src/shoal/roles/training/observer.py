@@ -29,6 +29,9 @@ class Observer(Protocol):
     ) -> None:
         """A step is done; `committed`: the samples of all workers, where they do not go in step with this one."""
 
+    def on_taken(self, step: int) -> None:
+        """This process has done its part of a step; what that came to is known later."""
+
     def on_turn(self) -> None:
         """A turn was taken that brought the run no further."""
 

@@ -21,15 +21,17 @@ from shoal.step.update import Update
 from shoal.step.work import Work
 from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, step_result
 from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
-from shoal.strategies.data.summing import make_summing
+from shoal.strategies.data.summing import Summing, make_summing
 from shoal.strategies.groups.summed import SummedSwap
 
 
 class CollectiveData(WholeModel):
     """One flat gradient per dtype, summed by the algorithm that `via` names."""
 
-    def __init__(self, spec: Data) -> None:
+    def __init__(self, spec: Data, given: Summing | None = None) -> None:
+        """`given`: how workers sum that have come together already; whoever gave it closes it."""
         self._spec = spec
+        self._given = given
 
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
@@ -41,7 +43,7 @@ class CollectiveData(WholeModel):
             )
         if self._spec.batchnorm == "sync":
             check_pieces(setting)
-        self._summing = make_summing(self._spec.via, setting)
+        self._summing = self._given or make_summing(self._spec.via, setting)
         self._params = list(replica.trained.values())
         self._update = Update(replica, setting.clip_norm)
         self._flats, self._views = _flat_gradients(self._params)
@@ -67,7 +69,7 @@ class CollectiveData(WholeModel):
             self._setting.company.on_block()
         weights = torch.zeros(self._setting.world.world_size, dtype=torch.float64)
         weights[self._setting.world.global_rank] = own.weight
-        flags = [float(work.stop), float(moved.counted)]
+        flags = [float(work.stop), float(work.save), float(moved.counted)]
         told = [own.loss, own.skipped, own.skipped_parts]
         head = torch.tensor([*told, *flags, *own.all_parts], dtype=torch.float64)
         counts = torch.zeros(self._setting.slots, dtype=torch.float64)
@@ -75,7 +77,7 @@ class CollectiveData(WholeModel):
             counts[slot] = samples
         control = torch.cat([head, weights, counts, torch.from_numpy(self._touched).double()])
         self._summing.all_reduce_(control)
-        loss, skipped, skipped_parts, stop, counted, *parts = control[: len(head)].tolist()
+        loss, skipped, skipped_parts, stop, save, counted, *parts = control[: len(head)].tolist()
         weights, counts, touched = control[len(head) :].split([len(weights), len(counts), len(self._touched)])
         sums = Sums(loss, float(weights.sum()), skipped, skipped_parts, parts=tuple(parts))
         check_weight(work, sums)
@@ -88,7 +90,7 @@ class CollectiveData(WholeModel):
         else:  # all of the batch was learnt already
             moved.start()
         used_by_slot, names = [int(count) for count in counts.tolist()], self._replica.loss_parts.names
-        return step_result(sums, stop=bool(stop), counts=used_by_slot, names=names)
+        return step_result(sums, stop=bool(stop), save=bool(save), counts=used_by_slot, names=names)
 
     def _sum_up(self, work: Work, weight: float) -> bool:
         """Make every worker's gradients the mean of all; whether they are fit for a step."""
@@ -141,7 +143,8 @@ class CollectiveData(WholeModel):
     def close(self) -> None:
         self._tap.close()
         leave(self._direct)
-        self._summing.close()
+        if self._given is None:
+            self._summing.close()
 
 
 def _flat_gradients(params: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -15,6 +17,10 @@ from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, step_re
 
 class SingleProcess(WholeModel):
     """What a hand-written loop does, and what every other strategy is compared with."""
+
+    def __init__(self, *, may_lack_samples: bool = False) -> None:
+        """`may_lack_samples`: this process is one of several, whose part of a small batch may be nothing."""
+        self._may_lack_samples = may_lack_samples
 
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
@@ -42,6 +48,9 @@ class SingleProcess(WholeModel):
             by_part = self._gradients(work)
             is_taken = self._make_fit(work, sum(part.weight for part in by_part))
             sums = sum(by_part, start=Sums())
+            if not sums.weight + sums.skipped:
+                first, counts = sums, [int(part.samples) for part in by_part]
+                return 0.0
             if first is None:  # the step's loss is the one it began with
                 first, counts = sums, [int(part.samples) for part in by_part]
             return sums.mean_loss
@@ -53,6 +62,8 @@ class SingleProcess(WholeModel):
             if first is not None and first.weight and is_taken:  # else all of the batch was learnt already
                 self._replica.optimizer.step()
         assert first is not None
+        if not first.weight + first.skipped:
+            return StepResult(loss=math.nan, weight=0.0, stop=work.stop, counts=tuple(counts))
         return step_result(first, stop=work.stop, counts=counts, names=self._replica.loss_parts.names)
 
     def _gradients(self, work: Work) -> list[Sums]:
@@ -66,7 +77,8 @@ class SingleProcess(WholeModel):
                 torch._foreach_copy_(self._buffers, buffers)
         by_part = [own.resolve() for own in found]
         sums = sum(by_part, start=Sums())
-        check_weight(work, sums)
+        if not self._may_lack_samples:
+            check_weight(work, sums)
         for weights in self._sparse:  # fused kernels and clipping want dense ones
             if weights.grad is not None:
                 weights.grad = weights.grad.to_dense()

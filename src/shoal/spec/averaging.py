@@ -1,0 +1,190 @@
+"""`average`: workers train on their own and agree on their parameters now and then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from shoal.errors import SpecError
+from shoal.spec.averaging_footprint import averaged_footprint
+from shoal.spec.checks import require_choice, require_count
+from shoal.spec.cluster import Cluster
+from shoal.spec.conduct import Claim, Conduct, StateHolder, even_fills
+from shoal.spec.data import Data
+from shoal.spec.footprint import Footprint
+from shoal.spec.model_size import CutSize, ModelSize, RunSize
+from shoal.spec.strategy import Only, StrategySpec
+
+if TYPE_CHECKING:
+    from shoal.spec.job import Job
+
+RATES = {"mean": 1.0, "momentum": 0.7, "nesterov": 0.7, "adam": 0.01}
+"""By outer optimizer: its learning rate where none is written."""
+KEPT_OUTSIDE = {"mean": 0, "momentum": 1, "nesterov": 1, "adam": 2}
+"""By outer optimizer: the numbers that it keeps for each element."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip:
+    """What is cut off a worker's difference before it is sent."""
+
+    kind: str
+    """`norm`: all of it is made shorter; `value`: each element."""
+    most: float
+
+    @classmethod
+    def parse(cls, text: str) -> Clip | None:
+        """`norm:1`, `value:0.1`, or `none`."""
+        kind, _, number = text.partition(":")
+        if text == "none":
+            return None
+        try:
+            most = float(number)
+        except ValueError:
+            most = math.nan
+        if kind not in ("norm", "value") or not 0 < most < math.inf:
+            raise SpecError(
+                f"average: clip must be none, norm:NUMBER or value:NUMBER, with a number above 0, found {text!r}; "
+                "write for instance clip=norm:1."
+            )
+        return cls(kind=kind, most=most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average(StrategySpec):
+    """Averaging: each worker takes steps of its own on its part of every batch; after so many of them all agree on
+    what their parameters have become."""
+
+    name: ClassVar[str] = "average"
+    made_by: ClassVar[str] = "shoal.strategies.average:make"
+    cut_by: ClassVar[str] = "shoal.strategies.average.sizes:cut_size"
+    only: ClassVar[Mapping[str, Only]] = {
+        "rate": Only(lambda average: average.outer != "mean", "with an outer optimizer (outer=nesterov)"),
+        "momentum": Only(lambda average: average.outer != "mean", "with an outer optimizer (outer=nesterov)"),
+        "outer": Only(lambda average: average.agrees_with_all, "where all agree (with=all)"),
+        "clip": Only(lambda average: average.agrees_with_all, "where all agree (with=all)"),
+        "weight": Only(lambda average: average.agrees_with_all, "where all agree (with=all)"),
+        "compress": Only(lambda average: average.agrees_with_all, "where all agree (with=all)"),
+    }
+    VIA: ClassVar[tuple[str, ...]] = ("auto", "memory", "sockets", "backend")
+
+    every: int = 16
+    """Steps that each worker takes on its own before all agree."""
+    outer: str = "mean"
+    """What all agree on: the `mean` of their parameters, or a step of an outer optimizer along the mean of how far
+    they have come: `momentum`, `nesterov` (DiLoCo) or `adam`."""
+    rate: float = 0.0
+    """The outer optimizer's learning rate; 0: 0.7, and 0.01 with adam."""
+    momentum: float = 0.9
+    """Of the outer optimizer; with adam its first beta."""
+    weight: str = "samples"
+    """What a worker counts in the mean: as much as it was trained on (`samples`), or as each other (`even`)."""
+    clip: str = "none"
+    """How far a worker may have come at most: `norm:1` of all its parameters together, or `value:0.1` of each."""
+    after: int = 0
+    """So many steps are synchronous first, with gradients that are summed up in each."""
+    with_: str = "all"
+    """Written `with`. Whom a worker agrees with: `all`, its two neighbours in a `ring`, or another one each time
+    (`pairs`)."""
+    compress: str = "none"
+    """How differences travel between hosts: `none`, `bf16`, `fp16`, `int8`, `int8:stochastic`, `topk:0.01`,
+    `randomk:0.01`, `sign`, `powersgd:4` or `zstd`; what one rounds off comes later."""
+    via: str = "auto"
+    """How workers of one host talk: through its `memory` (the default), our own `sockets`, or torch's collectives
+    (`backend`, the default on GPUs)."""
+
+    def __post_init__(self) -> None:
+        require_count("average", "every", self.every)
+        require_count("average", "after", self.after, least=0)
+        require_choice("average", "outer", self.outer, tuple(RATES))
+        require_choice("average", "weight", self.weight, ("samples", "even"))
+        require_choice("average", "with", self.with_, ("all", "ring", "pairs"))
+        require_choice("average", "via", self.via, self.VIA)
+        Clip.parse(self.clip)
+        if not (math.isfinite(self.rate) and self.rate >= 0):
+            raise SpecError(
+                f"average: rate must be a number above 0, found {self.rate!r}; leave it out for {RATES}."
+            )
+        if not 0 <= self.momentum < 1:
+            raise SpecError(f"average: momentum must be from 0 to below 1, found {self.momentum!r}.")
+        if self.compress != "none" and self.via in ("memory", "backend"):
+            raise SpecError(
+                f"average: compress={self.compress} is for what travels over our sockets, but via={self.via}; "
+                "leave one of them out."
+            )
+
+    @property
+    def agrees_with_all(self) -> bool:
+        """Whether nobody is left apart after an agreement."""
+        return self.with_ == "all"
+
+    @property
+    def outer_rate(self) -> float:
+        """The learning rate of the outer optimizer."""
+        return self.rate or RATES[self.outer]
+
+    def is_agreement(self, step: int) -> bool:
+        """Whether workers agree after this step, in which each was on its own."""
+        return step > self.after and (step - self.after) % self.every == 0
+
+    def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
+        workers = cluster.places
+        return Conduct(
+            fills=even_fills(workers, workers),
+            slots_are_free=False,
+            gathers=workers > 1,
+            spans_hosts=cluster.device == "cpu" and self.via in ("auto", "sockets"),
+            open_commits=self.every,
+            meets=False,
+            state=StateHolder.EACH_WORKER,
+            has_one_state=False,
+            puts_aside="replica",
+            why={
+                "has_places": f"with strategy={self} each worker has a model of its own, which nobody else has",
+                "slots": f"strategy={self} gives each worker one part of every batch",
+                "meets": f"with strategy={self} each worker takes steps of its own",
+            },
+        )
+
+    def claim(self, workers: int, optimizer: str = "SGD") -> Claim:
+        is_plain = (self.outer, self.weight, self.clip, self.compress) == ("mean", "samples", "none", "none")
+        if workers == 1 and is_plain:
+            return Claim.SUMS
+        return (
+            Claim.SUMS
+            if self.every == 1 and is_plain and self._all_of(workers) and optimizer == "SGD"
+            else Claim.RESULT
+        )
+
+    def _all_of(self, workers: int) -> bool:
+        """Whether so many agree with all others."""
+        return self.agrees_with_all or workers <= 2 or (self.with_ == "ring" and workers == 3)
+
+    def check(self, job: Job) -> None:
+        cluster = job.cluster
+        if self.compress != "none" and not cluster.is_spread and self.via != "sockets":
+            raise SpecError(
+                f"Job: compress={self.compress} is for what travels between hosts, but on={cluster.on} is one "
+                "host, whose memory all share; leave it out."
+            )
+        if self.via == "memory" and cluster.device != "cpu":
+            raise SpecError(
+                f"Job: via=memory goes through the host's memory, but device={cluster.device}; use via=backend, "
+                "or leave it out."
+            )
+
+    def footprint(self, model: ModelSize, run: RunSize, cut: CutSize | None = None) -> Footprint:
+        return averaged_footprint(
+            model,
+            run,
+            cut or CutSize(),
+            every=self.every,
+            outer_kept=KEPT_OUTSIDE[self.outer],
+            is_gossip=not self.agrees_with_all,
+        )
+
+    def for_inference(self) -> StrategySpec:
+        """A saved model is one model."""
+        return Data()

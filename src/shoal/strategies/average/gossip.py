@@ -1,0 +1,54 @@
+"""Agreeing with neighbours alone: who they are, as pure functions, and what a worker does with what they have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from shoal.comm.group import Group
+from shoal.strategies.average.values import Vectors
+
+
+def neighbours(form: str, index: int, size: int, number: int) -> list[int]:
+    """With whom this worker agrees in the agreement of this number, counted from 0. Whoever is named names back,
+    so that the mean over all workers stays what it is."""
+    if form == "ring":
+        return sorted({(index - 1) % size, (index + 1) % size} - {index})
+    partner = _partner(index, size, number)
+    return [] if partner is None else [partner]
+
+
+def _partner(index: int, size: int, number: int) -> int | None:
+    """As in a tournament in which each meets each: the last one stays where it is, the others go round. Where they
+    are an odd number, the last is nobody, and whoever would meet it rests."""
+    last = size - 1 + size % 2
+    if last < 1:
+        return None
+    around = number % last
+    if index == last:
+        return around
+    met = (2 * around - index) % last
+    partner = last if met == index else met
+    return partner if partner < size else None
+
+
+@torch.no_grad()
+def agree_with(group: Group, peers: Sequence[int], own: Vectors) -> None:
+    """Make these values, in place, the mean of one's own and those that the peers have."""
+    everybody = sorted([*peers, group.index])
+    for kind, vector in own.items():
+        content = vector.detach().cpu().contiguous()
+        sending = [group.send(content, peer) for peer in peers]
+        found = {group.index: content}
+        for peer in peers:
+            found[peer] = torch.empty_like(content)
+            group.receive(found[peer], peer).wait()
+        for transfer in sending:
+            transfer.wait()
+        # Differences, so that what nobody changed stays what it is, to the bit.
+        change = torch.zeros_like(content)
+        for peer in everybody:
+            if peer != group.index:
+                change.add_(found[peer].sub_(content), alpha=1 / len(everybody))
+        own[kind].add_(change.to(vector.device))

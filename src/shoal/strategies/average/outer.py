@@ -1,0 +1,92 @@
+"""What all agree on, from how far each has come: clipped, added up, and taken as an outer optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from shoal.spec import Average
+from shoal.spec.averaging import Clip
+from shoal.strategies.average.values import Vectors
+
+_ADAM_SECOND, _ADAM_LEAST = 0.99, 1e-3
+"""As federated Adam has them: differences are few, and larger than gradients."""
+
+
+@torch.no_grad()
+def clip_(difference: Vectors, clip: Clip | None) -> None:
+    """Cut off, in place, what a worker has come too far."""
+    if clip is None:
+        return
+    if clip.kind == "value":
+        for vector in difference.values():
+            vector.clamp_(-clip.most, clip.most)
+        return
+    norm = torch.stack([vector.double().norm() for vector in difference.values()]).norm()
+    if float(norm) > clip.most:
+        for vector in difference.values():
+            vector.mul_(clip.most / float(norm))
+
+
+class OuterStep:
+    """Moves what all agreed on last by the mean of how far they have come. All do the same, with the same bits."""
+
+    def __init__(self, spec: Average, agreed: Vectors) -> None:
+        self._agreed = agreed
+        self._optimizer = _optimizer(spec, agreed)
+
+    @torch.no_grad()
+    def take(self, mean: Mapping[torch.dtype, torch.Tensor]) -> None:
+        """`mean`: of all differences, which this may write into."""
+        if self._optimizer is None:
+            for kind, vector in self._agreed.items():
+                vector.add_(mean[kind])
+            return
+        for kind, vector in self._agreed.items():
+            vector.grad = mean[kind].neg_()
+        self._optimizer.step()
+        for vector in self._agreed.values():
+            vector.grad = None
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What the outer optimizer keeps, by kind of number and its own name for it."""
+        if self._optimizer is None:
+            return {}
+        return {
+            f"{_name(kind)}/{key}": value
+            for kind, vector in self._agreed.items()
+            for key, value in self._optimizer.state.get(vector, {}).items()
+            if isinstance(value, torch.Tensor)
+        }
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on with what `state` gave."""
+        for kind, vector in self._agreed.items() if self._optimizer is not None else ():
+            keys = {
+                path.partition("/")[2]: value
+                for path, value in state.items()
+                if path.startswith(_name(kind) + "/")
+            }
+            if keys:
+                placed = {
+                    key: value.to(vector.device if value.dim() else "cpu", copy=True)
+                    for key, value in keys.items()
+                }
+                self._optimizer.state[vector] = placed
+
+
+def _optimizer(spec: Average, agreed: Vectors) -> torch.optim.Optimizer | None:
+    vectors = list(agreed.values())
+    match spec.outer:
+        case "momentum" | "nesterov":
+            is_nesterov = spec.outer == "nesterov" and spec.momentum > 0
+            return torch.optim.SGD(vectors, lr=spec.outer_rate, momentum=spec.momentum, nesterov=is_nesterov)
+        case "adam":
+            betas = (spec.momentum, _ADAM_SECOND)
+            return torch.optim.Adam(vectors, lr=spec.outer_rate, betas=betas, eps=_ADAM_LEAST)
+    return None
+
+
+def _name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")

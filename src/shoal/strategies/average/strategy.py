@@ -1,0 +1,280 @@
+"""Local steps, then agreement: every worker trains a model of its own on its part of each batch, and after so many
+steps all agree on one.
+
+Between agreements nobody waits for anybody. What the steps of a round came to over all workers, and whether one of
+them asks to stop or to save, is told at its end, or when all need to know it, as before an evaluation. There the
+model is the mean of what all have, and training goes on as if nobody had asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from shoal.checkpoint.model_stream import TensorStream
+from shoal.model.half_range import HalfState
+from shoal.model.optimizer.state import named_state
+from shoal.model.replica import Replica
+from shoal.spec import Average, Data
+from shoal.spec.averaging import Clip
+from shoal.step.work import Work
+from shoal.strategies.average.gossip import agree_with, neighbours
+from shoal.strategies.average.kept import OF_ALL, kept_by, stream_of_all, take_up_state
+from shoal.strategies.average.outer import OuterStep, clip_
+from shoal.strategies.average.rounds import Rounds
+from shoal.strategies.average.sums import make_sums
+from shoal.strategies.average.values import AgreedValues, Vectors
+from shoal.strategies.base import Commit, Fill, Setting, WholeModel
+from shoal.strategies.data.collective import CollectiveData
+from shoal.strategies.data.single import SingleProcess
+from shoal.strategies.groups.opening import open_group
+
+
+class AveragedModel(WholeModel):
+    """One worker's part in it."""
+
+    def __init__(self, spec: Average) -> None:
+        self._spec = spec
+        self._clip = Clip.parse(spec.clip)
+
+    def open(self, replica: Replica, setting: Setting) -> None:
+        self._replica, self._setting = replica, setting
+        self._group = group = open_group(self._spec.via, setting)
+        self._sums = make_sums(self._spec.compress, group, setting)
+        self._rounds = Rounds(group.index, group.size, setting.slots, group.all_reduce_)
+        self._rounds.names = lambda: replica.loss_parts.names
+        self._rounds.facts = self._facts
+        self._step = replica.start.step
+        self._together: CollectiveData | None = None
+        """Takes the first steps, where these are synchronous."""
+        self._take_up(replica)
+        if self._step < self._spec.after:
+            self._together = CollectiveData(Data(via="ring"), group)
+            self._together.open(replica, setting)
+        else:
+            self._go_apart()
+
+    def _take_up(self, replica: Replica) -> None:
+        """Begin where the checkpoint's workers were, or all alike."""
+        aside, group = replica.start.aside, self._group
+        weights = kept_by(aside, OF_ALL, "round").get("weights")
+        self._saved_workers = 0 if weights is None else len(weights)
+        """How many workers have left their state in the checkpoint."""
+        if self._saved_workers:
+            self._whose = group.index % self._saved_workers
+            take_up_state(replica, self._whose)
+            if (values := kept_by(aside, self._whose, "precision").get("values")) is not None:
+                replica.precision.adopt(HalfState.of(values.tolist()))
+        if replica.start.model is None:
+            values = AgreedValues(replica)
+            found = values.read()
+            for vector in found.values():
+                group.broadcast_(vector)
+            values.write(found)
+
+    def _go_apart(self) -> None:
+        """From here on each worker is on its own between agreements."""
+        replica, setting = self._replica, self._setting
+        if self._together is not None:
+            self._together.close()
+            self._together = None
+            # The optimizer has taken that up before, and has moved on.
+            replica.start = replace(replica.start, optimizer={})
+        self._alone = SingleProcess(may_lack_samples=True)
+        self._alone.open(replica, setting)
+        self._values = AgreedValues(replica)
+        self._agreed: Vectors = self._values.read() if self._spec.agrees_with_all else {}
+        """What all have agreed on last."""
+        self._outer = OuterStep(self._spec, self._values.params_of(self._agreed) if self._agreed else {})
+        self._is_apart = not self._spec.agrees_with_all and self._step > 0
+        """Whether workers may have different models."""
+        if self._saved_workers:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Take up, from the checkpoint, how far this worker was in its round."""
+        aside, size = self._replica.start.aside, self._group.size
+        self._outer.load(kept_by(aside, OF_ALL, "outer"))
+        if self._saved_workers != size:
+            if self._setting.world.is_first:
+                self._setting.company.report(
+                    f"average: the checkpoint is of {self._saved_workers} workers, and these are {size}: all "
+                    "begin from the mean of their models, with their optimizers' states in turn"
+                )
+            return
+        self._sums.load(kept_by(aside, self._whose, "unsent"))
+        self._rounds.weights.copy_(kept_by(aside, OF_ALL, "round")["weights"])
+        if values := _by_kind(kept_by(aside, self._whose, "value")):
+            self._values.write(values)
+            self._is_apart = True
+        for kind, vector in _by_kind(kept_by(aside, OF_ALL, "agreed")).items():
+            self._agreed[kind].copy_(vector)
+
+    def take(self, work: Work) -> Commit:
+        self._step = work.step
+        if work.step <= self._spec.after:
+            assert self._together is not None
+            return self._together.take(work)
+        if self._together is not None:
+            self._go_apart()
+        # What a part counts among all others does not matter to who is on its own.
+        own = replace(work, parts=tuple(replace(part, total_weight=None) for part in work.parts))
+        step = self._rounds.add(self._alone.take(own), work)
+        self._is_apart = self._group.size > 1 or not self._spec.agrees_with_all
+        if self._spec.is_agreement(work.step):
+            self._block()
+            self._rounds.settle()
+            self._agree()
+        return step
+
+    def _block(self) -> None:
+        if self._setting.company.on_block is not None:
+            self._setting.company.on_block()
+
+    # Agreement.
+
+    def _agree(self) -> None:
+        """The end of a round: one model for all, or one that is closer to those of the neighbours."""
+        shares = self._shares()
+        if not self._spec.agrees_with_all:
+            number = (self._step - self._spec.after) // self._spec.every - 1
+            own = self._values.read()
+            agree_with(self._group, neighbours(self._spec.with_, self._group.index, self._group.size, number), own)
+            self._values.write(own)
+        elif shares is not None:
+            mean = self._mean_difference(shares, clip=self._clip, sums=self._sums)
+            params = self._values.params_of(mean)
+            for kind, vector in self._agreed.items():  # buffers, which are no optimizer's
+                count = self._values.num_params.get(kind, 0)
+                vector[count:].add_(mean[kind][count:])
+            self._outer.take(params)
+            self._values.write(self._agreed)
+            self._take_whole_numbers()
+        self._rounds.weights.zero_()
+        if self._spec.agrees_with_all:
+            self._is_apart = False
+
+    def _shares(self) -> torch.Tensor | None:
+        """By worker: what it counts in the mean; None where nobody was trained on anything."""
+        shares = self._rounds.shares
+        if shares is None or self._spec.weight == "samples":
+            return shares
+        return torch.full_like(shares, 1 / len(shares))
+
+    def _mean_difference(self, shares: torch.Tensor, *, clip: Clip | None, sums: Any) -> Vectors:
+        """How far all have come since they agreed, in the mean; the same bits at all."""
+        found = self._values.read()
+        for kind, vector in found.items():
+            vector.sub_(self._agreed[kind])
+        clip_(self._values.params_of(found), clip)
+        for vector in found.values():
+            vector.mul_(float(shares[self._group.index]))
+        sums.all_reduce_(found, self._values.params)
+        return found
+
+    def _take_whole_numbers(self) -> None:
+        """Counts are the first worker's."""
+        for each in self._values.whole_numbers():
+            self._group.broadcast_(each)
+
+    # What others read.
+
+    @contextmanager
+    def _mean_in_use(self) -> Iterator[None]:
+        """In this block the replica has the mean of all workers' models. All enter it together."""
+        self._rounds.settle()
+        if self._together is not None or not self._is_apart:
+            yield
+            return
+        own = self._values.read()
+        self._values.write(self._mean_model(own))
+        try:
+            yield
+        finally:
+            self._values.write(own)
+
+    def _mean_model(self, own: Vectors) -> Vectors:
+        if self._agreed:
+            shares = self._shares()
+            if shares is None:
+                return self._agreed
+            change = self._mean_difference(shares, clip=None, sums=self._plain_sums)
+            return {kind: vector + change[kind] for kind, vector in self._agreed.items()}
+        mean = {kind: vector / self._group.size for kind, vector in own.items()}
+        for vector in mean.values():
+            self._group.all_reduce_(vector)
+        return mean
+
+    @property
+    def _plain_sums(self) -> Any:
+        return make_sums("none", self._group, self._setting)
+
+    def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
+        table = torch.zeros(shape, dtype=torch.float64)
+        with self._mean_in_use():
+            fill(table, self._group.index)
+        return self._group.all_reduce_(table)  # each row is somebody's, and zero elsewhere
+
+    def model_stream(self, replica: Replica) -> TensorStream:
+        """The mean of all workers' models, or the one that they agree on."""
+        self._rounds.settle()
+        own = TensorStream.of(replica.module.state_dict())
+        if self._together is not None or not self._is_apart:
+            return own
+        with self._mean_in_use():
+            first = self._group.is_first
+            found = [(name, one.detach().clone()) for name, one in own.tensors if first]
+        return replace(own, tensors=iter(found))
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """This worker's optimizer's state."""
+        return named_state(self._replica)
+
+    def state_stream(self) -> TensorStream:
+        """The first worker's, and what all others have aside."""
+        if self._group.size == 1:
+            return super().state_stream()
+        index, replica = self._group.index, self._replica
+        aside = {f"{index}/state/{path}": one for path, one in self.snapshot().items() if index}
+        if replica.precision.scales:
+            values = torch.tensor(replica.precision.state.values, dtype=torch.float64)
+            aside[f"{index}/precision/values"] = values
+        if self._together is None:
+            aside |= self._kept_apart()
+        elif index == 0:
+            aside[f"{OF_ALL}/round/weights"] = self._rounds.weights.clone()
+        return stream_of_all(self.snapshot(), aside, self._group)
+
+    def _kept_apart(self) -> dict[str, torch.Tensor]:
+        index = self._group.index
+        found = {f"{index}/unsent/{name}": one for name, one in self._sums.state().items()}
+        if self._is_apart:
+            found |= {f"{index}/value/{_name(kind)}": one for kind, one in self._values.read().items()}
+        if index == 0:
+            found[f"{OF_ALL}/round/weights"] = self._rounds.weights.clone()
+            found |= {f"{OF_ALL}/outer/{name}": one for name, one in self._outer.state().items()}
+            if self._is_apart:
+                found |= {f"{OF_ALL}/agreed/{_name(kind)}": one for kind, one in self._agreed.items()}
+        return found
+
+    def _facts(self) -> Mapping[str, Any]:
+        """How often all have agreed, and what that took."""
+        rounds = max(0, self._step - self._spec.after) // self._spec.every
+        return {"agreements": rounds, "wire": self._sums.facts()}
+
+    def close(self) -> None:
+        if self._together is not None:
+            self._together.close()
+        self._group.close()
+
+
+def _name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")
+
+
+def _by_kind(named: Mapping[str, torch.Tensor]) -> Vectors:
+    return {getattr(torch, name): vector for name, vector in named.items()}

@@ -1,0 +1,193 @@
+"""The sum of long vectors over all workers: as they are, or compressed between hosts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, Protocol
+
+import torch
+
+from shoal.comm.codec import Frame
+from shoal.comm.compression import Compression, Packed, make_compression
+from shoal.comm.group import Group
+from shoal.errors import ProtocolError
+from shoal.strategies.average.values import ValueSpan, Vectors
+from shoal.strategies.base import Setting
+from shoal.strategies.groups.over_hosts import ranks_by_host
+from shoal.strategies.groups.plain import receive_plain, send_plain
+
+_PLAIN_BYTES = "bytes"
+"""In the place of a type: the frame is no tensor."""
+
+
+class VectorSums(Protocol):
+    """Adds up vectors in place, with the same bits everywhere."""
+
+    def all_reduce_(self, vectors: Vectors, spans: Sequence[ValueSpan]) -> None:
+        """`spans`: the tensors that the vectors begin with."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What has not been sent yet, by name."""
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on with what `state` gave."""
+
+    def facts(self) -> dict[str, Any]:
+        """What a run's results say of the bytes."""
+
+
+def make_sums(compress: str, group: Group, setting: Setting) -> VectorSums:
+    """In the way that a key of the strategy asks for."""
+    if compress == "none" or group.size == 1:
+        return UncompressedSums(group, is_spread=setting.world.is_spread)
+    world = setting.world
+    hosts = ranks_by_host(world.hosts) if world.is_spread else [range(rank, rank + 1) for rank in group.ranks]
+    return CompressedSums(group, hosts, make_compression(compress))
+
+
+class UncompressedSums:
+    """As the group adds up anything."""
+
+    def __init__(self, group: Group, *, is_spread: bool) -> None:
+        self._group = group
+        self._is_spread = is_spread
+        self._sent = 0
+
+    def all_reduce_(self, vectors: Vectors, spans: Sequence[ValueSpan]) -> None:
+        for vector in vectors.values():
+            self._group.all_reduce_(vector)
+            self._sent += vector.nbytes
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Nothing was left."""
+
+    def facts(self) -> dict[str, Any]:
+        if not self._is_spread:
+            return {"kind": "memory"}
+        return _facts("none", self._sent, self._sent)
+
+
+class CompressedSums:
+    """Inside a host, vectors are added up as they are; the first worker of each sends that, compressed, to those
+    of the others. All add up what came out of it, their own included, in the order of hosts."""
+
+    def __init__(self, group: Group, hosts: Sequence[range], compression: Compression) -> None:
+        self._inside = group.split([list(ranks) for ranks in hosts])
+        rows = zip_longest(*hosts)
+        self._across = group.split([[rank for rank in row if rank is not None] for row in rows])
+        self._compression = compression
+
+    @torch.no_grad()
+    def all_reduce_(self, vectors: Vectors, spans: Sequence[ValueSpan]) -> None:
+        for vector in vectors.values() if self._inside.size > 1 else ():
+            self._inside.all_reduce_(vector)
+        if self._inside.is_first:
+            self._sum_across(vectors, spans)
+        for vector in vectors.values() if self._inside.size > 1 else ():
+            self._inside.broadcast_(vector)
+
+    def _sum_across(self, vectors: Vectors, spans: Sequence[ValueSpan]) -> None:
+        across, pieces = self._across, list(_pieces(vectors, spans))
+        own = [self._compression.encode(name, piece.detach().cpu()) for name, piece in pieces]
+        peers = [index for index in range(across.size) if index != across.index]
+        head, content = _written(own)
+        for peer in peers:
+            send_plain(head, peer, across)
+        sending = [across.send(content, peer) for peer in peers]
+        totals = [torch.zeros(piece.shape, dtype=piece.dtype) for _, piece in pieces]
+        for index in range(across.size):
+            found = own if index == across.index else _received(index, across)
+            for total, packed in zip(totals, found, strict=True):
+                part = torch.empty_like(total)
+                self._compression.decode(packed, part)
+                total.add_(part)
+        for transfer in sending:
+            transfer.wait()
+        for (_, piece), total in zip(pieces, totals, strict=True):
+            piece.copy_(total)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return self._compression.remembered()
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._compression.remember(state)
+
+    def facts(self) -> dict[str, Any]:
+        return _facts(self._compression.text, self._compression.raw_bytes, self._compression.wire_bytes)
+
+
+def _facts(compress: str, raw_bytes: int, wire_bytes: int) -> dict[str, Any]:
+    ratio = wire_bytes / raw_bytes if raw_bytes else 1.0
+    return {"kind": "tcp", "compress": compress, "raw_bytes": raw_bytes, "wire_bytes": wire_bytes, "ratio": ratio}
+
+
+def _pieces(vectors: Vectors, spans: Sequence[ValueSpan]) -> Iterator[tuple[str, torch.Tensor]]:
+    """What is compressed one by one: each parameter, as a matrix where it is more than a row; then the rest."""
+    ends = dict.fromkeys(vectors, 0)
+    for span in spans:
+        ends[span.kind] = span.stop
+        if span.shape.numel():
+            piece = span.of(vectors)
+            yield span.name, piece.flatten(1) if piece.dim() > 1 else piece.view(-1)
+    for kind, vector in vectors.items():
+        if len(rest := vector[ends[kind] :]):
+            yield f"rest of {kind}", rest
+
+
+def _written(packed: Sequence[Packed]) -> tuple[list[Any], torch.Tensor]:
+    """What a message says of its bytes, and these."""
+    head = [[each.fields, [_looks(frame) for frame in each.frames]] for each in packed]
+    return head, torch.cat([_bytes_of(frame) for each in packed for frame in each.frames])
+
+
+def _looks(frame: Frame) -> list[Any]:
+    if isinstance(frame, torch.Tensor):
+        return [str(frame.dtype).removeprefix("torch."), list(frame.shape)]
+    return [_PLAIN_BYTES, [memoryview(frame).nbytes]]
+
+
+def _bytes_of(frame: Frame) -> torch.Tensor:
+    if isinstance(frame, torch.Tensor):
+        return frame.contiguous().view(-1).view(torch.uint8)
+    return torch.frombuffer(bytearray(memoryview(frame)), dtype=torch.uint8)
+
+
+def _received(sender: int, group: Group) -> list[Packed]:
+    head = receive_plain(sender, group)
+    content = torch.empty(
+        sum(_num_bytes(kind, shape) for _, frames in head for kind, shape in frames), dtype=torch.uint8
+    )
+    group.receive(content, sender).wait()
+    found, at = [], 0
+    for fields, frames in head:
+        read = []
+        for kind, shape in frames:
+            part = content[at : at + _num_bytes(kind, shape)]
+            at += len(part)
+            read.append(_frame(part, kind, shape))
+        found.append(Packed(fields, tuple(read)))
+    return found
+
+
+def _frame(part: torch.Tensor, kind: str, shape: Sequence[int]) -> Frame:
+    if kind == _PLAIN_BYTES:
+        return part.numpy().tobytes()
+    # A copy, which begins where a number of this type may begin.
+    return part.clone().view(_dtype(kind)).view(tuple(shape))
+
+
+def _num_bytes(kind: str, shape: Sequence[int]) -> int:
+    count = torch.Size(shape).numel()
+    return count if kind == _PLAIN_BYTES else count * _dtype(kind).itemsize
+
+
+def _dtype(kind: str) -> torch.dtype:
+    found = getattr(torch, kind, None)
+    if not isinstance(found, torch.dtype):
+        raise ProtocolError(f"A packed tensor should name a type of number, found {json.dumps(kind)}.")
+    return found

@@ -1,0 +1,92 @@
+"""What workers agree on, as long vectors: trained parameters, and behind them the buffers that move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from shoal.model.buffers import moving_buffers
+from shoal.model.replica import Replica
+
+Vectors = dict[torch.dtype, torch.Tensor]
+"""One for each type of number that is computed with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueSpan:
+    """Where a tensor lies in its vector."""
+
+    name: str
+    kind: torch.dtype
+    start: int
+    shape: torch.Size
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.shape.numel()
+
+    def of(self, vectors: Mapping[torch.dtype, torch.Tensor]) -> torch.Tensor:
+        """Its part of these vectors, in its shape."""
+        return vectors[self.kind][self.start : self.stop].view(self.shape)
+
+
+class AgreedValues:
+    """A replica's values, read into vectors and written back. Numbers of 16 bits travel as float32: a mean of them
+    is none of them."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self.params = self._lay_out(dict(replica.trained), {})
+        """By kind, these come first."""
+        self.num_params = {
+            kind: max(s.stop for s in self.params if s.kind == kind) for kind in self._kinds(self.params)
+        }
+        """By kind: the elements of parameters."""
+        self._buffers = self._lay_out(self._floats(), self.num_params)
+
+    @staticmethod
+    def _kinds(spans: list[ValueSpan]) -> list[torch.dtype]:
+        return list(dict.fromkeys(span.kind for span in spans))
+
+    @staticmethod
+    def _lay_out(tensors: Mapping[str, torch.Tensor], used: Mapping[torch.dtype, int]) -> list[ValueSpan]:
+        spans, ends = [], dict(used)
+        for name, tensor in tensors.items():
+            kind = torch.promote_types(tensor.dtype, torch.float32)
+            start = ends.get(kind, 0)
+            spans.append(ValueSpan(name=name, kind=kind, start=start, shape=tensor.shape))
+            ends[kind] = start + tensor.numel()
+        return spans
+
+    def _floats(self) -> dict[str, torch.Tensor]:
+        """Looked up whenever it is asked for: buffers may be put elsewhere."""
+        found = moving_buffers(self._replica.module)
+        return {f"buffer {number}": each for number, each in enumerate(found) if each.is_floating_point()}
+
+    def whole_numbers(self) -> list[torch.Tensor]:
+        """Buffers that have no mean, such as counts of batches."""
+        return [each for each in moving_buffers(self._replica.module) if not each.is_floating_point()]
+
+    def _all(self) -> Iterator[tuple[ValueSpan, torch.Tensor]]:
+        yield from zip(self.params, self._replica.trained.values(), strict=True)
+        yield from zip(self._buffers, self._floats().values(), strict=True)
+
+    @torch.no_grad()
+    def read(self) -> Vectors:
+        """A copy of all values."""
+        found: dict[torch.dtype, list[torch.Tensor]] = {}
+        for span, tensor in self._all():
+            found.setdefault(span.kind, []).append(tensor.detach().to(span.kind).reshape(-1))
+        return {kind: torch.cat(parts) for kind, parts in found.items()}
+
+    @torch.no_grad()
+    def write(self, vectors: Mapping[torch.dtype, torch.Tensor]) -> None:
+        """Give the replica these values."""
+        for span, tensor in self._all():
+            tensor.detach().copy_(span.of(vectors))
+
+    def params_of(self, vectors: Mapping[torch.dtype, torch.Tensor]) -> Vectors:
+        """The part of these vectors that parameters have."""
+        return {kind: vectors[kind][:count] for kind, count in self.num_params.items()}
