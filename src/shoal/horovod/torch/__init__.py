@@ -1,0 +1,164 @@
+"""Horovod's interface for torch: `import shoal.horovod.torch as hvd`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from shoal.horovod.runtime import (
+    ProcessSet,
+    add_process_set,
+    current,
+    global_process_set,
+    init,
+    is_initialized,
+    remove_process_set,
+    shutdown,
+)
+from shoal.horovod.torch import elastic
+from shoal.horovod.torch.compression import Compression
+from shoal.horovod.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from shoal.horovod.torch.mpi_ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall,
+    alltoall_async,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    join,
+    poll,
+    reducescatter,
+    reducescatter_async,
+    sparse_allreduce_async,
+    synchronize,
+)
+from shoal.horovod.torch.optimizer import DistributedOptimizer
+from shoal.horovod.torch.sync_batch_norm import SyncBatchNorm
+
+
+def rank() -> int:
+    """This process's number among all."""
+    return current().rank
+
+
+def size() -> int:
+    """How many processes there are."""
+    return current().world.world_size
+
+
+def local_rank() -> int:
+    """This process's number on its host."""
+    return current().world.local_rank
+
+
+def local_size() -> int:
+    """How many processes its host has."""
+    return current().world.local_size
+
+
+def cross_rank() -> int:
+    """The number of its host."""
+    return current().world.host_number
+
+
+def cross_size() -> int:
+    """How many hosts there are."""
+    return max(1, len(current().world.hosts))
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have equally many processes."""
+    return len(set(current().world.hosts)) <= 1
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Keep what happens to tensors from now on; the first rank writes the file when it is stopped."""
+    if current().rank == 0:
+        current().timeline.start(file_path)
+
+
+def stop_timeline() -> None:
+    """Write the file."""
+    current().timeline.stop()
+
+
+def gloo_enabled() -> bool:
+    """Scripts ask this to know that there is no MPI; memory that processes share takes gloo's part."""
+    return True
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """As `gloo_enabled`."""
+    return True
+
+
+def mpi_enabled() -> bool:
+    """There is no MPI."""
+    return False
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """There is no MPI."""
+    return False
+
+
+def mpi_threads_supported() -> bool:
+    """There is no MPI."""
+    return False
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """Tensors of GPUs go through the host's memory."""
+    return 0
+
+
+def cuda_built(verbose: bool = False) -> bool:
+    """Nothing was built for it."""
+    return False
+
+
+def rocm_built(verbose: bool = False) -> bool:
+    """Nothing was built for it."""
+    return False
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """Nothing was built for it."""
+    return False
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """Nothing was built for it."""
+    return False
+
+
+__all__ = sorted(
+    name for name, value in globals().items() if not name.startswith("_") and name not in ("annotations", "Any")
+)
