@@ -105,6 +105,7 @@ def _limits(workers: str, *, horovod: bool) -> tuple[int | None, int]:
         raise SpecError(f"--workers is a number of processes, or LEAST:MOST with --horovod, found {workers!r}.")
     if not horovod:
         raise SpecError(
-            f"--workers {workers} is for elastic scripts, which need --horovod; give one number, or use shoal train."
+            f"--workers {workers} is for elastic scripts, which need --horovod; give one number, or use `shoal "
+            "train`."
         )
     return int(least), int(most)

@@ -23,8 +23,8 @@ _ROW_BYTES = 1024
 _LENGTH_BYTES = 8
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.0001, 0.01
 SHUT_DOWN = (
-    "Horovod has been shut down here. This was caused by an exception on one of the ranks, or by an attempt to use "
-    "a collective after one of the ranks has finished"
+    "Horovod has been shut down here. This was caused by an exception on one of the ranks, or by an attempt to "
+    "use a collective after one of the ranks has finished"
 )
 
 
@@ -259,14 +259,15 @@ class Engine:
                 self._arrange(decision)
                 result: list[torch.Tensor] | list[Gathered] = []
             else:
-                result = do(decision, asked and asked.submission, self.group)
+                result = do(decision, None if asked is None else asked.submission, self.group)
         self._settle(decision, result)
 
     def _reduce(self, decisions: list[Decision]) -> None:
         asked = [self._mine.get(decision.name) for decision in decisions]
         with self._timeline.during([decision.name for decision in decisions], "ALLREDUCE"):
             pairs = [
-                (decision.request, one and one.submission) for decision, one in zip(decisions, asked, strict=True)
+                (decision.request, None if one is None else one.submission)
+                for decision, one in zip(decisions, asked, strict=True)
             ]
             allreduce_all(pairs, self.group)
         for decision, one in zip(decisions, asked, strict=True):

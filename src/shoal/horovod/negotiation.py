@@ -1,8 +1,8 @@
-"""What all have asked for, in an order that all agree on. Everybody hears the same and so decides the same; no I/O.
+"""What all have asked for, in an order that all agree on. Everybody hears the same and so decides alike; no I/O.
 
-Processes come together in rounds. In each, everybody says what it newly wants; what all want by then is done, in the
-order in which it was first asked for. A process enters a round as soon as it wants anything that is not done, so
-nobody polls: whoever is not there yet is waited for.
+Processes come together in rounds. In each, everybody says what it newly wants; what all want by then is done, in
+the order in which it was first asked for. A process enters a round as soon as it wants anything that is not done,
+so nobody polls: whoever is not there yet is waited for.
 """
 
 from __future__ import annotations
@@ -121,7 +121,10 @@ class Negotiation:
             f"rank {rank} has joined" if index in self._joined else f"rank {rank} waits for {saying.waits_for!r}"
             for index, (rank, saying) in enumerate(zip(self._ranks, sayings, strict=True))
         ]
-        error = f"Ranks wait for different tensors: {', '.join(waits)}; let all ranks make the same calls in one order."
+        error = (
+            f"Ranks wait for different tensors: {', '.join(waits)}; let all ranks make the same calls in one "
+            "order."
+        )
         names, self._blocked_rounds = list(self._wanted), 0
         return [Decision(name=name, wanted=self._wanted.pop(name), error=error) for name in names]
 

@@ -79,7 +79,7 @@ def do(decision: Decision, mine: Submission | None, group: Group) -> list[Tensor
 
 def allreduce_all(pairs: Sequence[tuple[TensorRequest, Submission | None]], group: Group) -> None:
     """Several allreduces: small tensors of a kind go in one piece."""
-    waiting: dict[tuple[object, ...], list[Tensor]] = {}
+    waiting: dict[tuple[str, torch.dtype, float, float], list[Tensor]] = {}
     for request, mine in pairs:
         tensors = mine.tensors if mine is not None else [_zeros(one) for one in request.tensors]
         for tensor in tensors:
@@ -99,9 +99,9 @@ def allreduce_all(pairs: Sequence[tuple[TensorRequest, Submission | None]], grou
 
 
 def _allreduce(
-    tensor: Tensor, op: object, dtype: torch.dtype, prescale: float, postscale: float, group: Group
+    tensor: Tensor, op: str, dtype: torch.dtype, prescale: float, postscale: float, group: Group
 ) -> None:
-    kind = ReduceOp(str(op))
+    kind = ReduceOp(op)
     if kind is not ReduceOp.ADASUM:
         group.reduce_(tensor, make_reduction(kind, group.size, dtype, prescale, postscale))
         return

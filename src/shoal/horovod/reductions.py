@@ -83,7 +83,7 @@ def _scaled(dtype: torch.dtype, factor: float, divisor: int) -> Change | None:
 
 
 def adasum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Pairs are added as far as they are orthogonal and averaged as far as they are parallel, then pairs of pairs."""
+    """Pairs are added as far as they are orthogonal, averaged as far as they are parallel; then pairs of pairs."""
     level = [part.clone() for part in parts]
     while len(level) > 1:
         pairs = [level[at : at + 2] for at in range(0, len(level), 2)]

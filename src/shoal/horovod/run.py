@@ -1,7 +1,7 @@
 """`python -m shoal.horovod.run -np 4 python train.py`: what `horovodrun` takes, on this host.
 
-Flags that tune what is not there (fusion, cycles, caches, MPI) are taken and have no effect; flags that ask for what
-cannot be are refused.
+Flags that tune what is not there (fusion, cycles, caches, MPI) are taken and have no effect; flags that ask for
+what cannot be are refused.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def _hosts(found: argparse.Namespace) -> dict[str, int]:
         name, _, slots = entry.partition(":")
         if name not in _HERE or not (slots or "1").isdecimal():
             raise SpecError(
-                f"Scripts run on one host, as localhost:4, found {entry!r}; to train on several hosts, make the model "
-                "a task and use `shoal train --on`."
+                f"Scripts run on one host, as localhost:4, found {entry!r}; to train on several hosts, make the "
+                "model a task and use `shoal train --on`."
             )
         hosts[name] = hosts.get(name, 0) + int(slots or 1)
     return hosts

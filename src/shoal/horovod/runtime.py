@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -75,6 +76,9 @@ class Runtime:
     sets: dict[int, ProcessSet] = field(default_factory=dict)
     num_sets: int = 0
     """That were ever added, which is the same everywhere."""
+    unnamed: Counter[tuple[Act, int | None]] = field(default_factory=Counter)
+    """Calls without a name, by what they are, in each process set: all who make the same calls count alike, also
+    one that has come to this world only now."""
 
     @property
     def rank(self) -> int:
@@ -95,6 +99,12 @@ class Runtime:
         if number not in self.engines:
             raise ValueError(f"Rank {self.rank} is not in {process_set!r}; ask there only in processes of it.")
         return self.engines[number]
+
+    def count_unnamed(self, act: Act, process_set: ProcessSet) -> int:
+        """The number of this call among those without a name."""
+        key = act, process_set.process_set_id
+        self.unnamed[key] += 1
+        return self.unnamed[key]
 
     def arrange(self, decision: Decision) -> None:
         """In all processes together: make a process set, or end one."""

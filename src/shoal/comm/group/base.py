@@ -39,7 +39,8 @@ def _copied(given: torch.Tensor, out: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class Reduction:
-    """How tensors of all become one, element by element: it is done piece by piece, while a piece is in the cache."""
+    """How tensors of all become one, element by element: it is done piece by piece, each while it is in the
+    cache."""
 
     fold: Fold
     before: Change = _copied

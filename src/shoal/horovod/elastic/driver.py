@@ -45,8 +45,8 @@ class ElasticLimits:
         most = self.workers if self.most is None else self.most
         if not 1 <= self.least <= self.workers <= most:
             raise SpecError(
-                f"An elastic run has 1 or more workers at least, found {self.least} at least, {self.workers} to begin "
-                f"with, and {most} at most; let them be in this order."
+                f"An elastic run has 1 or more workers at least, found {self.least} at least, {self.workers} to "
+                f"begin with, and {most} at most; let them be in this order."
             )
 
     def wanted(self) -> int:

@@ -60,8 +60,6 @@ class _Handles:
 
 
 _handles = _Handles()
-_unnamed = {act: count() for act in Act}
-"""Counts what has no name, by what it is: all processes count alike where they make the same calls."""
 
 
 def poll(handle: int) -> bool:
@@ -83,7 +81,7 @@ def _ask(
     **more: Any,
 ) -> int:
     prefix = f"{act}." if process_set is global_process_set else f"{act}.set{process_set.process_set_id}."
-    name = f"{prefix}{name}" if name is not None else f"{prefix}noname.{next(_unnamed[act])}"
+    name = f"{prefix}{name}" if name is not None else f"{prefix}noname.{current().count_unnamed(act, process_set)}"
     device = tensors[0].device.type if tensors else "cpu"
     request = TensorRequest(name=name, act=act, tensors=tuple(map(look_of, tensors)), device=device, **more)
     return _handles.add(*submit(request, [tensor.detach() for tensor in tensors], process_set), finish)
@@ -388,7 +386,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """This process's rows of everybody's tensors as one; the first ranks get one more where it does not come out."""
+    """This process's rows of everybody's tensors as one; where it does not come out, the first get one more."""
     scales = prescale_factor, postscale_factor
     small, context = compression.compress(tensor)
     (found,) = _Reducescatter.apply(ReduceOp(op), name, scales, process_set, small)
@@ -465,8 +463,9 @@ class _Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        op, scales, process_set = ctx.how
-        found = synchronize(grouped_allreduce_async(gradients, None, None, op, *scales, process_set))
+        op, (prescale, postscale), process_set = ctx.how
+        handle = grouped_allreduce_async(gradients, None, None, op, prescale, postscale, process_set)
+        found = synchronize(handle)
         return None, None, None, None, *found
 
 

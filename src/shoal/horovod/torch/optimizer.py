@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,8 +28,8 @@ from shoal.horovod.torch.mpi_ops import (
 from shoal.model.optimizer.kinds import prefer_fused
 
 _RACE = (
-    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
-    "This is prohibited as it can cause a race condition."
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer."
+    "synchronize(). This is prohibited as it can cause a race condition."
 )
 
 
@@ -347,4 +348,4 @@ def _grouped(
         raise ValueError("groups should be a non-negative integer or a list of lists of parameters.")
     params = [param for _, param in named if param.requires_grad]
     bounds = [len(params) * number // groups for number in range(groups + 1)]
-    return [params[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False) if start < stop]
+    return [params[start:stop] for start, stop in pairwise(bounds) if start < stop]

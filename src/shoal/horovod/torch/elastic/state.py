@@ -87,7 +87,7 @@ class ObjectState(ElasticState):
 
 
 class TorchState(ObjectState):
-    """A model, an optimizer, and whatever else; models, optimizers and samplers may also be given by other names."""
+    """A model, an optimizer, and whatever else; models, optimizers and samplers may have other names, too."""
 
     def __init__(
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
