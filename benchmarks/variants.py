@@ -83,7 +83,14 @@ def tensorflow_command(variant: str, model: str, processes: int, steps: int | No
     return command if steps is None else [*command, "--steps", str(steps)]
 
 
+def horovod_command(model: str, processes: int, steps: int | None) -> list[str]:
+    """The command that measures Shoal behind Horovod's interface."""
+    command = module_command("horovod_variant", model, "--processes", str(processes))
+    return command if steps is None else [*command, "--steps", str(steps)]
+
+
 VARIANTS: dict[str, CommandBuilder] = {
+    "horovod": horovod_command,
     **{name: functools.partial(peer_command, name) for name in PEERS},
     **{name: functools.partial(tensorflow_command, name) for name in TENSORFLOW_OPTIONS},
     **{name: functools.partial(shoal_command, name, strategy) for name, strategy in STRATEGIES.items()},

@@ -22,7 +22,7 @@ FLAGS = {
     "evaluate": "data workers strategy threads device memory trust progress plain json help",
     "predict": "out data input workers strategy threads device memory trust progress plain help",
     "export": "to out trust help",
-    "run": "workers strategy port threads help",
+    "run": "workers strategy port threads horovod help",
     "scale": "workers servers hosts runs json help",
     "host": "join ticket name cores workers interface ports owner probe joined help",
     "slurm": "nodes time partition gpus cpus sbatch requeue no-requeue name runs dry-run help",

@@ -34,6 +34,7 @@ FLOORS = {
     "launch": 14,
     "bench": 15,
     "verification": 15,
+    "horovod": 15,
     "cli": 16,
 }
 BY_NAME = {"launch": ("model", "step", "strategies"), "verification": ("bench",), "bench": ("verification",)}

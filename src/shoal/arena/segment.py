@@ -94,6 +94,12 @@ class Segment:
         start, nbytes = self._regions[name]
         return Counters(memoryview(self._memory)[start : start + nbytes], self._address + start, on_idle)
 
+    def bytes_of(self, name: str) -> memoryview:
+        """A region as plain bytes."""
+        assert self._memory is not None
+        start, nbytes = self._regions[name]
+        return memoryview(self._memory)[start : start + nbytes]
+
     def room(self, number: int) -> GrowingRoom:
         """One of the rooms behind the regions."""
         assert number < self._num_rooms

@@ -8,8 +8,26 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.arguments import CLUSTER, Port, Threads, Workers
+from shoal.cli.arguments import CLUSTER, Port, Threads
+from shoal.errors import SpecError
 
+ScriptWorkers = Annotated[
+    str,
+    typer.Option(
+        "--workers",
+        "-w",
+        "-n",
+        help="Processes; with --horovod also 1:4: an elastic script, with 1 to 4.",
+        metavar="N|LEAST:MOST",
+        rich_help_panel=CLUSTER,
+    ),
+]
+Horovod = Annotated[
+    bool,
+    typer.Option(
+        "--horovod", help="What the script imports as horovod.torch is Shoal's.", rich_help_panel=CLUSTER
+    ),
+]
 ScriptStrategy = Annotated[
     str,
     typer.Option(
@@ -27,10 +45,11 @@ def run(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="What the script is given.", show_default=False)
     ] = None,
-    workers: Workers = 1,
+    workers: ScriptWorkers = "1",
     strategy: ScriptStrategy = "data",
     port: Port = None,
     threads: Threads = None,
+    horovod: Horovod = False,
 ) -> None:
     """Start a script once per worker, under the variables that torchrun sets.
 
@@ -39,7 +58,10 @@ def run(
     The exit status is that of the worker that failed.
     With a strategy that has servers, these run the script, too, up to its `Trainer.fit()`.
 
+    With --horovod a script written for Horovod runs as it is; with --workers 1:4, an elastic one.
+
     [dim]shoal run --workers 2 loop.py --lr 0.1[/dim]
+    [dim]shoal run --horovod -n 4 mnist.py[/dim]
     """
     from shoal.launch.scripts import run_script
     from shoal.observe import Event
@@ -54,5 +76,36 @@ def run(
         elif isinstance(event.what, Hung | Lost | Replaced | Decided) and (text := line(event)) is not None:
             print(text, file=sys.stderr)
 
-    cluster = Cluster(workers=workers, port=port, threads=threads)
-    run_script(script, arguments or (), cluster=cluster, strategy=strategy, on_event=show, zygote=ctx.obj)
+    least, most = _limits(workers, horovod=horovod)
+    if least is not None:
+        from shoal.horovod.elastic.driver import ElasticLimits
+        from shoal.horovod.run import start
+
+        limits = ElasticLimits(workers=most, least=least, most=most)
+        start(script, arguments or (), limits=limits, threads=threads, zygote=ctx.obj)
+        return
+    cluster = Cluster(workers=most, port=port, threads=threads)
+    run_script(
+        script,
+        arguments or (),
+        cluster=cluster,
+        strategy=strategy,
+        before="shoal.horovod.names" if horovod else None,
+        on_event=show,
+        zygote=ctx.obj,
+    )
+
+
+def _limits(workers: str, *, horovod: bool) -> tuple[int | None, int]:
+    """How many there are at least, where that may change, and at most."""
+    least, colon, most = workers.partition(":")
+    if not colon and least.isdecimal():
+        return None, int(least)
+    if not (least.isdecimal() and most.isdecimal()):
+        raise SpecError(f"--workers is a number of processes, or LEAST:MOST with --horovod, found {workers!r}.")
+    if not horovod:
+        raise SpecError(
+            f"--workers {workers} is for elastic scripts, which need --horovod; give one number, or use `shoal "
+            "train`."
+        )
+    return int(least), int(most)

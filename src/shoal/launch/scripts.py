@@ -24,6 +24,7 @@ def run_script(
     *,
     cluster: Cluster,
     strategy: str = "data",
+    before: str | None = None,
     stream: BinaryIO | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     zygote: ZygoteProcess | None = None,
@@ -31,7 +32,7 @@ def run_script(
     """Run `script` once per worker, under the variables that torchrun would set, and wait for all.
 
     `strategy` is that of its Trainers, where they name none. What servers it asks for are started beside the
-    workers, and run the script, too.
+    workers, and run the script, too. `before` names a module whose `prepare` is called first.
     """
     if not Path(script).is_file():
         raise SpecError(f"There is no script {str(script)!r} in {Path.cwd()}; check the path.")
@@ -40,7 +41,7 @@ def run_script(
         target=str(script),
         strategy=strategy,
         cluster=cluster,
-        options={"argv": list(arguments)},
+        options={"argv": list(arguments), **({} if before is None else {"before": before})},
     )
     with Echo(stream or sys.stdout.buffer, alone=cluster.workers == 1 and not servers_of(job)) as echo:
         try:

@@ -6,6 +6,7 @@ Its `Trainer.fit()` serves in them, and ends them.
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import signal
@@ -36,6 +37,8 @@ def run_script(job: Job, world: World, channel: Channel) -> int:
     os.environ.update(script_environment(job, world))
     sys.argv = [job.target, *job.options.get("argv", [])]
     sys.path.insert(0, str(script.resolve().parent))
+    if (before := job.options.get("before")) is not None:
+        importlib.import_module(before).prepare()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as in any script
     reporter, is_worker = Reporter(world, channel), world.role == Role.WORKER
     reporter.pulse.enter(State.SCRIPT)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.lazy import found_in
 
 if TYPE_CHECKING:
-    from shoal.comm.group.base import Group, Transfer, as_bytes, sum_in_order
+    from shoal.comm.group.base import Group, Reduction, Transfer, as_bytes, sum_in_order
     from shoal.comm.group.hierarchical import HierarchicalGroup
     from shoal.comm.group.lone import LoneGroup
     from shoal.comm.group.memory import MemoryGroup
@@ -24,6 +24,7 @@ __all__ = [
     "HierarchicalGroup",
     "LoneGroup",
     "MemoryGroup",
+    "Reduction",
     "SocketGroup",
     "ThreadGroup",
     "TorchGroup",
@@ -39,6 +40,7 @@ _HOMES = {
     "HierarchicalGroup": "hierarchical",
     "LoneGroup": "lone",
     "MemoryGroup": "memory",
+    "Reduction": "base",
     "SocketGroup": "sockets",
     "ThreadGroup": "threads",
     "TorchGroup": "torch_group",

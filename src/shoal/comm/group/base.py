@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
@@ -25,6 +26,35 @@ Rows = Sequence[Sequence[int]]
 """Ranks of the groups that a group is split into: each rank is in one of them."""
 Fold = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
 """Makes one tensor of those of all, by index, in the room that is given."""
+
+
+Change = Callable[[torch.Tensor, torch.Tensor], object]
+"""Writes what it makes of the first tensor, element by element, into the second, which may be the same."""
+
+
+def _copied(given: torch.Tensor, out: torch.Tensor) -> None:
+    if out.data_ptr() != given.data_ptr():
+        out.copy_(given)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How tensors of all become one, element by element: it is done piece by piece, each while it is in the
+    cache."""
+
+    fold: Fold
+    before: Change = _copied
+    """What each does with its own before the others see it."""
+    after: Change = _copied
+    """What is done with the result."""
+
+    def brought(self, own: torch.Tensor) -> torch.Tensor:
+        """What one brings: a tensor of its own, unless it is left as it is."""
+        if self.before is _copied:
+            return own
+        changed = torch.empty_like(own)
+        self.before(own, changed)
+        return changed
 
 
 class Transfer(Protocol):
@@ -65,6 +95,14 @@ class Group(ABC):
     @abstractmethod
     def max_(self, tensor: torch.Tensor) -> torch.Tensor:
         """The elementwise maximum, in place."""
+
+    def reduce_(self, tensor: torch.Tensor, how: Reduction) -> torch.Tensor:
+        """Make one tensor of everybody's, in place."""
+        flat = flat_in_host(tensor)
+        own = how.brought(flat)
+        found = [row.view(flat.dtype) for row in self.all_gather(as_bytes(own))]
+        how.after(how.fold(found, torch.empty_like(flat)), flat)
+        return write_back(flat, tensor)
 
     @abstractmethod
     def reduce_scatter(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:

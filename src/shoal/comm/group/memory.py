@@ -11,8 +11,8 @@ import torch
 
 from shoal.arena import Segment
 from shoal.comm.group.base import (
-    Fold,
     Group,
+    Reduction,
     Rows,
     Transfer,
     flat_in_host,
@@ -88,36 +88,39 @@ class MemoryGroup(Group):
         return cls(segment, rank, range(size) if ranks is None else ranks, Lookout(on_idle))
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._fold_(tensor, sum_in_order)
+        return self.reduce_(tensor, Reduction(sum_in_order))
 
     def max_(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._fold_(tensor, largest)
+        return self.reduce_(tensor, Reduction(largest))
 
-    def _fold_(self, tensor: torch.Tensor, fold: Fold) -> torch.Tensor:
+    def reduce_(self, tensor: torch.Tensor, how: Reduction) -> torch.Tensor:
         flat, staging = flat_in_host(tensor), self.staging
         pieces = flat.split(staging.room(flat.dtype))
 
         def fill(piece: int, number: int) -> None:
             own = pieces[piece]
-            staging.buffer(self.index, number, own.dtype)[: own.numel()].copy_(own)
+            how.before(own, staging.buffer(self.index, number, own.dtype)[: own.numel()])
 
         def take(piece: int, number: int) -> None:
             staging.wait_for_all(number)
-            if self.size == 2 or pieces[piece].nbytes <= SMALL_BYTES:
-                fold(staging.buffers(number, flat.dtype, slice(pieces[piece].numel())), pieces[piece])
+            result = pieces[piece]
+            if self.size == 2 or result.nbytes <= SMALL_BYTES:
+                how.fold(staging.buffers(number, flat.dtype, slice(result.numel())), result)
+                how.after(result, result)
             else:
-                self._fold_shares(pieces[piece], number, fold)
+                self._fold_shares(result, number, how)
 
         staging.run(len(pieces), fill, take)
         return write_back(flat, tensor)
 
-    def _fold_shares(self, piece: torch.Tensor, number: int, fold: Fold) -> None:
+    def _fold_shares(self, piece: torch.Tensor, number: int, how: Reduction) -> None:
         """Each makes its share of the result, and takes the others' from them."""
         staging = self.staging
         bounds = [piece.numel() * index // self.size for index in range(self.size + 1)]
         shares = [slice(start, stop) for start, stop in pairwise(bounds)]
         mine = shares[self.index]
-        fold(staging.buffers(number, piece.dtype, mine), piece[mine])
+        how.fold(staging.buffers(number, piece.dtype, mine), piece[mine])
+        how.after(piece[mine], piece[mine])
         # Nobody else reads this part of this buffer, so the result may lie where a summand was.
         staging.buffer(self.index, number, piece.dtype)[mine].copy_(piece[mine])
         staging.tell_folded(number)

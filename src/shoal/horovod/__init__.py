@@ -1,0 +1,15 @@
+"""Horovod's interface for torch, on Shoal's groups: `import shoal.horovod.torch as hvd`.
+
+requests      what a process wants done, and whether all want the same
+negotiation   which of it all have asked for, in an order that all agree on; no I/O
+roll          who has come, and who has left, in memory that all see
+reductions    average, sum, minimum, maximum, product, Adasum
+operations    what was agreed on, done in a group
+engine        the thread that negotiates and does it, behind handles
+runtime       this process among the others: `init`, `rank`, process sets
+timeline      what happened when, for chrome://tracing
+torch         what scripts import
+elastic       worlds that shrink and grow
+names         answers to `horovod` in scripts that are not to be changed
+run           `horovodrun`'s flags
+"""

@@ -1,0 +1,1 @@
+"""Where Horovod's scripts look for what is not torch's."""
