@@ -26,6 +26,8 @@ class Feature(Generic[Asker]):
     does: str = ""
     needs: tuple[str, ...]
     """Facts of the job's `Conduct`."""
+    suffices: str = ""
+    """A fact that is enough, whatever else is missing."""
     remedy: str = "leave it out"
 
     def is_possible(self, conduct: Conduct) -> bool:
@@ -34,6 +36,8 @@ class Feature(Generic[Asker]):
 
     def lacking(self, conduct: Conduct) -> str | None:
         """The first fact that is missing."""
+        if self.suffices and getattr(conduct, self.suffices):
+            return None
         return next((fact for fact in self.needs if not getattr(conduct, fact)), None)
 
     def refusal(self, asker: Asker, conduct: Conduct, strategy: str) -> str:
@@ -78,9 +82,12 @@ JOB_FEATURES: tuple[Feature[Job], ...] = (
     ),
     Feature(
         name="limits of workers",
-        asked=lambda job: _limits(job),
+        asked=lambda job: (
+            "" if job.cluster.max_workers is None else f"workers={job.cluster.written_workers}"
+        ),
         does=_ANOTHERS_WORK,
         needs=("has_places", "has_journal"),
+        suffices="workers_vary",
         remedy="use data:via=arena on cpu, or a number",
     ),
     Feature(
@@ -104,12 +111,6 @@ JOB_FEATURES: tuple[Feature[Job], ...] = (
         remedy="leave recompute out",
     ),
 )
-
-
-def _limits(job: Job) -> str:
-    """As they were written; nothing where workers may come and go without doing another's work."""
-    is_free = job.cluster.max_workers is None or job.conduct.is_leased
-    return "" if is_free else f"workers={job.cluster.written_workers}"
 
 
 TASK_FEATURES: tuple[Feature[Task], ...] = (

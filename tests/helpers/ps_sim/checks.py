@@ -41,13 +41,13 @@ def _check_saved(cluster: Cluster) -> None:
     """Each checkpoint holds the steps that it says, in every shard, and none is older than the one before."""
     scenario, steps = cluster.scenario, [one.step for one in cluster.saved]
     for one in cluster.saved:
-        expected = list(range(one.step * scenario.workers))
+        expected = list(range(one.step * scenario.num_slots))
         assert all(cells == expected for cells in one.cells), (
             f"The checkpoint of step {one.step} holds {one.cells}."
         )
     assert steps == sorted(steps), f"A checkpoint was taken after a newer one: {steps}"
     if scenario.borders and scenario.leased:
-        planned = [border // scenario.workers for border in scenario.borders]
+        planned = [border // scenario.num_slots for border in scenario.borders]
         assert sorted(set(steps)) == planned, f"Checkpoints were planned after {planned}, taken after {steps}."
 
 
@@ -57,8 +57,8 @@ def in_one_process(scenario: Scenario) -> list[str]:
     for step in range(1, scenario.steps + 1):
         for number, shard in enumerate(shards):
             version = shard.version
-            for rank in range(scenario.workers):
-                shard.accept(_push(scenario, number, step, rank, version))
+            for slot in range(scenario.num_slots):
+                shard.accept(_push(scenario, number, step, slot, version))
         if scenario.together:
             parts = {number: own_part(shard, number) for number, shard in enumerate(shards)}
             for number, shard in enumerate(shards):
@@ -66,14 +66,14 @@ def in_one_process(scenario: Scenario) -> list[str]:
     return [shard.values.digest() for shard in shards]
 
 
-def _push(scenario: Scenario, shard: int, step: int, rank: int, version: int) -> Push:
-    cells = [(step - 1) * scenario.workers + rank]
+def _push(scenario: Scenario, shard: int, step: int, slot: int, version: int) -> Push:
+    cells = [(step - 1) * scenario.num_slots + slot]
     return Push(
         shard=shard,
         generation=1,
-        origin=rank,
+        origin=slot,
         sequence=step,
-        rank=rank,
+        clock_of=slot,
         clock=step,
         cells=cells,
         based_on=version,
@@ -91,10 +91,10 @@ def _gathers(scenario: Scenario) -> bool:
 
 def _to_be_skipped(scenario: Scenario) -> set[int]:
     """The cells whose gradient is no number; with them, those of a round that needs them."""
-    consistency, workers, cells = parse_sync(scenario.sync), scenario.workers, set(scenario.spoilt)
-    for step in {cell // workers for cell in scenario.spoilt}:
+    consistency, slots, cells = parse_sync(scenario.sync), scenario.num_slots, set(scenario.spoilt)
+    for step in {cell // slots for cell in scenario.spoilt}:
         if consistency.gathers(step + 1):
-            cells |= set(range(step * workers, (step + 1) * workers))
+            cells |= set(range(step * slots, (step + 1) * slots))
     return cells
 
 
