@@ -21,7 +21,10 @@ _OF_ONE_ATTEMPT = (
     *("state", "timeline", "failures", "ran_s"),
 )
 """Options that say nothing about the attempt that goes on."""
-_KEPT_UNLESS_SAID = ("checkpoint", "on_failure", "max_failures", "precision", "recompute")
+_KEPT_UNLESS_SAID = (
+    *("checkpoint", "on_failure", "max_failures", "precision", "recompute"),
+    *("compile", "graph", "memory_format", "loss_in_pieces", "fast", "sync_device"),
+)
 
 
 def find_whole(text: str, root: str | Path, report: Report) -> tuple[Path, Manifest]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _OF_JOB = (
     *("strategy", "cluster", "slots", "checkpoint", "chaos", "overrides"),
     *("on_failure", "max_failures", "precision", "recompute"),
+    *("compile", "graph", "memory_format", "loss_in_pieces", "fast", "sync_device"),
 )
 """What a job is made of, besides its target."""
 Tell = Callable[[Happening], None]
@@ -52,6 +53,12 @@ def train(
     max_failures: int | None = None,
     precision: str | None = None,
     recompute: bool | None = None,
+    compile: bool | None = None,
+    graph: bool | None = None,
+    memory_format: str | None = None,
+    loss_in_pieces: bool | None = None,
+    fast: bool | None = None,
+    sync_device: bool | None = None,
     checkpoint: str | None = None,
     resume: str | None = None,
     trust: bool = False,
@@ -77,6 +84,10 @@ def train(
 
     `precision` is what the model computes in: `fp32`, `bf16`, `fp16` or `adaptive`. `recompute` saves memory:
     blocks of the model are computed again in the backward pass.
+
+    `compile`, `graph` (on a GPU), `memory_format` ("channels_last") and `loss_in_pieces` change how a step is
+    computed; `fast` tries them before the run, and bf16 where `precision` is `auto`, and takes the fastest.
+    `sync_device` makes a GPU do one thing after the other.
 
     `checkpoint` says when to save the training state: `every=200`. `resume` goes on with an earlier run, `RUN` or
     `RUN@STEP`, in its folder, with its task and settings but for those given here; of a `cluster` also single

@@ -82,8 +82,10 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
         parking=make_parking(job),
         precision=job.precision,
         recompute=job.recompute,
+        form=job.form,
         warn=reporter.warn,
     )
+    training.replica.preparing = lambda: reporter.pulse.interlude(State.PREPARING)
     check_position(training.replica.start, training.schedule, task.seed, may_be_over=lacks_model(job))
     if training.weighing is not None and world.is_first:
         reporter.line(training.weighing.text)

@@ -43,6 +43,8 @@ class State(StrEnum):
     """It waits for storage: however long that takes, it does not hang."""
     AUDITING = "auditing"
     """It counts what became of the data, for as long as that takes."""
+    PREPARING = "preparing"
+    """It compiles its passes, for as long as that takes."""
     SERVING = "serving"
     SCRIPT = "script"
     """The user's own code runs."""

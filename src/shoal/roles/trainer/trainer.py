@@ -32,6 +32,7 @@ from shoal.roles.training.observer import Outcome
 from shoal.roles.training.training import Training
 from shoal.spec import Cluster, Job, StrategySpec, Task, World, parse_strategy
 from shoal.spec.features import check_task
+from shoal.spec.step_form import StepForm
 from shoal.spec.vocabulary import Role
 from shoal.step.work import Work
 from shoal.strategies import make_strategy
@@ -57,7 +58,10 @@ class Trainer:
         slots: int | None = None,
         precision: str = "fp32",
         recompute: bool = False,
+        form: StepForm | None = None,
     ) -> None:
+        """`device` is `cpu` or `cuda`; `form` says how steps run, as `StepForm(compile=True)`."""
+        form = form or StepForm()
         station = current_station() if world is None else None
         world = world_at(station) if world is None else world
         spec = parse_strategy(strategy or ("data" if station is None else station.job.strategy))
@@ -69,6 +73,10 @@ class Trainer:
             slots=slots,
             precision=precision,
             recompute=recompute,
+            compile=form.compile,
+            graph=form.graph,
+            memory_format=form.memory_format,
+            loss_in_pieces=form.loss_in_pieces,
         )
         self._service = service_of(job, station)
         limit_memory(None, is_frugal=job.conduct.frees_parameters)
@@ -105,6 +113,7 @@ class Trainer:
             start=start,
             precision=job.precision,
             recompute=job.recompute,
+            form=job.form,
         )
         has_servers = self._service is not None
         training.callbacks = callbacks = script_callbacks(training, self._fellows, has_servers=has_servers)
