@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from shoal.errors import LaunchError, SpecError, unknown
 from shoal.launch.control import request_scale
+from shoal.launch.fast import in_fastest_form
 from shoal.launch.inside import refuse_inside
 from shoal.launch.live import EventStream, LiveRun, Run
 from shoal.launch.owner import ZygoteProcess
@@ -181,6 +182,9 @@ def _prepared(
         at_end.enter_context(RunLock(folder.path, warn))
         adoption = None if said["resume"] is None else _adopted(said, wishes, folder)
         job = adoption.past.job if adoption is not None else replace(prepare(), run_dir=str(folder.path))
+        if job.fast and adoption is None:
+            job, text = in_fastest_form(job, said["zygote"])
+            tell(LineSaid(text=text))
         if log is not None:
             job = replace(job, options={**job.options, "log": [one for one in log if isinstance(one, str)]})
         else:

@@ -1,8 +1,8 @@
 """Scores that are made when somebody looks at them: a cross entropy does not, and takes them in pieces.
 
-A linear layer at the end of a model gives these in place of a tensor. They can be reshaped, as losses of tokens do,
-and given to `F.cross_entropy`; whatever else is asked of them, or done with them, gets the tensor that they stand
-for.
+A linear layer at the end of a model gives these in place of a tensor. They can be reshaped, as losses of tokens
+do, and given to `F.cross_entropy`; whatever else is asked of them, or done with them, gets the tensor that they
+stand for.
 """
 
 from __future__ import annotations

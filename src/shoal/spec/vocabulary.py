@@ -26,6 +26,8 @@ class Purpose(StrEnum):
     PREDICT = "predict"
     INSPECT = "inspect"
     """To say what a task is made of, without training it."""
+    TRY = "try"
+    """To find out in which form a task's steps are the fastest."""
     SCRIPT = "script"
     """To run a script of the user's, which knows nothing of Shoal's tasks."""
 

@@ -27,7 +27,7 @@ MOST_SHAPES = 32
 class CompiledCompute(EagerCompute):
     """As `EagerCompute`, with the task's forward pass, loss and their backward pass compiled."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, backend: str = "inductor") -> None:
         super().__init__(replica)
         use_cache()
         import torch._dynamo.config
@@ -38,7 +38,7 @@ class CompiledCompute(EagerCompute):
         torch._inductor.config.compile_threads = 1
         if replica.device == "cpu":
             torch._inductor.config.fallback_random = True  # the numbers that are drawn are those of plain passes
-        self._compiled = _compiled_loss(replica)
+        self._compiled = _compiled_loss(replica, backend)
         self._known: set[Hashable] = set()
         self._opened: ExitStack | None = None
         """What is to be left when the backward pass has been compiled, too."""
@@ -89,18 +89,18 @@ class CompiledCompute(EagerCompute):
             raise
 
 
-def _compiled_loss(replica: Replica) -> Callable[[Any], Any]:
+def _compiled_loss(replica: Replica, backend: str) -> Callable[[Any], Any]:
     task, module = replica.task, replica.module
     if replica.form.loss_in_pieces:  # what is done with the scores is no part of it
         if replica.device != "cpu":
             fuse_pieces()
-        compiled = torch.compile(module, dynamic=False)
+        compiled = torch.compile(module, dynamic=False, backend=backend)
         return lambda batch: raw_loss(task, compiled, batch)  # type: ignore[arg-type]
 
     def loss(batch: Any) -> Any:
         return raw_loss(task, module, batch)
 
-    return torch.compile(loss, dynamic=False)
+    return torch.compile(loss, dynamic=False, backend=backend)
 
 
 def _refuse_to_meet(values: torch.Tensor, question: Question) -> Gathered:

@@ -14,6 +14,7 @@ from shoal.checkpoint.model_stream import TensorStream, save_stream
 from shoal.checkpoint.streamed import StreamedState
 from shoal.datasets.given import numbered
 from shoal.errors import SpecError
+from shoal.feed.feed import map_tensors
 from shoal.feed.parts import LoadedBatch, Part
 from shoal.model.optimizer.state import check_savable, check_state
 from shoal.model.start import Start
@@ -183,6 +184,8 @@ class Trainer:
         """Forward, backward, agree, update. Returns the loss over all processes' batches."""
         if self._why_no_step:
             raise SpecError(self._why_no_step)
+        if self.world.device != "cpu":
+            batch = map_tensors(batch, lambda t: t.to(self.world.device, non_blocking=True))
         counts = self._training.task.weight
         weight = float(num_samples(batch)) if counts is None else float(counts(batch))
 

@@ -1,8 +1,8 @@
 """Whole steps of one worker as graphs on its GPU: passes, clipping and the optimizer's update, replayed at once.
 
 The first steps run as they are, which also lets libraries choose and make what they need; then a step is captured
-for each shape of a batch. What changes from step to step (the batch, what it counts, the learning rate) is copied to
-where the graph reads it. Random numbers are keyed before every replay, as before every step.
+for each shape of a batch. What changes from step to step (the batch, what it counts, the learning rate) is copied
+to where the graph reads it. Random numbers are keyed before every replay, as before every step.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class SingleProcess(WholeModel):
 
         if not self._runs_ahead or self._sparse:
             raise SpecError(
-                f"graph: {type(replica.optimizer).__name__}, skip_loss_below or sparse gradients need to be looked "
+                f"graph: {type(replica.optimizer).__name__}, skip_loss_below or sparse gradients must be looked "
                 "at in every step, but a captured step is replayed; leave graph out."
             )
         return CapturedSteps(replica, self._update)
