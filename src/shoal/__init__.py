@@ -18,6 +18,7 @@ from shoal.spec import (
     Pipeline,
     Plateau,
     Sharded,
+    StepForm,
     Stratified,
     Task,
     TensorParallel,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from shoal.launch.runs import resume, scale, start, train
     from shoal.launch.saved import Evaluation, evaluate, predict, predictions
     from shoal.model.gathering import gather
+    from shoal.model.vocabulary_loss import linear_cross_entropy
     from shoal.roles.trainer.trainer import Trainer
     from shoal.verification import verify
 
@@ -52,6 +54,7 @@ __all__ = [
     "Run",
     "Sharded",
     "ShoalError",
+    "StepForm",
     "Stratified",
     "Task",
     "TensorParallel",
@@ -62,6 +65,7 @@ __all__ = [
     "datasets",
     "evaluate",
     "gather",
+    "linear_cross_entropy",
     "metrics",
     "optim",
     "predict",
@@ -85,6 +89,7 @@ __getattr__ = found_in(
         "datasets": "datasets",
         "evaluate": "launch.saved",
         "gather": "model.gathering",
+        "linear_cross_entropy": "model.vocabulary_loss",
         "metrics": "metrics",
         "optim": "optim",
         "predict": "launch.saved",

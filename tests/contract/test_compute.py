@@ -16,10 +16,15 @@ from shoal.errors import Diverged
 from shoal.feed.parts import LoadedBatch, Part
 from shoal.model.replica import Replica
 from shoal.spec import Task
+from shoal.step.compiled import CompiledCompute
 from shoal.step.compute import SAMPLES, Compute, DeferredSums, EagerCompute, Sums
 from shoal.step.work import Work
 
-COMPUTES: dict[str, Callable[[Replica], Compute]] = {"eager": EagerCompute}
+COMPUTES: dict[str, Callable[[Replica], Compute]] = {
+    "eager": EagerCompute,
+    # All of it but the compiler: what that makes is tried in tests of whole runs.
+    "compiled": lambda replica: CompiledCompute(replica, backend="aot_eager"),
+}
 GENERATOR = torch.Generator().manual_seed(1)
 INPUTS, TARGETS = torch.randn(8, 3, generator=GENERATOR), torch.randn(8, 2, generator=GENERATOR)
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import runpy
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from shoal.errors import SpecError
+from shoal.errors import ShoalError, SpecError
+from shoal.launch.live import Run
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.runs import train as start
 from shoal.launch.supervisor import Supervisor
-from shoal.spec import Cluster, Job
+from shoal.observe import RunFolder
+from shoal.roles.trainer.trainer import Trainer
+from shoal.spec import Cluster, Job, Task
 
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
+FORMS = Path(__file__).parent / "form_tasks.py"
 
 
 WAYS = [
@@ -115,3 +122,71 @@ def test_what_needs_the_hosts_memory_is_refused() -> None:
 def test_no_gpu_is_said(zygote: ZygoteProcess, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="torch finds no GPU"):
         train(zygote, tmp_path)
+
+
+def load_small(name: str) -> Task:
+    """A task of the small ones, made here."""
+    made: Task = runpy.run_path(str(TASKS))[name]()
+    return made
+
+
+def in_form(folder: Path, zygote: ZygoteProcess, name: str, task: str = "mlp_quiet", **asked: Any) -> Run:
+    """A run of one worker on the GPU."""
+    cluster = {"workers": 1, "threads": 1, "device": "cuda"}
+    usual: dict[str, Any] = {"target": f"{TASKS}:{task}", "args": {"steps": 40}, "cluster": cluster}
+    return start(name=name, runs=folder, zygote=zygote, output=StringIO(), **(usual | asked))
+
+
+@needs_gpu
+@pytest.mark.parametrize("task", ["mlp_quiet", "gpt_quiet", "mlp"])
+@pytest.mark.parametrize("form", [{"graph": True}, {"compile": True}, {"compile": True, "graph": True}])
+def test_other_forms_train_as_plain_steps(
+    zygote: ZygoteProcess, tmp_path: Path, task: str, form: dict[str, bool]
+) -> None:
+    plain = in_form(tmp_path, zygote, "plain", task)
+    found = in_form(tmp_path, zygote, "found", task, **form)
+    again = in_form(tmp_path, zygote, "again", task, **form)
+    bound = (
+        0.3 if form.get("compile") and task == "mlp" else 1e-2
+    )  # what is compiled draws other numbers (dropout)
+    assert found.results["loss"] == pytest.approx(plain.results["loss"], rel=bound)
+    assert found.digest == again.digest
+
+
+@needs_gpu
+def test_a_captured_step_follows_the_schedule_and_resumes(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"task": "gpt_quiet", "graph": True}
+    whole = in_form(tmp_path, zygote, "whole", **asked)
+    in_form(tmp_path, zygote, "half", checkpoint="every=20", **asked)
+    resumed = start(resume="half@20", runs=tmp_path, zygote=zygote, output=StringIO())
+    assert resumed.results["loss"] == pytest.approx(whole.results["loss"], rel=1e-4)
+
+
+@needs_gpu
+def test_what_cannot_be_captured_is_said(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    with pytest.raises(ShoalError, match="cannot be captured"):
+        in_form(tmp_path, zygote, "asks", target=f"{FORMS}:asks_for_values", graph=True)
+
+
+@needs_gpu
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_loss_in_pieces_on_the_gpu(zygote: ZygoteProcess, tmp_path: Path, compiles: bool) -> None:
+    plain = in_form(tmp_path, zygote, "plain", target=f"{FORMS}:words")
+    found = in_form(tmp_path, zygote, "found", target=f"{FORMS}:words", loss_in_pieces=True, compile=compiles)
+    assert found.results["loss"] == pytest.approx(plain.results["loss"], rel=1e-3)
+
+
+@needs_gpu
+def test_fast_captures_what_is_bound_by_launches(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    found = in_form(tmp_path, zygote, "fast", fast=True)
+    job = RunFolder(found.folder).read_job()
+    assert job.graph and not job.fast and job.options["chosen_form"]["ratio"] > 1.5
+
+
+@needs_gpu
+def test_a_trainer_takes_batches_of_the_host(tmp_path: Path) -> None:
+    task = load_small("mlp_quiet")
+    with Trainer(task, device="cuda") as trainer:
+        batch = next(iter(DataLoader(task.dataset("train"), batch_size=16)))
+        losses = [trainer.step(batch) for _ in range(8)]
+    assert losses[-1] < losses[0]

@@ -180,6 +180,43 @@ Runs = Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel
 DataPart = Annotated[str, typer.Option(help="Which of the task's sets: test or train.", metavar="test|train")]
 
 
+Compile = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile",
+        help="Compile forward and backward passes, once for each shape of a batch.",
+        rich_help_panel=TASK,
+        show_default=False,
+    ),
+]
+Graph = Annotated[
+    bool | None,
+    typer.Option(
+        "--graph",
+        help="Capture the whole step on the GPU, and replay it.",
+        rich_help_panel=TASK,
+        show_default=False,
+    ),
+]
+MemoryFormat = Annotated[
+    str | None,
+    typer.Option(
+        help="How images lie in memory; convolutions may be faster with channels_last.",
+        metavar="contiguous|channels_last",
+        rich_help_panel=TASK,
+    ),
+]
+LossInPieces = Annotated[
+    bool | None,
+    typer.Option(
+        "--loss-in-pieces",
+        help="Make the scores of a large vocabulary piece by piece, so that they never exist as a whole.",
+        rich_help_panel=TASK,
+        show_default=False,
+    ),
+]
+
+
 def given(**values: Any) -> dict[str, Any]:
     """What was said on the command line."""
     return {name: value for name, value in values.items() if value is not None}

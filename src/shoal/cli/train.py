@@ -118,7 +118,7 @@ def train(
         str | None,
         typer.Option(
             help="What the model computes in; adaptive: layers that half precision is too small for in float32.",
-            metavar="fp32|bf16|fp16|adaptive",
+            metavar="fp32|bf16|fp16|adaptive|auto",
             rich_help_panel=TASK,
         ),
     ] = None,
@@ -127,6 +127,28 @@ def train(
         typer.Option(
             "--recompute",
             help="Compute blocks of the model again in the backward pass, to save memory.",
+            rich_help_panel=TASK,
+            show_default=False,
+        ),
+    ] = None,
+    compile: option.Compile = None,
+    graph: option.Graph = None,
+    memory_format: option.MemoryFormat = None,
+    loss_in_pieces: option.LossInPieces = None,
+    fast: Annotated[
+        bool | None,
+        typer.Option(
+            "--fast",
+            help="Try the ways above for a few steps, and with --precision auto bf16, and take the fastest.",
+            rich_help_panel=TASK,
+            show_default=False,
+        ),
+    ] = None,
+    sync_device: Annotated[
+        bool | None,
+        typer.Option(
+            "--sync-device",
+            help="Let a GPU do one thing after the other, so that errors point at what caused them.",
             rich_help_panel=TASK,
             show_default=False,
         ),
@@ -232,7 +254,8 @@ def train(
     )
     said: dict[str, Any] = {"strategy": strategy, "cluster": cluster, "slots": slots, "chaos": chaos}
     said |= {"checkpoint": checkpoint, "on_failure": on_failure, "max_failures": max_failures}
-    said |= {"precision": precision, "recompute": recompute}
+    said |= {"precision": precision, "recompute": recompute, "compile": compile, "graph": graph, "fast": fast}
+    said |= {"memory_format": memory_format, "loss_in_pieces": loss_in_pieces, "sync_device": sync_device}
     arguments = parse_arguments(arg or ())
     found = _found_world(on, ps_hosts, worker_hosts, job_name, task_index)
     with taking_part(found, said, runs, ctx.obj, to_stderr=as_json):

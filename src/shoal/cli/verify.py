@@ -9,9 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.arguments import CLUSTER, TASK, AsJson, FactoryArguments, Seed, Trust, Workers, parse_arguments
+from shoal.cli.arguments import (
+    CLUSTER,
+    TASK,
+    AsJson,
+    Compile,
+    FactoryArguments,
+    LossInPieces,
+    MemoryFormat,
+    Seed,
+    Trust,
+    Workers,
+    parse_arguments,
+)
 from shoal.cli.json_output import print_json
 from shoal.errors import SpecError
+from shoal.spec.step_form import StepForm
 
 if TYPE_CHECKING:
     from shoal.verification import ResultReport, VerifyReport
@@ -52,6 +65,9 @@ def verify(
             rich_help_panel=TASK,
         ),
     ] = "fp32",
+    compile: Compile = None,
+    memory_format: MemoryFormat = None,
+    loss_in_pieces: LossInPieces = None,
     replay: Annotated[
         str | None,
         typer.Option(metavar="RUN", help="Repeat this finished run, in place of TARGET."),
@@ -92,6 +108,11 @@ def verify(
                 seed=seed,
                 seeds=seeds,
                 precision=precision,
+                form=StepForm(
+                    compile=bool(compile),
+                    memory_format=memory_format or "contiguous",
+                    loss_in_pieces=bool(loss_in_pieces),
+                ),
                 zygote=ctx.obj,
                 progress=progress,
             )

@@ -60,6 +60,8 @@ class Feed:
         self._ahead: Ahead | None = None
         self._one_at_a_time: threading.Lock = beside._one_at_a_time if beside else threading.Lock()
         self._loaders = Loaders(self._prepare, processes, self._one_at_a_time, warn) if processes else None
+        self._copying: torch.cuda.Stream | None = None
+        """Where batches are copied to a GPU, beside what it computes."""
         self.in_use: Cut | None = None
         """The part whose batches are read and computed now."""
 
@@ -145,10 +147,15 @@ class Feed:
     def _moved(self, batch: Any) -> Any:
         if self._device == "cpu":
             return batch
-        if self._loaders is None:
-            return map_tensors(batch, lambda t: t.to(self._device))
-        # A GPU fetches what lies in pinned memory while it computes.
-        return map_tensors(batch, lambda t: t.pin_memory().to(self._device, non_blocking=True))
+        if self._copying is None:
+            self._copying = torch.cuda.Stream(self._device)
+        # A GPU fetches what lies in pinned memory while it computes; what computes next waits for it.
+        computing = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._copying):
+            moved = map_tensors(batch, lambda t: t.pin_memory().to(self._device, non_blocking=True))
+        computing.wait_stream(self._copying)
+        map_tensors(moved, lambda t: _used_on(t, computing))
+        return moved
 
     def _load_whole(self, wanted: WantedPart) -> Loaded:
         with self._one_at_a_time:
@@ -202,6 +209,12 @@ class Feed:
         if not self._is_at_hand:  # augmentation may draw from these; torch's is keyed by the strategy
             random.seed(key)
             np.random.seed(key & 0xFFFFFFFF)
+
+
+def _used_on(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
+    """The same tensor, whose memory is given to nobody else before this stream is done with it."""
+    tensor.record_stream(stream)
+    return tensor
 
 
 def _read(dataset: Any, numbers: list[int]) -> list[Any]:

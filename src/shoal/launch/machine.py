@@ -63,7 +63,7 @@ _STOP_S = 120.0
 """How long workers may take to finish their step, once asked."""
 _SAVE_S = 600.0
 """The same while one of them saves: what is on its way to a slow disk is what the request is about to keep."""
-_READING = (Purpose.EVALUATE, Purpose.PREDICT, Purpose.INSPECT)
+_READING = (Purpose.EVALUATE, Purpose.PREDICT, Purpose.INSPECT, Purpose.TRY)
 """Purposes that keep nothing worth waiting for."""
 
 

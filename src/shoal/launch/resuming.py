@@ -26,7 +26,10 @@ _ASIDE = {
     "replica": "workers' own, with which only average goes on",
 }
 """By the first word of their names: what tensors are that were put aside."""
-_KEPT_UNLESS_SAID = ("checkpoint", "on_failure", "max_failures", "precision", "recompute")
+_KEPT_UNLESS_SAID = (
+    *("checkpoint", "on_failure", "max_failures", "precision", "recompute"),
+    *("compile", "graph", "memory_format", "loss_in_pieces", "fast", "sync_device"),
+)
 
 
 def find_whole(text: str, root: str | Path, report: Report) -> tuple[Path, Manifest]:

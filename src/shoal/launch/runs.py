@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from shoal.errors import LaunchError, SpecError, unknown
 from shoal.launch.control import request_scale
+from shoal.launch.fast import in_fastest_form
 from shoal.launch.inside import refuse_inside
 from shoal.launch.live import EventStream, LiveRun, Run
 from shoal.launch.owner import ZygoteProcess
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _OF_JOB = (
     *("strategy", "cluster", "slots", "checkpoint", "chaos", "overrides"),
     *("on_failure", "max_failures", "precision", "recompute"),
+    *("compile", "graph", "memory_format", "loss_in_pieces", "fast", "sync_device"),
 )
 """What a job is made of, besides its target."""
 Tell = Callable[[Happening], None]
@@ -52,6 +54,12 @@ def train(
     max_failures: int | None = None,
     precision: str | None = None,
     recompute: bool | None = None,
+    compile: bool | None = None,
+    graph: bool | None = None,
+    memory_format: str | None = None,
+    loss_in_pieces: bool | None = None,
+    fast: bool | None = None,
+    sync_device: bool | None = None,
     checkpoint: str | None = None,
     resume: str | None = None,
     trust: bool = False,
@@ -77,6 +85,10 @@ def train(
 
     `precision` is what the model computes in: `fp32`, `bf16`, `fp16` or `adaptive`. `recompute` saves memory:
     blocks of the model are computed again in the backward pass.
+
+    `compile`, `graph` (on a GPU), `memory_format` ("channels_last") and `loss_in_pieces` change how a step is
+    computed; `fast` tries them before the run, and bf16 where `precision` is `auto`, and takes the fastest.
+    `sync_device` makes a GPU do one thing after the other.
 
     `checkpoint` says when to save the training state: `every=200`. `resume` goes on with an earlier run, `RUN` or
     `RUN@STEP`, in its folder, with its task and settings but for those given here; of a `cluster` also single
@@ -170,6 +182,9 @@ def _prepared(
         at_end.enter_context(RunLock(folder.path, warn))
         adoption = None if said["resume"] is None else _adopted(said, wishes, folder)
         job = adoption.past.job if adoption is not None else replace(prepare(), run_dir=str(folder.path))
+        if job.fast and adoption is None:
+            job, text = in_fastest_form(job, said["zygote"])
+            tell(LineSaid(text=text))
         if log is not None:
             job = replace(job, options={**job.options, "log": [one for one in log if isinstance(one, str)]})
         else:

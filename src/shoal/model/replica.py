@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from shoal.errors import SpecError, TaskError
 from shoal.model.compiled import under_own_names
 from shoal.model.fitting_loss import with_fitting_loss
 from shoal.model.loss_parts import LossParts
+from shoal.model.memory_format import lay_out_channels_last
 from shoal.model.optimizer.averaging import check_average, with_average
 from shoal.model.optimizer.kinds import prefer_fused
 from shoal.model.parking.building import Parking
@@ -23,6 +24,7 @@ from shoal.model.recompute import recompute_blocks
 from shoal.model.start import Start
 from shoal.spec import Task
 from shoal.spec.precision import SCALED
+from shoal.spec.step_form import StepForm
 
 
 class Replica:
@@ -39,7 +41,14 @@ class Replica:
         parking: Parking | None = None,
         precision: str = "fp32",
         recompute: bool = False,
+        form: StepForm | None = None,
     ) -> None:
+        self.form = form or StepForm()
+        """In which form its passes run."""
+        self.compute: Any = None
+        """Who runs them, made on first use (`step/compute.py`)."""
+        self.preparing: Callable[[], AbstractContextManager[Any]] = nullcontext
+        """Entered while a pass is compiled or captured, which takes much longer than passes do."""
         self.task = task = with_fitting_loss(task, numerics=numerics, device=device)
         self.start = start or Start()
         self.numerics = numerics
@@ -114,6 +123,8 @@ class Replica:
                 f"Task: the model ({type(module).__name__}) has no parameters, so there is nothing to train; "
                 "check what model() returns."
             )
+        if self.form.memory_format == "channels_last":
+            lay_out_channels_last(module)
         return module if self.device == "cpu" else module.to(self.device)
 
     def _materialise(self, module: nn.Module, batch: Any) -> None:

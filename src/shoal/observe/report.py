@@ -83,6 +83,7 @@ def command(job: Job) -> str:
         "on_failure": job.on_failure if job.on_failure != "auto" else None,
         "max_failures": job.max_failures if job.max_failures != 10 else None,
         "precision": job.precision if job.precision != "fp32" else None,
+        "memory_format": job.memory_format if job.memory_format != "contiguous" else None,
         "checkpoint": job.checkpoint if job.checkpoint != "none" else None,
         "from": job.options.get("from"),
         **job.overrides,
@@ -90,8 +91,9 @@ def command(job: Job) -> str:
     for name, value in flags.items():
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    if job.recompute:
-        words.append("--recompute")
+    for name in ("recompute", "compile", "graph", "loss_in_pieces", "fast", "sync_device"):
+        if getattr(job, name):
+            words.append(f"--{name.replace('_', '-')}")
     if cluster.trusted_network:
         words.append("--trusted-network")
     if job.options.get("skip_seen"):

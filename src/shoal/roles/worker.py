@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,6 +18,7 @@ from shoal.model.optimizer.averaging import average_key, averaged_model
 from shoal.observe.happenings import Audited, Saved
 from shoal.observe.run_folder import RunFolder
 from shoal.roles.callbacks.opening import callbacks_of
+from shoal.roles.fast.trying import try_forms
 from shoal.roles.inference.prediction import predict
 from shoal.roles.inference.saved_model import evaluate
 from shoal.roles.inspection import inspect
@@ -47,6 +49,8 @@ def run_worker(job: Job, world: World, channel: Channel) -> int:
     """What a `worker` or `spare` process does from its first to its last line."""
     # What is freed in every step must not stay in the process.
     limit_memory(job.cluster.memory_bytes, is_frugal=job.conduct.frees_parameters)
+    if job.sync_device:
+        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # before anything is asked of a GPU
     world = replace(world, device=choose_device(job.cluster.device, world.local_rank))
     path = job.options.get("timeline")
     is_quiet = bool(job.options.get("quiet"))
@@ -82,8 +86,10 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
         parking=make_parking(job),
         precision=job.precision,
         recompute=job.recompute,
+        form=job.form,
         warn=reporter.warn,
     )
+    training.replica.preparing = lambda: reporter.pulse.interlude(State.PREPARING)
     check_position(training.replica.start, training.schedule, task.seed, may_be_over=lacks_model(job))
     if training.weighing is not None and world.is_first:
         reporter.line(training.weighing.text)
@@ -306,4 +312,5 @@ _PURPOSES = {
     Purpose.EVALUATE: evaluate,
     Purpose.PREDICT: predict,
     Purpose.INSPECT: inspect,
+    Purpose.TRY: try_forms,
 }

@@ -10,6 +10,7 @@ from shoal.spec.layerwise import Layer, LayerForm
 from shoal.spec.model_parallel import Mesh, ModelParallel, Pipeline, Sharded, TensorParallel, as_mesh
 from shoal.spec.parameter_server import ParameterServer
 from shoal.spec.sampling import Fold, Stratified, Weighted
+from shoal.spec.step_form import StepForm
 from shoal.spec.strategy import StrategySpec, parse_strategy
 from shoal.spec.task import Plateau, Task
 from shoal.spec.world import World
@@ -33,6 +34,7 @@ __all__ = [
     "Pipeline",
     "Plateau",
     "Sharded",
+    "StepForm",
     "StrategySpec",
     "Stratified",
     "Task",

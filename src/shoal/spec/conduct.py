@@ -92,6 +92,8 @@ class Conduct:
     """Slots can bring rows to each other inside a forward or backward pass."""
     repeats_passes: bool = True
     """A part of the model can be computed again in its backward pass."""
+    has_whole_passes: bool = True
+    """A worker computes a pass by itself, with the whole model, so that it can be compiled."""
     synchronises: bool = False
     """BatchNorm can normalise by the whole batch, so that parts compute the same function."""
     can_skip: bool = True

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from shoal.spec.job import Job
 
 
+MOST_AHEAD = 3
+"""Steps that a worker may have asked of its GPU before it knows what the first of them came to."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Data(StrategySpec):
     """Synchronous data parallel: each worker trains on its part of the batch, all take the same step."""
@@ -107,17 +111,25 @@ class Data(StrategySpec):
             why["has_places"] = f"device={cluster.device} does not use that"
         if self.batchnorm == "sync":
             why["can_skip"] = "batchnorm=sync needs them all in every pass; use batchnorm=local"
+            why["has_whole_passes"] = "batchnorm=sync has workers meet inside of it; use batchnorm=local"
         return Conduct(
             fills=self._fills(cluster.places, slots),
             has_places=self.shares_memory and self.via != "chain" and cluster.device == "cpu",
             has_journal=self.journal and self.via != "chain",
             can_skip=self.batchnorm != "sync",
+            has_whole_passes=self.batchnorm != "sync",
             meets=self.via != "chain",
             synchronises=True,
             spans_hosts=self.via not in ("arena", "backend"),
             outlives_hosts=self.via == "chain",
+            open_commits=self._open_commits(cluster, slots),
             why=why,
         )
+
+    def _open_commits(self, cluster: Cluster, slots: int | None) -> int:
+        """One worker runs ahead of its GPU; on a CPU, and with others, each step is known when it is taken."""
+        is_alone = cluster.places == (slots or 1) == 1 and self.via == "auto"
+        return MOST_AHEAD if is_alone and cluster.device != "cpu" else 1
 
     def _fills(self, workers: int, slots: int | None) -> tuple[range, ...]:
         """Which slots each worker fills; they add up to `slots`, or to one for each."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from shoal.errors import SpecError
 from shoal.spec.conduct import Conduct
+from shoal.spec.step_form import StepForm
 from shoal.spec.task import Task
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ _LACKS = {
     "has_journal": "strategy={strategy} keeps none",
     "meets": "these are not computed at the same time",
     "repeats_passes": "strategy={strategy} cannot run a part of it twice",
+    "has_whole_passes": "with strategy={strategy} no worker has a whole pass to itself",
     "slots_are_free": "strategy={strategy} cuts batches in its own way",
     "has_one_loss": "with strategy={strategy} each group of layers has a loss of its own",
     "can_skip": "strategy={strategy} cannot do without them",
@@ -109,6 +111,13 @@ JOB_FEATURES: tuple[Feature[Job], ...] = (
         does="computes parts of the model again in the backward pass",
         needs=("repeats_passes",),
         remedy="leave recompute out",
+    ),
+    Feature(
+        name="fast steps",
+        asked=lambda job: "fast" if job.fast else "" if job.form == StepForm() else str(job.form),
+        does="changes how a pass is computed",
+        needs=("has_whole_passes",),
+        remedy="leave it out, or use data or ps",
     ),
 )
 

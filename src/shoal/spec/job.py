@@ -17,6 +17,7 @@ from shoal.spec.conduct import Conduct
 from shoal.spec.features import check_job
 from shoal.spec.precision import check_precision
 from shoal.spec.sampling import Fold
+from shoal.spec.step_form import StepForm, check_form
 from shoal.spec.strategy import StrategySpec, parse_strategy
 from shoal.spec.vocabulary import Purpose
 
@@ -56,9 +57,22 @@ class Job:
     """`task`, or `float64`: everything in double precision, dropout off, for exact comparisons."""
     precision: str = "fp32"
     """What models compute in: `fp32`, `bf16`, `fp16`, or `adaptive`: layers that half precision is too small for
-    stay in float32. Parameters are float32 in any case."""
+    stay in float32; `auto`: what `fast` finds, fp32 or bf16. Parameters are float32 in any case."""
     recompute: bool = False
     """Whether blocks of the model keep their inputs alone, and are computed again in the backward pass."""
+    compile: bool = False
+    """Whether forward and backward passes are compiled, once for each shape of a batch."""
+    graph: bool = False
+    """Whether the whole step is captured on a GPU, and replayed."""
+    memory_format: str = "contiguous"
+    """How images lie in memory: `contiguous`, or `channels_last`."""
+    loss_in_pieces: bool = False
+    """Whether the scores of a large vocabulary are made and used piece by piece."""
+    fast: bool = False
+    """Whether these, and with `precision=auto` bf16, are tried before the run, and the fastest taken. What was
+    chosen takes the place of this in the job that is run."""
+    sync_device: bool = False
+    """Whether a GPU does one thing after the other, so that errors point at the line that caused them."""
     chaos: str = ""
     """Faults to inject: `kill worker:1 at step 50; slow worker:0 x4`, or `random:mtbf=10s`."""
     checkpoint: str = "none"
@@ -129,6 +143,7 @@ class Job:
                 "has no coordinator; leave it out, or use ps."
             )
         check_precision(self)
+        check_form(self)
         check_job(self)
         spec.check(self)
         if self.chaos:
@@ -143,6 +158,16 @@ class Job:
     def num_slots(self) -> int:
         """Parts of a global batch."""
         return self.conduct.slots
+
+    @property
+    def form(self) -> StepForm:
+        """In which form steps run."""
+        return StepForm(
+            compile=self.compile,
+            graph=self.graph,
+            memory_format=self.memory_format,
+            loss_in_pieces=self.loss_in_pieces,
+        )
 
     @property
     def own_slots(self) -> int:

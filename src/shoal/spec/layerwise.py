@@ -108,6 +108,7 @@ class Layer(StrategySpec):
             return Conduct(
                 fills=even_fills(slots or workers, workers),
                 has_phases=True,
+                has_whole_passes=False,
                 spans_hosts=cluster.device == "cpu",
                 meets=True,
                 why={"has_places": f"strategy={self} sums gradients over sockets and cannot replace workers"},
@@ -116,6 +117,7 @@ class Layer(StrategySpec):
             fills=(range(1),) * workers,
             slots_are_free=False,
             is_cut=True,
+            has_whole_passes=False,
             gathers=True,
             spans_hosts=self.via != "memory" and cluster.device == "cpu",
             can_skip=False,

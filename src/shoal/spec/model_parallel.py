@@ -53,6 +53,7 @@ class ModelParallel(StrategySpec):
             fills=tuple(range(lane, lane + 1) for lane in lanes),
             slots_are_free=False,
             is_cut=mesh.num_workers > mesh.data,
+            has_whole_passes=False,
             has_copies=mesh.data > 1,
             is_never_whole=True,
             gathers=True,

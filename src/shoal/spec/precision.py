@@ -10,7 +10,7 @@ from shoal.spec.checks import require_choice
 if TYPE_CHECKING:
     from shoal.spec.job import Job
 
-PRECISIONS = ("fp32", "bf16", "fp16", "adaptive")
+PRECISIONS = ("fp32", "bf16", "fp16", "adaptive", "auto")
 SCALED = ("fp16", "adaptive")
 """Those in which small gradients would be lost if the loss were not scaled up."""
 

@@ -26,6 +26,8 @@ class Purpose(StrEnum):
     PREDICT = "predict"
     INSPECT = "inspect"
     """To say what a task is made of, without training it."""
+    TRY = "try"
+    """To find out in which form a task's steps are the fastest."""
     SCRIPT = "script"
     """To run a script of the user's, which knows nothing of Shoal's tasks."""
 
@@ -43,6 +45,8 @@ class State(StrEnum):
     """It waits for storage: however long that takes, it does not hang."""
     AUDITING = "auditing"
     """It counts what became of the data, for as long as that takes."""
+    PREPARING = "preparing"
+    """It compiles its passes, for as long as that takes."""
     SERVING = "serving"
     SCRIPT = "script"
     """The user's own code runs."""

@@ -1,7 +1,6 @@
 """Forward and backward for one slot, behind one contract: the same bits whoever runs them.
 
-`EagerCompute` runs the task's own code as it is. What compiles it, or captures it on a device, would be another
-`Compute`.
+`EagerCompute` runs the task's own code as it is; `CompiledCompute` (`step/compiled.py`) compiles it.
 """
 
 from __future__ import annotations
@@ -12,11 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import nn
 
 from shoal.errors import Diverged, TaskError
 from shoal.feed.parts import Part
 from shoal.ledger.order import mix
+from shoal.model.memory_format import images_last
 from shoal.model.replica import Replica, call_model
+from shoal.spec import Task
 from shoal.spec.task import MOST_LOSS_PARTS
 from shoal.step.work import Work
 
@@ -44,12 +46,16 @@ class ToldLoss(NamedTuple):
 def task_loss(replica: Replica, batch: Any, step: int = 0) -> ToldLoss:
     """The task's loss on a batch, checked to be one number; 0 where it belongs to no step."""
     with replica.precision.autocast(step):
-        task = replica.task
-        if task.objective is not None:
-            return told_loss(replica, task.objective(replica.module, batch))
-        inputs, target = split_batch(batch)
-        assert task.loss is not None
-        return told_loss(replica, task.loss(call_model(replica.module, inputs), target))
+        return told_loss(replica, raw_loss(replica.task, replica.module, batch))
+
+
+def raw_loss(task: Task, module: nn.Module, batch: Any) -> Any:
+    """What the task makes of a batch, whatever that is."""
+    if task.objective is not None:
+        return task.objective(module, batch)
+    inputs, target = split_batch(batch)
+    assert task.loss is not None
+    return task.loss(call_model(module, inputs), target)
 
 
 def told_loss(replica: Replica, found: Any) -> ToldLoss:
@@ -61,12 +67,7 @@ def told_loss(replica: Replica, found: Any) -> ToldLoss:
 
 def plain_loss(replica: Replica, batch: Any) -> torch.Tensor:
     """The loss alone in the model's own numbers, whatever precision the job asks for."""
-    task = replica.task
-    if task.objective is not None:
-        return check_loss(task.objective(replica.module, batch))
-    inputs, target = split_batch(batch)
-    assert task.loss is not None
-    return check_loss(task.loss(call_model(replica.module, inputs), target))
+    return check_loss(raw_loss(replica.task, replica.module, batch))
 
 
 def check_loss(found: Any) -> torch.Tensor:
@@ -172,6 +173,7 @@ class DeferredSums:
         self._losses: list[torch.Tensor] = []
         self._weights: list[float] = []
         self._known = Sums()
+        self._sent: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def add(self, known: Sums) -> None:
         """This much is known."""
@@ -180,12 +182,37 @@ class DeferredSums:
     def defer(self, loss: torch.Tensor, weight: float, parts: Sequence[Any] = ()) -> None:
         """A batch of this weight has a loss that nobody has looked at."""
         told = (torch.as_tensor(part, dtype=loss.dtype, device=loss.device) for part in parts)
-        self._losses.append(torch.stack([each.detach().reshape(()) for each in (loss, *told)]))
+        self.defer_row(torch.stack([each.detach().reshape(()) for each in (loss, *told)]), weight)
+
+    def defer_row(self, row: torch.Tensor, weight: float) -> None:
+        """The same, in one tensor with what the loss is told with."""
+        self._losses.append(row)
         self._weights.append(weight)
+
+    @property
+    def weight(self) -> float:
+        """What the batches count that give gradients: known before any loss is."""
+        return self._known.weight + sum(self._weights)
+
+    def send(self) -> None:
+        """Let a GPU send what is deferred when it comes to it: `resolve` then waits for this, and for nothing that
+        was asked of the GPU later."""
+        if self._losses and self._losses[0].is_cuda:
+            rows = torch.stack(self._losses)
+            room = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+            room.copy_(rows, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._sent = room, event
 
     def resolve(self) -> Sums:
         """Wait for the device, and know all of it; `Diverged` where a loss is no number."""
-        rows = torch.stack(self._losses).tolist() if self._losses else []
+        if self._sent is not None:
+            room, event = self._sent
+            event.synchronize()
+            rows, self._sent = room.tolist(), None
+        else:
+            rows = torch.stack(self._losses).tolist() if self._losses else []
         for (value, *parts), weight in zip(rows, self._weights, strict=True):
             check_finite(value, self._work, self._part)
             self._known += Sums(value * weight, weight, parts=tuple(part * weight for part in parts))
@@ -209,6 +236,11 @@ class EagerCompute:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
+        self._has_images_last = replica.form.memory_format == "channels_last"
+        if replica.form.loss_in_pieces:
+            from shoal.step.pieces import split_loss
+
+            split_loss(replica)
 
     def run(self, work: Work, part: Part, backward: Backward = torch.Tensor.backward) -> DeferredSums:
         replica, found = self._replica, DeferredSums(work, part)
@@ -220,7 +252,7 @@ class EagerCompute:
             found.add(Sums(samples=samples))
             if not weight:  # padding alone: it counts nothing, and its mean is not a number
                 continue
-            told = task_loss(replica, batch, work.step)
+            told = self.loss(batch, work.step)
             loss = told.loss
             if looks_at_once:
                 check_finite(value := loss.item(), work, part)
@@ -233,13 +265,37 @@ class EagerCompute:
                 found.defer(loss, weight, told.parts)
             share = weight if part.total_weight is None else weight / part.total_weight
             share *= replica.precision.scale
-            backward(loss, None if share == 1.0 else torch.full_like(loss, share))
+            self._backward(backward, loss, None if share == 1.0 else torch.full_like(loss, share))
+        found.send()
         return found
+
+    def loss(self, batch: Any, step: int) -> ToldLoss:
+        """That of a batch in the form that the job asks for."""
+        return task_loss(self._replica, self._laid_out(batch), step)
+
+    def _laid_out(self, batch: Any) -> Any:
+        return images_last(batch) if self._has_images_last else batch
+
+    def _backward(self, backward: Backward, loss: torch.Tensor, share: torch.Tensor | None) -> None:
+        backward(loss, share)
+
+
+def compute_of(replica: Replica) -> Compute:
+    """Who runs a replica's passes, in the form that its job asks for."""
+    if replica.compute is None:
+        if replica.form.compile:
+            from shoal.step.compiled import CompiledCompute
+
+            replica.compute = CompiledCompute(replica)
+        else:
+            replica.compute = EagerCompute(replica)
+    found: Compute = replica.compute
+    return found
 
 
 def backward_part(replica: Replica, work: Work, part: Part, backward: Backward = torch.Tensor.backward) -> Sums:
     """A slot's passes, and what they come to, now."""
-    return EagerCompute(replica).run(work, part, backward).resolve()
+    return compute_of(replica).run(work, part, backward).resolve()
 
 
 def check_weight(work: Work, sums: Sums) -> None:

@@ -15,14 +15,20 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from shoal.spec.step_form import StepForm
 from shoal.step.tap import GradientTap
 
+PLAIN = StepForm()
 SMALLEST_DIRECT_BYTES = 1 << 20
 
 
-def write_directly(module: nn.Module, params: Sequence[torch.Tensor], tap: GradientTap) -> list[nn.Linear]:
+def write_directly(
+    module: nn.Module, params: Sequence[torch.Tensor], tap: GradientTap, form: StepForm = PLAIN
+) -> list[nn.Linear]:
     """Let the large linear layers of a model write to the tap's views; returns the layers it changed."""
-    if any(part._compiled_call_impl is not None or hasattr(part, "_orig_mod") for part in module.modules()):
+    if form.compile or any(
+        part._compiled_call_impl is not None or hasattr(part, "_orig_mod") for part in module.modules()
+    ):
         return []  # a compiled model has its own ways
     numbers = {id(param): number for number, param in enumerate(params)}
     layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear) and _is_suitable(layer, numbers)]

@@ -10,6 +10,7 @@ from shoal.launch.targets import target_of
 from shoal.observe.wording import plural
 from shoal.spec import Claim, Cluster, Job, StrategySpec, Task, parse_strategy
 from shoal.spec.checks import require_count
+from shoal.spec.step_form import StepForm
 from shoal.verification.by_bits import NUM_TRIALS, compare_bits
 from shoal.verification.by_result import compare_results, num_trials
 from shoal.verification.jobs import with_overrides
@@ -35,6 +36,7 @@ def verify(
     seed: int | None = None,
     seeds: int = DEFAULT_SEEDS,
     precision: str = "fp32",
+    form: StepForm | None = None,
     zygote: ZygoteProcess | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport | ResultReport:
@@ -43,9 +45,10 @@ def verify(
     Synchronous strategies are trained for a few `steps` and compared with one process, number by number. Where
     timing decides, no two runs are alike: such a strategy trains the whole task (or `steps` of it) with several
     `seeds`, and its results are compared with those of synchronous training on the same samples.
-    `precision` is what the model computes in, but for the comparison in float64.
+    `precision` is what the model computes in, but for the comparison in float64; `form` is how its steps run.
     `progress(number, total, label)` is called before each of the runs.
     """
+    form = form or StepForm()
     require_count("verify", "seeds", seeds)
     if steps is not None:
         require_count("verify", "steps", steps)
@@ -59,6 +62,10 @@ def verify(
         slots=slots,
         overrides={} if seed is None else {"seed": seed},
         precision=precision,
+        compile=form.compile,
+        graph=form.graph,
+        memory_format=form.memory_format,
+        loss_in_pieces=form.loss_in_pieces,
     )
     expected = num_trials(seeds) if spec.claim(workers) is Claim.RESULT else NUM_TRIALS
     with open_laboratory(expected, zygote, progress) as laboratory:

@@ -14,6 +14,7 @@ from shoal.checkpoint.model_stream import TensorStream, save_stream
 from shoal.checkpoint.streamed import StreamedState
 from shoal.datasets.given import numbered
 from shoal.errors import SpecError
+from shoal.feed.feed import map_tensors
 from shoal.feed.parts import LoadedBatch, Part
 from shoal.model.optimizer.state import check_savable, check_state
 from shoal.model.start import Start
@@ -32,6 +33,7 @@ from shoal.roles.training.observer import Outcome
 from shoal.roles.training.training import Training
 from shoal.spec import Cluster, Job, StrategySpec, Task, World, parse_strategy
 from shoal.spec.features import check_task
+from shoal.spec.step_form import StepForm
 from shoal.spec.vocabulary import Role
 from shoal.step.work import Work
 from shoal.strategies import make_strategy
@@ -57,7 +59,10 @@ class Trainer:
         slots: int | None = None,
         precision: str = "fp32",
         recompute: bool = False,
+        form: StepForm | None = None,
     ) -> None:
+        """`device` is `cpu` or `cuda`; `form` says how steps run, as `StepForm(compile=True)`."""
+        form = form or StepForm()
         station = current_station() if world is None else None
         world = world_at(station) if world is None else world
         spec = parse_strategy(strategy or ("data" if station is None else station.job.strategy))
@@ -69,6 +74,10 @@ class Trainer:
             slots=slots,
             precision=precision,
             recompute=recompute,
+            compile=form.compile,
+            graph=form.graph,
+            memory_format=form.memory_format,
+            loss_in_pieces=form.loss_in_pieces,
         )
         self._service = service_of(job, station)
         limit_memory(None, is_frugal=job.conduct.frees_parameters)
@@ -105,6 +114,7 @@ class Trainer:
             start=start,
             precision=job.precision,
             recompute=job.recompute,
+            form=job.form,
         )
         has_servers = self._service is not None
         training.callbacks = callbacks = script_callbacks(training, self._fellows, has_servers=has_servers)
@@ -174,6 +184,8 @@ class Trainer:
         """Forward, backward, agree, update. Returns the loss over all processes' batches."""
         if self._why_no_step:
             raise SpecError(self._why_no_step)
+        if self.world.device != "cpu":
+            batch = map_tensors(batch, lambda t: t.to(self.world.device, non_blocking=True))
         counts = self._training.task.weight
         weight = float(num_samples(batch)) if counts is None else float(counts(batch))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.datasets.iterated import ByPosition
 from shoal.errors import SpecError, TaskError
@@ -28,11 +28,9 @@ from shoal.roles.training.mean_check import MeanCheck
 from shoal.roles.training.witness import Witness
 from shoal.spec import Conduct, Task, World
 from shoal.spec.features import GATHER
+from shoal.spec.step_form import StepForm
 from shoal.step.work import Work
 from shoal.strategies.base import Extent, Strategy, handover_of
-
-if TYPE_CHECKING:
-    pass
 
 
 def make_schedule(task: Task, train: Any, slots: int, workers: int) -> Schedule:
@@ -83,6 +81,7 @@ class Training:
         parking: Parking | None = None,
         precision: str = "fp32",
         recompute: bool = False,
+        form: StepForm | None = None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.task = task
@@ -106,6 +105,7 @@ class Training:
             parking=parking,
             precision=precision,
             recompute=recompute,
+            form=form,
         )
         self.weighing = derived_weight(self.replica)
         """What a batch counts, where the task leaves that to its loss."""

@@ -91,7 +91,7 @@ class ArenaData(WholeModel):
                 self._precision.publish(replica.start.step)
         shared.bind()
         self._tap = GradientTap(shared.params)
-        self._direct = write_directly(replica.module, shared.params, self._tap)
+        self._direct = write_directly(replica.module, shared.params, self._tap, replica.form)
         replica.precision.bind(replica.module, report=self._setting.company.report if world.is_first else None)
         swap = RoomSwap(shared.segment, self._setting.slots, self._setting.company.on_idle)
         self._passes = SlotPasses(swap, (self._tap.keep, self._buffers.keep))

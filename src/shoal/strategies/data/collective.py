@@ -49,7 +49,7 @@ class CollectiveData(WholeModel):
         self._flats, self._views = _flat_gradients(self._params)
         self._touched = torch.zeros(len(self._params), dtype=torch.uint8).numpy()
         self._tap = GradientTap(self._params)
-        self._direct = write_directly(replica.module, self._params, self._tap)
+        self._direct = write_directly(replica.module, self._params, self._tap, replica.form)
         self._buffers = MovingBuffers(replica.module)
         load_named_state(replica)
         replica.precision.bind(replica.module, report=setting.company.report if setting.world.is_first else None)

@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from shoal.errors import SpecError
+from shoal.feed.parts import Part
+from shoal.model.loss_parts import LossParts
 from shoal.model.optimizer.state import load_named_state, named_state
 from shoal.model.replica import Replica
-from shoal.step.compute import EagerCompute, Sums, check_weight
+from shoal.step.compute import DeferredSums, Sums, check_weight, compute_of
 from shoal.step.update import Update
 from shoal.step.work import Work
-from shoal.strategies.base import Fill, Setting, StepResult, WholeModel, step_result
+from shoal.strategies.base import Commit, Fill, Setting, StepResult, WholeModel, step_result
+
+if TYPE_CHECKING:
+    from shoal.strategies.data.captured import CapturedSteps
+
+
+@dataclass(frozen=True)
+class OpenStep:
+    """A step that a GPU may still be at."""
+
+    found: Sequence[DeferredSums]
+    stop: bool
+    names: LossParts
+
+    def result(self) -> StepResult:
+        """Wait for this step, and for no later one."""
+        by_part = [own.resolve() for own in self.found]
+        sums = sum(by_part, start=Sums())
+        counts = [int(part.samples) for part in by_part]
+        return step_result(sums, stop=self.stop, counts=counts, names=self.names.names)
 
 
 class SingleProcess(WholeModel):
@@ -24,7 +49,7 @@ class SingleProcess(WholeModel):
 
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
-        self._compute = EagerCompute(replica)
+        self._compute = compute_of(replica)
         self._update = Update(replica, setting.clip_norm)
         load_named_state(replica)
         self._wants_closure = isinstance(replica.optimizer, torch.optim.LBFGS)
@@ -32,13 +57,64 @@ class SingleProcess(WholeModel):
         replica.precision.bind(replica.module, report=setting.company.report if setting.world.is_first else None)
         may_skip = replica.task.skip_loss_below is not None
         self._buffers = list(replica.module.buffers()) if may_skip else []
+        # What comes next depends on what is found there; else a GPU is not waited for in a step.
+        looks = may_skip or replica.precision.scales or self._wants_closure
+        self._runs_ahead = replica.device != "cpu" and not looks
         self._sparse = [
             layer.weight
             for layer in replica.module.modules()
             if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse
         ]
 
-    def take(self, work: Work) -> StepResult:
+        self._captured: CapturedSteps | None = None
+        if replica.form.graph:
+            self._captured = self._captures(replica)
+
+    def _captures(self, replica: Replica) -> CapturedSteps:
+        from shoal.strategies.data.captured import CapturedSteps
+
+        if not self._runs_ahead or self._sparse:
+            raise SpecError(
+                f"graph: {type(replica.optimizer).__name__}, skip_loss_below or sparse gradients must be looked "
+                "at in every step, but a captured step is replayed; leave graph out."
+            )
+        return CapturedSteps(replica, self._update)
+
+    def take(self, work: Work) -> Commit:
+        return self._take_ahead(work) if self._runs_ahead else self._take_now(work)
+
+    def _take_ahead(self, work: Work) -> Commit:
+        """All of a step is asked of the GPU; what it came to is known when the GPU has come to it."""
+        names = self._replica.loss_parts
+        if self._captured is None:
+            found = [self._compute.run(work, part) for part in self._begun(work).parts]
+            self._finish(work, found)
+            return OpenStep(found, work.stop, names)
+        (part,) = work.parts
+
+        def run_plain(loaded: Part) -> DeferredSums:
+            own = self._compute.run(self._begun(work), loaded)
+            self._finish(work, [own])
+            return own
+
+        return OpenStep([self._captured.take(work, part, run_plain)], work.stop, names)
+
+    def _begun(self, work: Work) -> Work:
+        for param in self._params:
+            param.grad = None
+        return work
+
+    def _finish(self, work: Work, found: Sequence[DeferredSums]) -> None:
+        """The update that follows from gradients."""
+        weight = sum(own.weight for own in found)
+        if not weight and self._may_lack_samples:
+            return
+        check_weight(work, Sums(weight=weight))
+        self._make_dense()
+        if self._make_fit(work, weight):
+            self._replica.optimizer.step()
+
+    def _take_now(self, work: Work) -> StepResult:
         first: Sums | None = None
         counts: list[int] = []
         is_taken = True
@@ -67,10 +143,8 @@ class SingleProcess(WholeModel):
         return step_result(first, stop=work.stop, counts=counts, names=self._replica.loss_parts.names)
 
     def _gradients(self, work: Work) -> list[Sums]:
-        for param in self._params:
-            param.grad = None
         found = []
-        for part in work.parts:
+        for part in self._begun(work).parts:
             buffers = [buffer.clone() for buffer in self._buffers]
             found.append(self._compute.run(work, part))
             if self._buffers and not found[-1].resolve().weight:  # a part that is skipped leaves no trace
@@ -79,10 +153,13 @@ class SingleProcess(WholeModel):
         sums = sum(by_part, start=Sums())
         if not self._may_lack_samples:
             check_weight(work, sums)
+        self._make_dense()
+        return by_part
+
+    def _make_dense(self) -> None:
         for weights in self._sparse:  # fused kernels and clipping want dense ones
             if weights.grad is not None:
                 weights.grad = weights.grad.to_dense()
-        return by_part
 
     def _make_fit(self, work: Work, weight: float) -> bool:
         """Make gradients those of the mean, and clip them; whether they are fit for a step."""

@@ -57,7 +57,7 @@ class PsClient:
         self.puller = Puller(served, self.machine, self.wait, lambda: self.hear(0.001))
         self.compression = make_compression(served.spec.compress)
         self.tap = GradientTap(served.memory.params)
-        self._direct = write_directly(served.replica.module, served.memory.params, self.tap)
+        self._direct = write_directly(served.replica.module, served.memory.params, self.tap, served.replica.form)
         clip_norm = served.replica.task.clip_norm if served.spec.push == "gradients" else None
         self._clip = None if clip_norm is None else WorkerClip(served.memory, clip_norm)
         self._views: dict[int, list[torch.Tensor]] = {}

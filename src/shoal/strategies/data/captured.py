@@ -1,0 +1,167 @@
+"""Whole steps of one worker as graphs on its GPU: passes, clipping and the optimizer's update, replayed at once.
+
+The first steps run as they are, which also lets libraries choose and make what they need; then a step is captured
+for each shape of a batch. What changes from step to step (the batch, what it counts, the learning rate) is copied
+to where the graph reads it. Random numbers are keyed before every replay, as before every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from shoal.errors import SpecError
+from shoal.feed.parts import LoadedBatch, Part
+from shoal.model.replica import Replica
+from shoal.step.compute import DeferredSums, EagerCompute, Sums, check_weight, compute_of, seed_slot
+from shoal.step.update import Update
+from shoal.step.work import Work
+
+PLAIN_STEPS = 3
+"""Steps that run as they are before one is captured."""
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A graph, and where it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    batches: Sequence[torch.Tensor]
+    """The tensors of all batches."""
+    shares: torch.Tensor
+    """By batch: what its loss counts."""
+    told: torch.Tensor
+    """By batch: its loss, and what that is told with."""
+
+
+class CapturedSteps:
+    """Takes the steps of one worker."""
+
+    def __init__(self, replica: Replica, update: Update) -> None:
+        self._replica = replica
+        self._update = update
+        compute = compute_of(replica)
+        assert isinstance(compute, EagerCompute)
+        self._compute = compute
+        self._params = list(replica.trained.values())
+        self._stream = torch.cuda.Stream()
+        self._known: dict[Hashable, CapturedStep] = {}
+        self._num_plain = 0
+        self._rates = [
+            torch.zeros((), dtype=torch.float32, device=replica.device) for _ in replica.optimizer.param_groups
+        ]
+        _make_capturable(replica)
+
+    def take(self, work: Work, part: Part, run_plain: Callable[[Part], DeferredSums]) -> DeferredSums:
+        """A step on one part; `run_plain` takes it as it is."""
+        loaded = list(part.load())
+        weight = sum(weight for _, weight, _ in loaded)
+        check_weight(work, Sums(weight=weight))
+        if self._num_plain < PLAIN_STEPS:
+            self._num_plain += 1
+            return self._on_stream(lambda: run_plain(Part(part.slot, lambda: iter(loaded), part.total_weight)))
+        counted = [one for one in loaded if one[1]]
+        step = self._step_for(work, counted)
+        return self._replayed(step, work, part, loaded, counted)
+
+    def _replayed(
+        self,
+        step: CapturedStep,
+        work: Work,
+        part: Part,
+        loaded: Sequence[LoadedBatch],
+        counted: Sequence[LoadedBatch],
+    ) -> DeferredSums:
+        found, total = DeferredSums(work, part), sum(weight for _, weight, _ in counted)
+        found.add(Sums(samples=sum(samples for _, _, samples in loaded)))
+        given = [leaf for batch, _, _ in counted for leaf in _tensors(batch)]
+        torch._foreach_copy_(list(step.batches), given)
+        shares = torch.tensor([weight / total for _, weight, _ in counted], dtype=step.shares.dtype)
+        step.shares.copy_(shares.pin_memory(), non_blocking=True)
+        for rate, group in zip(self._rates, self._replica.optimizer.param_groups, strict=True):
+            rate.fill_(group["lr"])
+        seed_slot(work, part.slot, self._replica.device)
+        step.graph.replay()
+        for row, (_, weight, _) in zip(step.told.clone(), counted, strict=True):
+            found.defer_row(row, weight)
+        found.send()
+        return found
+
+    def _step_for(self, work: Work, counted: Sequence[LoadedBatch]) -> CapturedStep:
+        key = tuple(_shape_of(batch) for batch, _, _ in counted)
+        if key not in self._known:
+            with self._replica.preparing():
+                self._known[key] = self._capture(work, [batch for batch, _, _ in counted])
+        return self._known[key]
+
+    def _capture(self, work: Work, batches: Sequence[Any]) -> CapturedStep:
+        replica, optimizer = self._replica, self._replica.optimizer
+        still = [tree_map_only(torch.Tensor, torch.clone, batch) for batch in batches]
+        first = torch.ones(len(still), device=replica.device)
+        graph = torch.cuda.CUDAGraph()
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+            rate.fill_(group["lr"])
+            group["lr"] = rate
+        for param in self._params:
+            param.grad = None
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.graph(graph, stream=self._stream):
+                told = self._whole_step(still, first, work.step)
+        except (RuntimeError, torch.AcceleratorError) as error:
+            why = str(error).strip().splitlines()[0]
+            raise SpecError(
+                f"graph: the step of {type(replica.module).__name__} with {type(optimizer).__name__} cannot be "
+                f"captured ({why}); a captured step may not ask the GPU for values, as .item(), printing and "
+                "branches on tensors do. Leave graph out, or use compile."
+            ) from error
+        finally:
+            for group, value in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = value
+        return CapturedStep(graph, [leaf for batch in still for leaf in _tensors(batch)], first, told)
+
+    def _whole_step(self, batches: Sequence[Any], shares: torch.Tensor, step: int) -> torch.Tensor:
+        rows = []
+        for batch, share in zip(batches, shares, strict=True):
+            told = self._compute.loss(batch, step)
+            told.loss.backward(share.to(told.loss.dtype).reshape(told.loss.shape))
+            parts = (torch.as_tensor(p, dtype=told.loss.dtype, device=share.device) for p in told.parts)
+            rows.append(torch.stack([each.detach().reshape(()) for each in (told.loss, *parts)]))
+        self._update.clip(self._params)
+        self._replica.optimizer.step()
+        return torch.stack(rows)
+
+    def _on_stream(self, act: Callable[[], DeferredSums]) -> DeferredSums:
+        """On the stream of the graphs: what a pass leaves behind must know that one alone."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            found = act()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return found
+
+
+def _make_capturable(replica: Replica) -> None:
+    """Let the optimizer count its steps on the device."""
+    optimizer = replica.optimizer
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = True
+    for state in optimizer.state.values():
+        if isinstance(step := state.get("step"), torch.Tensor):
+            state["step"] = step.to(replica.device)
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _shape_of(batch: Any) -> Hashable:
+    leaves, form = tree_flatten(batch)
+    return str(form), tuple(
+        (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
+    )

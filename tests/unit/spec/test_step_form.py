@@ -1,0 +1,48 @@
+"""Forms of a step as a job names them, and what does not go together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.errors import SpecError
+from shoal.observe.report import command
+from shoal.spec import Cluster, Job, StepForm
+
+
+def job(**asked: Any) -> Job:
+    return Job(target="a.py", **asked)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"memory_format": "rows"}, "memory_format 'rows' is not known"),
+    ({"precision": "auto"}, "precision=auto lets fast choose"),
+    ({"graph": True}, "captures a step on a GPU, but device=cpu"),
+    ({"graph": True, "cluster": Cluster(device="cuda", workers=2)}, "others to wait for"),
+    ({"graph": True, "cluster": Cluster(device="cuda"), "precision": "fp16"}, "use bf16"),
+    ({"compile": True, "strategy": "pipeline", "cluster": Cluster(workers=2)}, "compile changes how"),
+    ({"fast": True, "strategy": "tensor", "cluster": Cluster(workers=2)}, "use data or ps"),
+    ({"compile": True, "strategy": "data:batchnorm=sync", "cluster": Cluster(workers=2)}, "batchnorm=local"),
+]
+
+
+@pytest.mark.parametrize(("asked", "why"), REFUSED)
+def test_what_does_not_go_together_is_refused(asked: dict[str, Any], why: str) -> None:
+    with pytest.raises(SpecError, match=why):
+        job(**asked)
+
+
+def test_a_form_is_written_as_it_is_read() -> None:
+    asked = job(compile=True, memory_format="channels_last", loss_in_pieces=True)
+    assert asked.form == StepForm(compile=True, memory_format="channels_last", loss_in_pieces=True)
+    assert str(asked.form) == "compile + channels_last + loss in pieces" and str(StepForm()) == "plain"
+    assert Job.from_json(asked.to_json()) == asked
+    words = command(asked)
+    assert "--compile" in words and "--memory-format channels_last" in words and "--loss-in-pieces" in words
+
+
+def test_one_worker_runs_ahead_of_its_gpu() -> None:
+    assert job().conduct.open_commits == 1
+    assert job(cluster=Cluster(device="cuda")).conduct.open_commits > 1
+    assert job(cluster=Cluster(device="cuda", workers=2)).conduct.open_commits == 1
