@@ -23,6 +23,8 @@ class HostJoined(Told, kind="joined"):
     gpus: int
     memory_bytes: int
     port: int
+    train_port: int
+    test_port: int
     most_workers: int | None = None
     versions: dict[str, str]
     """Of Python, torch and Shoal."""

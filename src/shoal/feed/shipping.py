@@ -1,7 +1,8 @@
 """Samples for workers that hold no copy of the data: the first worker reads them and sends them.
 
 The holder listens in the host's folder of sockets under a name that all know, so nobody has to be told where it
-is, and who takes the first worker's place takes the name, too.
+is, and who takes the first worker's place takes the name, too. On several hosts it listens at a port of its host,
+which all know, too: where the first worker is follows from who is where.
 """
 
 from __future__ import annotations
@@ -59,15 +60,15 @@ class ShippedSet:
     """A shipped data set: this process's own where it is the holder, else what the holder sends."""
 
     def __init__(self, shipped: Shipped, part: str, world: Callable[[], World]) -> None:
-        if world().is_spread:
+        if world().is_spread and world().coordinator:
             raise TaskError(
-                "Shipped: the first worker sends the data over sockets of one host, but there are several; let "
-                "every worker read it itself."
+                "Shipped: with servers nobody knows where the first worker is, once it was followed by another on "
+                "one of several hosts; use data, or let every worker read the set itself."
             )
         self._shipped = shipped
         self._world = world
         self._key = RunKey.from_text(world().secret)
-        self._address = f"ipc://{world().sockets}/{part}"
+        self._part = part
         self._one_at_a_time = threading.Lock()
         self._reading = threading.Lock()  # a data set need not stand two readers
         self._length: int | None = None
@@ -102,6 +103,20 @@ class ShippedSet:
                 if end is not None:
                     end.close()
 
+    @property
+    def _address(self) -> str:
+        """Where the holder listens."""
+        world = self._world()
+        if not world.is_spread:
+            return f"ipc://{world.sockets}/{self._part}"
+        if (number := world.first_host) >= len(world.doors):
+            raise TaskError(
+                "Shipped: the first worker is on a host that came later, and nobody knows where it sends samples "
+                "from; begin again with all hosts, from a checkpoint."
+            )
+        train, test = world.doors[number]
+        return f"tcp://{train if self._part == 'train' else test}"
+
     def _ask(self, numbers: Sequence[int]) -> tuple[int, list[Any]]:
         """The length of the set, and these samples."""
         with self._one_at_a_time:
@@ -109,8 +124,13 @@ class ShippedSet:
             while not self._is_closed and time.monotonic() - begun < _PATIENCE_S:
                 if self._may_make():
                     return self._read_here(numbers)
+                if self._client is not None and self._client.address != self._address:
+                    self._client.close()  # The first worker is elsewhere now.
+                    self._client = None
                 if self._client is None:
-                    self._client = SampleClient(self._address, self._key, self._world().any_socket)
+                    world = self._world()
+                    listens_at = world.any_port if world.is_spread else world.any_socket
+                    self._client = SampleClient(self._address, self._key, listens_at, encrypt=world.encrypts)
                 if (answer := self._client.ask(numbers)) is not None:
                     return answer
         raise CommTimeout(
@@ -127,7 +147,10 @@ class ShippedSet:
             if self._server is None and self._world().is_first:
                 # Listen first: then the others see that there is a holder, however long it takes to make the set.
                 with suppress(LaunchError):  # Who was the first before still serves; tried again next time.
-                    self._server = SampleServer(lambda: self._held, self._reading, self._address, self._key)
+                    encrypt = self._world().encrypts
+                    self._server = SampleServer(
+                        lambda: self._held, self._reading, self._address, self._key, encrypt=encrypt
+                    )
             if self._held is None:
                 self._held = self._shipped()
                 if isinstance(self._held, ForwardOnly):
@@ -140,10 +163,18 @@ class ShippedSet:
 class SampleServer:
     """Sends samples of a data set to those who have the run's key, from a thread of its own."""
 
-    def __init__(self, held: Callable[[], Any], reading: threading.Lock, address: str, key: RunKey) -> None:
+    def __init__(
+        self,
+        held: Callable[[], Any],
+        reading: threading.Lock,
+        address: str,
+        key: RunKey,
+        *,
+        encrypt: bool | None = None,
+    ) -> None:
         self._held = held
         self._reading = reading
-        self._wire = ZmqWire(address, key=key)
+        self._wire = ZmqWire(address, key=key, encrypt=encrypt)
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="shoal-samples", daemon=True)
         self._thread.start()
@@ -187,12 +218,13 @@ class SampleServer:
 class SampleClient:
     """Asks the holder for samples."""
 
-    def __init__(self, address: str, key: RunKey, listens_at: str) -> None:
-        self._address = address
+    def __init__(self, address: str, key: RunKey, listens_at: str, *, encrypt: bool | None = None) -> None:
+        self.address = address
+        """Whom it asks."""
         self._peer = secrets.randbits(62)
         self._sequence = 0
         self._heard_at = time.monotonic()
-        self._wire = ZmqWire(listens_at, key=key, linger_s=0.0)
+        self._wire = ZmqWire(listens_at, key=key, linger_s=0.0, encrypt=encrypt)
         self._wire.connect(_HOLDER, address)
 
     @property
@@ -204,7 +236,7 @@ class SampleClient:
         """The set's length and these samples; None where no answer came within a while, or the holder is gone."""
         self._sequence += 1
         if _HOLDER in self._wire.gone():
-            self._wire.connect(_HOLDER, self._address)
+            self._wire.connect(_HOLDER, self.address)
         question = {
             "peer": self._peer,
             "reply_to": self._wire.address,

@@ -82,7 +82,8 @@ class Redealing:
 
     def _start_heir(self, hand: Hand) -> Hand:
         """Start a process that stands where this one stood."""
-        world = replace(hand.world, role=Role.SPARE, places=(), generation=self._crew.generation)
+        hosts = tuple(self._counts([*self._members(), hand]))
+        world = replace(hand.world, role=Role.SPARE, places=(), generation=self._crew.generation, hosts=hosts)
         return self._bridge.start(world, is_seated=True)
 
     def host_came(self, number: int, facts: HostFacts) -> None:
@@ -94,7 +95,8 @@ class Redealing:
         if not self._is_possible or count < 1:
             return
         ground = member_world(self._bridge.first_world, Role.SPARE, 0, generation=self._crew.generation)
-        ground = replace(ground, host_number=number, host=facts.address, local_size=count)
+        hosts = tuple(self._counts(self._members()))
+        ground = replace(ground, host_number=number, host=facts.address, local_size=count, hosts=hosts)
         self._guests[facts.name] = [
             self._bridge.start(replace(ground, global_rank=rank, local_rank=rank), is_seated=True)
             for rank in range(count)
@@ -164,6 +166,11 @@ class Redealing:
         """The workers that there are, in the order of hosts, and of their own numbers there."""
         return sorted(self._crew.living(Role.WORKER), key=lambda one: (one.host, one.world.local_rank))
 
+    def _counts(self, members: list[Hand]) -> list[int]:
+        """How many of these each host has that the run has had."""
+        counts = Counter(one.host for one in members)
+        return [counts[number] for number in range(max(one.host for one in self._crew.hands) + 1)]
+
     def _deal(self, guests: list[Hand]) -> None:
         newcomers = (*guests, *self._heirs)
         for hand in newcomers:
@@ -171,8 +178,7 @@ class Redealing:
         self._heirs.clear()
         members = self._members()
         deal = [list(places) for places in spread(self._bridge.job.cluster.places, len(members))]
-        counts = Counter(one.host for one in members)
-        hosts = [counts[number] for number in range(max(one.host for one in self._crew.hands) + 1)]
+        hosts = self._counts(members)
         self._crew.generation += 1
         self._unconfirmed = set(members)
         for number, hand in enumerate(members):

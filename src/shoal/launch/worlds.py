@@ -65,9 +65,10 @@ def plan_worlds(job: Job, hosts: Sequence[HostFacts] = ()) -> list[World]:
         return worlds
     seating = seat_all(hosts, demand_of(job))
     sizes = seating.sizes(len(hosts))
+    doors = tuple((meeting_point(host, host.train_port), meeting_point(host, host.test_port)) for host in hosts)
     numbers = [_host_of(world, seating, len(hosts)) for world in worlds]
     return [
-        replace(world, hosts=sizes).at(number, hosts[number].address)
+        replace(world, hosts=sizes, doors=doors).at(number, hosts[number].address)
         for world, number in zip(worlds, numbers, strict=True)
     ]
 

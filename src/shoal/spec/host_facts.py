@@ -22,13 +22,16 @@ class HostFacts:
     """What its processes may use together; 0 where nobody knows."""
     port: int = 0
     """One that was free at `address` when somebody looked, for a coordinator; 0 where none was looked for."""
+    train_port: int = 0
+    """Likewise, for the first worker where it sends others their samples."""
+    test_port: int = 0
 
     most_workers: int | None = None
     """More than these are not dealt to it at the start, as whoever started it has decided; None: by its size."""
 
     def __post_init__(self) -> None:
         require_count("HostFacts", "cores", self.cores)
-        for name in ("gpus", "memory_bytes", "port"):
+        for name in ("gpus", "memory_bytes", "port", "train_port", "test_port"):
             require_count("HostFacts", name, getattr(self, name), least=0)
         if self.most_workers is not None:
             require_count("HostFacts", "most_workers", self.most_workers, least=0)

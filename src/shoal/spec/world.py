@@ -31,6 +31,9 @@ class World:
     """The address at which processes of other hosts reach this one, where there are any."""
     hosts: tuple[int, ...] = ()
     """How many workers each of the run's hosts has, which have neighbouring ranks; nothing where there is one."""
+    doors: tuple[tuple[str, str], ...] = ()
+    """By host: where the first worker listens, if it is there, for those who want samples of the train set, and of
+    the test set; as `address:port`."""
     host_number: int = 0
     """Which of them this process is on."""
     local_rank: int = 0
@@ -78,6 +81,7 @@ class World:
         object.__setattr__(self, "places", hosted)
         object.__setattr__(self, "hosts", tuple(self.hosts))
         object.__setattr__(self, "torn", tuple(self.torn))
+        object.__setattr__(self, "doors", tuple((train, test) for train, test in self.doors))
         object.__setattr__(self, "deal", tuple(tuple(places) for places in self.deal))
 
     @cached_property
@@ -99,6 +103,11 @@ class World:
     def is_spread(self) -> bool:
         """Whether the run is on more than one host."""
         return len(self.hosts) > 1
+
+    @property
+    def first_host(self) -> int:
+        """The number of the host that the first worker is on, of several."""
+        return next(number for number, count in enumerate(self.hosts) if count)
 
     @property
     def encrypts(self) -> bool | None:

@@ -1,4 +1,4 @@
-"""The supervisor's machine is gone, with its disk: nothing is left running elsewhere, and the run goes on there."""
+"""The supervisor's machine is gone, with its disk: nothing is left running elsewhere, and the run goes on."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from shoal.observe import Event
 from shoal.spec import Cluster, Job
 
 TASKS = Path(__file__).parents[2] / "equivalence" / "small_tasks.py"
+DATA_TASKS = Path(__file__).parents[1] / "data_tasks.py"
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +138,22 @@ def test_a_dozen_deaths_leave_no_trace(tmp_path: Path, zygote: ZygoteProcess) ->
     assert disturbed["results"] == undisturbed["results"]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("chaos", ["", "kill worker:0 at step 3"])
+def test_samples_come_from_the_first_worker(chaos: str, tmp_path: Path, zygote: ZygoteProcess) -> None:
+    """No other process makes the data set, unless it follows the first."""
+    holder = tmp_path / "holder"
+    cluster = spread_cluster(workers=3, hosts=2)
+    job = Job(target=f"{DATA_TASKS}:shipped", args={"holder": str(holder)}, cluster=cluster, chaos=chaos)
+    results, events = run_on_hosts(job, tmp_path / "run")
+    made_by = holder.read_text().split()
+    assert len(set(made_by)) == (2 if chaos else 1) and len(made_by) == 2 * len(set(made_by))
+    assert Counter(event.kind for event in events)["replaced"] == bool(chaos)
+    copied = Job(target=f"{DATA_TASKS}:copied", cluster=cluster)
+    assert results["digest"] == on_one_host(copied, tmp_path / "here", zygote)["digest"]
+
+
+@pytest.mark.long
 def test_a_worker_that_raises_once_is_followed(tmp_path: Path) -> None:
     job = Job(
         target=str(COUNTING),

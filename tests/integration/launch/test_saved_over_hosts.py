@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-import shoal
 from helpers.agents import SeenStarter, run_on_hosts, spread_cluster
 from helpers.apart import NEEDS_NAMESPACES, ssh_to_others, write_task
+from shoal.checkpoint.model_stream import save_tensors
 from shoal.launch.engines.ssh import SSH_VARIABLE
 from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
@@ -31,12 +32,17 @@ def one_zygote_for_all(zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a run that was trained here."""
+    """The folder of a run, as far as it takes to use its model."""
     monkeypatch.chdir(tmp_path)
-    target = write_task(tmp_path / "work")
-    trained = shoal.train(target, runs=tmp_path / "runs", name="demo", max_steps=2, progress=False)
-    monkeypatch.setenv(SSH_VARIABLE, ssh_to_others(tmp_path / "ssh", [tmp_path / "work", trained.folder.parent]))
-    return str(trained.folder)
+    folder = tmp_path / "runs" / "demo"
+    folder.mkdir(parents=True)
+    shapes = {"0.weight": (8, 4), "0.bias": (8,), "2.weight": (1, 8), "2.bias": (1,)}
+    chance = torch.Generator().manual_seed(2)
+    tensors = {name: torch.randn(shape, generator=chance) for name, shape in shapes.items()}
+    save_tensors(folder / "model.safetensors", tensors)
+    (folder / "job.json").write_text(Job(target=write_task(tmp_path / "work")).to_json())
+    monkeypatch.setenv(SSH_VARIABLE, ssh_to_others(tmp_path / "ssh", [tmp_path / "work", tmp_path / "runs"]))
+    return str(folder)
 
 
 @NEEDS_NAMESPACES
@@ -74,7 +80,7 @@ def test_metrics_that_are_no_means_are_those_of_one_host(
     strategy: str, victim: str, tmp_path: Path, zygote: ZygoteProcess
 ) -> None:
     """What batches came to lies on all hosts until it is put together; a lost host may take some with it."""
-    job = Job(target=str(METRICS), strategy=strategy, args={"every": 1}, cluster=spread_cluster(3, hosts=2))
+    job = Job(target=str(METRICS), strategy=strategy, args={"every": 8}, cluster=spread_cluster(3, hosts=2))
     struck: list[str] = []
 
     def strike(event: Event, starter: SeenStarter) -> None:
@@ -83,7 +89,7 @@ def test_metrics_that_are_no_means_are_those_of_one_host(
             starter.kill(victim)
 
     results, events = run_on_hosts(job, tmp_path / "run", on_event=strike)
-    expected = trained_on_one_host({"every": 1}, tmp_path / "here", zygote)
+    expected = trained_on_one_host({"every": 8}, tmp_path / "here", zygote)
     assert results["results"].keys() == {"loss", "f1", "accuracy", "auc", "ranks"}
     assert results["results"] == pytest.approx(expected["results"])
     assert [event.kind for event in events if event.kind in ("host", "restarted")] == ["host"] * len(struck)

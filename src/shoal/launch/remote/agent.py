@@ -57,6 +57,8 @@ BEAT_S = 1.0
 _LEASES_AWAY = 6
 """For so many leases a host that is missed tries to come back."""
 _CALL_S, _CALL_AGAIN_S = 5.0, 0.5
+_MOST_PORTS = 3
+"""For a coordinator, and for the first worker where it sends others samples of two sets."""
 
 
 class SupervisorGone(LaunchError):
@@ -89,7 +91,9 @@ def join(
     while True:
         own = address_towards(channel.peer_address, interface) if interface else channel.local_address
         heirs = Heirs(listening_at(own, ports), key)
-        facts = replace(facts_of_this_host(name, own, _free_port(own, ports)), most_workers=workers)
+        port, train_port, test_port = _free_ports(own, ports)
+        facts = facts_of_this_host(name, own, port)
+        facts = replace(facts, train_port=train_port, test_port=test_port, most_workers=workers)
         if cores is not None:
             facts = replace(facts, cores=cores)
         agent = HostAgent(channel, facts, heirs)
@@ -114,13 +118,24 @@ def _call_again(address: str, key: RunKey, loss: SupervisorGone) -> StreamChanne
     raise loss
 
 
-def _free_port(address: str, ports: str) -> int:
-    """A port that is free now; of a range one of the last, since processes take the first ones."""
-    for port in reversed(parse_ports(ports)) if ports else ():
-        with suppress(LaunchError), listen(listening_at(address, str(port)), backlog=1):
-            return port
-    with listen(listening_at(address, ports), backlog=1) as probe:
-        return int(probe.getsockname()[1])
+def _free_ports(address: str, ports: str) -> list[int]:
+    """Ports that are free now; of a range some of the last, since processes take the first ones."""
+    with ExitStack() as held:
+        found: list[int] = []
+        for port in reversed(parse_ports(ports)) if ports else ():
+            if len(found) < _MOST_PORTS:
+                with suppress(LaunchError):
+                    held.enter_context(listen(listening_at(address, str(port)), backlog=1))
+                    found.append(port)
+        while len(found) < _MOST_PORTS:
+            try:
+                probe = held.enter_context(listen(listening_at(address, ports), backlog=1))
+                found.append(int(probe.getsockname()[1]))
+            except LaunchError:
+                if not found:
+                    raise
+                found.append(0)  # Most runs need no more than one.
+        return found
 
 
 class HostAgent:
