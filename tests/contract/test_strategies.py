@@ -52,6 +52,8 @@ CUT_CASES = [
 """Here the model is cut, and whole only where it is asked for."""
 PHASED = ("layer:phases=2", 2)
 """Trains a part of the model at a time, so that it is not compared with one process here."""
+AVERAGED = ("average:every=1", 2)
+"""Each has an optimizer of its own, so that their states are not those of one process."""
 RELAY = ("data:partition=relay", 2)
 """Who takes a step decides on it alone, so that others are not asked."""
 BATCH = 12
@@ -164,7 +166,7 @@ def named(case: tuple[str, int]) -> str:
     return f"{case[0]} x{case[1]}"
 
 
-@pytest.fixture(params=[*CASES, *CUT_CASES, PHASED], ids=named)
+@pytest.fixture(params=[*CASES, *CUT_CASES, PHASED, AVERAGED], ids=named)
 def case(request: pytest.FixtureRequest) -> tuple[str, int]:
     return request.param
 
