@@ -1,7 +1,7 @@
 """A cable between two switches in which every frame takes its time.
 
-`python -m benchmarks.long_cable TAP TAP SECONDS` is for kernels that cannot delay packets themselves. Each end is a
-network device of this process; frames that come in at one go out at the other so many seconds later, in their
+`python -m benchmarks.long_cable TAP TAP SECONDS` is for kernels that cannot delay packets themselves. Each end is
+a network device of this process; frames that come in at one go out at the other so many seconds later, in their
 order. It prints a line when it is ready.
 """
 

@@ -26,7 +26,7 @@ from shoal.strategies.average.gossip import agree_with, neighbours
 from shoal.strategies.average.kept import OF_ALL, kept_by, stream_of_all, take_up_state
 from shoal.strategies.average.outer import OuterStep, clip_
 from shoal.strategies.average.rounds import Rounds
-from shoal.strategies.average.sums import make_sums
+from shoal.strategies.average.sums import VectorSums, make_sums
 from shoal.strategies.average.values import AgreedValues, Vectors
 from shoal.strategies.base import Commit, Fill, Setting, WholeModel
 from shoal.strategies.data.collective import CollectiveData
@@ -67,8 +67,8 @@ class AveragedModel(WholeModel):
         if self._saved_workers:
             self._whose = group.index % self._saved_workers
             take_up_state(replica, self._whose)
-            if (values := kept_by(aside, self._whose, "precision").get("values")) is not None:
-                replica.precision.adopt(HalfState.of(values.tolist()))
+            if (scaled := kept_by(aside, self._whose, "precision").get("values")) is not None:
+                replica.precision.adopt(HalfState.of(scaled.tolist()))
         if replica.start.model is None:
             values = AgreedValues(replica)
             found = values.read()
@@ -165,7 +165,7 @@ class AveragedModel(WholeModel):
             return shares
         return torch.full_like(shares, 1 / len(shares))
 
-    def _mean_difference(self, shares: torch.Tensor, *, clip: Clip | None, sums: Any) -> Vectors:
+    def _mean_difference(self, shares: torch.Tensor, *, clip: Clip | None, sums: VectorSums) -> Vectors:
         """How far all have come since they agreed, in the mean; the same bits at all."""
         found = self._values.read()
         for kind, vector in found.items():
@@ -202,16 +202,13 @@ class AveragedModel(WholeModel):
             shares = self._shares()
             if shares is None:
                 return self._agreed
-            change = self._mean_difference(shares, clip=None, sums=self._plain_sums)
+            plain = make_sums("none", self._group, self._setting)
+            change = self._mean_difference(shares, clip=None, sums=plain)
             return {kind: vector + change[kind] for kind, vector in self._agreed.items()}
         mean = {kind: vector / self._group.size for kind, vector in own.items()}
         for vector in mean.values():
             self._group.all_reduce_(vector)
         return mean
-
-    @property
-    def _plain_sums(self) -> Any:
-        return make_sums("none", self._group, self._setting)
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         table = torch.zeros(shape, dtype=torch.float64)
