@@ -91,7 +91,7 @@ class AveragedModel(WholeModel):
         """What all have agreed on last."""
         self._outer = OuterStep(self._spec, self._values.params_of(self._agreed) if self._agreed else {})
         self._is_apart = not self._spec.agrees_with_all and self._step > 0
-        """Whether workers may have different models."""
+        """Whether workers have other models than they agreed on last."""
         if self._saved_workers:
             self._go_on()
 
@@ -124,7 +124,7 @@ class AveragedModel(WholeModel):
         # What a part counts among all others does not matter to who is on its own.
         own = replace(work, parts=tuple(replace(part, total_weight=None) for part in work.parts))
         step = self._rounds.add(self._alone.take(own), work)
-        self._is_apart = self._group.size > 1 or not self._spec.agrees_with_all
+        self._is_apart = True
         if self._spec.is_agreement(work.step):
             self._block()
             self._rounds.settle()
@@ -187,7 +187,7 @@ class AveragedModel(WholeModel):
     def _mean_in_use(self) -> Iterator[None]:
         """In this block the replica has the mean of all workers' models. All enter it together."""
         self._rounds.settle()
-        if self._together is not None or not self._is_apart:
+        if self._is_whole:
             yield
             return
         own = self._values.read()
@@ -196,6 +196,11 @@ class AveragedModel(WholeModel):
             yield
         finally:
             self._values.write(own)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether all workers have the same model, or this one is alone."""
+        return self._together is not None or not self._is_apart or self._group.size == 1
 
     def _mean_model(self, own: Vectors) -> Vectors:
         if self._agreed:
@@ -220,7 +225,7 @@ class AveragedModel(WholeModel):
         """The mean of all workers' models, or the one that they agree on."""
         self._rounds.settle()
         own = TensorStream.of(replica.module.state_dict())
-        if self._together is not None or not self._is_apart:
+        if self._is_whole:
             return own
         with self._mean_in_use():
             first = self._group.is_first
@@ -233,8 +238,6 @@ class AveragedModel(WholeModel):
 
     def state_stream(self) -> TensorStream:
         """The first worker's, and what all others have aside."""
-        if self._group.size == 1:
-            return super().state_stream()
         index, replica = self._group.index, self._replica
         aside = {f"{index}/state/{path}": one for path, one in self.snapshot().items() if index}
         if replica.precision.scales:
