@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ from typing import Any, Self
 
 import psutil
 
+from benchmarks.fresh import surroundings
 from shoal.errors import LaunchError
 from shoal.launch.engines.ssh import SSH_VARIABLE
 from shoal.launch.owner import ZYGOTE_VARIABLE
@@ -106,6 +108,30 @@ class Network:
         for host in self.hosts:
             _run("tc", "qdisc", "replace", "dev", host.cable, "root", *shaping)
             _run("ip", "netns", "exec", host.name, "tc", "qdisc", "replace", "dev", CABLE, "root", *shaping)
+
+    @contextmanager
+    def long_cable(self, delay_s: float) -> Iterator[None]:
+        """In this block all hosts but the first are at another switch; every packet takes so long to get there."""
+        far, ends = f"{self._short}f", [f"{self._short}t{end}" for end in "ab"]
+        command = [sys.executable, "-m", "benchmarks.long_cable", *ends, str(delay_s)]
+        environment = surroundings()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as carrier:
+            try:
+                if carrier.stdout is None or not carrier.stdout.readline():
+                    raise LaunchError("benchmarks.long_cable did not begin; it needs /dev/net/tun.")
+                _run("ip", "link", "add", far, "type", "bridge", "mcast_snooping", "0")
+                _run("ip", "link", "set", far, "up")
+                for end, switch in zip(ends, (self._switch, far), strict=True):
+                    _run("ip", "link", "set", end, "txqueuelen", "20000", "master", switch, "up")
+                for host in self.hosts[1:]:
+                    _run("ip", "link", "set", host.cable, "master", far)
+                yield
+            finally:
+                carrier.kill()
+                with suppress(LaunchError):
+                    _run("ip", "link", "delete", far)
+        for host in self.hosts[1:]:
+            self.heal(host)
 
     def carried_bytes(self) -> int:
         """What has come out of all hosts so far."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shoal.errors import ShoalError
 from shoal.lazy import found_in
 from shoal.spec import (
+    Average,
     Callback,
     CallbackContext,
     Cluster,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Average",
     "Callback",
     "CallbackContext",
     "Cluster",

@@ -52,6 +52,8 @@ CUT_CASES = [
 """Here the model is cut, and whole only where it is asked for."""
 PHASED = ("layer:phases=2", 2)
 """Trains a part of the model at a time, so that it is not compared with one process here."""
+AVERAGED = ("average:every=1", 2)
+"""Each has an optimizer of its own, so that their states are not those of one process."""
 RELAY = ("data:partition=relay", 2)
 """Who takes a step decides on it alone, so that others are not asked."""
 BATCH = 12
@@ -100,9 +102,11 @@ class Seat:
     def take(cls, world: World, written: str, task: Task = TASK, **setting: Any) -> Seat:
         spec, size = parse_strategy(written), world.world_size
         slots = setting.pop("slots", slots_of(written, size))
-        meet = None
+        meet, hosts = None, setting.pop("hosts", 0)
         if "chain" in written and size > 1:
-            world, meet = on_hosts(world, min(size, 3) if size != 4 else 2)
+            hosts = min(size, 3) if size != 4 else 2
+        if hosts:
+            world, meet = on_hosts(world, hosts)
         seat = cls(
             make_strategy(spec, world, slots),
             Replica(task),
@@ -164,7 +168,7 @@ def named(case: tuple[str, int]) -> str:
     return f"{case[0]} x{case[1]}"
 
 
-@pytest.fixture(params=[*CASES, *CUT_CASES, PHASED], ids=named)
+@pytest.fixture(params=[*CASES, *CUT_CASES, PHASED, AVERAGED], ids=named)
 def case(request: pytest.FixtureRequest) -> tuple[str, int]:
     return request.param
 
@@ -241,6 +245,40 @@ def test_over_hosts_every_bit_is_that_of_one(size: int, clip_norm: float | None,
     (expected,) = in_processes(1, train("data:via=arena"))
     for found in in_processes(size, train("data:via=chain")):
         assert found == expected
+
+
+def averaged(written: str, hosts: int = 0) -> Callable[[World], list[Any]]:
+    """What each of several workers has after a few steps and agreements: its losses, and its own values."""
+
+    def work(world: World) -> list[Any]:
+        seat = Seat.take(world, written, hosts=hosts)
+        losses = [seat.step(number).loss.hex() for number in range(1, 5)]
+        state = [*seat.strategy.model_stream(seat.replica).tensors, *seat.strategy.state_stream().tensors]
+        found = [f"{name} {value.flatten().tolist()}" for name, value in state]
+        values = {name: param.flatten().tolist() for name, param in seat.replica.trained.items()}
+        seat.strategy.close()
+        return [losses, values, found]
+
+    return work
+
+
+@pytest.mark.parametrize(("hosts", "size"), [(2, 4), (3, 3)])
+def test_over_hosts_averages_have_the_bits_of_one_host(hosts: int, size: int) -> None:
+    written = "average:every=2,outer=nesterov"
+    expected = in_processes(size, averaged(written))
+    found = in_processes(size, averaged(written, hosts))
+    assert found == expected
+    assert all(values == found[0][1] for _, values, _ in found)
+
+
+def test_over_hosts_differences_may_travel_compressed() -> None:
+    """All workers of all hosts end with the same bits, close to those of sums that nothing was left out of."""
+    (_, exact, _), *_ = in_processes(4, averaged("average:every=2"))
+    found = in_processes(4, averaged("average:every=2,compress=int8", 2))
+    assert all(values == found[0][1] for _, values, _ in found)
+    assert found[0][1] != exact
+    for name, values in exact.items():
+        assert found[0][1][name] == pytest.approx(values, abs=2e-2), name
 
 
 def test_over_hosts_gradients_may_travel_rounded() -> None:

@@ -12,6 +12,7 @@ import shoal
 
 SOURCE = Path(shoal.__file__).parent
 PROMISED = [
+    "Average",
     "Callback",
     "CallbackContext",
     "Cluster",

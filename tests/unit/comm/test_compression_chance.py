@@ -18,9 +18,12 @@ CALLS = 2000
 def test_without_feedback_the_mean_over_calls_is_the_tensor(text: str) -> None:
     compression, values = make_compression(text, error_feedback=False), gaussian(300, dtype=torch.float64)
     found = torch.stack([carried(compression, values) for _ in range(CALLS)])
-    # Of each element its own spread over calls: five times the error that its mean may be expected to have.
+    # Of each element its own spread over calls: five times the error that its mean may be expected to have. What
+    # happens in one of so many calls may not have been seen at all.
     error, spread = (found.mean(0) - values).abs(), found.std(0) / CALLS**0.5
-    assert bool((error <= 5 * spread + 1e-9).all())
+    seldom = 10 / CALLS * (found.amax(0) - found.amin(0)).max()
+    assert bool((error <= 5 * spread + seldom).all())
+    assert float(error.mean()) < 2 * float(spread.mean())
     assert float(found.std(0).max()) > 0
 
 

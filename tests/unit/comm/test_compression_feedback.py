@@ -11,6 +11,8 @@ from shoal.comm.compression import Compression, make_compression
 from shoal.errors import SpecError
 
 LOSSY = ("bf16", "fp16", "int8", "int8:stochastic", "topk:0.05", "randomk:0.2", "sign", "powersgd:2")
+BY_CHANCE = ("int8:stochastic", "randomk:0.2")
+"""Other numbers in every call: see `test_compression_chance.py`."""
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -57,7 +59,7 @@ def test_a_constant_gradient_arrives_in_full_on_average(text):
     assert (mean - values).norm() < 0.2 * (carried(without, values) - values).norm()
 
 
-@pytest.mark.parametrize("text", LOSSY)
+@pytest.mark.parametrize("text", [text for text in LOSSY if text not in BY_CHANCE])
 def test_without_feedback_nothing_is_remembered(text):
     compression = make_compression(text, error_feedback=False)
     values = gaussian(1500).float()
@@ -66,7 +68,7 @@ def test_without_feedback_nothing_is_remembered(text):
     assert compression.residual("w") is None
 
 
-@pytest.mark.parametrize("text", LOSSY)
+@pytest.mark.parametrize("text", [text for text in LOSSY if text not in BY_CHANCE])
 def test_tensors_have_residuals_of_their_own_until_forgotten(text):
     compression = make_compression(text)
     values, other = gaussian(40, 30).float(), gaussian(40, 30, seed=1).float()

@@ -11,7 +11,7 @@ from shoal.cli.plan.served import served_manner
 from shoal.launch.worlds import can_replace
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
-from shoal.spec import Data, Job, Layer, LayerForm
+from shoal.spec import Average, Data, Job, Layer, LayerForm
 
 
 def manner_of(job: Job, parcels: Sequence[Parcel], facts: Mapping[str, Any]) -> Manner:
@@ -87,7 +87,34 @@ def _layer_meaning(spec: Layer, workers: int) -> str:
     )
 
 
+def _average_manner(job: Job) -> Manner:
+    return Manner(
+        meaning=_average_meaning(Average.of(job), job.cluster.places), on_failure=without_successors(job)
+    )
+
+
+def _average_meaning(spec: Average, workers: int) -> str:
+    first = f"After {plural(spec.after, 'synchronous step')}, " if spec.after else ""
+    steps = plural(spec.every, "step")
+    each = f"each of {plural(workers, 'worker')} takes {steps} on its own part of the batches"
+    match spec.with_:
+        case "all":
+            what = (
+                "the mean of their models"
+                if spec.outer == "mean"
+                else f"a step of an outer optimizer ({spec.outer})"
+            )
+            then = f"then all agree on {what}"
+        case "ring":
+            then = "then it takes the mean of its model and its two neighbours'"
+        case _:
+            then = "then it takes the mean of its model and that of another worker, a new one each time"
+    text = f"{first}{each}, {then}."
+    return text[0].upper() + text[1:]
+
+
 _MANNERS: Mapping[str, Callable[[Job], Manner]] = {
+    "average": _average_manner,
     "data": _data_manner,
     "layer": _layer_manner,
     **dict.fromkeys(("sharded", "tensor", "pipeline", "mesh"), grid_manner),

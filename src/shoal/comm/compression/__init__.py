@@ -41,8 +41,8 @@ def make_compression(text: str, *, error_feedback: bool = True) -> Compression:
     if name == "powersgd":
         return PowerSgd(text, _rank(argument), error_feedback=error_feedback)
     if colon:
-        known = "the argument stochastic, or none" if name == "int8" else "no argument"
-        raise SpecError(f"compress={name} takes {known}, found {argument!r}; write compress={name}.")
+        but = " but stochastic" if name == "int8" else ""
+        raise SpecError(f"compress={name} takes no argument{but}, found {argument!r}; write compress={name}.")
     plain: dict[str, Callable[[], Compression]] = {
         "none": lambda: Raw(text),
         "zstd": lambda: Zstd(text),

@@ -31,8 +31,8 @@ class KeyedChance:
 
     def remember(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on with what `remembered` gave."""
-        counts = {name.removeprefix(_COUNT): int(one) for name, one in state.items() if name.startswith(_COUNT)}
-        self._counts = dict(counts)
+        found = {name: int(one) for name, one in state.items() if name.startswith(_COUNT)}
+        self._counts = {name.removeprefix(_COUNT): count for name, count in found.items()}
 
 
 def generator_of(seed: int) -> torch.Generator:

@@ -62,18 +62,16 @@ class OuterStep:
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on with what `state` gave."""
-        for kind, vector in self._agreed.items() if self._optimizer is not None else ():
-            keys = {
-                path.partition("/")[2]: value
-                for path, value in state.items()
-                if path.startswith(_name(kind) + "/")
-            }
+        if self._optimizer is None:
+            return
+        for kind, vector in self._agreed.items():
+            prefix = f"{_name(kind)}/"
+            keys = {path.removeprefix(prefix): one for path, one in state.items() if path.startswith(prefix)}
             if keys:
-                placed = {
+                self._optimizer.state[vector] = {
                     key: value.to(vector.device if value.dim() else "cpu", copy=True)
                     for key, value in keys.items()
                 }
-                self._optimizer.state[vector] = placed
 
 
 def _optimizer(spec: Average, agreed: Vectors) -> torch.optim.Optimizer | None:

@@ -26,7 +26,7 @@ from shoal.strategies.average.gossip import agree_with, neighbours
 from shoal.strategies.average.kept import OF_ALL, kept_by, stream_of_all, take_up_state
 from shoal.strategies.average.outer import OuterStep, clip_
 from shoal.strategies.average.rounds import Rounds
-from shoal.strategies.average.sums import make_sums
+from shoal.strategies.average.sums import VectorSums, make_sums
 from shoal.strategies.average.values import AgreedValues, Vectors
 from shoal.strategies.base import Commit, Fill, Setting, WholeModel
 from shoal.strategies.data.collective import CollectiveData
@@ -67,8 +67,8 @@ class AveragedModel(WholeModel):
         if self._saved_workers:
             self._whose = group.index % self._saved_workers
             take_up_state(replica, self._whose)
-            if (values := kept_by(aside, self._whose, "precision").get("values")) is not None:
-                replica.precision.adopt(HalfState.of(values.tolist()))
+            if (scaled := kept_by(aside, self._whose, "precision").get("values")) is not None:
+                replica.precision.adopt(HalfState.of(scaled.tolist()))
         if replica.start.model is None:
             values = AgreedValues(replica)
             found = values.read()
@@ -91,7 +91,7 @@ class AveragedModel(WholeModel):
         """What all have agreed on last."""
         self._outer = OuterStep(self._spec, self._values.params_of(self._agreed) if self._agreed else {})
         self._is_apart = not self._spec.agrees_with_all and self._step > 0
-        """Whether workers may have different models."""
+        """Whether workers have other models than they agreed on last."""
         if self._saved_workers:
             self._go_on()
 
@@ -124,7 +124,7 @@ class AveragedModel(WholeModel):
         # What a part counts among all others does not matter to who is on its own.
         own = replace(work, parts=tuple(replace(part, total_weight=None) for part in work.parts))
         step = self._rounds.add(self._alone.take(own), work)
-        self._is_apart = self._group.size > 1 or not self._spec.agrees_with_all
+        self._is_apart = True
         if self._spec.is_agreement(work.step):
             self._block()
             self._rounds.settle()
@@ -165,7 +165,7 @@ class AveragedModel(WholeModel):
             return shares
         return torch.full_like(shares, 1 / len(shares))
 
-    def _mean_difference(self, shares: torch.Tensor, *, clip: Clip | None, sums: Any) -> Vectors:
+    def _mean_difference(self, shares: torch.Tensor, *, clip: Clip | None, sums: VectorSums) -> Vectors:
         """How far all have come since they agreed, in the mean; the same bits at all."""
         found = self._values.read()
         for kind, vector in found.items():
@@ -187,7 +187,7 @@ class AveragedModel(WholeModel):
     def _mean_in_use(self) -> Iterator[None]:
         """In this block the replica has the mean of all workers' models. All enter it together."""
         self._rounds.settle()
-        if self._together is not None or not self._is_apart:
+        if self._is_whole:
             yield
             return
         own = self._values.read()
@@ -197,21 +197,23 @@ class AveragedModel(WholeModel):
         finally:
             self._values.write(own)
 
+    @property
+    def _is_whole(self) -> bool:
+        """Whether all workers have the same model, or this one is alone."""
+        return self._together is not None or not self._is_apart or self._group.size == 1
+
     def _mean_model(self, own: Vectors) -> Vectors:
         if self._agreed:
             shares = self._shares()
             if shares is None:
                 return self._agreed
-            change = self._mean_difference(shares, clip=None, sums=self._plain_sums)
+            plain = make_sums("none", self._group, self._setting)
+            change = self._mean_difference(shares, clip=None, sums=plain)
             return {kind: vector + change[kind] for kind, vector in self._agreed.items()}
         mean = {kind: vector / self._group.size for kind, vector in own.items()}
         for vector in mean.values():
             self._group.all_reduce_(vector)
         return mean
-
-    @property
-    def _plain_sums(self) -> Any:
-        return make_sums("none", self._group, self._setting)
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         table = torch.zeros(shape, dtype=torch.float64)
@@ -223,7 +225,7 @@ class AveragedModel(WholeModel):
         """The mean of all workers' models, or the one that they agree on."""
         self._rounds.settle()
         own = TensorStream.of(replica.module.state_dict())
-        if self._together is not None or not self._is_apart:
+        if self._is_whole:
             return own
         with self._mean_in_use():
             first = self._group.is_first
@@ -236,8 +238,6 @@ class AveragedModel(WholeModel):
 
     def state_stream(self) -> TensorStream:
         """The first worker's, and what all others have aside."""
-        if self._group.size == 1:
-            return super().state_stream()
         index, replica = self._group.index, self._replica
         aside = {f"{index}/state/{path}": one for path, one in self.snapshot().items() if index}
         if replica.precision.scales:
