@@ -181,6 +181,9 @@ class WorkerProcess:
             self._saving.wakeup = float("inf")
         if self._cell is not None or self.is_done or not machine.is_ready:
             return
+        if machine.slots is not None and machine.is_out:
+            self.is_done = True  # It was told to leave.
+            return
         if machine.slots is not None and not machine.follow_deal(now):
             return
         coming = self._coming()
