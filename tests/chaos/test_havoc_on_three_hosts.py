@@ -1,4 +1,4 @@
-"""`ps:sync=asp` on three hosts with networks of their own: links, hosts and processes fail, and nothing is lost."""
+"""`ps:sync=asp` on three hosts with networks of their own: links, hosts, processes fail, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -29,11 +29,13 @@ _NAMES = {"worker": "shoal-worker-", "server": "shoal-server-", "coordinator": "
 class Havoc:
     """Strikes a run with servers whenever all that it needs is there: so each fault has to be outlived by itself.
 
-    `faults` are `worker`, `server` and `coordinator` (killed), `link` (cut until the host is given up, and healed),
+    `faults`: `worker`, `server` and `coordinator` (killed), `link` (cut until its host is given up, and healed),
     `host` (lost with all that it has; one without anything comes in its place), `coordinator's host` (the same).
     """
 
-    def __init__(self, folder: Path, faults: Sequence[str], *, shape: dict[str, int], every_s: float = 0.0) -> None:
+    def __init__(
+        self, folder: Path, faults: Sequence[str], *, shape: dict[str, int], every_s: float = 0.0
+    ) -> None:
         """`shape`: how many workers and servers there are when all is well."""
         self.done: Counter[str] = Counter()
         """Faults that were outlived, by kind."""
@@ -141,7 +143,9 @@ class Havoc:
 
     def _saved(self) -> tuple[int, dict[str, Any]]:
         """What the coordinator has saved last, and under which term."""
-        database = sqlite3.connect(f"file:{self._folder / 'coordinator.sqlite'}?mode=ro", uri=True, timeout=GUARD_S)
+        database = sqlite3.connect(
+            f"file:{self._folder / 'coordinator.sqlite'}?mode=ro", uri=True, timeout=GUARD_S
+        )
         try:
             term, packed = database.execute("SELECT term, state FROM coordinator").fetchone()
         finally:

@@ -138,7 +138,9 @@ class WorkerProcess:
         self._ready_at = float("inf")
         self._gradients = gradients if scenario.in_memory else None
         slots = self.machine.slots
-        self._buffers = Buffers(self.machine, gradients, (lambda _: generation) if slots is None else slots.life_of)
+        self._buffers = Buffers(
+            self.machine, gradients, (lambda _: generation) if slots is None else slots.life_of
+        )
         self._left: tuple[int, Label] | None = None
         """What another has left, and this one only has to push."""
         self._has_joined = False

@@ -27,8 +27,7 @@ def elastic_scenario(seed: int) -> Scenario:
     """A job that has up to four changes of the number of its workers, deaths and a network, as the seed will."""
     dice = random.Random(seed)
     scales = [
-        Scale(at, workers=dice.randint(1, SLOTS))
-        for at in sorted(dice.sample(range(30, 500), dice.randint(1, 4)))
+        Scale(at, workers=dice.randint(1, SLOTS)) for at in sorted(dice.sample(range(30, 500), dice.randint(1, 4)))
     ]
     kills = [
         Kill(at=dice.randrange(20, 500), role=role, rank=None if role == WORKER else 0, lives_on=lives_on)
@@ -63,7 +62,9 @@ def run_elastic(seeds: range) -> None:
     struck: Counter[str] = Counter()
     for seed in seeds:
         cluster = check(Cluster(elastic_scenario(seed), seed).run())
-        assert cluster.is_scaled and cluster.killed.total() + cluster.deposed.total() == len(cluster.scenario.kills)
+        assert cluster.is_scaled and cluster.killed.total() + cluster.deposed.total() == len(
+            cluster.scenario.kills
+        )
         struck += Counter(cluster.scenario.sync for _ in cluster.scenario.scales)
         struck["hands"] += sum(life for _, life in cluster.view.settings["deal"]["slots"])
         struck["saved"] += len(cluster.saved)
@@ -102,7 +103,5 @@ def test_the_simulation_finds_a_new_owner_that_leaves_a_step_out(monkeypatch):
 def test_messages_as_bytes_change_nothing(sync):
     scales = (Scale(60, workers=4), Scale(200, workers=1))
     plain = Scenario(sync=sync, workers=2, slots=SLOTS, steps=8, scales=scales)
-    runs = [
-        check(Cluster(scenario, seed=3).run()) for scenario in (plain, replace(plain, through_codec=True))
-    ]
+    runs = [check(Cluster(scenario, seed=3).run()) for scenario in (plain, replace(plain, through_codec=True))]
     assert runs[0].is_scaled and (runs[0].network.sent, runs[0].now) == (runs[1].network.sent, runs[1].now)
