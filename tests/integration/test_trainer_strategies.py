@@ -129,9 +129,35 @@ def test_a_step_that_cannot_be_is_refused(strategy: str, why: str) -> None:
         assert f"strategy={strategy} {why}" in told
 
 
-def test_servers_are_not_started_here() -> None:
-    with pytest.raises(SpecError, match="strategy=ps needs processes besides those that train"):
-        Trainer(every_way.task(), strategy="ps")
+@pytest.mark.parametrize(
+    ("strategy", "workers"),
+    [
+        ("ps:servers=2", 2),
+        *(pytest.param(f"ps:sync={sync}", 3, marks=pytest.mark.long) for sync in ("bsp", "asp")),
+    ],
+)
+def test_the_first_process_serves_where_nobody_starts_servers(strategy: str, workers: int) -> None:
+    def train(world: World) -> tuple[int, dict[str, Any] | None, dict[str, torch.Tensor]]:
+        with Trainer(every_way.task(), strategy=strategy, world=world) as trainer:
+            outcome = trainer.fit()
+            return outcome.step, outcome.facts.get("audit"), trainer.state_dict()["model"]
+
+    def train_in_lockstep(world: World) -> dict[str, torch.Tensor]:
+        with Trainer(every_way.task(), world=world) as trainer:
+            trainer.fit()
+            return trainer.state_dict()["model"]
+
+    served = in_processes(workers, train)
+    steps, audits, models = zip(*served, strict=True)
+    assert len(set(steps)) == 1 and audits[0]["clean"] and set(audits[1:]) == {None}
+    wanted = in_processes(workers, train_in_lockstep)[0] if "asp" not in strategy else models[0]
+    for model in models:
+        assert all(torch.equal(model[name], wanted[name]) for name in wanted)
+
+
+def test_a_coordinator_that_nobody_can_follow_has_no_standby() -> None:
+    with pytest.raises(SpecError, match="leave standby out, or use `shoal run`"):
+        Trainer(every_way.task(), strategy="ps:standby=1")
 
 
 @pytest.mark.parametrize("strategy", ["sharded", "tensor", "pipeline", "data:via=ring", "data:partition=relay"])

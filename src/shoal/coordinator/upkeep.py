@@ -152,7 +152,7 @@ class Upkeep:
                 self._dismiss(node, "the job has fewer servers now")
 
     def _deal_slots(self) -> None:
-        """Where every worker has slots of its own, give them out as those come and go, and let the others leave."""
+        """Where workers have slots of their own, give them out as those come and go, and let the others leave."""
         if (deal := self._state.deal) is None:
             return
         workers, wanted = self._state.members.seats(WORKER), self._state.wanted[WORKER]

@@ -84,9 +84,7 @@ JOB_FEATURES: tuple[Feature[Job], ...] = (
     ),
     Feature(
         name="limits of workers",
-        asked=lambda job: (
-            "" if job.cluster.max_workers is None else f"workers={job.cluster.written_workers}"
-        ),
+        asked=lambda job: "" if job.cluster.max_workers is None else f"workers={job.cluster.written_workers}",
         does=_ANOTHERS_WORK,
         needs=("has_places", "has_journal"),
         suffices="workers_vary",

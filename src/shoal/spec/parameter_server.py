@@ -239,8 +239,8 @@ class ParameterServer(StrategySpec):
             )
         if self.sync.startswith("quorum:") and self.sync.split("/")[1] != str(job.num_slots):
             raise SpecError(
-                f"Job: sync={self.sync} counts {self.sync.split('/')[1]} slots, one for each worker, but there are "
-                f"{job.num_slots}; write quorum:k/{job.num_slots}."
+                f"Job: sync={self.sync} counts {self.sync.split('/')[1]} slots, one for each worker, but there "
+                f"are {job.num_slots}; write quorum:k/{job.num_slots}."
             )
         room = self.room(job.num_slots, cluster.workers)
         if cluster.max_workers is not None and cluster.max_workers > room:
@@ -348,7 +348,9 @@ class ParameterServer(StrategySpec):
         if self.via != "direct":
             return f"with via={self.via} workers add up what they push among themselves; use via=direct"
         if self.push == "parameters" and not self.is_leased:
-            return f"with push=parameters and sync={self.sync} a worker's part is trained by it alone; use sync=asp"
+            return (
+                f"with push=parameters and sync={self.sync} a worker's part is trained by it alone; use sync=asp"
+            )
         return ""
 
     @cached_property

@@ -157,6 +157,14 @@ class Cluster:
             self._drain(node)
         except DiedAtWork:
             return
+        self._check_hands()
+
+    def _check_hands(self) -> None:
+        """No slot is in two hands, of those that are not taken for dead."""
+        workers = [self._processes[node] for node in self._living(WORKER) if node not in self._unreachable]
+        holders = [one.machine.slots for one in workers if isinstance(one, WorkerProcess)]
+        held = [slot for one in holders if one is not None for slot in one.held]
+        assert len(held) == len(set(held)), f"A slot is in two hands: {held}"
 
     def _flush(self, node: int) -> None:
         """A process sends what it has to say in the middle of its work."""

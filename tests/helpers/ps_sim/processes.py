@@ -138,7 +138,9 @@ class WorkerProcess:
         self._ready_at = float("inf")
         self._gradients = gradients if scenario.in_memory else None
         slots = self.machine.slots
-        self._buffers = Buffers(self.machine, gradients, (lambda _: generation) if slots is None else slots.life_of)
+        self._buffers = Buffers(
+            self.machine, gradients, (lambda _: generation) if slots is None else slots.life_of
+        )
         self._left: tuple[int, Label] | None = None
         """What another has left, and this one only has to push."""
         self._has_joined = False
@@ -180,6 +182,9 @@ class WorkerProcess:
         if self._saving is not None:
             self._saving.wakeup = float("inf")
         if self._cell is not None or self.is_done or not machine.is_ready:
+            return
+        if machine.slots is not None and machine.is_out:
+            self.is_done = True  # It was told to leave.
             return
         if machine.slots is not None and not machine.follow_deal(now):
             return

@@ -190,7 +190,9 @@ class PsClient:
     def tick(self, clock: int) -> None:
         """Take a step without data."""
         self.wait(lambda: self.machine.may_start(clock))
-        sequence = self.machine.open_push(Offer(clock_of=self.machine.rank, clock=clock, cells=[], weight=0.0, loss=0.0))
+        sequence = self.machine.open_push(
+            Offer(clock_of=self.machine.rank, clock=clock, cells=[], weight=0.0, loss=0.0)
+        )
         for shard in self.machine.unsent(sequence):
             self.machine.push_shard(sequence, shard, based_on=0, frames=(), now=time.monotonic())
 

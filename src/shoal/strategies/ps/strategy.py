@@ -229,7 +229,9 @@ class ServedModel(WholeModel):
         if self._spec.is_leased:
             return self._world.global_rank
         slots = self._setting.slots
-        return cell % slots if self._spec.via == "direct" else self._setting.slots_of(self._world.global_rank).start
+        return (
+            cell % slots if self._spec.via == "direct" else self._setting.slots_of(self._world.global_rank).start
+        )
 
     def _committed_cells(self) -> int | None:
         """What all workers together have trained on, as far as is known here; None where they go in lockstep."""

@@ -39,9 +39,7 @@ def test_the_others_leave_when_no_step_comes():
     assert departure.is_due_while_waiting()
 
 
-def meeting(
-    *, is_first: bool, is_at_rest: bool = False, is_used_up: bool = False
-) -> tuple[Departure, Hours]:
+def meeting(*, is_first: bool, is_at_rest: bool = False, is_used_up: bool = False) -> tuple[Departure, Hours]:
     hours = Hours()
     words = {"in_lockstep": False, "saves": True, "is_first": is_first, "wants_stop": lambda: True}
     ways = {"is_at_rest": lambda: is_at_rest, "is_used_up": lambda: is_used_up, "clock": lambda: hours.now}
