@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -152,9 +153,8 @@ class Feed:
         # A GPU fetches what lies in pinned memory while it computes; what computes next waits for it.
         computing = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._copying):
-            moved = map_tensors(batch, lambda t: t.pin_memory().to(self._device, non_blocking=True))
+            moved = map_tensors(batch, lambda t: _sent_to(t, self._device, computing))
         computing.wait_stream(self._copying)
-        map_tensors(moved, lambda t: _used_on(t, computing))
         return moved
 
     def _load_whole(self, wanted: WantedPart) -> Loaded:
@@ -211,10 +211,11 @@ class Feed:
             np.random.seed(key & 0xFFFFFFFF)
 
 
-def _used_on(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
-    """The same tensor, whose memory is given to nobody else before this stream is done with it."""
-    tensor.record_stream(stream)
-    return tensor
+def _sent_to(tensor: torch.Tensor, device: str, computing: torch.cuda.Stream) -> torch.Tensor:
+    """A copy on a GPU, whose memory is given to nobody else before the stream that computes is done with it."""
+    sent = tensor.pin_memory().to(device, non_blocking=True)
+    sent.record_stream(computing)
+    return sent
 
 
 def _read(dataset: Any, numbers: list[int]) -> list[Any]:
@@ -232,11 +233,15 @@ def _rows_of(dataset: Any) -> Callable[[np.ndarray], Any] | None:
     if isinstance(dataset, Arrays):
         return dataset.rows
     if type(dataset) is TensorDataset:
-        tensors = dataset.tensors
-        return lambda samples: tuple(tensor[torch.from_numpy(samples)] for tensor in tensors)
+        return partial(_rows_at, dataset.tensors)
     if type(dataset) is Subset and (rows := _rows_of(dataset.dataset)) is not None:
         return _through(np.asarray(dataset.indices, dtype=np.int64), rows)
     return None
+
+
+def _rows_at(tensors: tuple[torch.Tensor, ...], samples: np.ndarray) -> tuple[torch.Tensor, ...]:
+    numbers = torch.from_numpy(samples)
+    return tuple(tensor[numbers] for tensor in tensors)
 
 
 def _through(view: np.ndarray, rows: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:
