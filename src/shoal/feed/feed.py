@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from shoal.datasets.arrays import Arrays
@@ -21,6 +22,11 @@ from shoal.feed.prefetch import Ahead, Loaded, RandomWatch, WantedPart
 from shoal.ledger import Cut
 from shoal.ledger.order import mix
 from shoal.spec import Task
+
+
+SMALLEST_BESIDE = 1 << 20
+"""Batches of so many bytes are copied to a GPU beside what it computes; smaller ones are there sooner than a stream
+of their own is set up."""
 
 
 class Feed:
@@ -148,6 +154,8 @@ class Feed:
     def _moved(self, batch: Any) -> Any:
         if self._device == "cpu":
             return batch
+        if sum(t.nbytes for t in tree_leaves(batch) if isinstance(t, torch.Tensor)) < SMALLEST_BESIDE:
+            return map_tensors(batch, lambda t: t.pin_memory().to(self._device, non_blocking=True))
         if self._copying is None:
             self._copying = torch.cuda.Stream(self._device)
         # A GPU fetches what lies in pinned memory while it computes; what computes next waits for it.
