@@ -23,10 +23,9 @@ from shoal.ledger import Cut
 from shoal.ledger.order import mix
 from shoal.spec import Task
 
-
 SMALLEST_BESIDE = 1 << 20
-"""Batches of so many bytes are copied to a GPU beside what it computes; smaller ones are there sooner than a stream
-of their own is set up."""
+"""Batches of so many bytes are copied to a GPU beside what it computes; smaller ones are there before a stream of
+their own is set up."""
 
 
 class Feed:
