@@ -18,8 +18,8 @@ FLAGS = {
     "interface ports trusted-network store grace ps_hosts worker_hosts job_name task_index arg batch-size "
     "epochs max-steps seed accumulate evaluate-every fold "
     "skip-loss-below loaders precision recompute compile no-compile graph no-graph memory-format "
-    "loss-in-pieces no-loss-in-pieces fast sync-device from skip-seen checkpoint resume trust name runs overwrite again "
-    "log tensorboard explain progress plain json help",
+    "loss-in-pieces no-loss-in-pieces fast sync-device from skip-seen checkpoint resume trust name runs "
+    "overwrite again log tensorboard explain progress plain json help",
     "evaluate": "data workers strategy threads device memory trust progress plain json help",
     "predict": "out data input workers strategy threads device memory trust progress plain help",
     "export": "to out trust help",
