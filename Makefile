@@ -9,7 +9,7 @@ SIDE_BY_SIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all lint bench bench-peers clean
+.PHONY: demo test test-all test-gpu lint bench bench-peers clean
 .DELETE_ON_ERROR:
 
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -39,6 +39,10 @@ test: lint $(VENV)/packages
 test-all: lint $(VENV)/packages
 	$(BIN)/pytest -m "not alone" $(SIDE_BY_SIDE)
 	$(BIN)/pytest -m "alone" $(ALONE)
+
+# What needs a GPU; all else is skipped there.
+test-gpu: $(VENV)/ready
+	$(BIN)/pytest tests/integration/test_gpu.py
 
 # TensorFlow in an environment of its own; where it cannot be had, the benchmark runs without it and says so.
 bench-peers: $(VENV)/ready

@@ -128,10 +128,10 @@ def steps_by_hand(task: Task, *, compiled: bool) -> Callable[[int], Any]:
 def shoal_steps(task: Task, form: StepForm) -> Callable[[int], Any]:
     """The same through the strategy of one worker, as the training loop takes them: a few are open."""
     from shoal.model.start import Start
-    from shoal.roles.fast.choice import Way
+    from shoal.roles.fast.choice import StepWay
     from shoal.roles.fast.trial import FormTrial
 
-    trial = FormTrial(task, Way(form=form, precision="bf16"), "cuda:0", Start())
+    trial = FormTrial(task, StepWay(form=form, precision="bf16"), "cuda:0", Start())
     opened: list[Any] = []
 
     def step(number: int) -> Any:

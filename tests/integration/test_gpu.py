@@ -150,7 +150,8 @@ def test_other_forms_train_as_plain_steps(
         0.3 if form.get("compile") and task == "mlp" else 1e-2
     )  # what is compiled draws other numbers (dropout)
     assert found.results["loss"] == pytest.approx(plain.results["loss"], rel=bound)
-    assert found.digest == again.digest
+    if not (form.get("compile") and "gpt" in task):  # there gradients of embeddings are added in any order
+        assert found.digest == again.digest
 
 
 @needs_gpu

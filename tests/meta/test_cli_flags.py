@@ -17,8 +17,9 @@ FLAGS = {
     "train": "workers strategy slots spares on-failure max-failures chaos threads device port memory on "
     "interface ports trusted-network store grace ps_hosts worker_hosts job_name task_index arg batch-size "
     "epochs max-steps seed accumulate evaluate-every fold "
-    "skip-loss-below loaders precision recompute from skip-seen checkpoint resume trust name runs overwrite again "
-    "log tensorboard explain progress plain json help",
+    "skip-loss-below loaders precision recompute compile no-compile graph no-graph memory-format "
+    "loss-in-pieces no-loss-in-pieces fast sync-device from skip-seen checkpoint resume trust name runs "
+    "overwrite again log tensorboard explain progress plain json help",
     "evaluate": "data workers strategy threads device memory trust progress plain json help",
     "predict": "out data input workers strategy threads device memory trust progress plain help",
     "export": "to out trust help",
@@ -28,7 +29,8 @@ FLAGS = {
     "slurm": "nodes time partition gpus cpus sbatch requeue no-requeue name runs dry-run help",
     "k8s": "image hosts name runs namespace cores ram gpus env volume kind runtime port restarts out help",
     "submit": "on wait no-wait runs help",
-    "verify": "workers strategy slots steps arg seed seeds precision replay trust json help",
+    "verify": "workers strategy slots steps arg seed seeds precision compile no-compile memory-format "
+    "loss-in-pieces no-loss-in-pieces replay trust json help",
     "bench": "workers strategies threads device rounds steps seconds arg batch-size seed precision out json help",
     "doctor": "json help",
     "checkpoint": "help",

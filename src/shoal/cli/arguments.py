@@ -183,7 +183,7 @@ DataPart = Annotated[str, typer.Option(help="Which of the task's sets: test or t
 Compile = Annotated[
     bool | None,
     typer.Option(
-        "--compile",
+        "--compile/--no-compile",
         help="Compile forward and backward passes, once for each shape of a batch.",
         rich_help_panel=TASK,
         show_default=False,
@@ -192,7 +192,7 @@ Compile = Annotated[
 Graph = Annotated[
     bool | None,
     typer.Option(
-        "--graph",
+        "--graph/--no-graph",
         help="Capture the whole step on the GPU, and replay it.",
         rich_help_panel=TASK,
         show_default=False,
@@ -209,7 +209,7 @@ MemoryFormat = Annotated[
 LossInPieces = Annotated[
     bool | None,
     typer.Option(
-        "--loss-in-pieces",
+        "--loss-in-pieces/--no-loss-in-pieces",
         help="Make the scores of a large vocabulary piece by piece, so that they never exist as a whole.",
         rich_help_panel=TASK,
         show_default=False,

@@ -27,6 +27,7 @@ from shoal.cli import probe
 from shoal.errors import ShoalError
 from shoal.launch.owner import start_zygote
 from shoal.launch.scripts import run_script
+from shoal.layout.devices import SMI_FIELDS, read_cpu, read_smi, usable
 from shoal.observe.run_folder import DEFAULT_ROOT
 from shoal.observe.wording import memory, plural
 from shoal.spec import Cluster
@@ -111,6 +112,25 @@ def check_cores() -> Check:
     return Check("cores", "warn", found, "Unset OMP_NUM_THREADS: each worker then gets its share of the cores.")
 
 
+def check_processor() -> Check:
+    """What is there for `--fast` to use."""
+    folder = Path("/sys/devices/system/cpu/cpu0/cache")
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        caches = {str(path): path.read_text(encoding="ascii").strip() for path in folder.glob("index*/size")}
+    except OSError as error:
+        return Check("processor", "ok", f"nothing is known of it ({error.strerror})")
+    return Check("processor", "ok", str(read_cpu(text, caches, len(os.sched_getaffinity(0)))))
+
+
+def check_compiler() -> Check:
+    """What `--compile` needs on CPUs."""
+    if (found := shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")) is not None:
+        return Check("compiler", "ok", found)
+    advice = "Steps cannot be compiled on the CPU (--compile, --fast); install g++ where that is wanted."
+    return Check("compiler", "warn", "no C++ compiler", advice)
+
+
 def check_memory() -> Check:
     state = psutil.virtual_memory()
     found = f"{memory(state.available)} free of {memory(state.total)}"
@@ -151,12 +171,16 @@ def check_loopback() -> Check:
 def check_gpus() -> Check:
     if shutil.which("nvidia-smi") is None:
         return Check("GPUs", "ok", "none (no nvidia-smi); training uses the CPU")
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    command = ["nvidia-smi", f"--query-gpu={','.join(SMI_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         return Check("GPUs", "warn", f"nvidia-smi failed ({error})", "Check the driver; training uses the CPU.")
-    return Check("GPUs", "ok", "; ".join(answer.stdout.strip().splitlines()) or "none")
+    found, lines = usable(read_smi(answer.stdout))
+    told = "; ".join(
+        f"{gpu.name}, {memory(gpu.free_bytes or 0)} free of {memory(gpu.total_bytes)}" for gpu in found
+    )
+    return Check("GPUs", "warn" if lines else "ok", told or "none", "\n".join(f"left out: {one}" for one in lines))
 
 
 def check_extras() -> Check:
@@ -193,6 +217,8 @@ _QUICK: tuple[Callable[[], Check], ...] = (
     check_allocator,
     check_shared_memory,
     check_cores,
+    check_processor,
+    check_compiler,
     check_memory,
     check_disk,
     check_files,

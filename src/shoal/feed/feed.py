@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from shoal.datasets.arrays import Arrays
@@ -20,6 +22,10 @@ from shoal.feed.prefetch import Ahead, Loaded, RandomWatch, WantedPart
 from shoal.ledger import Cut
 from shoal.ledger.order import mix
 from shoal.spec import Task
+
+SMALLEST_BESIDE = 1 << 20
+"""Batches of so many bytes are copied to a GPU beside what it computes; smaller ones are there before a stream of
+their own is set up."""
 
 
 class Feed:
@@ -147,14 +153,15 @@ class Feed:
     def _moved(self, batch: Any) -> Any:
         if self._device == "cpu":
             return batch
+        if sum(t.nbytes for t in tree_leaves(batch) if isinstance(t, torch.Tensor)) < SMALLEST_BESIDE:
+            return map_tensors(batch, lambda t: t.pin_memory().to(self._device, non_blocking=True))
         if self._copying is None:
             self._copying = torch.cuda.Stream(self._device)
         # A GPU fetches what lies in pinned memory while it computes; what computes next waits for it.
         computing = torch.cuda.current_stream(self._device)
         with torch.cuda.stream(self._copying):
-            moved = map_tensors(batch, lambda t: t.pin_memory().to(self._device, non_blocking=True))
+            moved = map_tensors(batch, lambda t: _sent_to(t, self._device, computing))
         computing.wait_stream(self._copying)
-        map_tensors(moved, lambda t: _used_on(t, computing))
         return moved
 
     def _load_whole(self, wanted: WantedPart) -> Loaded:
@@ -211,10 +218,11 @@ class Feed:
             np.random.seed(key & 0xFFFFFFFF)
 
 
-def _used_on(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
-    """The same tensor, whose memory is given to nobody else before this stream is done with it."""
-    tensor.record_stream(stream)
-    return tensor
+def _sent_to(tensor: torch.Tensor, device: str, computing: torch.cuda.Stream) -> torch.Tensor:
+    """A copy on a GPU, whose memory is given to nobody else before the stream that computes is done with it."""
+    sent = tensor.pin_memory().to(device, non_blocking=True)
+    sent.record_stream(computing)
+    return sent
 
 
 def _read(dataset: Any, numbers: list[int]) -> list[Any]:
@@ -232,11 +240,15 @@ def _rows_of(dataset: Any) -> Callable[[np.ndarray], Any] | None:
     if isinstance(dataset, Arrays):
         return dataset.rows
     if type(dataset) is TensorDataset:
-        tensors = dataset.tensors
-        return lambda samples: tuple(tensor[torch.from_numpy(samples)] for tensor in tensors)
+        return partial(_rows_at, dataset.tensors)
     if type(dataset) is Subset and (rows := _rows_of(dataset.dataset)) is not None:
         return _through(np.asarray(dataset.indices, dtype=np.int64), rows)
     return None
+
+
+def _rows_at(tensors: tuple[torch.Tensor, ...], samples: np.ndarray) -> tuple[torch.Tensor, ...]:
+    numbers = torch.from_numpy(samples)
+    return tuple(tensor[numbers] for tensor in tensors)
 
 
 def _through(view: np.ndarray, rows: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:

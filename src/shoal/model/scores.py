@@ -181,10 +181,13 @@ def _forward(layer: nn.Linear, x: torch.Tensor) -> Any:
 def is_taken_in_pieces(layer: nn.Linear, make_loss: Callable[[], Any]) -> bool:
     """Whether a pass takes the scores of a layer in pieces, and only there."""
     _taken.clear()
+    before = layer.__dict__.get("forward")  # others may have changed the layer, too
     stand_in(layer)
     try:
         make_loss()
         return bool(_taken)
     finally:
         take_back(layer)
+        if before is not None:
+            layer.forward = before  # type: ignore[method-assign]
         _taken.clear()

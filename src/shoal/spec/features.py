@@ -10,6 +10,7 @@ from shoal.errors import SpecError
 from shoal.spec.conduct import Conduct
 from shoal.spec.step_form import StepForm
 from shoal.spec.task import Task
+from shoal.spec.vocabulary import Purpose
 
 if TYPE_CHECKING:
     from shoal.spec.job import Job
@@ -112,12 +113,19 @@ JOB_FEATURES: tuple[Feature[Job], ...] = (
     ),
     Feature(
         name="fast steps",
-        asked=lambda job: "fast" if job.fast else "" if job.form == StepForm() else str(job.form),
+        asked=lambda job: _asked_form(job),
         does="changes how a pass is computed",
         needs=("has_whole_passes",),
         remedy="leave it out, or use data or ps",
     ),
 )
+
+
+def _asked_form(job: Job) -> str:
+    """As it was written; for training alone."""
+    if job.purpose != Purpose.TRAIN:
+        return ""
+    return "fast" if job.fast else "" if job.form == StepForm() else str(job.form)
 
 
 TASK_FEATURES: tuple[Feature[Task], ...] = (

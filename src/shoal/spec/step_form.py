@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice
 from shoal.spec.precision import SCALED
+from shoal.spec.vocabulary import Purpose
 
 if TYPE_CHECKING:
     from shoal.spec.job import Job
@@ -41,6 +42,8 @@ class StepForm:
 def check_form(job: Job) -> None:
     """Whether what the job asks for goes together."""
     require_choice("Job", "memory_format", job.memory_format, MEMORY_FORMATS)
+    if job.purpose != Purpose.TRAIN:  # what is saved can be used anywhere
+        return
     if job.precision == "auto" and not job.fast:
         raise SpecError(
             "Job: precision=auto lets fast choose among fp32 and bf16, but fast was not asked for; add fast, or "

@@ -79,7 +79,7 @@ class CompiledCompute(EagerCompute):
             yield
         except TorchDynamoException as error:
             self._leave()
-            why = str(error).strip().splitlines()[0]
+            why = " ".join(str(error).split("\n\n")[0].split())
             raise SpecError(
                 f"compile: torch could not compile the passes of {type(self._replica.module).__name__} ({why}); "
                 "leave compile out, or use fast, which tries it before the run."

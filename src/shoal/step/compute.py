@@ -198,12 +198,17 @@ class DeferredSums:
         """Let a GPU send what is deferred when it comes to it: `resolve` then waits for this, and for nothing that
         was asked of the GPU later."""
         if self._losses and self._losses[0].is_cuda:
-            rows = torch.stack(self._losses)
-            room = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-            room.copy_(rows, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            self._sent = room, event
+            rows, weights = torch.stack(self._losses), self._weights
+            self._losses, self._weights = [], []
+            self.send_rows(rows, weights)
+
+    def send_rows(self, rows: torch.Tensor, weights: Sequence[float]) -> None:
+        """The same with all losses of these weights in one tensor, which may be written over later."""
+        room = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+        room.copy_(rows, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._sent, self._weights = (room, event), list(weights)
 
     def resolve(self) -> Sums:
         """Wait for the device, and know all of it; `Diverged` where a loss is no number."""

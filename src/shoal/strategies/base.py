@@ -227,7 +227,9 @@ class HandsOver(Protocol):
 
 def handover_of(strategy: Strategy) -> Handover | None:
     """How a process goes on for another under this strategy; None where none can."""
-    return strategy.handover if isinstance(strategy, HandsOver) else None
+    # Asked for in every step: a protocol's own check takes longer than many a step on a GPU.
+    found: Handover | None = getattr(strategy, "handover", None)
+    return found
 
 
 class Strategy(Protocol):

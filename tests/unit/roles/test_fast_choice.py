@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from shoal.roles.fast.choice import (
     Openings,
+    StepWay,
     Tried,
-    Way,
     agree,
     best_of,
     captured_ways,
@@ -16,12 +16,12 @@ from shoal.roles.fast.choice import (
 )
 from shoal.spec import StepForm
 
-PLAIN = Way()
-LAST = Way(form=StepForm(memory_format="channels_last"))
-COMPILED = Way(form=StepForm(compile=True))
+PLAIN = StepWay()
+LAST = StepWay(form=StepForm(memory_format="channels_last"))
+COMPILED = StepWay(form=StepForm(compile=True))
 
 
-def tried(way: Way, step_s: float, first_s: float = 0.0, why_not: str = "") -> Tried:
+def tried(way: StepWay, step_s: float, first_s: float = 0.0, why_not: str = "") -> Tried:
     return Tried(way=way, step_s=step_s, first_s=first_s, why_not=why_not)
 
 
@@ -30,7 +30,7 @@ def test_what_is_tried_follows_from_the_model() -> None:
     assert quick_ways(Openings(has_images=True)) == [LAST]
     found = quick_ways(Openings(precisions=("fp32", "bf16"), has_images=True, has_vocabulary=True))
     assert {str(way) for way in found} == {"channels_last", "plain, bf16", "channels_last, bf16", "loss in pieces"}
-    assert plain_way(Openings(precisions=("bf16",))) == Way(precision="bf16")
+    assert plain_way(Openings(precisions=("bf16",))) == StepWay(precision="bf16")
 
 
 def test_precision_is_changed_only_where_it_may_be() -> None:
@@ -40,14 +40,14 @@ def test_precision_is_changed_only_where_it_may_be() -> None:
 
 def test_compilation_keeps_what_has_helped() -> None:
     openings = Openings(precisions=("fp32", "bf16"), has_images=True)
-    ways = compiled_ways(openings, [tried(PLAIN, 1.0), tried(LAST, 0.7), tried(Way(precision="bf16"), 2.0)])
+    ways = compiled_ways(openings, [tried(PLAIN, 1.0), tried(LAST, 0.7), tried(StepWay(precision="bf16"), 2.0)])
     assert [str(way) for way in ways] == ["compile + channels_last", "compile + channels_last, bf16"]
     failed = compiled_ways(Openings(), [tried(PLAIN, 1.0), tried(LAST, 0.0, why_not="it failed")])
     assert [str(way) for way in failed] == ["compile"]
 
 
 def test_a_loss_in_pieces_that_costs_nothing_is_compiled_with_and_without() -> None:
-    pieces = Way(form=StepForm(loss_in_pieces=True))
+    pieces = StepWay(form=StepForm(loss_in_pieces=True))
     ways = compiled_ways(Openings(has_vocabulary=True), [tried(PLAIN, 1.0), tried(pieces, 1.02)])
     assert [str(way) for way in ways] == ["compile + loss in pieces", "compile"]
 

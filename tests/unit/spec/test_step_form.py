@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from shoal.errors import SpecError
 from shoal.observe.report import command
 from shoal.spec import Cluster, Job, StepForm
+from shoal.spec.vocabulary import Purpose
 
 
 def job(**asked: Any) -> Job:
@@ -40,6 +42,12 @@ def test_a_form_is_written_as_it_is_read() -> None:
     assert Job.from_json(asked.to_json()) == asked
     words = command(asked)
     assert "--compile" in words and "--memory-format channels_last" in words and "--loss-in-pieces" in words
+
+
+def test_what_was_trained_in_a_form_can_be_used_anywhere() -> None:
+    trained = job(graph=True, compile=True, cluster=Cluster(device="cuda"))
+    used = replace(trained, purpose=Purpose.EVALUATE, strategy="tensor", cluster=Cluster(workers=2))
+    assert used.form == trained.form
 
 
 def test_one_worker_runs_ahead_of_its_gpu() -> None:

@@ -14,12 +14,12 @@ MOST_SAVED = 0.4
 """Of the time that a run takes, compiling is expected to save at most this much."""
 LOADING = 0.3
 """Of the time that compiling took, workers need so much to find in the cache what was compiled."""
-HOPELESS = 2.0
+HOPELESS = 3.0
 """What takes so many times as long as plain steps is not measured any further."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class StepWay:
     """One way to compute a step."""
 
     form: StepForm = field(default_factory=StepForm)
@@ -33,7 +33,7 @@ class Way:
 class Tried:
     """What became of a way."""
 
-    way: Way
+    way: StepWay
     step_s: float = 0.0
     first_s: float = 0.0
     """The first step's time, in which it was compiled or captured."""
@@ -57,25 +57,25 @@ class Openings:
     can_capture: bool = False
 
 
-def plain_way(openings: Openings) -> Way:
+def plain_way(openings: Openings) -> StepWay:
     """What everything is compared with."""
-    return Way(precision=openings.precisions[0])
+    return StepWay(precision=openings.precisions[0])
 
 
-def quick_ways(openings: Openings) -> list[Way]:
+def quick_ways(openings: Openings) -> list[StepWay]:
     """Ways that take a few steps to try."""
     formats = ("contiguous", "channels_last") if openings.has_images else ("contiguous",)
     ways = [
-        Way(form=StepForm(memory_format=layout), precision=precision)
+        StepWay(form=StepForm(memory_format=layout), precision=precision)
         for precision in openings.precisions
         for layout in formats
     ]
     if openings.has_vocabulary:
-        ways.append(Way(form=StepForm(loss_in_pieces=True), precision=openings.precisions[0]))
+        ways.append(StepWay(form=StepForm(loss_in_pieces=True), precision=openings.precisions[0]))
     return [way for way in ways if way != plain_way(openings)]
 
 
-def compiled_ways(openings: Openings, tried: Sequence[Tried]) -> list[Way]:
+def compiled_ways(openings: Openings, tried: Sequence[Tried]) -> list[StepWay]:
     """Ways that take a compilation each: every precision, in the memory format that was faster, with what has
     made plain steps faster."""
     good = [one for one in tried if not one.why_not]
@@ -84,9 +84,9 @@ def compiled_ways(openings: Openings, tried: Sequence[Tried]) -> list[Way]:
         one.way.form.loss_in_pieces and one.step_s < LEAST_GAIN * plain_step(openings, good) for one in good
     )
     form = replace(best, compile=True, loss_in_pieces=pieces)
-    ways = [Way(form=form, precision=precision) for precision in openings.precisions]
+    ways = [StepWay(form=form, precision=precision) for precision in openings.precisions]
     if pieces and not best.loss_in_pieces:
-        ways.append(Way(form=replace(form, loss_in_pieces=False), precision=openings.precisions[0]))
+        ways.append(StepWay(form=replace(form, loss_in_pieces=False), precision=openings.precisions[0]))
     return ways
 
 
@@ -95,7 +95,7 @@ def plain_step(openings: Openings, tried: Iterable[Tried]) -> float:
     return next(one.step_s for one in tried if one.way == plain_way(openings))
 
 
-def captured_ways(tried: Sequence[Tried]) -> list[Way]:
+def captured_ways(tried: Sequence[Tried]) -> list[StepWay]:
     """The fastest ways so far, captured: the best of those that are compiled, and of those that are not."""
     ways = []
     for is_compiled in (False, True):
@@ -124,7 +124,7 @@ def agree(found: Sequence[float], expected: Sequence[float], bound: float) -> bo
     )
 
 
-def bound_for(way: Way, device: str) -> float:
+def bound_for(way: StepWay, device: str) -> float:
     """How far losses of the first steps may be from those of plain steps. What is compiled for a GPU draws other
     random numbers (dropout)."""
     if device != "cpu" and way.form.compile:

@@ -16,8 +16,8 @@ from shoal.observe.disk import write_whole
 from shoal.roles.fast.choice import (
     LEAST_GAIN,
     Openings,
+    StepWay,
     Tried,
-    Way,
     agree,
     best_of,
     bound_for,
@@ -124,7 +124,7 @@ class Search:
             can_capture=self._device != "cpu" and job.cluster.places == job.num_slots == 1,
         )
 
-    def _try(self, way: Way, plain: Tried) -> None:
+    def _try(self, way: StepWay, plain: Tried) -> None:
         trial = None
         try:
             trial = FormTrial(self._task, way, self._device, self._start)

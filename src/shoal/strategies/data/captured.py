@@ -25,6 +25,20 @@ PLAIN_STEPS = 3
 """Steps that run as they are before one is captured."""
 
 
+class DeviceNumbers:
+    """Single numbers on a GPU, which are written there when they change."""
+
+    def __init__(self, number: int, device: str) -> None:
+        self.values = [torch.ones((), device=device) for _ in range(number)]
+        self._now = [1.0] * number
+
+    def set(self, number: int, value: float) -> None:
+        """Let one be this."""
+        if self._now[number] != value:
+            self._now[number] = value
+            self.values[number].fill_(value)
+
+
 @dataclass(frozen=True)
 class CapturedStep:
     """A graph, and where it reads and writes."""
@@ -32,7 +46,7 @@ class CapturedStep:
     graph: torch.cuda.CUDAGraph
     batches: Sequence[torch.Tensor]
     """The tensors of all batches."""
-    shares: torch.Tensor
+    shares: DeviceNumbers
     """By batch: what its loss counts."""
     told: torch.Tensor
     """By batch: its loss, and what that is told with."""
@@ -51,9 +65,9 @@ class CapturedSteps:
         self._stream = torch.cuda.Stream()
         self._known: dict[Hashable, CapturedStep] = {}
         self._num_plain = 0
-        self._rates = [
-            torch.zeros((), dtype=torch.float32, device=replica.device) for _ in replica.optimizer.param_groups
-        ]
+        self._seen: set[Hashable] = set()
+        """Shapes of which a step was taken as it is: nothing is to be compiled while one is captured."""
+        self._rates = DeviceNumbers(len(replica.optimizer.param_groups), replica.device)
         _make_capturable(replica)
 
     def take(self, work: Work, part: Part, run_plain: Callable[[Part], DeferredSums]) -> DeferredSums:
@@ -61,11 +75,16 @@ class CapturedSteps:
         loaded = list(part.load())
         weight = sum(weight for _, weight, _ in loaded)
         check_weight(work, Sums(weight=weight))
-        if self._num_plain < PLAIN_STEPS:
-            self._num_plain += 1
-            return self._on_stream(lambda: run_plain(Part(part.slot, lambda: iter(loaded), part.total_weight)))
         counted = [one for one in loaded if one[1]]
-        step = self._step_for(work, counted)
+        key = tuple(_shape_of(batch) for batch, _, _ in counted)
+        if self._num_plain < PLAIN_STEPS or key not in self._seen:
+            self._num_plain += 1
+            self._seen.add(key)
+            return self._on_stream(lambda: run_plain(Part(part.slot, lambda: iter(loaded), part.total_weight)))
+        if key not in self._known:
+            with self._replica.preparing():
+                self._known[key] = self._capture(work, [batch for batch, _, _ in counted])
+        step = self._known[key]
         return self._replayed(step, work, part, loaded, counted)
 
     def _replayed(
@@ -80,39 +99,29 @@ class CapturedSteps:
         found.add(Sums(samples=sum(samples for _, _, samples in loaded)))
         given = [leaf for batch, _, _ in counted for leaf in _tensors(batch)]
         torch._foreach_copy_(list(step.batches), given)
-        shares = torch.tensor([weight / total for _, weight, _ in counted], dtype=step.shares.dtype)
-        step.shares.copy_(shares.pin_memory(), non_blocking=True)
-        for rate, group in zip(self._rates, self._replica.optimizer.param_groups, strict=True):
-            rate.fill_(group["lr"])
+        for number, (_, weight, _) in enumerate(counted):
+            step.shares.set(number, weight / total)
+        for number, group in enumerate(self._replica.optimizer.param_groups):
+            self._rates.set(number, group["lr"])
         seed_slot(work, part.slot, self._replica.device)
         step.graph.replay()
-        for row, (_, weight, _) in zip(step.told.clone(), counted, strict=True):
-            found.defer_row(row, weight)
-        found.send()
+        found.send_rows(step.told, [weight for _, weight, _ in counted])
         return found
-
-    def _step_for(self, work: Work, counted: Sequence[LoadedBatch]) -> CapturedStep:
-        key = tuple(_shape_of(batch) for batch, _, _ in counted)
-        if key not in self._known:
-            with self._replica.preparing():
-                self._known[key] = self._capture(work, [batch for batch, _, _ in counted])
-        return self._known[key]
 
     def _capture(self, work: Work, batches: Sequence[Any]) -> CapturedStep:
         replica, optimizer = self._replica, self._replica.optimizer
         still = [tree_map_only(torch.Tensor, torch.clone, batch) for batch in batches]
-        first = torch.ones(len(still), device=replica.device)
+        shares = DeviceNumbers(len(still), replica.device)
         graph = torch.cuda.CUDAGraph()
         rates = [group["lr"] for group in optimizer.param_groups]
-        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
-            rate.fill_(group["lr"])
+        for group, rate in zip(optimizer.param_groups, self._rates.values, strict=True):
             group["lr"] = rate
         for param in self._params:
             param.grad = None
         torch.cuda.synchronize()
         try:
             with torch.cuda.graph(graph, stream=self._stream):
-                told = self._whole_step(still, first, work.step)
+                told = self._whole_step(still, shares.values, work.step)
         except (RuntimeError, torch.AcceleratorError) as error:
             why = str(error).strip().splitlines()[0]
             raise SpecError(
@@ -123,9 +132,9 @@ class CapturedSteps:
         finally:
             for group, value in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = value
-        return CapturedStep(graph, [leaf for batch in still for leaf in _tensors(batch)], first, told)
+        return CapturedStep(graph, [leaf for batch in still for leaf in _tensors(batch)], shares, told)
 
-    def _whole_step(self, batches: Sequence[Any], shares: torch.Tensor, step: int) -> torch.Tensor:
+    def _whole_step(self, batches: Sequence[Any], shares: Sequence[torch.Tensor], step: int) -> torch.Tensor:
         rows = []
         for batch, share in zip(batches, shares, strict=True):
             told = self._compute.loss(batch, step)
