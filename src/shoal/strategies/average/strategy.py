@@ -123,7 +123,7 @@ class AveragedModel(WholeModel):
             self._go_apart()
         # What a part counts among all others does not matter to who is on its own.
         own = replace(work, parts=tuple(replace(part, total_weight=None) for part in work.parts))
-        step = self._rounds.add(self._alone.take(own), work)
+        step = self._rounds.add(self._alone.take(own).result(), work)
         self._is_apart = True
         if self._spec.is_agreement(work.step):
             self._block()

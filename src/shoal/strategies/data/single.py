@@ -32,6 +32,11 @@ class OpenStep:
     stop: bool
     names: LossParts
 
+    @property
+    def is_known(self) -> bool:
+        """Never: asking a GPU costs as much as it would save."""
+        return False
+
     def result(self) -> StepResult:
         """Wait for this step, and for no later one."""
         by_part = [own.resolve() for own in self.found]
