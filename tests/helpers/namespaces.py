@@ -79,6 +79,10 @@ class NamespaceStarter:
     """By the host's name; where there is none, an agent starts its own."""
     agents: dict[str, AgentProcess] = field(init=False, default_factory=dict)
     """Those that were started last, by name."""
+    door: str = ""
+    """Where the supervisor listens for them."""
+    secrets: list[str] = field(default_factory=list)
+    """The keys of the run: that of its hosts, and that of its processes once it is over."""
 
     def __post_init__(self) -> None:
         self.count = len(self.network.hosts)
@@ -89,6 +93,7 @@ class NamespaceStarter:
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
         self.agents = {}
+        self.door, self.secrets = invitation.address, [invitation.key.text]
         for name in self.names:
             host, words = self.host(name), agent_command(invitation, Candidate(name=name))
             if host.name in self.zygotes:
@@ -122,8 +127,10 @@ def run_in_namespaces(
         events.append(event)
         on_event(event, starter)
 
-    job = replace(job, run_dir=str(folder))
-    return Supervisor(job, listen, AgentEngine(starter)).run(), events
+    supervisor = Supervisor(replace(job, run_dir=str(folder)), listen, AgentEngine(starter))
+    results = supervisor.run()
+    starter.secrets.append(supervisor.machine.first_world.secret)
+    return results, events
 
 
 def namespaced(workers: int, hosts: int = 2, **more: Any) -> Cluster:
