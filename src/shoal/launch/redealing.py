@@ -20,8 +20,8 @@ _AT_WORK = (State.TRAINING, State.EVALUATING)
 
 class Redealing:
     """A lost host costs its places alone: they are dealt to those that are left, who go on in the same step. A
-    host that comes gets some of them back. A worker that dies alone is followed by a *successor* on its own host, for
-    which all others wait; what it has left half done in that host's memory is made good from another host.
+    host that comes gets some of them back. A worker that dies alone is followed by another on its own host, for
+    which all wait; what it has left half done in that host's memory is made good from another host.
 
     Neighbouring places stay on one host, in the order of hosts: sums go from host to host in the order of slots.
     """
@@ -163,7 +163,7 @@ class Redealing:
             self._bridge.emit(Scaled(workers=len(members), before=before, hosts=dealt, reason=reason))
 
     def _members(self) -> list[Hand]:
-        """The workers that there are, in the order of hosts, and of tsuccessor own numbers there."""
+        """The workers that there are, in the order of hosts, and of their own numbers there."""
         return sorted(self._crew.living(Role.WORKER), key=lambda one: (one.host, one.world.local_rank))
 
     def _counts(self, members: list[Hand]) -> list[int]:
