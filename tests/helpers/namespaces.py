@@ -79,6 +79,10 @@ class NamespaceStarter:
     """By the host's name; where there is none, an agent starts its own."""
     agents: dict[str, AgentProcess] = field(init=False, default_factory=dict)
     """Those that were started last, by name."""
+    door: str = ""
+    """Where the supervisor listens for them."""
+    secrets: list[str] = field(default_factory=list)
+    """The keys of the run: that of its hosts, and that of its processes once it is over."""
 
     _invitation: Invitation | None = field(init=False, default=None)
     _revived: list[AgentProcess] = field(init=False, default_factory=list)
@@ -92,6 +96,7 @@ class NamespaceStarter:
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
         self._invitation = invitation
+        self.door, self.secrets = invitation.address, [invitation.key.text]
         self.agents = {name: self._start_agent(name, invitation) for name in self.names}
         return list(self.agents.values())
 
@@ -137,11 +142,13 @@ def run_in_namespaces(
         events.append(event)
         on_event(event, starter)
 
-    job = replace(job, run_dir=str(folder))
+    supervisor = Supervisor(replace(job, run_dir=str(folder)), listen, AgentEngine(starter))
     try:
-        return Supervisor(job, listen, AgentEngine(starter)).run(), events
+        results = supervisor.run()
     finally:
         starter.close()
+    starter.secrets.append(supervisor.machine.first_world.secret)
+    return results, events
 
 
 def namespaced(workers: int, hosts: int = 2, **more: Any) -> Cluster:

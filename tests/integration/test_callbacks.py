@@ -12,7 +12,7 @@ import pytest
 from told_tasks import DIARY, EVALUATES_AT, SAVES_AT, STEPS, STOPS_AT, told
 
 import shoal
-from shoal.launch.owner import ZygoteProcess
+from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
 from shoal.launch.runs import Run, train
 from shoal.observe import read_events
 
@@ -63,7 +63,8 @@ class Runner:
             wanted = {name: value for name, value in wanted.items() if name not in ("args", "checkpoint")}
         else:
             cluster = {"workers": 2, "threads": 1}
-            wanted |= {"target": f"{TASKS}:told", "name": name, "strategy": strategy, "cluster": cluster}
+            wanted = {"cluster": cluster, **wanted}
+            wanted |= {"target": f"{TASKS}:told", "name": name, "strategy": strategy}
         found = train(**wanted, runs=self.root, progress=False, output=StringIO(), zygote=self.zygote)
         return Told(found)
 
@@ -102,6 +103,25 @@ def test_what_is_asked_for_is_done_by_all(run: Runner, strategy: str) -> None:
         assert (asked, saved, last) == (EVALUATES_AT + 1, SAVES_AT + 1, STOPS_AT + 1)
     else:  # the others hear of it when they can, some steps later
         assert saved > SAVES_AT and last >= STOPS_AT
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chaos", ["", "kill worker:0 at step 3", "kill worker:2 at step 3"])
+def test_several_hosts_do_what_is_asked_for_at_the_same_step(
+    run: Runner, chaos: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have no memory in common: what the first worker asks for comes with the step."""
+    monkeypatch.setenv(ZYGOTE_VARIABLE, run.zygote.name)
+    cluster = {"workers": 3, "threads": 1, "on": "local:2"}
+    told = run(
+        "asked", args={"asks": True, "logs": True}, checkpoint="every=1h,keep=99", cluster=cluster, chaos=chaos
+    )
+    asked = next(step for step in told.steps("evaluation") if step > EVALUATES_AT)
+    saved, last = told.steps("checkpoint")[0], told.steps("step")[-1]
+    assert (asked, saved, last) == (EVALUATES_AT + 1, SAVES_AT + 1, STOPS_AT + 1)
+    assert told.steps("step") == logged_steps(told) == list(range(1, last + 1))
+    assert told.of("end") == [["stopped"]] and told.kinds["start"] == 1
+    assert len(told.events("replaced")) == len(told.events("fault")) == bool(chaos)
 
 
 @pytest.mark.parametrize("strategy", ["data:via=ring", "sharded"])

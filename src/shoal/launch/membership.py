@@ -220,8 +220,8 @@ class Membership:
         return None if self._may_go_on() else enough
 
     def _lose_spare(self, hand: Hand) -> None:
-        if self._redealing.is_heir(hand):
-            self._lose_heir(hand)
+        if self._redealing.is_successor(hand):
+            self._lose_successor(hand)
             return
         if hand.has_reported_failure:
             return
@@ -234,13 +234,13 @@ class Membership:
         else:
             self._resizing.give_up()
 
-    def _lose_heir(self, hand: Hand) -> None:
+    def _lose_successor(self, hand: Hand) -> None:
         reason = explain_end(hand)
         if hand.has_reported_failure or not (hand.is_of_lost_host or self._may_go_on()):
             self._bridge.fail(replace(failure_of(hand, reason), is_transient=False))
             return
         self._bridge.emit(Warned(text=reason))
-        self._redealing.lose_heir(hand)
+        self._redealing.lose_successor(hand)
 
     def _may_go_on(self) -> bool:
         """Whether to replace one more: not for ever where each successor dies without a step forward.

@@ -20,8 +20,8 @@ _AT_WORK = (State.TRAINING, State.EVALUATING)
 
 class Redealing:
     """A lost host costs its places alone: they are dealt to those that are left, who go on in the same step. A
-    host that comes gets some of them back. A worker that dies alone is followed by an *heir* on its own host, for
-    which all others wait; what it has left half done in that host's memory is made good from another host.
+    host that comes gets some of them back. A worker that dies alone is followed by another on its own host, for
+    which all wait; what it has left half done in that host's memory is made good from another host.
 
     Neighbouring places stay on one host, in the order of hosts: sums go from host to host in the order of slots.
     """
@@ -34,7 +34,7 @@ class Redealing:
         self._lost_at = 0.0
         self._is_due = False
         self._unconfirmed: set[Hand] = set()
-        self._heirs: set[Hand] = set()
+        self._successors: set[Hand] = set()
         """Those that get ready to follow workers that died alone."""
         self._torn: set[int] = set()
         """Hosts that such a worker was on, until all of its workers go on there."""
@@ -51,9 +51,9 @@ class Redealing:
         has_begun = hand.state != State.STARTING and all(one.state != State.STARTING for one in others)
         return has_begun and any(one.host not in {hand.host, *self._torn} for one in others)
 
-    def is_heir(self, hand: Hand) -> bool:
+    def is_successor(self, hand: Hand) -> bool:
         """Whether others wait for this process, or would if it lived."""
-        return hand in self._heirs
+        return hand in self._successors
 
     @property
     def _is_possible(self) -> bool:
@@ -68,19 +68,19 @@ class Redealing:
             self._torn.discard(hand.host)
             return
         self._torn.add(hand.host)
-        self._heirs.add(self._start_heir(hand))
+        self._successors.add(self._start_successor(hand))
         for one in self._members():
             self._bridge.say(one, Hold())
 
-    def lose_heir(self, heir: Hand) -> None:
+    def lose_successor(self, successor: Hand) -> None:
         """It has ended, too: another is started, unless there is nowhere to."""
-        self._heirs.discard(heir)
-        if heir.is_of_lost_host:
-            self._torn.discard(heir.host)
+        self._successors.discard(successor)
+        if successor.is_of_lost_host:
+            self._torn.discard(successor.host)
         else:
-            self._heirs.add(self._start_heir(heir))
+            self._successors.add(self._start_successor(successor))
 
-    def _start_heir(self, hand: Hand) -> Hand:
+    def _start_successor(self, hand: Hand) -> Hand:
         """Start a process that stands where this one stood."""
         hosts = tuple(self._counts([*self._members(), hand]))
         world = replace(hand.world, role=Role.SPARE, places=(), generation=self._crew.generation, hosts=hosts)
@@ -131,7 +131,7 @@ class Redealing:
                 del self._guests[name]
                 self._came = name, len(self._members())
                 guests += those
-        if not all(heir.state == State.READY for heir in self._heirs):
+        if not all(successor.state == State.READY for successor in self._successors):
             return  # all wait for it
         if self._is_due or guests:
             self._is_due = False
@@ -148,7 +148,7 @@ class Redealing:
         if generation != self._crew.generation:
             return
         self._unconfirmed.discard(hand)
-        self._torn &= {one.host for one in (*self._unconfirmed, *self._heirs)}
+        self._torn &= {one.host for one in (*self._unconfirmed, *self._successors)}
         if self._unconfirmed:
             return
         members = self._members()
@@ -172,10 +172,10 @@ class Redealing:
         return [counts[number] for number in range(max(one.host for one in self._crew.hands) + 1)]
 
     def _deal(self, guests: list[Hand]) -> None:
-        newcomers = (*guests, *self._heirs)
+        newcomers = (*guests, *self._successors)
         for hand in newcomers:
             hand.role = Role.WORKER
-        self._heirs.clear()
+        self._successors.clear()
         members = self._members()
         deal = [list(places) for places in spread(self._bridge.job.cluster.places, len(members))]
         hosts = self._counts(members)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import tempfile
+from contextlib import suppress
 from enum import IntEnum, auto
 from pathlib import Path
 
@@ -48,9 +50,11 @@ class Mark(IntEnum):
 class ToldMarks:
     """The counters of one job; each is written in one piece."""
 
-    def __init__(self, memory: mmap.mmap) -> None:
+    def __init__(self, memory: mmap.mmap, original: ToldMarks | None = None) -> None:
+        """`original`: gets all that is written here, too."""
         self._memory = memory
         self._words = memoryview(memory).cast("q")
+        self._original = original
 
     @classmethod
     def open(cls, path: Path) -> ToldMarks:
@@ -64,6 +68,26 @@ class ToldMarks:
                 os.close(fd)
 
     @classmethod
+    def open_copy(cls, path: Path, of: Path) -> ToldMarks:
+        """Those of one host of several, in a file of its own, which begins as the other is. What the first worker
+        writes goes there as well; other hosts are told the page with every step."""
+        original = cls.open(of)
+        with writing(path.parent):
+            fd, made = tempfile.mkstemp(dir=path.parent)
+            with open(fd, "wb") as file:
+                file.write(original.page)
+                file.truncate(_BYTES)
+            with suppress(FileExistsError):  # Another process of this host was quicker.
+                os.link(made, path)
+            os.unlink(made)
+        return cls(cls.open(path)._memory, original)
+
+    @property
+    def page(self) -> memoryview:
+        """All of it that is ever written."""
+        return memoryview(self._memory)[: 8 * (_FIRST_ASKED + MOST_ASKED)]
+
+    @classmethod
     def private(cls) -> ToldMarks:
         """Those of a process that has no successor."""
         return cls(mmap.mmap(-1, _BYTES))
@@ -72,11 +96,16 @@ class ToldMarks:
         return self._words[mark]
 
     def __setitem__(self, mark: Mark, value: int) -> None:
-        self._words[mark] = value
+        self._set(mark, value)
 
     def raise_to(self, mark: Mark, value: int) -> None:
         """Let it be at least so much."""
-        self._words[mark] = max(self._words[mark], value)
+        self._set(mark, max(self._words[mark], value))
+
+    def _set(self, at: int, value: int) -> None:
+        self._words[at] = value
+        if self._original is not None:
+            self._original._set(at, value)
 
     @property
     def asked(self) -> list[int]:
@@ -89,8 +118,8 @@ class ToldMarks:
         if count == MOST_ASKED:
             return False
         if not count or self._words[_FIRST_ASKED + count - 1] < step:
-            self._words[_FIRST_ASKED + count] = step
-            self._words[Mark.ASKED] = count + 1
+            self._set(_FIRST_ASKED + count, step)
+            self._set(Mark.ASKED, count + 1)
         return True
 
     def rewind(self, step: int, events_bytes: int) -> None:
@@ -106,6 +135,8 @@ class ToldMarks:
         """Let go of the memory; the file stays."""
         self._words.release()
         self._memory.close()
+        if self._original is not None:
+            self._original.close()
 
 
 def rewind_told(path: Path, events: Path, step: int) -> None:

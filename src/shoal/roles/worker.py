@@ -225,6 +225,7 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
             meet=reporter.meet,
             moved_coordinator=lambda: reporter.coordinator,
             is_held=lambda: reporter.is_held,
+            page=callbacks.marks.page if callbacks is not None and training.world.is_spread else None,
         ),
         supply=training,
         clip_norm=training.task.clip_norm,

@@ -143,6 +143,9 @@ class Company:
     """Where the coordinator listens, once it has moved."""
     is_held: Callable[[], bool] = lambda: False
     """Whether a worker that is gone is about to be followed, so that those who miss it wait."""
+    page: memoryview | None = None
+    """What the first worker leaves for all of its host to read, which other hosts are told with every step: before
+    anybody has the gradients of all."""
 
 
 @dataclass(frozen=True, kw_only=True)

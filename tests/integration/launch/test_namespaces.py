@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
+import shoal
 from benchmarks.namespaces import Network
 from helpers import strangers, telltale_task
 from helpers.counting import TASK as COUNTING
@@ -33,6 +34,7 @@ from shoal.launch.supervisor import Supervisor
 from shoal.observe import Event
 from shoal.spec import Cluster, Job
 
+DIGITS = Path(__file__).parents[3] / "examples" / "digits.py"
 PATTERN_BYTES = 48
 STEPS = 12
 STRANGERS = 1_000
@@ -83,7 +85,23 @@ def patterns(folder: Path) -> dict[str, list[bytes]]:
         for before, pair in ((sums[0], there), (sums[1], here))
         for first, second in (pair, pair[::-1])
     ]
-    return {"weights": _parts(weights), "sums": _parts(sums), "totals": _parts(totals)}
+    digits, _ = shoal.datasets.digits()
+    samples = [np.asarray(digits[number][0], dtype=np.float32) for number in range(len(digits))]
+    return {
+        "weights": _parts(weights),
+        "sums": _parts(sums),
+        "totals": _parts(totals),
+        "samples": _parts(samples),
+    }
+
+
+def keys(starter: NamespaceStarter) -> dict[str, list[bytes]]:
+    """Those of the run and its processes, as they are written and as they are."""
+    run, processes = starter.secrets
+    return {
+        "run's key": [run.encode(), bytes.fromhex(run)],
+        "processes' key": [processes.encode(), bytes.fromhex(processes)],
+    }
 
 
 def _parts(tensors: list[np.ndarray]) -> list[bytes]:
@@ -107,14 +125,22 @@ def test_the_bits_are_those_of_one_host_and_nobody_reads_them_on_the_way(
 ) -> None:
     cluster = namespaced(4, trusted_network=is_trusted)
     job, signs = telltale_job(tmp_path / "signs", cluster), tmp_path / "signs"
+    starters: list[NamespaceStarter] = []
     with network.capture(tmp_path / "capture"):
-        spread, _ = run_in_namespaces(job, tmp_path / "spread", network, zygotes=zygotes)
+        spread, _ = run_in_namespaces(
+            job,
+            tmp_path / "spread",
+            network,
+            zygotes=zygotes,
+            on_event=lambda event, starter: starters.append(starter),
+        )
     assert spread["steps"] == STEPS and spread["audit"]["clean"]
     capture = (tmp_path / "capture").read_bytes()
     assert len(capture) > 1 << 20, "gradients went another way"
     wanted = patterns(signs)
     assert all(wanted.values()), wanted
-    assert seen_in(capture, wanted) == ({"weights", "sums", "totals"} if is_trusted else set())
+    assert seen_in(capture, wanted) == (wanted.keys() if is_trusted else set())
+    assert seen_in(capture, keys(starters[0])) == set()
     assert digest_on_one_host(job, tmp_path / "here", zygote) == spread["digest"]
 
 
@@ -139,7 +165,9 @@ class Siege:
     def has_begun(self) -> bool:
         return self._thread.ident is not None
 
-    def begin(self) -> None:
+    def begin(self, door: str) -> None:
+        """`door`: that of the run's supervisor."""
+        self._door = door
         self._thread.start()
 
     def wait(self) -> None:
@@ -151,10 +179,13 @@ class Siege:
         processes = [psutil.Process(), *(psutil.Process(pid) for host in hosts for pid in host.processes())]
         before = [process.memory_info().rss for process in processes]
         targets = {host.address: _listening(host.processes()[0]) for host in hosts}
+        address, _, port = self._door.removeprefix("tcp://").rpartition(":")
+        targets[address] = [port]
         attackers = {}
         for number, (address, ports) in enumerate(targets.items()):
             words = [sys.executable, strangers.__file__, str(STRANGERS), address, *ports]
-            attackers[address] = subprocess.Popen(hosts[number - 1].command(words), stdout=subprocess.PIPE)
+            attacker = hosts[(number + 1) % len(hosts)]
+            attackers[address] = subprocess.Popen(attacker.command(words), stdout=subprocess.PIPE)
         found = {address: one.communicate(timeout=GUARD_S)[0] for address, one in attackers.items()}
         for process, size in zip(processes, before, strict=True):
             with suppress(psutil.NoSuchProcess):
@@ -181,11 +212,11 @@ def test_a_thousand_strangers_at_each_port_cost_a_run_nothing(
         cluster=namespaced(2),
     )
 
-    def on_event(event: Event, _: NamespaceStarter) -> None:
+    def on_event(event: Event, starter: NamespaceStarter) -> None:
         if event.kind != "steps":
             return
         if not siege.has_begun:
-            siege.begin()
+            siege.begin(starter.door)
         elif siege.outcomes:
             afterwards.append(event)
             (tmp_path / "hurry").touch()
@@ -194,12 +225,28 @@ def test_a_thousand_strangers_at_each_port_cost_a_run_nothing(
     siege.wait()
     assert results["audit"]["clean"] and afterwards
     assert {event.kind for event in events}.isdisjoint({"lost", "replaced", "restarted"})
-    assert set(siege.outcomes) == {host.address for host in network.hosts}
+    assert set(siege.outcomes) == {network.address, *(host.address for host in network.hosts)}
     for found in siege.outcomes.values():
         assert set(found) == {"hung up on"} and found["hung up on"] >= STRANGERS
     for grown_bytes in siege.grown_bytes:
         require_flat(grown_bytes, LIMIT_MIB)
     assert set(applied(tmp_path / "run" / "model.safetensors")) == {EPOCHS}
+
+
+@pytest.mark.long
+def test_half_as_much_travels_where_gradients_are_cast(network: Network, zygotes: Zygotes, tmp_path: Path) -> None:
+    """`between=bf16`: the sums that pass between hosts have half their bytes, and the model is as good."""
+    carried, results = dict[str, int](), dict[str, dict[str, float]]()
+    for strategy in ("data", "data:between=bf16"):
+        before = network.carried_bytes()
+        job = Job(target=str(DIGITS), strategy=strategy, cluster=namespaced(2))
+        done, _ = run_in_namespaces(job, tmp_path / strategy[-4:], network, zygotes=zygotes)
+        carried[strategy] = network.carried_bytes() - before
+        results[strategy] = done["results"]
+    assert 0.45 < carried["data:between=bf16"] / carried["data"] < 0.6, carried
+    uncast, cast = results["data"], results["data:between=bf16"]
+    assert cast["accuracy"] > 0.9 and cast["accuracy"] == pytest.approx(uncast["accuracy"], abs=0.02)
+    assert cast["loss"] == pytest.approx(uncast["loss"], rel=0.05) and cast["loss"] != uncast["loss"]
 
 
 @pytest.mark.long

@@ -176,7 +176,7 @@ def get_ready(table: Table, process: int) -> list[Any]:
 
 
 def test_a_worker_that_dies_alone_is_followed_on_its_own_host(training: Table) -> None:
-    """All others wait until its heir is ready, and are told that its host's memory is to be made good."""
+    """All others wait until its successor is ready, and are told that its host's memory is to be made good."""
     asked = die(training, 1)
     (start,) = of(StartProcess, asked)
     world = start.world
@@ -193,7 +193,7 @@ def test_a_worker_that_dies_alone_is_followed_on_its_own_host(training: Table) -
     assert (replaced["places"], replaced["hosts"]) == ([1], [[0], [1], [2]])
 
 
-def test_an_heir_that_dies_is_followed_until_it_is_enough(training: Table) -> None:
+def test_a_successor_that_dies_is_followed_until_it_is_enough(training: Table) -> None:
     (start,) = of(StartProcess, die(training, 1))
     for _ in range(training.machine.job.max_failures - 1):
         (start,) = of(StartProcess, die(training, start.process))
@@ -203,7 +203,7 @@ def test_an_heir_that_dies_is_followed_until_it_is_enough(training: Table) -> No
     assert training.machine.over is not None and isinstance(training.machine.over.error, WorkerFailed)
 
 
-def test_a_host_that_is_lost_while_it_waits_for_an_heir_is_lost(training: Table) -> None:
+def test_a_host_that_is_lost_while_it_waits_for_a_successor_is_lost(training: Table) -> None:
     die(training, 1)
     asked = training.tell(HostLost(1, "Host b is gone."))
     dealt = {"kind": "redeal", "deal": [[0, 1, 2]], "hosts": [1, 0], "member": 0, "generation": 1}
@@ -219,7 +219,7 @@ def test_where_workers_died_on_all_hosts_nobody_has_the_whole_state(training: Ta
     assert over is not None and isinstance(over.error, WorkerFailed) and over.error.is_transient
 
 
-def test_once_an_heir_goes_on_its_host_is_whole_again(training: Table) -> None:
+def test_once_a_successor_goes_on_its_host_is_whole_again(training: Table) -> None:
     (start,) = of(StartProcess, die(training, 1))
     get_ready(training, start.process)
     for process, place in ((start.process, 1), (2, 2)):

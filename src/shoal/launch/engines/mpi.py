@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from shoal.errors import LaunchError
@@ -17,6 +17,7 @@ from shoal.launch.remote.starting import (
     Invitation,
     address_towards,
     agent_command,
+    not_there,
 )
 
 MPIRUN_VARIABLE = "SHOAL_MPIRUN"
@@ -51,6 +52,11 @@ class MpiStarter:
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
         return [self._reach(name, invitation) for name in self.names]
+
+    def more(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
+        """Those of these hosts that were lost, or left."""
+        found = not_there(self.names, count, there, "name more when a run is started")
+        return [self._reach(name, invitation) for name in found]
 
     def _reach(self, name: str, invitation: Invitation) -> AgentProcess:
         # A lone process would be bound to one core, and all workers of the host with it.

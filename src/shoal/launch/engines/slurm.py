@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from shoal.errors import LaunchError
@@ -18,6 +18,7 @@ from shoal.launch.remote.starting import (
     Invitation,
     address_towards,
     agent_command,
+    not_there,
 )
 
 NODES_VARIABLE = "SLURM_JOB_NODELIST"
@@ -57,8 +58,15 @@ class SlurmStarter:
             return way_out(interface)  # Only Slurm knows that name.
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
-        cores = self.cores if len(self.cores) == self.count else [0] * self.count
-        return [self._reach(*one, invitation) for one in zip(self.names, cores, strict=True)]
+        return [self._reach(name, self._cores_of(name), invitation) for name in self.names]
+
+    def more(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
+        """Those of the allocation that were lost, or left, and are up again."""
+        found = not_there(self.names, count, there, "ask for more with `shoal slurm --nodes`")
+        return [self._reach(name, self._cores_of(name), invitation) for name in found]
+
+    def _cores_of(self, name: str) -> int:
+        return self.cores[self.names.index(name)] if len(self.cores) == self.count else 0
 
     def _reach(self, name: str, cores: int, invitation: Invitation) -> AgentProcess:
         """An agent has all that the job has of its host, which a step would not get by itself; what it is given to

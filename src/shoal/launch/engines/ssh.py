@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shoal.errors import LaunchError, SpecError
+from shoal.errors import SpecError
 from shoal.launch.remote.starting import (
     AgentHandle,
     AgentProcess,
@@ -16,6 +16,7 @@ from shoal.launch.remote.starting import (
     Invitation,
     address_towards,
     agent_command,
+    not_there,
 )
 
 SSH_VARIABLE = "SHOAL_SSH"
@@ -31,7 +32,7 @@ def make(written: str, tell: Callable[[str], None]) -> SshStarter:
 
 def make_listed(path: str, tell: Callable[[str], None]) -> SshStarter:
     """Of `hosts:FILE`."""
-    return SshStarter(read_hosts(Path(path)))
+    return SshStarter(read_hosts(Path(path)), file=Path(path))
 
 
 @dataclass
@@ -40,6 +41,8 @@ class SshStarter:
 
     candidates: Sequence[Candidate]
     patience_s: float = 15.0
+    file: Path | None = None
+    """Where they were read, and more may be written while the run goes on."""
     names: Sequence[str] = field(init=False)
     count: int = field(init=False)
 
@@ -55,14 +58,10 @@ class SshStarter:
         return self._reach(invitation, self.candidates)
 
     def more(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
-        """Those of the named hosts that were lost, or left."""
-        free = [one for one in self.candidates if one.name not in there]
-        if len(free) < count:
-            raise LaunchError(
-                f"{count} more hosts were asked for, but of those that --on names {len(free)} are not there; name "
-                "more of them in the list when a run is started."
-            )
-        return self._reach(invitation, free[:count])
+        """Those of the named hosts that were lost, or left, or are new in the file."""
+        known = {one.name: one for one in (self.candidates if self.file is None else read_hosts(self.file))}
+        remedy = "name more when a run is started" if self.file is None else f"add lines to {self.file}"
+        return self._reach(invitation, [known[name] for name in not_there(known, count, there, remedy)])
 
     def _reach(self, invitation: Invitation, candidates: Sequence[Candidate]) -> list[AgentHandle]:
         reach = shlex.split(os.environ.get(SSH_VARIABLE, _SSH))

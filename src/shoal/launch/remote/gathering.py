@@ -84,7 +84,10 @@ class AgentEngine:
 
     def _invite(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
         if not isinstance(self._starter, GrowingStarter):
-            raise LaunchError("The engine of this run has no more hosts while it goes on; start a run on more.")
+            raise LaunchError(
+                "The engine of this run gives no more hosts while it goes on (local, ssh, hosts, join, mpi, slurm "
+                "do); stop it after a checkpoint, and go on with --resume on more."
+            )
         return self._starter.more(invitation, count, there)
 
     def newcomers(self) -> Doorway:

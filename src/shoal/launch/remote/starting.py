@@ -6,7 +6,7 @@ import ipaddress
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Protocol, runtime_checkable
 
@@ -146,6 +146,17 @@ class AgentProcess:
     def abandon(self) -> None:
         self.process.terminate()
         self.close()
+
+
+def not_there(names: Iterable[str], count: int, there: Collection[str], remedy: str) -> list[str]:
+    """So many of these hosts that are not there. LaunchError where there are fewer, with what to do about it."""
+    free = [name for name in names if name not in there]
+    if len(free) < count:
+        raise LaunchError(
+            f"{count} more hosts were asked for, but of those that this run may have {len(free)} are not there; "
+            f"{remedy}."
+        )
+    return free[:count]
 
 
 def agent_command(invitation: Invitation, candidate: Candidate) -> list[str]:

@@ -21,19 +21,24 @@ def callbacks_of(job: Job, training: Training, reporter: Reporter) -> Callbacks 
     """Those of a run with a folder, where successors find what was told; None where there are none."""
     if not training.task.callbacks or not job.run_dir:
         return None
-    if training.world.is_spread and training.conduct.is_lockstep:
+    folder, world = RunFolder(Path(job.run_dir)), training.world
+    is_spread = world.is_spread and training.conduct.is_lockstep
+    if is_spread and not training.conduct.outlives_hosts:
         raise TaskError(
-            f"Task: callbacks= may ask all workers for something at one step, in memory that those of on="
-            f"{job.cluster.on} do not share; train on one host, or leave them out."
+            f"Task: callbacks= may ask all workers for something at one step, which those of on={job.cluster.on} "
+            f"are not told by strategy={job.strategy}; use data, train on one host, or leave them out."
         )
-    folder = RunFolder(Path(job.run_dir))
+    told = folder.told
+    marks = (
+        ToldMarks.open_copy(Path(world.sockets) / "callbacks.marks", told) if is_spread else ToldMarks.open(told)
+    )
     impossible = _impossible(training)
     if training.checkpoints is None or not training.checkpoints.is_on:
         impossible[Wish.SAVE] = "the run keeps no checkpoints; say how many, as with --checkpoint auto,keep=3"
     unsent = reporter.unsent = Unsent(folder.unsent)
     return Callbacks(
         training.task.callbacks,
-        ToldMarks.open(folder.told),
+        marks,
         training.schedule,
         Outlet(
             say=reporter.line,

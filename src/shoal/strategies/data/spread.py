@@ -58,6 +58,10 @@ class SpreadData(ArenaData):
 
     def open(self, replica: Replica, setting: Setting) -> None:
         self._among_all = setting
+        page = setting.company.page
+        self._page = (
+            torch.empty(0, dtype=torch.uint8) if page is None else torch.frombuffer(page, dtype=torch.uint8)
+        )
         is_there = setting.world.role == Role.WORKER
         if is_there:
             self._come_together(setting.world)
@@ -142,11 +146,15 @@ class SpreadData(ArenaData):
         for slot in self._slots[self._own_host]:
             counters.wait(marks.gradients[slot], step)
         asked = [counters[mark] for mark in marks.stop_at if 0 < counters[mark] <= step]
-        told = [torch.zeros(8 + self._row_bytes * len(slots), dtype=torch.uint8) for slots in self._slots]
+        head_bytes = 8 + len(self._page)
+        told = [torch.zeros(head_bytes + self._row_bytes * len(slots), dtype=torch.uint8) for slots in self._slots]
         told[self._own_host][:8].view(torch.int64)[0] = min(asked, default=0)
+        told[self._own_host][8:head_bytes] = self._page
         for row, slot in zip(self._rows(told, self._own_host), self._slots[self._own_host], strict=True):
             torch.cat(self._left_by(slot), out=row)
         self._speakers.all_gather_(told)
+        if self._own_host:  # the first worker is on the first of them
+            self._page.copy_(told[0][8:head_bytes])
         for host, slots in enumerate(self._slots):
             if host == self._own_host:
                 continue
@@ -174,7 +182,7 @@ class SpreadData(ArenaData):
         return sum(part.numel() for part in self._left_by(0))
 
     def _rows(self, told: Sequence[torch.Tensor], host: int) -> tuple[torch.Tensor, ...]:
-        return told[host][8:].split(self._row_bytes) if self._slots[host] else ()
+        return told[host][8 + len(self._page) :].split(self._row_bytes) if self._slots[host] else ()
 
     def _begin_sums(self, decision: StepDecision) -> None:
         """Have all sums here, in every worker of this host, before the first chunk is updated: whoever has begun
