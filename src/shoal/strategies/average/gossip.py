@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from shoal.comm.group import Group
-from shoal.strategies.average.values import Vectors
+from shoal.strategies.groups.vectors import Vectors
 
 
 def neighbours(form: str, index: int, size: int, number: int) -> list[int]:
