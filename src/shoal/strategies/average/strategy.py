@@ -131,6 +131,7 @@ class AveragedModel(WholeModel):
             self._block()
             self._rounds.settle()
             self._agree()
+            self._group.barrier()  # this may be the last step: nobody leaves before all have what it sent
         return step
 
     def _block(self) -> None:

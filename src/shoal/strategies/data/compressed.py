@@ -39,7 +39,10 @@ class CompressedData(CollectiveData):
         self._sums.all_reduce_({flat.dtype: flat for flat in flats}, self._spans)
 
     def take(self, work: Work) -> StepResult:
-        return replace(super().take(work), facts={"wire": self._sums.facts()})
+        result = super().take(work)
+        if result.stop or work.step == self._setting.extent.total_steps:
+            self._group.barrier()  # nobody leaves before all have what it sent
+        return replace(result, facts={"wire": self._sums.facts()})
 
     def state_stream(self) -> TensorStream:
         unsent = {f"{self._group.index}/{_KIND}/{name}": one for name, one in self._sums.state().items()}
