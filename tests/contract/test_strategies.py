@@ -14,9 +14,11 @@ from torch.utils.data import TensorDataset
 
 from helpers.forked import in_processes, on_hosts
 from helpers.supplying import OneBatch
+from shoal.checkpoint.aside import split_aside
 from shoal.errors import SpecError, TaskError
 from shoal.feed.parts import LoadedBatch, Part
 from shoal.model.replica import Replica
+from shoal.model.start import Start
 from shoal.spec import Cluster, Conduct, Task, World, parse_strategy
 from shoal.spec.conduct import even_fills
 from shoal.step.work import Work
@@ -102,14 +104,14 @@ class Seat:
     def take(cls, world: World, written: str, task: Task = TASK, **setting: Any) -> Seat:
         spec, size = parse_strategy(written), world.world_size
         slots = setting.pop("slots", slots_of(written, size))
-        meet, hosts = None, setting.pop("hosts", 0)
+        meet, hosts, start = None, setting.pop("hosts", 0), setting.pop("start", None)
         if "chain" in written and size > 1:
             hosts = min(size, 3) if size != 4 else 2
         if hosts:
             world, meet = on_hosts(world, hosts)
         seat = cls(
             make_strategy(spec, world, slots),
-            Replica(task),
+            Replica(task, start=start),
             Setting(
                 world=world,
                 conduct=spec.conduct(Cluster(workers=size), slots),
@@ -297,6 +299,43 @@ def test_over_hosts_gradients_may_travel_rounded() -> None:
     first, *others = in_processes(4, train("data:via=chain,between=bf16"))
     assert all(other == first for other in others)
     assert first != exact and first == pytest.approx(exact, rel=1e-3)
+
+
+def compressed(between: str, first: int, last: int, saved: dict[str, Any] | None = None) -> Callable[[World], Any]:
+    """These steps of four workers on two hosts: their losses, and at the first all that a checkpoint holds."""
+
+    def work(world: World) -> Any:
+        start = Start()
+        if saved is not None:
+            model, state = (
+                {name: torch.tensor(values).view(shape) for name, (values, shape) in saved[part].items()}
+                for part in ("model", "state")
+            )
+            optimizer, aside = split_aside(state)
+            start = Start(step=first - 1, model=model, optimizer=optimizer, aside=aside)
+        seat = Seat.take(world, f"data:between={between}", DENSE_TASK, hosts=2, start=start)
+        losses = [seat.step(number).loss.hex() for number in range(first, last + 1)]
+        streams = {"model": seat.strategy.model_stream(seat.replica), "state": seat.strategy.state_stream()}
+        kept = {
+            part: {name: (value.flatten().tolist(), list(value.shape)) for name, value in stream.tensors}
+            for part, stream in streams.items()
+        }
+        seat.strategy.close()
+        return [losses, kept]
+
+    return work
+
+
+@pytest.mark.parametrize("between", ["int8", "topk:0.3"])
+def test_over_hosts_gradients_may_travel_compressed_and_go_on_exactly(between: str) -> None:
+    """All get the same bits; who resumes goes on with what was not sent yet."""
+    whole, *others = in_processes(4, compressed(between, 1, 4))
+    assert all(losses == whole[0] for losses, _ in others)
+    assert len([name for name in whole[1]["state"] if name.startswith("aside/unsent/")]) > 4
+    begun, *_ = in_processes(4, compressed(between, 1, 2))
+    resumed, *_ = in_processes(4, compressed(between, 3, 4, begun[1]))
+    assert begun[0] + resumed[0] == whole[0]
+    assert resumed[1] == whole[1]
 
 
 def test_weights_not_known_beforehand_give_the_same_mean(case: tuple[str, int]) -> None:

@@ -11,6 +11,7 @@ from shoal.errors import SpecError
 from shoal.spec.averaging_footprint import averaged_footprint
 from shoal.spec.checks import require_choice, require_count
 from shoal.spec.cluster import Cluster
+from shoal.spec.compressing import check_compression
 from shoal.spec.conduct import Claim, Conduct, StateHolder, even_fills
 from shoal.spec.data import Data
 from shoal.spec.footprint import Footprint
@@ -103,6 +104,7 @@ class Average(StrategySpec):
         require_choice("average", "with", self.with_, ("all", "ring", "pairs"))
         require_choice("average", "via", self.via, self.VIA)
         Clip.parse(self.clip)
+        check_compression(self.compress)
         if not (math.isfinite(self.rate) and self.rate >= 0):
             raise SpecError(
                 f"average: rate must be a number above 0, found {self.rate!r}; leave it out for {RATES}."

@@ -79,7 +79,7 @@ class Conduct:
     """Groups of layers take turns in training, in one process, too."""
     puts_aside: str = ""
     """What is saved besides the model and its optimizer, by the first word of its tensors' names: `head`, of
-    groups of layers, or `replica`, of workers whose models are their own."""
+    groups of layers, `replica`, of workers whose models are their own, or `unsent`, of what compression left."""
     has_places: bool = False
     """The work is cut into places in memory that all workers of a host share: any process can host any of them."""
     has_journal: bool = False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice
 from shoal.spec.cluster import Cluster
+from shoal.spec.compressing import check_compression
 from shoal.spec.conduct import Claim, Conduct, even_fills, fills_of
 from shoal.spec.data_footprint import arena_footprint, arena_regions
 from shoal.spec.footprint import Footprint, MemoryRegion
@@ -52,13 +53,16 @@ class Data(StrategySpec):
     journal: bool = True
     """Keep the redo journal that lets another process finish the step of one that was killed."""
     between: str = "exact"
-    """How gradients travel between hosts: as they are (`exact`), or as `bf16`, in half the bytes."""
+    """How gradients travel between hosts: as they are (`exact`), as `bf16`, in half the bytes, or compressed as
+    `fp16`, `int8`, `int8:stochastic`, `topk:0.01`, `randomk:0.01`, `sign`, `powersgd:4` or `zstd` say; what one
+    step rounds off comes with the next."""
 
     def __post_init__(self) -> None:
         require_choice("data", "via", self.via, self.VIA)
         require_choice("data", "batchnorm", self.batchnorm, ("local", "sync"))
         require_choice("data", "partition", self.partition, ("spread", "relay"))
-        require_choice("data", "between", self.between, ("exact", "bf16"))
+        if self.between != "exact":
+            check_compression(self.between)
         if self.via == "chain" and self.batchnorm == "sync":
             raise SpecError(
                 "data: via=chain sums gradients between hosts, but batchnorm=sync needs sums in every pass, too; "
@@ -70,20 +74,33 @@ class Data(StrategySpec):
             )
         if self.shares == "speed":
             self._check_speed()
+        if self.between == "none":
+            raise SpecError("data: between=none is written exact, which is what it is without the key.")
+        if self.compresses and self.via == "chain":
+            raise SpecError(
+                f"data: via=chain adds up gradients from host to host, but between={self.between} sends them to "
+                "all; leave via out."
+            )
 
     def _check_speed(self) -> None:
         """Sizes are decided in shared memory, from the time that each slot takes for itself."""
         if not self.shares_memory or self.via == "chain":
             other = "partition=relay" if self.partition == "relay" else f"via={self.via}"
+            other = f"between={self.between}" if self.compresses else other
             raise SpecError(
                 f"data: shares=speed measures workers through shared memory, which {other} does not use; use "
                 "via=arena, or shares=even."
             )
 
     @property
+    def compresses(self) -> bool:
+        """Whether gradients are compressed between hosts, so that each step leaves something for the next."""
+        return self.between not in ("exact", "bf16")
+
+    @property
     def shares_memory(self) -> bool:
         """Whether the model lies in memory that all workers of a host share, where the host can."""
-        return self.via in ("auto", "arena", "chain") and self.partition == "spread"
+        return self.via in ("auto", "arena", "chain") and self.partition == "spread" and not self.compresses
 
     @property
     def counts(self) -> list[int]:
@@ -103,6 +120,8 @@ class Data(StrategySpec):
                     ("has_places", "slots"), f"with strategy={self} workers take turns with whole batches"
                 ),
             )
+        if self.compresses:
+            return self._compressed_conduct(cluster, slots)
         why = {
             "has_journal": f"strategy={self} keeps none; leave journal on",
             "spans_hosts": f"strategy={self} sums inside one host; use via=ring, or leave via out",
@@ -131,6 +150,21 @@ class Data(StrategySpec):
         is_alone = cluster.places == (slots or 1) == 1 and self.via == "auto"
         return MOST_AHEAD if is_alone and cluster.device != "cpu" else 1
 
+    def _compressed_conduct(self, cluster: Cluster, slots: int | None) -> Conduct:
+        """Every worker keeps what it has not sent yet, and nobody else has that."""
+        return Conduct(
+            fills=self._fills(cluster.places, slots),
+            gathers=cluster.places > 1,
+            meets=True,
+            synchronises=True,
+            can_skip=self.batchnorm != "sync",
+            spans_hosts=True,
+            puts_aside="unsent",
+            why=dict.fromkeys(
+                ("has_places", "has_journal"), f"with strategy={self} each worker keeps what is not sent yet"
+            ),
+        )
+
     def _fills(self, workers: int, slots: int | None) -> tuple[range, ...]:
         """Which slots each worker fills; they add up to `slots`, or to one for each."""
         counts = self.counts
@@ -144,6 +178,8 @@ class Data(StrategySpec):
         return fills_of(counts)
 
     def claim(self, workers: int, optimizer: str = "SGD") -> Claim:
+        if self.compresses:
+            return Claim.RESULT
         return Claim.BITS if self.via in ("auto", "arena", "chain") and self.between == "exact" else Claim.SUMS
 
     def check(self, job: Job) -> None:
@@ -197,10 +233,10 @@ class Data(StrategySpec):
         return replace(self, via="arena") if self.shares_memory else self
 
     def across_hosts(self) -> Self:
-        if self.via != "auto" or self.partition != "spread":
+        if self.via != "auto" or self.partition != "spread" or self.compresses:
             return self
         return replace(self, via="ring" if self.batchnorm == "sync" else "chain")
 
     def for_inference(self) -> Data:
         """Who fills which part of a batch, and when, is a matter of training."""
-        return Data(via="auto" if self.shares_memory else self.via)
+        return Data(via="auto" if self.shares_memory or self.compresses else self.via)

@@ -94,7 +94,8 @@ class ParameterServer(StrategySpec):
     wire: str = "auto"
     """How the bulk travels: `memory` (shared by the processes of one host, the default there) or `tcp`."""
     compress: str = "none"
-    """What is sent over tcp: `none`, `bf16`, `fp16`, `int8`, `topk:0.01`, `powersgd:4` or `zstd`."""
+    """What is sent over tcp: `none`, `bf16`, `fp16`, `int8`, `int8:stochastic`, `topk:0.01`, `randomk:0.01`,
+    `sign`, `powersgd:4` or `zstd`."""
     push: str = "gradients"
     """`gradients`, or `parameters`: workers train on their own and the server averages what they push."""
     every: int = 1

@@ -13,8 +13,8 @@ from shoal.comm.compression.int8 import BLOCK
 from shoal.comm.compression.topk import largest
 from shoal.errors import SpecError
 
-ALL = ("none", "bf16", "fp16", "int8", "topk:0.05", "powersgd:2", "zstd")
-LOSSY = ("bf16", "fp16", "int8", "topk:0.05", "powersgd:2")
+ALL = ("none", "bf16", "fp16", "int8", "topk:0.05", "randomk:0.05", "sign", "powersgd:2", "zstd")
+LOSSY = ("bf16", "fp16", "int8", "topk:0.05", "randomk:0.05", "sign", "powersgd:2")
 LOSSLESS = ("none", "zstd")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 

@@ -18,7 +18,7 @@ from shoal.errors import ProtocolError
 
 SHAPE = (40, 60)
 NUMEL = 40 * 60
-ALL = ("none", "bf16", "fp16", "int8", "topk:0.05", "powersgd:2", "zstd")
+ALL = ("none", "bf16", "fp16", "int8", "topk:0.05", "randomk:0.05", "sign", "powersgd:2", "zstd")
 
 
 def packed_by(text: str, shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float32) -> Packed:

@@ -32,6 +32,7 @@ class Mailroom:
         self.transport = transport
         self._on_idle = on_idle
         self._arrived: defaultdict[tuple[int, tuple[int, ...], int], deque[torch.Tensor]] = defaultdict(deque)
+        self._looked_up_at = time.monotonic()
         self._sizes: defaultdict[int, deque[int]] = defaultdict(deque)
         """By receiver: the bytes of each message that may not have arrived."""
 
@@ -91,14 +92,20 @@ class Mailroom:
         while True:
             try:
                 act()
+                if time.monotonic() - self._looked_up_at >= _LOOKS_UP_S:
+                    self._look_up()  # over a slow link there may be something new each time, and for long
                 return
             except CommTimeout:
                 if is_enough():
                     return
                 if time.monotonic() > deadline:
                     raise
-            if self._on_idle is not None:
-                self._on_idle()
+            self._look_up()
+
+    def _look_up(self) -> None:
+        self._looked_up_at = time.monotonic()
+        if self._on_idle is not None:
+            self._on_idle()
 
 
 @dataclass(frozen=True)

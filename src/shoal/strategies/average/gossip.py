@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from shoal.comm.group import Group
-from shoal.strategies.average.values import Vectors
+from shoal.strategies.groups.vectors import Vectors
 
 
 def neighbours(form: str, index: int, size: int, number: int) -> list[int]:
@@ -38,14 +38,13 @@ def agree_with(group: Group, peers: Sequence[int], own: Vectors) -> None:
     """Make these values, in place, the mean of one's own and those that the peers have."""
     everybody = sorted([*peers, group.index])
     for kind, vector in own.items():
-        content = vector.detach().cpu().contiguous()
-        sending = [group.send(content, peer) for peer in peers]
+        content = vector.detach().to("cpu", copy=True)
+        for peer in peers:
+            group.send(content, peer)  # nobody changes it, so nobody need wait until it has left
         found = {group.index: content}
         for peer in peers:
             found[peer] = torch.empty_like(content)
             group.receive(found[peer], peer).wait()
-        for transfer in sending:
-            transfer.wait()
         # Differences, so that what nobody changed stays what it is, to the bit.
         change = torch.zeros_like(content)
         for peer in everybody:

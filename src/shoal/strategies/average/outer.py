@@ -8,7 +8,7 @@ import torch
 
 from shoal.spec import Average
 from shoal.spec.averaging import Clip
-from shoal.strategies.average.values import Vectors
+from shoal.strategies.groups.vectors import Vectors
 
 _ADAM_SECOND, _ADAM_LEAST = 0.99, 1e-3
 """As federated Adam has them: differences are few, and larger than gradients."""

@@ -23,15 +23,16 @@ from shoal.spec import Average, Data
 from shoal.spec.averaging import Clip
 from shoal.step.work import Work
 from shoal.strategies.average.gossip import agree_with, neighbours
-from shoal.strategies.average.kept import OF_ALL, kept_by, stream_of_all, take_up_state
 from shoal.strategies.average.outer import OuterStep, clip_
 from shoal.strategies.average.rounds import Rounds
-from shoal.strategies.average.sums import VectorSums, make_sums
-from shoal.strategies.average.values import AgreedValues, Vectors
+from shoal.strategies.average.values import AgreedValues
 from shoal.strategies.base import Commit, Fill, Setting, WholeModel
 from shoal.strategies.data.collective import CollectiveData
 from shoal.strategies.data.single import SingleProcess
+from shoal.strategies.groups.kept_apart import OF_ALL, KeptApart
 from shoal.strategies.groups.opening import open_group
+from shoal.strategies.groups.vector_sums import VectorSums, make_sums
+from shoal.strategies.groups.vectors import Vectors
 
 
 class AveragedModel(WholeModel):
@@ -60,14 +61,15 @@ class AveragedModel(WholeModel):
 
     def _take_up(self, replica: Replica) -> None:
         """Begin where the checkpoint's workers were, or all alike."""
-        aside, group = replica.start.aside, self._group
-        weights = kept_by(aside, OF_ALL, "round").get("weights")
+        kept, group = KeptApart("replica", replica.start.aside), self._group
+        weights = kept.of(OF_ALL, "round").get("weights")
         self._saved_workers = 0 if weights is None else len(weights)
         """How many workers have left their state in the checkpoint."""
         if self._saved_workers:
             self._whose = group.index % self._saved_workers
-            take_up_state(replica, self._whose)
-            if (scaled := kept_by(aside, self._whose, "precision").get("values")) is not None:
+            if self._whose:  # the first one's state is where any strategy finds it
+                replica.start = replace(replica.start, optimizer=kept.of(self._whose, "state"))
+            if (scaled := kept.of(self._whose, "precision").get("values")) is not None:
                 replica.precision.adopt(HalfState.of(scaled.tolist()))
         if replica.start.model is None:
             values = AgreedValues(replica)
@@ -97,8 +99,8 @@ class AveragedModel(WholeModel):
 
     def _go_on(self) -> None:
         """Take up, from the checkpoint, how far this worker was in its round."""
-        aside, size = self._replica.start.aside, self._group.size
-        self._outer.load(kept_by(aside, OF_ALL, "outer"))
+        kept, size = KeptApart("replica", self._replica.start.aside), self._group.size
+        self._outer.load(kept.of(OF_ALL, "outer"))
         if self._saved_workers != size:
             if self._setting.world.is_first:
                 self._setting.company.report(
@@ -106,12 +108,12 @@ class AveragedModel(WholeModel):
                     "begin from the mean of their models, with their optimizers' states in turn"
                 )
             return
-        self._sums.load(kept_by(aside, self._whose, "unsent"))
-        self._rounds.weights.copy_(kept_by(aside, OF_ALL, "round")["weights"])
-        if values := _by_kind(kept_by(aside, self._whose, "value")):
+        self._sums.load(kept.of(self._whose, "unsent"))
+        self._rounds.weights.copy_(kept.of(OF_ALL, "round")["weights"])
+        if values := _by_kind(kept.of(self._whose, "value")):
             self._values.write(values)
             self._is_apart = True
-        for kind, vector in _by_kind(kept_by(aside, OF_ALL, "agreed")).items():
+        for kind, vector in _by_kind(kept.of(OF_ALL, "agreed")).items():
             self._agreed[kind].copy_(vector)
 
     def take(self, work: Work) -> Commit:
@@ -129,6 +131,7 @@ class AveragedModel(WholeModel):
             self._block()
             self._rounds.settle()
             self._agree()
+            self._group.barrier()  # this may be the last step: nobody leaves before all have what it sent
         return step
 
     def _block(self) -> None:
@@ -247,7 +250,7 @@ class AveragedModel(WholeModel):
             aside |= self._kept_apart()
         elif index == 0:
             aside[f"{OF_ALL}/round/weights"] = self._rounds.weights.clone()
-        return stream_of_all(self.snapshot(), aside, self._group)
+        return KeptApart("replica", aside).stream(self.snapshot(), self._group)
 
     def _kept_apart(self) -> dict[str, torch.Tensor]:
         index = self._group.index

@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 
 from shoal.model.buffers import moving_buffers
 from shoal.model.replica import Replica
-
-Vectors = dict[torch.dtype, torch.Tensor]
-"""One for each type of number that is computed with."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValueSpan:
-    """Where a tensor lies in its vector."""
-
-    name: str
-    kind: torch.dtype
-    start: int
-    shape: torch.Size
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.shape.numel()
-
-    def of(self, vectors: Mapping[torch.dtype, torch.Tensor]) -> torch.Tensor:
-        """Its part of these vectors, in its shape."""
-        return vectors[self.kind][self.start : self.stop].view(self.shape)
+from shoal.strategies.groups.vectors import ValueSpan, Vectors
 
 
 class AgreedValues:

@@ -20,6 +20,10 @@ def make(spec: Data, world: World, slots: int, *, replaceable: bool = False) -> 
         from shoal.strategies.data.relay import RelayData
 
         return RelayData()
+    if spec.compresses:
+        from shoal.strategies.data.compressed import CompressedData
+
+        return CompressedData(spec)
     if spec.via == "auto" and (world.device != "cpu" or not supported()):
         spec = replace(spec, via="backend")
     if spec.via == "chain" and world.is_spread:

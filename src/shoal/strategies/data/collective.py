@@ -94,11 +94,15 @@ class CollectiveData(WholeModel):
 
     def _sum_up(self, work: Work, weight: float) -> bool:
         """Make every worker's gradients the mean of all; whether they are fit for a step."""
-        for flat in self._flats:
-            self._summing.all_reduce_(flat)
+        self._add_up(self._flats)
         # The sums are the same bits everywhere, and so is what follows from them.
         named = zip(self._replica.trained, self._views, strict=True)
         return self._update.scale_and_check(work, weight, self._flats, named)
+
+    def _add_up(self, flats: list[torch.Tensor]) -> None:
+        """Over all workers, in place."""
+        for flat in flats:
+            self._summing.all_reduce_(flat)
 
     def _gradients(self, work: Work) -> tuple[BufferMean, Sums, dict[int, float]]:
         """This worker's slots: gradients in the views; returns moved buffers, sums, and samples by slot."""

@@ -13,10 +13,10 @@ from shoal.comm.codec import Frame
 from shoal.comm.compression import Compression, Packed, make_compression
 from shoal.comm.group import Group
 from shoal.errors import ProtocolError
-from shoal.strategies.average.values import ValueSpan, Vectors
 from shoal.strategies.base import Setting
 from shoal.strategies.groups.over_hosts import ranks_by_host
 from shoal.strategies.groups.plain import receive_plain, send_plain
+from shoal.strategies.groups.vectors import ValueSpan, Vectors
 
 _PLAIN_BYTES = "bytes"
 """In the place of a type: the frame is no tensor."""
@@ -81,6 +81,8 @@ class CompressedSums:
         rows = zip_longest(*hosts)
         self._across = group.split([[rank for rank in row if rank is not None] for row in rows])
         self._compression = compression
+        self._plain = make_compression("none")
+        """For what is no parameter: a variance of which a part is left out may be none any more."""
 
     @torch.no_grad()
     def all_reduce_(self, vectors: Vectors, spans: Sequence[ValueSpan]) -> None:
@@ -92,23 +94,23 @@ class CompressedSums:
             self._inside.broadcast_(vector)
 
     def _sum_across(self, vectors: Vectors, spans: Sequence[ValueSpan]) -> None:
-        across, pieces = self._across, list(_pieces(vectors, spans))
-        own = [self._compression.encode(name, piece.detach().cpu()) for name, piece in pieces]
+        across = self._across
+        pieces = [(self._compression, name, piece) for name, piece in _matrices(vectors, spans)]
+        pieces += [(self._plain, name, piece) for name, piece in _rest(vectors, spans)]
+        own = [codec.encode(name, piece.detach().cpu()) for codec, name, piece in pieces]
         peers = [index for index in range(across.size) if index != across.index]
         head, content = _written(own)
         for peer in peers:
             send_plain(head, peer, across)
-        sending = [across.send(content, peer) for peer in peers]
-        totals = [torch.zeros(piece.shape, dtype=piece.dtype) for _, piece in pieces]
+            across.send(content, peer)  # nobody changes it, so nobody need wait until it has left
+        totals = [torch.zeros(piece.shape, dtype=piece.dtype) for _, _, piece in pieces]
         for index in range(across.size):
             found = own if index == across.index else _received(index, across)
-            for total, packed in zip(totals, found, strict=True):
+            for (codec, _, _), total, packed in zip(pieces, totals, found, strict=True):
                 part = torch.empty_like(total)
-                self._compression.decode(packed, part)
+                codec.decode(packed, part)
                 total.add_(part)
-        for transfer in sending:
-            transfer.wait()
-        for (_, piece), total in zip(pieces, totals, strict=True):
+        for (_, _, piece), total in zip(pieces, totals, strict=True):
             piece.copy_(total)
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -118,7 +120,9 @@ class CompressedSums:
         self._compression.remember(state)
 
     def facts(self) -> dict[str, Any]:
-        return _facts(self._compression.text, self._compression.raw_bytes, self._compression.wire_bytes)
+        codecs = (self._compression, self._plain)
+        raw, wire = (sum(getattr(codec, name) for codec in codecs) for name in ("raw_bytes", "wire_bytes"))
+        return _facts(self._compression.text, raw, wire)
 
 
 def _facts(compress: str, raw_bytes: int, wire_bytes: int) -> dict[str, Any]:
@@ -126,16 +130,19 @@ def _facts(compress: str, raw_bytes: int, wire_bytes: int) -> dict[str, Any]:
     return {"kind": "tcp", "compress": compress, "raw_bytes": raw_bytes, "wire_bytes": wire_bytes, "ratio": ratio}
 
 
-def _pieces(vectors: Vectors, spans: Sequence[ValueSpan]) -> Iterator[tuple[str, torch.Tensor]]:
-    """What is compressed one by one: each parameter, as a matrix where it is more than a row; then the rest."""
-    ends = dict.fromkeys(vectors, 0)
+def _matrices(vectors: Vectors, spans: Sequence[ValueSpan]) -> Iterator[tuple[str, torch.Tensor]]:
+    """What is compressed one by one: each parameter, as a matrix where it is more than a row."""
     for span in spans:
-        ends[span.kind] = span.stop
         if span.shape.numel():
             piece = span.of(vectors)
             yield span.name, piece.flatten(1) if piece.dim() > 1 else piece.view(-1)
+
+
+def _rest(vectors: Vectors, spans: Sequence[ValueSpan]) -> Iterator[tuple[str, torch.Tensor]]:
+    """What comes behind the parameters."""
+    ends = {span.kind: span.stop for span in spans}
     for kind, vector in vectors.items():
-        if len(rest := vector[ends[kind] :]):
+        if len(rest := vector[ends.get(kind, 0) :]):
             yield f"rest of {kind}", rest
 
 

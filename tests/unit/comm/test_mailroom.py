@@ -1,0 +1,36 @@
+"""Who waits for a peer looks up, also where something new comes again and again, as over a slow link."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shoal.comm.codec import Message
+from shoal.comm.group import mailroom
+from shoal.comm.group.mailroom import Mailroom
+
+RANKS = (0, 1)
+PIECES = 40
+
+
+class Dripping:
+    """A transport on which a piece under one tag comes whenever somebody looks, and at last one under another."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self._clock = clock
+        self._left = PIECES
+
+    def receive(self, timeout_s: float, *, awaited: int | None = None) -> tuple[int, Message]:
+        self._clock[0] += 0.9 * timeout_s
+        self._left -= 1
+        tag = 1 if self._left else 2
+        return 1, Message("group.tensor", {"ranks": list(RANKS), "tag": tag}, [torch.zeros(4, dtype=torch.uint8)])
+
+
+def test_pieces_that_keep_coming_do_not_keep_a_worker_from_looking_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = [0.0], list[float]()
+    monkeypatch.setattr(mailroom.time, "monotonic", lambda: clock[0])
+    mail = Mailroom(Dripping(clock), lambda: looks.append(clock[0]))  # type: ignore[arg-type]
+    assert len(mail.take(1, RANKS, 2)) == 4
+    gaps = [after - before for before, after in zip([0.0, *looks], [*looks, clock[0]], strict=True)]
+    assert len(looks) > PIECES / 4 and max(gaps) < 0.3
