@@ -119,6 +119,7 @@ def test_numbers_one_or_several():
         assert model.predict(inputs).shape == shape.shape and model.score(inputs, shape) > 0.9
 
 
+@pytest.mark.long
 def test_folds_are_scikit_learns_own():
     inputs, labels = flowers()
     model = ShoalClassifier(epochs=3, random_state=0)
@@ -157,14 +158,14 @@ def test_the_pages_examples_and_the_five_folds_run(tmp_path, zygote):
     assert answer.stdout.count("fold ") == 5 and float(answer.stdout.split()[-1]) > 0.95, answer.stderr
 
 
-def die_once(mark: Path, number: int) -> int:
-    if number == 2 and not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number * number
-
-
 def test_calls_of_a_process_that_died_are_made_by_another(tmp_path):
+    def die_once(mark: Path, number: int) -> int:
+        # In here, so that it travels by itself: workers need not import this file.
+        if number == 2 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number * number
+
     register()
     with parallel_config("shoal", n_jobs=2):
         found = Parallel()(delayed(die_once)(tmp_path / "died", number) for number in range(6))

@@ -1,6 +1,6 @@
 """Memory that outlives the process that writes it: tables by name, who has asked for what, and an undo journal.
 
-It is a memfd that whoever starts a server holds, too. One that is killed leaves its tables there; the next one puts
+It is a memfd that whoever starts a server holds, too. One that is killed leaves its tables there; the next puts
 back what was half done, and goes on. Pages that nobody has touched take no memory.
 """
 

@@ -31,6 +31,8 @@ class _ShoalEstimator(BaseEstimator):
     """What both have in common."""
 
     _is_classifier: bool
+    module_: nn.Module
+    """Trained; there is none before the first fit."""
 
     def __init__(
         self,
