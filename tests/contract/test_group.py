@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from helpers.forked import in_processes
 from shoal.arena import Segment
-from shoal.comm.group import Group, HierarchicalGroup, LoneGroup, MemoryGroup, group_bytes, together
+from shoal.comm.group import Group, HierarchicalGroup, LoneGroup, MemoryGroup, Reduction, group_bytes, together
 from shoal.comm.group.letters import LARGEST_KEPT_BYTES
 from shoal.comm.group.regions import BUFFER_BYTES, MOST_LETTERS
 from shoal.comm.zmq_transport import ZmqTransport
@@ -121,10 +121,23 @@ def check_sums(group: Group, numel: int, dtype: torch.dtype) -> None:
     assert group.all_reduce_(total) is total
     assert_same(total, expected)
     assert_same(group.max_(own.clone()), torch.stack(given).amax(0))
+    smallest = Reduction(smallest_of, before=doubled, after=doubled)
+    assert_same(group.reduce_(own.clone(), smallest), torch.stack(given).amin(0) * 4)
     even = [own + index for index in range(group.size)]
     kept = [part.clone() for part in even]
     assert_same(group.reduce_scatter(even), (expected + group.size * group.index).to(dtype))
     assert all(map(torch.equal, even, kept)), "what was given is left as it was"
+
+
+def smallest_of(parts: Sequence[Tensor], out: Tensor) -> Tensor:
+    out.copy_(parts[0])
+    for part in parts[1:]:
+        torch.minimum(out, part, out=out)
+    return out
+
+
+def doubled(given: Tensor, out: Tensor) -> None:
+    torch.mul(given, 2, out=out)
 
 
 def check_copies(group: Group, numel: int, dtype: torch.dtype) -> None:

@@ -35,6 +35,8 @@ FLOORS = {
     "bench": 15,
     "verification": 15,
     "horovod": 15,
+    "sklearn": 15,
+    "kv": 15,
     "cli": 16,
 }
 BY_NAME = {"launch": ("model", "step", "strategies"), "verification": ("bench",), "bench": ("verification",)}

@@ -23,7 +23,7 @@ PARAMETERS = {
     "gpt": 842_496,
     "resnet": 23_520_842,
 }
-SCRIPTS = {"horovod_digits", "parameter_server_objects"}
+SCRIPTS = {"cross_validation", "factorisation_machine", "horovod_digits", "parameter_server_objects"}
 
 
 def load(name: str) -> ModuleType:

@@ -1,0 +1,326 @@
+"""`create`: a store of tensors by key that all workers push to and pull from."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from shoal.comm.security import RunKey
+from shoal.errors import SpecError, unknown
+from shoal.kv.desk import Consistency, KvDesk, KvRequest
+from shoal.kv.lines import HomeLine, KvLine, WireLine
+from shoal.kv.rules import read_optimizer, settings_of
+from shoal.kv.servers import KvServers
+from shoal.kv.vault import Vault, make_memory
+from shoal.roles.process.joining import Fellows, orphan_watch
+from shoal.spec import World
+
+_PIECE_BYTES = 16 << 20
+_CUT_BYTES = 1 << 20
+"""Keys from here on are cut by rows over all servers."""
+_CASTS = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+TIMEOUT_S = 120.0
+
+Keys = str | int | Sequence[str | int]
+
+
+class KVStore:
+    """Of one worker. Pushes go on in the background; what is pulled has this worker's own pushes in it."""
+
+    def __init__(self, kind: str, lines: Sequence[KvLine], world: World, fellows: Fellows | None) -> None:
+        self.type = kind
+        self.rank, self.num_workers = world.global_rank, world.world_size
+        self._lines, self._fellows = list(lines), fellows
+        self._locks = [threading.Lock() for _ in self._lines]
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="shoal-kv")
+        self._each = ThreadPoolExecutor(len(self._lines), thread_name_prefix="shoal-kv-line")
+        self._looks: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+        self._pushed: dict[str, Future[None]] = {}
+        self._open: dict[int, Future[None]] = {}
+        self._timestamp = 0
+        self._cast: torch.dtype | None = None
+        self.servers: KvServers | None = None
+        """Of the first worker: the processes that hold the store."""
+
+    def init(self, key: Keys, value: Tensor | Sequence[Tensor]) -> None:
+        """Add keys, at any time. All workers may, with values of one shape; those of the first to come count."""
+        for name, tensor in _pairs(key, value):
+            rows = _as_rows(tensor.detach().cpu().contiguous())
+            self._looks[name] = tuple(tensor.shape), tensor.dtype
+            look = str(tensor.dtype).removeprefix("torch.")
+            for number, (start, stop) in self._homes(name, len(rows)).items():
+                part = rows[start:stop]
+                for piece, at, _ in _pieces(part):
+                    request = KvRequest(
+                        ask="init",
+                        client=b"",
+                        sequence=0,
+                        key=name,
+                        start=at,
+                        look=(len(part), part.shape[1], look),
+                        values=piece,
+                    )
+                    self._ask(number, request)
+
+    def push(self, key: Keys, value: Any, priority: int = 0) -> int:
+        """Send values, or gradients where there is an optimizer; sparse tensors send their rows alone. A list of
+        values for one key is added up. Returns at once: `wait` for what it returns, or pull. `priority` is taken
+        for what other stores make of it; pushes keep their order here."""
+        for name, given in _pairs(key, value):
+            tensor = sum(given[1:], given[0]) if isinstance(given, list | tuple) else given
+            self._check(name, tensor)
+            if tensor.is_sparse:
+                found = tensor.detach().coalesce()
+                self._begin(name, found.indices()[0].clone(), found.values().clone())
+            else:
+                self._begin(name, None, tensor.detach().cpu().clone(memory_format=torch.contiguous_format))
+        return self._timestamp
+
+    def row_sparse_push(self, key: str | int, row_ids: Tensor, values: Tensor) -> int:
+        """Send some rows; a row that is named twice counts with the sum."""
+        name, rows = str(key), row_ids.detach().cpu().view(-1)
+        shape, _ = self._look(name)
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < shape[0]:
+            raise SpecError(f"kv: rows of the key {name!r} are below {shape[0]}, found up to {int(rows.max())}.")
+        unique, back = rows.unique(return_inverse=True)
+        given = values.detach().cpu().reshape(len(rows), -1)
+        total = given.new_zeros(len(unique), given.shape[1]).index_add_(0, back, given)
+        self._begin(name, unique, total)
+        return self._timestamp
+
+    def pull(self, key: Keys, out: Any = None, priority: int = 0) -> Any:
+        """The values of keys, in `out` where it is given."""
+        names = _names(key)
+        found = [self._pull(name) for name in names]
+        for tensor, room in zip(found, _listed(out, len(names)), strict=True):
+            if room is not None:
+                room.detach().copy_(tensor)
+        return found[0] if isinstance(key, str | int) else found
+
+    def row_sparse_pull(self, key: str | int, row_ids: Tensor, out: Tensor | None = None) -> Tensor:
+        """Some rows, in the order of `row_ids`."""
+        name, rows = str(key), row_ids.detach().cpu().view(-1)
+        self._settle(name)
+        shape, dtype = self._look(name)
+        found = torch.empty(len(rows), _columns(shape), dtype=dtype)
+
+        def fetch(number: int, at: Tensor, own: Tensor) -> None:
+            answer = self._ask(number, self._request("pull", name, rows=own))
+            assert answer is not None
+            if len(at) == len(found):
+                found.copy_(answer)
+            else:
+                found[at] = answer
+
+        self._over(self._rows_by_home(name, rows, shape[0]), fetch)
+        values = found.view(len(rows), *shape[1:])
+        return values if out is None else out.copy_(values)
+
+    def pushpull(self, key: Keys, value: Any, out: Any = None, priority: int = 0) -> Any:
+        """Push, and pull what comes of it."""
+        self.push(key, value, priority)
+        return self.pull(key, out, priority)
+
+    def set_optimizer(self, optimizer: str | torch.optim.Optimizer, **settings: float) -> None:
+        """How servers use what is pushed: `sgd`, `adagrad`, `adam` with settings, or an optimizer of torch's whose
+        class and settings are taken. All workers call this."""
+        if isinstance(optimizer, str):
+            name, found = optimizer, settings_of(optimizer, settings)
+        else:
+            name, found = read_optimizer(optimizer)
+        if self.rank == 0:
+            for number in range(len(self._lines)):
+                self._ask(number, KvRequest(ask="optimizer", client=b"", sequence=0, rule=(name, dict(found))))
+        self.barrier()
+
+    def set_gradient_compression(self, how: str) -> None:
+        """Send what is pushed as `bf16` or `fp16`; `none`: as it is."""
+        if how not in _CASTS:
+            raise unknown("kv: the compression", how, _CASTS)
+        self._cast = _CASTS[how]
+
+    def wait(self, timestamp: int | None = None) -> None:
+        """Until the push that returned this is acknowledged, and all before it; None: all."""
+        for number in [one for one in sorted(self._open) if timestamp is None or one <= timestamp]:
+            self._open.pop(number).result()
+
+    def barrier(self) -> None:
+        """Until all workers have come here, and what they have pushed is acknowledged."""
+        self.wait()
+        if self._fellows is not None:
+            for _ in range(2):
+                self._fellows.hear_first()
+
+    def close(self) -> None:
+        """Leave; the first worker ends the servers once all have come here."""
+        try:
+            self.barrier()
+        finally:
+            self._pool.shutdown()
+            self._each.shutdown()
+            for line in self._lines:
+                line.close()
+            if self._fellows is not None:
+                self._fellows.close()
+            if self.servers is not None:
+                self.servers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self, name: str, rows: Tensor | None, values: Tensor) -> None:
+        self._timestamp += 1
+        sent = values if self._cast is None or not values.is_floating_point() else values.to(self._cast)
+        future = self._pool.submit(self._push, name, rows, sent)
+        self._open[self._timestamp] = self._pushed[name] = future
+
+    def _push(self, name: str, rows: Tensor | None, values: Tensor) -> None:
+        shape, _ = self._look(name)
+        if rows is None:
+            whole = _as_rows(values)
+            for number, (start, stop) in self._homes(name, len(whole)).items():
+                for piece, at, is_last in _pieces(whole[start:stop]):
+                    self._ask(number, self._request("push", name, start=at, is_last=is_last, values=piece))
+            return
+        wide = values.reshape(len(rows), -1)
+
+        def send(number: int, at: Tensor, own: Tensor) -> None:
+            part = wide if len(at) == len(wide) else wide[at]
+            self._ask(number, self._request("push", name, rows=own, values=part))
+
+        # Also to servers of which no row is pushed: rounds and clocks count there, too.
+        self._over(self._rows_by_home(name, rows, shape[0]), send)
+
+    def _pull(self, name: str) -> Tensor:
+        self._settle(name)
+        shape, dtype = self._look(name)
+        found = torch.empty(shape, dtype=dtype)
+        whole = _as_rows(found)
+        for number, (start, stop) in self._homes(name, len(whole)).items():
+            for piece, at, _ in _pieces(whole[start:stop]):
+                answer = self._ask(number, self._request("pull", name, start=at, count=len(piece)))
+                assert answer is not None
+                piece.copy_(answer)
+        return found
+
+    def _settle(self, name: str) -> None:
+        if (pushed := self._pushed.pop(name, None)) is not None:
+            pushed.result()
+
+    def _request(self, ask: str, key: str, **more: Any) -> KvRequest:
+        return KvRequest(ask=ask, client=b"", sequence=0, worker=self.rank, key=key, **more)
+
+    def _ask(self, number: int, request: KvRequest) -> Tensor | None:
+        with self._locks[number]:
+            return self._lines[number].ask(request).values
+
+    def _over(self, parts: dict[int, tuple[Tensor, Tensor]], act: Any) -> None:
+        """Do something with each server's part, side by side."""
+        if len(parts) == 1:
+            ((number, part),) = parts.items()
+            act(number, *part)
+            return
+        for future in [self._each.submit(act, number, *part) for number, part in parts.items()]:
+            future.result()
+
+    def _homes(self, name: str, rows: int) -> dict[int, tuple[int, int]]:
+        """Which servers have which rows of a key."""
+        shape, dtype = self._look(name)
+        count = len(self._lines)
+        if rows < count or rows * _columns(shape) * dtype.itemsize < _CUT_BYTES:
+            return {zlib.crc32(name.encode()) % count: (0, rows)}
+        bounds = [rows * number // count for number in range(count + 1)]
+        return dict(enumerate(pairwise(bounds)))
+
+    def _rows_by_home(self, name: str, rows: Tensor, total: int) -> dict[int, tuple[Tensor, Tensor]]:
+        """By server: where in the request its rows are, and which of its own rows they are."""
+        homes = self._homes(name, total)
+        if len(homes) == 1:
+            return dict.fromkeys(homes, (torch.arange(len(rows)), rows))
+        found = {}
+        for number, (start, stop) in homes.items():
+            at = ((rows >= start) & (rows < stop)).nonzero()[:, 0]
+            found[number] = at, rows[at] - start
+        return found
+
+    def _look(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        if name not in self._looks:
+            raise unknown("kv: the key", name, self._looks)
+        return self._looks[name]
+
+    def _check(self, name: str, value: Tensor) -> None:
+        shape, _ = self._look(name)
+        if tuple(value.shape) != shape:
+            raise SpecError(f"kv: the key {name!r} has the shape {list(shape)}, found {list(value.shape)}.")
+
+
+def create(kind: str = "local", *, servers: int = 1, world: World | None = None) -> KVStore:
+    """A store: `local`, in this process; or `dist_sync`, `dist_async` or `dist_ssp:3`, which all workers that
+    `shoal run` or torchrun started have in common, in so many server processes of this host. All call this."""
+    if kind == "local":
+        fd = make_memory()
+        desk = KvDesk(Vault(fd), Consistency(kind="dist_sync"), 1)
+        os.close(fd)
+        return KVStore(kind, [HomeLine(desk)], World(), None)
+    Consistency.parse(kind)
+    world = World.from_environment() if world is None else world
+    fellows = Fellows(world, orphan_watch())
+    held = KvServers(kind, world.world_size, servers) if world.global_rank == 0 else None
+    try:
+        # A file's name and not the key itself: where they meet, others might listen.
+        told = fellows.hear_first("" if held is None else " ".join([held.key_file, *held.addresses]))
+        key_file, *addresses = told.split(" ")
+        key = RunKey.load(Path(key_file))
+        lines = [WireLine(address, key, TIMEOUT_S) for address in addresses]
+        for line in lines:
+            line.ask(KvRequest(ask="hello", client=b"", sequence=0))
+    except BaseException:
+        if held is not None:
+            held.close()
+        raise
+    store = KVStore(kind, lines, world, fellows)
+    store.servers = held
+    return store
+
+
+def _names(key: Keys) -> list[str]:
+    return [str(key)] if isinstance(key, str | int) else [str(one) for one in key]
+
+
+def _pairs(key: Keys, value: Any) -> list[tuple[str, Any]]:
+    names = _names(key)
+    values = [value] if isinstance(key, str | int) else list(value)
+    if len(names) != len(values):
+        raise SpecError(f"kv: {len(names)} keys need as many values, found {len(values)}.")
+    return list(zip(names, values, strict=True))
+
+
+def _listed(out: Any, count: int) -> list[Any]:
+    return list(out) if isinstance(out, list | tuple) else [out] * count
+
+
+def _as_rows(tensor: Tensor) -> Tensor:
+    return tensor.view(len(tensor), -1) if tensor.dim() else tensor.view(1, 1)
+
+
+def _columns(shape: tuple[int, ...]) -> int:
+    return max(1, int(torch.Size(shape[1:]).numel()))
+
+
+def _pieces(rows: Tensor) -> list[tuple[Tensor, int, bool]]:
+    """Views that fit a message, where each begins, and whether it is the last."""
+    size = max(1, _PIECE_BYTES // max(1, rows.shape[1] * rows.element_size()))
+    parts = rows.split(size)
+    return [(part, number * size, number == len(parts) - 1) for number, part in enumerate(parts)]
