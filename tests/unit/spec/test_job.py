@@ -171,11 +171,13 @@ def test_what_follows_a_death(on_failure: str, checkpoint: str, replaces: bool, 
         (2, "ps:sync=alternate:2", 2),
     ],
 )
-def test_where_slots_are_dealt_there_are_as_many_as_workers_may_ever_fill(workers, strategy, slots):
+def test_where_slots_are_dealt_there_are_as_many_as_workers_may_fill(
+    workers: int | str, strategy: str, slots: int
+) -> None:
     job = Job(target="digits.py", strategy=strategy, cluster=Cluster(workers=workers))
     assert job.num_slots == slots and job.cluster.workers == 2
 
 
-def test_an_asynchronous_run_takes_more_slots_than_it_has_workers():
+def test_an_asynchronous_run_takes_more_slots_than_it_has_workers() -> None:
     job = Job(target="digits.py", strategy="ps:sync=ssp:2", cluster=Cluster(workers=2), slots=5)
     assert job.conduct.fills == (range(2), range(2, 5))
