@@ -87,10 +87,11 @@ def train(
     steps: int,
     workers: int,
     slots: int | None = None,
+    task: str = "mlp",
 ) -> tuple[dict[str, Any], Scaler, list[Event]]:
     folder.mkdir()
     job = Job(
-        target=f"{TASKS}:mlp",
+        target=f"{TASKS}:{task}",
         args={"optimizer": "adamw"},
         strategy=strategy,
         slots=slots,
@@ -132,14 +133,22 @@ def test_workers_come_and_go(tmp_path: Path, zygote: ZygoteProcess) -> None:
     assert all(row["once"] == 2 * steps for row in results["audit"]["shards"])
 
 
+@pytest.mark.parametrize(
+    ("task", "strategy"),
+    [
+        ("mlp", "ps:servers=2,shards=6"),
+        pytest.param("mlp", "ps:servers=2,wire=tcp", marks=pytest.mark.long),
+        pytest.param("conv", "ps:servers=2", marks=pytest.mark.long),
+        pytest.param("contrastive", "ps", marks=pytest.mark.long),
+    ],
+)
 def test_workers_of_a_synchronous_run_come_and_go_and_not_one_bit_changes(
-    tmp_path: Path, zygote: ZygoteProcess
+    tmp_path: Path, zygote: ZygoteProcess, task: str, strategy: str
 ) -> None:
-    steps, sizes = 1200, [{"workers": 4}, {"workers": 1}, {"workers": 3}]
-    calm, _, _ = train(tmp_path / "calm", zygote, "data:via=arena", [], steps=steps, workers=2, slots=4)
-    results, scaler, _ = train(
-        tmp_path / "scaled", zygote, "ps:servers=2,shards=6", sizes, steps=steps, workers=2, slots=4
-    )
+    steps, sizes = 900, [{"workers": 4}, {"workers": 1}]
+    shape: dict[str, Any] = {"steps": steps, "workers": 2, "slots": 4, "task": task}
+    calm, _, _ = train(tmp_path / "calm", zygote, "data:via=arena", [], **shape)
+    results, scaler, _ = train(tmp_path / "scaled", zygote, strategy, sizes, **shape)
     assert scaler.reached == sizes, "the run was over before it had been scaled"
     assert results["digest"] == calm["digest"]
     assert results["audit"]["clean"]
@@ -148,7 +157,7 @@ def test_workers_of_a_synchronous_run_come_and_go_and_not_one_bit_changes(
 class Counts:
     """A run of the model that counts its samples, scaled to one number of workers after the other."""
 
-    EPOCHS, SLOTS = 40, 4
+    EPOCHS, SLOTS = 60, 4
 
     def __init__(self, folder: Path, zygote: ZygoteProcess, strategy: str, sizes: list[int]) -> None:
         living, left = Counter[str](), list(sizes)

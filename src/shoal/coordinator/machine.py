@@ -223,7 +223,7 @@ class Coordinator(Upkeep):
             return
         facts = {rank: self._reports.facts.get(node, {}) for rank, node in workers.items()}
         facts |= {rank: {"done": True} for rank in self._state.done_ranks}  # They may have left.
-        others = [facts.get(rank, {}) for rank in range(1, self._state.wanted[WORKER])]
+        others: list[Mapping[str, Any]] = [facts.get(r, {}) for r in range(1, self._state.wanted[WORKER])]
         if self._state.deal is not None:  # Whoever has slots is to come, and nobody else.
             others = [self._facts_of_owner(node) for node in self._state.deal.owners]
         border = self._lease_border() if self.plan.leased and self._knows_how_far else None

@@ -99,7 +99,7 @@ class SlotHolder:
         return max(self._done.values(), default=0)
 
     def begin(self, turn: SlotTurn) -> None:
-        """This turn is taken: what follows is the next clock."""
+        """This turn is taken, or will be whatever comes: what follows is the next clock."""
         for slot in turn.slots:
             self._done[slot] = turn.clock
 

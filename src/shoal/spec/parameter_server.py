@@ -185,12 +185,15 @@ class ParameterServer(StrategySpec):
             )
 
     def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
-        # Leased parts are those of a worker's step; slots are dealt to as many workers as there ever may be.
+        # Leased parts are those of a worker's step; slots are dealt to as many workers as there ever may be. A
+        # quorum says itself of how many it is.
         usual = cluster.workers * self.cells_per_worker if self.is_leased else cluster.places
+        usual = max(usual, self.slots_of_quorum)
         own_parts = f"with strategy={self} a step is cut by its workers; leave slots out, or use sync=bsp"
         return Conduct(
             fills=even_fills(slots or usual, cluster.workers),
-            slots_are_free=self.is_lockstep or not (self.is_leased or self.why_workers_stay),
+            slots_are_free=self.is_lockstep
+            or not (self.is_leased or self.slots_of_quorum or self.why_workers_stay),
             servers=self.num_servers,
             standbys=self.standby,
             workers_vary=not self.why_workers_stay,
@@ -238,10 +241,10 @@ class ParameterServer(StrategySpec):
                 f"Job: shares=speed lets faster workers take more of the data, which sync={self.sync} cannot; "
                 "use asp or ssp:N."
             )
-        if self.sync.startswith("quorum:") and self.sync.split("/")[1] != str(job.num_slots):
+        if self.slots_of_quorum and self.slots_of_quorum != job.num_slots:
             raise SpecError(
-                f"Job: sync={self.sync} counts {self.sync.split('/')[1]} slots, one for each worker, but there "
-                f"are {job.num_slots}; write quorum:k/{job.num_slots}."
+                f"Job: sync={self.sync} is of {self.slots_of_quorum} slots, but there are {job.num_slots}, at "
+                f"least one for each worker; write quorum:k/{job.num_slots}."
             )
         room = self.room(job.num_slots, cluster.workers)
         if cluster.max_workers is not None and cluster.max_workers > room:
@@ -340,6 +343,11 @@ class ParameterServer(StrategySpec):
         """Whether servers update by gradients of a part of the batch, as they come."""
         gathers = self.is_lockstep or self.sync.startswith("quorum:")
         return self.push == "gradients" and not gathers
+
+    @property
+    def slots_of_quorum(self) -> int:
+        """The n of `quorum:k/n`; 0 where there is none."""
+        return int(self.sync.split("/")[1]) if self.sync.startswith("quorum:") else 0
 
     @property
     def why_workers_stay(self) -> str:

@@ -133,9 +133,9 @@ class Turns:
                 yield from map(self._border, self._borders.heed(clock))
             if not self._client.is_redealt:
                 for turn in self._begun(self._turn(clock, self._cells_of(clock, coming.slots))):
-                    if not turn.is_border:
-                        slots.begin(coming)
                     yield turn
+                    if not turn.is_border and not self.is_void:
+                        slots.begin(coming)
 
     def _cells_of(self, clock: int, slots: Sequence[int]) -> list[int]:
         every = self._spec.every
