@@ -6,6 +6,8 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,10 @@ class TensorBoardLogger(Logger):
 
     def log(self, scalars: Sequence[Scalar]) -> None:
         with writing(self._folder):
-            for step, name, value, when in scalars:
-                self._write(step, when, tag=name, simple_value=value)
+            # An event for each step, not for each number: its checksums, in Python, are most of the work.
+            for (step, when), of_step in groupby(scalars, key=attrgetter("step", "time")):
+                values = [self._summary.Value(tag=one.name, simple_value=one.value) for one in of_step]
+                self._record(wall_time=when, step=step, summary=self._summary(value=values))
             self._file.flush()
 
     def note(self, name: str, text: str, step: int) -> None:
