@@ -51,8 +51,17 @@ def test_a_loss_in_pieces_trains_the_same(zygote: ZygoteProcess, tmp_path: Path)
 
 
 @needs_compiler
+def test_compiled_steps_train_the_same(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    plain = run(zygote, tmp_path, "plain", "words", args={"steps": 4})
+    found = run(zygote, tmp_path, "found", "words", args={"steps": 4}, compile=True)
+    assert found.results["loss"] == pytest.approx(plain.results["loss"], rel=1e-4)
+    assert RunFolder(found.folder).read_job().compile
+
+
+@needs_compiler
+@pytest.mark.long
 # With 44 the last batch of an epoch is smaller, and so compiled by itself.
-@pytest.mark.parametrize("samples", [48, pytest.param(44, marks=pytest.mark.long)])
+@pytest.mark.parametrize("samples", [48, 44])
 def test_compiled_runs_resume_and_replay_with_the_same_bits(
     zygote: ZygoteProcess, tmp_path: Path, samples: int
 ) -> None:

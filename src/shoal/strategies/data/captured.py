@@ -109,8 +109,8 @@ class CapturedSteps:
         if _fixed_settings(self._replica.optimizer) != self._settings:
             raise SpecError(
                 f"graph: a setting of {type(self._replica.optimizer).__name__} besides the learning rate has "
-                "changed (by a schedule that cycles momentum, say), and a captured step would not follow it; leave "
-                "graph out."
+                "changed (by a schedule that cycles momentum, say), and a captured step would not follow it; "
+                "leave graph out."
             )
         seed_slot(work, part.slot, self._replica.device)
         step.graph.replay()
