@@ -60,10 +60,10 @@ def asks_for_values(steps: int = 12) -> shoal.Task:
     )
 
 
-def images(steps: int = 8) -> shoal.Task:
+def images(steps: int = 8, samples: int = 44) -> shoal.Task:
     """A small convolutional network with BatchNorm; the last batch of an epoch is smaller than the others."""
     generator = torch.Generator().manual_seed(2)
-    pictures = torch.randn(44, 2, 6, 6, generator=generator)
+    pictures = torch.randn(samples, 2, 6, 6, generator=generator)
     return shoal.Task(
         model=lambda: nn.Sequential(
             nn.Conv2d(2, 8, 3, padding=1, bias=False),
@@ -75,7 +75,7 @@ def images(steps: int = 8) -> shoal.Task:
         ),
         loss=F.cross_entropy,
         optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-        train=TensorDataset(pictures, torch.arange(44) % 3),
+        train=TensorDataset(pictures, torch.arange(samples) % 3),
         batch_size=16,
         epochs=20,
         max_steps=steps,

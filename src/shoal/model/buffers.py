@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from shoal.arena import Segment, make_grid
 from shoal.arena.tensors import flat_of
@@ -45,8 +46,8 @@ class MovingBuffers:
         self._spans: list[tuple[torch.dtype, int, int]] = []
         for (owners, buffer), offset in zip(found, grid.offsets, strict=True):
             span = (buffer.dtype, offset, buffer.numel())
-            # `.data` gives each its own version counter: a change of one must not look to autograd like all.
-            view = _view(self._own, span).view(buffer.shape).data
+            # In a storage of its own: a change of one must not look to autograd, or to what compiles, like all.
+            view = _alias(_view(self._own, span).view(buffer.shape))
             view.copy_(buffer)
             for owner, name in owners:
                 owner._buffers[name] = view
@@ -226,6 +227,11 @@ def _moving(module: nn.Module) -> list[tuple[list[Owner], torch.Tensor]]:
             if buffer is not None and _may_move(owner, buffer):
                 found.setdefault(id(buffer), ([], buffer))[0].append((owner, name))
     return list(found.values())
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as another tensor, which knows nothing of the first."""
+    return from_dlpack(to_dlpack(tensor)) if tensor.numel() else tensor.data
 
 
 def _view(block: torch.Tensor, span: tuple[torch.dtype, int, int]) -> torch.Tensor:

@@ -104,11 +104,12 @@ class Search:
         if openings.can_capture:
             for way in captured_ways(self._tried):
                 self._try(way, plain)
-        best = best_of(plain, self._tried[1:], self._steps)
-        ratio = 1.0 if best is plain else self._beside(base, best)
-        if ratio < LEAST_GAIN:
-            best, ratio = plain, 1.0
-        return self._page(plain, best, ratio)
+        left = list(self._tried[1:])
+        while (best := best_of(plain, left, self._steps)) is not plain:
+            if (ratio := self._beside(base, best)) >= LEAST_GAIN:
+                return self._page(plain, best, ratio)
+            left.remove(best)  # it was luck; the next one may be none
+        return self._page(plain, plain, 1.0)
 
     def _openings(self) -> Openings:
         if self._job.precision == "auto":

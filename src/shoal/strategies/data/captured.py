@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from shoal.errors import SpecError
 from shoal.feed.parts import LoadedBatch, Part
+from shoal.model.optimizer.averaging import average_key
+from shoal.model.optimizer.kinds import settings_of
 from shoal.model.replica import Replica
 from shoal.step.compute import DeferredSums, EagerCompute, Sums, check_weight, compute_of, seed_slot
 from shoal.step.update import Update
@@ -69,6 +71,7 @@ class CapturedSteps:
         """Shapes of which a step was taken as it is: nothing is to be compiled while one is captured."""
         self._rates = DeviceNumbers(len(replica.optimizer.param_groups), replica.device)
         _make_capturable(replica)
+        self._settings = _fixed_settings(replica.optimizer)
 
     def take(self, work: Work, part: Part, run_plain: Callable[[Part], DeferredSums]) -> DeferredSums:
         """A step on one part; `run_plain` takes it as it is."""
@@ -103,6 +106,12 @@ class CapturedSteps:
             step.shares.set(number, weight / total)
         for number, group in enumerate(self._replica.optimizer.param_groups):
             self._rates.set(number, group["lr"])
+        if _fixed_settings(self._replica.optimizer) != self._settings:
+            raise SpecError(
+                f"graph: a setting of {type(self._replica.optimizer).__name__} besides the learning rate has "
+                "changed (by a schedule that cycles momentum, say), and a captured step would not follow it; "
+                "leave graph out."
+            )
         seed_slot(work, part.slot, self._replica.device)
         step.graph.replay()
         found.send_rows(step.told, [weight for _, weight, _ in counted])
@@ -152,6 +161,21 @@ class CapturedSteps:
             found = act()
         torch.cuda.current_stream().wait_stream(self._stream)
         return found
+
+
+def why_not_capturable(optimizer: torch.optim.Optimizer) -> str:
+    """Why an optimizer's update cannot be replayed; empty where it can. What an optimizer computes on the host,
+    from the number of its steps say, would stay as it was when it was captured."""
+    if average_key(optimizer) is not None:
+        return "an average of the parameters is kept, which the host decides on in every step"
+    if type(optimizer) is torch.optim.SGD or all("capturable" in group for group in optimizer.param_groups):
+        return ""
+    return f"{type(optimizer).__name__} computes on the host in every step"
+
+
+def _fixed_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """All that a graph has taken for good; the learning rate it reads."""
+    return [{**settings_of(group), "lr": None} for group in optimizer.param_groups]
 
 
 def _make_capturable(replica: Replica) -> None:

@@ -76,8 +76,10 @@ class SingleProcess(WholeModel):
             self._captured = self._captures(replica)
 
     def _captures(self, replica: Replica) -> CapturedSteps:
-        from shoal.strategies.data.captured import CapturedSteps
+        from shoal.strategies.data.captured import CapturedSteps, why_not_capturable
 
+        if why := why_not_capturable(replica.optimizer):
+            raise SpecError(f"graph: a captured step is replayed without the host, but {why}; leave graph out.")
         if not self._runs_ahead or self._sparse:
             raise SpecError(
                 f"graph: {type(replica.optimizer).__name__}, skip_loss_below or sparse gradients must be looked "
