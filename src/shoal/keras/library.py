@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from shoal.errors import TaskError
@@ -73,17 +73,25 @@ def computing(device: str, dtype: Any) -> Iterator[None]:
     """Let Keras make the constants of a computation where it is, and as wide as float64 where that is."""
     import torch
 
+    with load_keras().device(device), wide() if dtype == torch.float64 else nullcontext():
+        yield
+
+
+@contextmanager
+def wide() -> Iterator[None]:
+    """Let Keras compute in float64. Where it decides on a result's type, as for every product of matrices, it makes
+    float32 of that on torch, whatever its `floatx` says."""
+    from keras.src.backend.common.dtypes import BIT64_TO_BIT32_DTYPE as narrowed
+
     keras = load_keras()
-    floatx = keras.config.floatx()
-    is_wide = dtype == torch.float64 and floatx != "float64"
-    if is_wide:
-        keras.config.set_floatx("float64")
+    floatx, before = keras.config.floatx(), narrowed["float64"]
+    keras.config.set_floatx("float64")
+    narrowed["float64"] = "float64"
     try:
-        with keras.device(device):
-            yield
+        yield
     finally:
-        if is_wide:
-            keras.config.set_floatx(floatx)
+        keras.config.set_floatx(floatx)
+        narrowed["float64"] = before
 
 
 def seed_global(value: int) -> None:
