@@ -6,7 +6,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from shoal.keras.library import load_keras
@@ -126,7 +125,9 @@ def _as_graph(functional: Any) -> KerasGraph:
             else:
                 for index, output in enumerate(call.outputs):
                     made[id(output)] = graph.call_function(operator.getitem, (found, index))
-    outputs = keras.tree.pack_sequence_as(functional._outputs_struct, [made[id(each)] for each in functional.outputs])
+    outputs = keras.tree.pack_sequence_as(
+        functional._outputs_struct, [made[id(each)] for each in functional.outputs]
+    )
     graph.output(outputs[0] if isinstance(outputs, (list, tuple)) and len(outputs) == 1 else outputs)
     return KerasGraph(root, graph)
 

@@ -34,11 +34,13 @@ def load_keras() -> Any:
 
 @contextmanager
 def as_if_first(seed: int) -> Iterator[None]:
-    """Build as in a new process that has this seed: Keras counts the layers' names, and draws the seeds that nobody
-    gives, with Python's own random numbers."""
+    """Build as in a new process that has this seed: Keras counts the layers' names, and draws seeds that nobody
+    gives with Python's own random numbers."""
     from keras.src.backend.common import global_state
 
-    kept = {name: global_state.get_global_attribute(name) for name in ("object_name_uids", "global_seed_generator")}
+    kept = {
+        name: global_state.get_global_attribute(name) for name in ("object_name_uids", "global_seed_generator")
+    }
     state = random.getstate()
     for name in kept:
         global_state.set_global_attribute(name, None)
@@ -79,8 +81,8 @@ def computing(device: str, dtype: Any) -> Iterator[None]:
 
 @contextmanager
 def wide() -> Iterator[None]:
-    """Let Keras compute in float64. Where it decides on a result's type, as for every product of matrices, it makes
-    float32 of that on torch, whatever its `floatx` says."""
+    """Let Keras compute in float64. Where it decides on a result's type, as for every product of matrices, it
+    makes float32 of that on torch, whatever its `floatx` says."""
     from keras.src.backend.common.dtypes import BIT64_TO_BIT32_DTYPE as narrowed
 
     keras = load_keras()

@@ -75,7 +75,7 @@ def _told(compiled: Any, compute: Any) -> Any:
 
 
 def _of_classes(weights: Mapping[int, float], y: Any) -> torch.Tensor:
-    """The weight of each sample by its class, as Keras reads targets: numbers of classes, or one column for each."""
+    """The weight of each sample by its class, as Keras reads targets: numbers of classes, or a column for each."""
     if not isinstance(y, torch.Tensor):
         raise TaskError("Task.from_keras: class_weight= is for models with one output; give samples weights.")
     classes = y.argmax(-1) if y.dim() > 1 and y.shape[-1] > 1 else y.reshape(len(y))

@@ -67,6 +67,18 @@ class _Last(threading.local):
 last_pass = _Last()
 
 
+class Quiet:
+    """Whether randomness is off though BatchNorm trains: then the layers inside are told that nobody does."""
+
+    is_on = False
+
+    def tell(self, layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Before each call of a layer."""
+        if self.is_on and "training" in kwargs:
+            return args, {**kwargs, "training": False}
+        return None
+
+
 class Holder(nn.Module):
     """The variables of a layer that lies inside another."""
 
@@ -102,16 +114,20 @@ class KerasOperation(nn.Module):
         self.__dict__["operation"] = operation
         self.__dict__["bound"] = []
         self.__dict__["generators"] = [one for layer in layers for one in getattr(layer, "_seed_generators", ())]
-        self.__dict__["quiet"] = False
+        self.__dict__["quiet"] = quiet = Quiet()
         self.takes_training = "training" in getattr(operation, "_call_context_args", ())
         moving = {id(v) for layer in layers for v in layer._non_trainable_variables}
-        by_variable = {id(v): layer for layer in layers for v in (*layer._trainable_variables, *layer._non_trainable_variables)}
+        by_variable = {
+            id(v): layer
+            for layer in layers
+            for v in (*layer._trainable_variables, *layer._non_trainable_variables)
+        }
         for variable in getattr(operation, "weights", ()):
             self._register(variable, by_variable.get(id(variable)), id(variable) in moving)
         if len(layers) > 1:
             for layer in layers:
                 if not layer._layers and not _is_batchnorm(layer):
-                    layer.register_forward_pre_hook(self._quieten, with_kwargs=True)
+                    layer.register_forward_pre_hook(quiet.tell, with_kwargs=True)
 
     def _register(self, variable: Any, layer: Any, moves: bool) -> None:
         owner: nn.Module = self
@@ -130,12 +146,6 @@ class KerasOperation(nn.Module):
         bound = Bound(variable, owner, name)
         bound.refresh()
         self.bound.append(bound)
-
-    def _quieten(self, layer: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Where randomness is off but BatchNorm trains, layers inside are told that nobody does."""
-        if self.quiet and "training" in kwargs:
-            return args, {**kwargs, "training": False}
-        return None
 
     def forward(self, *tensors: Any, form: int = 0, **named: Any) -> Any:
         """As the graph, or the task, calls it."""
@@ -177,15 +187,15 @@ class KerasOperation(nn.Module):
                 set_seed(generator, _drawn())
             if self.is_whole:
                 seed_global(_drawn())
-        before, self.__dict__["quiet"] = self.quiet, trains and not self.training
+        before, self.quiet.is_on = self.quiet.is_on, trains and not self.training
         try:
             yield trains
         finally:
-            self.__dict__["quiet"] = before
+            self.quiet.is_on = before
 
     def take(self, other: KerasOperation) -> None:
         """Become another one of the same form, with all its variables."""
-        for name in ("operation", "bound", "generators", "_parameters", "_buffers", "_modules"):
+        for name in ("operation", "generators", "quiet", "_parameters", "_buffers", "_modules"):
             self.__dict__[name] = other.__dict__[name]
         self.forms = other.forms
         self.__dict__["bound"] = [

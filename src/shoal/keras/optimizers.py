@@ -54,7 +54,10 @@ def as_torch(optimizer: Any, params: Sequence[Any], variables: Sequence[Any]) ->
         return WholeKeras([p for p, _ in pairs], optimizer, [v for _, v in pairs])
     decays = optimizer.weight_decay is not None
     groups = [
-        {"params": [p for p, v in pairs if optimizer._use_weight_decay(v)], "weight_decay": optimizer.weight_decay},
+        {
+            "params": [p for p, v in pairs if optimizer._use_weight_decay(v)],
+            "weight_decay": optimizer.weight_decay,
+        },
         {"params": [p for p, v in pairs if not optimizer._use_weight_decay(v)], "weight_decay": None},
     ]
     return rule(
@@ -87,8 +90,8 @@ def schedule_of(optimizer: Any) -> Callable[[int], float] | None:
         return lambda number: float(found(number))
     if callable(found) and not isinstance(found, keras.Variable):
         raise TaskError(
-            "Task.from_keras: the learning rate is a function without arguments, which each process would call for "
-            "itself; use a LearningRateSchedule, or scheduler=."
+            "Task.from_keras: the learning rate is a function without arguments, which each process would call "
+            "for itself; use a LearningRateSchedule, or scheduler=."
         )
     return None
 

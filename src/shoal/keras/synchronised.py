@@ -12,10 +12,7 @@ from shoal.model.gathering import Asking, Question
 def shared_moments(layer: Any, asking: Asking, inputs: torch.Tensor, mask: Any) -> tuple[Any, Any]:
     """In the place of a layer's `_moments`: mean and variance over all slots, with gradients through."""
     axes = list(layer._reduction_axes)
-    if mask is None:
-        counted = torch.ones_like(inputs)
-    else:
-        counted = mask.to(inputs.dtype).unsqueeze(-1).expand_as(inputs)
+    counted = torch.ones_like(inputs) if mask is None else mask.to(inputs.dtype).unsqueeze(-1).expand_as(inputs)
     count = _Summed.apply(counted.sum(axes), asking)
     if mask is not None:
         from keras.src import backend

@@ -91,8 +91,8 @@ class KerasParts:
                 raise TaskError(f"{_OWNER}: the model is not compiled; let build() call compile(optimizer, loss).")
             if type(model).train_step is not keras.Model.train_step:
                 raise TaskError(
-                    f"{_OWNER}: {type(model).__name__} has a train_step of its own, which makes the update, too; put "
-                    "its loss into compute_loss."
+                    f"{_OWNER}: {type(model).__name__} has a train_step of its own, which makes the update, too; "
+                    "put its loss into compute_loss."
                 )
             inputs, target = self._sampled()
             y, weights = split_target(target)
