@@ -57,6 +57,7 @@ PACKAGES = [
     "checkpoint",
     "strategies",
     "bench",
+    "keras",
     "verification",
 ]
 

@@ -53,6 +53,17 @@ def as_module(model: Any) -> nn.Module:
     return module
 
 
+def let_go(module: nn.Module) -> None:
+    """Keras keeps no value that the graph has: its layers know each other, and whoever gets one of them in a cut
+    model would keep the values of all."""
+    for operation in module.modules():
+        if isinstance(operation, KerasOperation) and not operation.is_whole:
+            for bound in operation.bound:
+                bound.variable._value = None
+    for layer in module.__dict__["keras_model"]._flatten_layers():
+        layer._modules.pop("_torch_params", None)
+
+
 def why_whole(model: Any) -> str:
     """Why a model cannot be a graph of its layers; empty where it can."""
     keras = load_keras()

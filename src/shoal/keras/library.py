@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from shoal.errors import TaskError
-
-os.environ.setdefault("KERAS_BACKEND", "torch")
 
 
 def load_keras() -> Any:

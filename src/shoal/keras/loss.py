@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ class KerasLoss:
     def __init__(self, class_weight: Mapping[int, float] | None) -> None:
         self._class_weight = dict(class_weight or {})
         self._compiled: dict[torch.dtype, Any] = {}
+        self._models: list[weakref.ref[Any]] = []
 
     def learn(self, model: Any, dtype: torch.dtype) -> None:
         """A model that computes in these numbers has been built, and its loss with it."""
@@ -35,16 +37,17 @@ class KerasLoss:
         if compiled is not None:
             _check_reductions(compiled)
         self._compiled[dtype] = compiled
+        self._models = [ref for ref in self._models if ref() is not None] + [weakref.ref(model)]
 
     def __call__(self, output: Any, target: Any) -> Any:
         y, weights = split_target(target)
         if self._class_weight:
             weights = _of_classes(self._class_weight, y)
-        operation = last_pass.operation
-        last_pass.operation = None
+        operation, inputs = last_pass.operation, last_pass.inputs
+        last_pass.operation, last_pass.inputs = None, None
         with computing(str(_first(output).device), _first(output).dtype):
-            if operation is not None:
-                inputs, last_pass.inputs = last_pass.inputs, None
+            # Another task's model may have been asked last, and its loss not.
+            if operation is not None and any(ref() is operation.operation for ref in self._models):
                 return self._of_whole(operation, inputs, y, output, weights)
             return _told(self._compiled_for(output), lambda loss: loss(y, output, weights))
 

@@ -13,7 +13,7 @@ from torch.utils.data import default_collate
 
 from shoal.datasets.arrays import Arrays
 from shoal.errors import TaskError
-from shoal.keras.graph import as_module
+from shoal.keras.graph import KerasGraph, as_module, let_go
 from shoal.keras.library import as_if_first, in_numbers, load_keras
 from shoal.keras.loss import TARGET, WEIGHTS, KerasLoss, metrics_of, split_target
 from shoal.keras.optimizers import KerasSchedule, as_torch, schedule_of
@@ -69,6 +69,8 @@ class KerasParts:
     def make(self) -> nn.Module:
         """The model as a module of torch's, with the values that follow from torch's seed."""
         module = as_module(self.build())
+        if isinstance(module, KerasGraph):
+            let_go(module)
         module.__dict__["remake"] = lambda: as_module(self.build("float64"))
         self._made = [ref for ref in self._made if ref() is not None] + [weakref.ref(module)]
         if torch.get_default_device().type == "meta":
