@@ -81,8 +81,9 @@ class OverAll(Protocol):
 
 def over_all(metric: Any) -> OverAll | None:
     """How a task's metric is computed over a whole data set; None where it is a mean over each batch."""
-    if isinstance(metric, Whole):
-        return metric
+    if all(callable(getattr(metric, name, None)) for name in ("keep", "value")):
+        found: OverAll = metric  # `Whole`, and what other libraries' metrics are made into
+        return found
     has_methods = all(callable(getattr(metric, name, None)) for name in ("reset", "update", "compute"))
     return Shown(metric) if has_methods else None
 

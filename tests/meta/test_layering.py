@@ -33,6 +33,7 @@ FLOORS = {
     "roles": 13,
     "launch": 14,
     "bench": 15,
+    "keras": 15,
     "verification": 15,
     "horovod": 15,
     "sklearn": 15,

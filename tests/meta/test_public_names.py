@@ -60,6 +60,7 @@ PACKAGES = [
     "checkpoint",
     "strategies",
     "bench",
+    "keras",
     "verification",
 ]
 

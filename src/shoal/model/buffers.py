@@ -16,6 +16,7 @@ from torch.utils.dlpack import from_dlpack, to_dlpack
 from shoal.arena import Segment, make_grid
 from shoal.arena.tensors import flat_of
 from shoal.errors import TaskError
+from shoal.model.normalising import has_moving_statistics
 
 LARGEST_MOVING = 4096
 """Elements. Larger buffers outside of normalisation layers are masks and tables, which do not move."""
@@ -216,7 +217,7 @@ def moving_bytes(module: nn.Module) -> int:
 
 
 def _may_move(owner: nn.Module, buffer: torch.Tensor) -> bool:
-    return isinstance(owner, nn.modules.batchnorm._NormBase) or buffer.numel() <= LARGEST_MOVING
+    return has_moving_statistics(owner) or buffer.numel() <= LARGEST_MOVING
 
 
 def _moving(module: nn.Module) -> list[tuple[list[Owner], torch.Tensor]]:

@@ -16,6 +16,7 @@ from shoal.model.compiled import under_own_names
 from shoal.model.fitting_loss import with_fitting_loss
 from shoal.model.loss_parts import LossParts
 from shoal.model.memory_format import lay_out_channels_last
+from shoal.model.normalising import normalises_by_batch
 from shoal.model.optimizer.averaging import check_average, with_average
 from shoal.model.optimizer.kinds import prefer_fused
 from shoal.model.parking.building import Parking
@@ -168,7 +169,7 @@ class Replica:
             # Dropout off, whether a module or a function that asks `self.training`; BatchNorm as in training.
             self.module.eval()
             for module in self.module.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                if normalises_by_batch(module):
                     module.train()
         else:
             self.module.train()

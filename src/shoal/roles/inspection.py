@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,6 +20,7 @@ from shoal.feed.feed import Feed
 from shoal.layout import Parcel
 from shoal.ledger import Cut, make_order
 from shoal.model.blueprint import Blueprint, try_cut
+from shoal.model.normalising import normalises_by_batch
 from shoal.model.optimizer.kinds import ELEMENTWISE, StateSchema, state_schema
 from shoal.model.replica import Replica
 from shoal.observe.disk import write_whole
@@ -88,7 +88,7 @@ def _facts_of_model(replica: Replica) -> dict[str, Any]:
         "untrained": list(replica.untrained),
         "buffers": [name for name, _ in module.named_buffers()],
         "optimizer": type(replica.optimizer).__name__,
-        "has_batchnorm": any(isinstance(layer, _BatchNorm) and layer.training for layer in module.modules()),
+        "has_batchnorm": any(normalises_by_batch(layer) and layer.training for layer in module.modules()),
         "parcels": [asdict(parcel) for parcel in parcels],
         "by_element": type(replica.optimizer) in ELEMENTWISE,
         "cut_bytes": cut_bytes(replica.task.clip_norm),

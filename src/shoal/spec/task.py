@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 from shoal.errors import SpecError, TaskError
@@ -237,6 +238,17 @@ class Task:
         from shoal.spec.lightning import make_task
 
         return make_task(module, train, **fields)
+
+    @classmethod
+    def from_keras(cls, build: Callable[[], Any], train: Any, **fields: Any) -> Task:
+        """A compiled model of Keras 3: loss, optimizer, metrics and the learning rate's schedule are those that
+        `compile` was given.
+
+        `build` makes it. `train` has `(x, y)` or `(x, y, weights)`, arrays or samples; `class_weight=` is as in
+        Keras's `fit`. All fields but model and loss can be set.
+        """
+        made: Task = getattr(import_module("shoal.keras.task"), "make_task")(build, train, **fields)  # noqa: B009
+        return made
 
     def dataset(self, part: str) -> Any:
         """The `train` or `test` set; made now if the task gave a function."""

@@ -18,6 +18,7 @@ from torch import nn, optim
 
 from shoal.model.optimizer.averaging import averaged_class
 from shoal.optim import SAG
+from shoal.optim.keras_rules import RULES
 
 _PLAIN = frozenset(
     {
@@ -33,6 +34,7 @@ _PLAIN = frozenset(
         optim.Rprop,
         optim.ASGD,
         SAG,
+        *RULES,
     }
 )
 ELEMENTWISE = _PLAIN | {averaged_class(kind) for kind in _PLAIN}

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.errors import SpecError, TaskError
 from shoal.model.gathering import Asking, Question
+from shoal.model.normalising import BatchNormalising
 from shoal.strategies.base import Setting
 
 
@@ -39,6 +40,9 @@ def check_took_part(weight: float, step: int) -> None:
 
 def synchronise(module: nn.Module, asking: Asking) -> None:
     """Let every BatchNorm layer of a model normalise by the whole batch while training."""
+    for layer in module.modules():
+        if isinstance(layer, BatchNormalising):
+            layer.synchronise(asking)
     for layer in batchnorm_layers(module):
         layer.__dict__["asking"] = asking  # where `recompute` finds it
         layer.forward = partial(_forward, layer, asking)  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 
 from shoal.errors import TaskError
+from shoal.model.normalising import has_moving_statistics
 from shoal.strategies.cut.graph import StageCode
 
 
@@ -31,7 +32,7 @@ class Stage(nn.Module):
 def check_moving(whole: nn.Module, stages: Sequence[nn.Module]) -> None:
     """Two stages would each move the statistics of a layer that both call."""
     for name, layer in whole.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is not None:
+        if has_moving_statistics(layer):
             callers = [number for number, stage in enumerate(stages) if layer in set(stage.modules())]
             if len(callers) > 1:
                 raise TaskError(

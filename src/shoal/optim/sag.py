@@ -1,4 +1,4 @@
-"""Optimizers that torch does not have. All are elementwise: a slice of the update is the slice's update."""
+"""Stochastic average gradient, with a table of bounded size."""
 
 from __future__ import annotations
 
