@@ -13,7 +13,7 @@ from typing import NamedTuple
 from shoal.ps.messages import View
 
 
-class SlotTurn(NamedTuple):
+class ComingSlots(NamedTuple):
     """What comes next: these slots' parts of one clock."""
 
     clock: int
@@ -82,7 +82,7 @@ class SlotHolder:
         self._held, self._adopted = dict(self._given), self._seen
         return self._seen
 
-    def next_turn(self, completed: Callable[[int], int], *, at_least: int = 0) -> SlotTurn | None:
+    def coming(self, completed: Callable[[int], int], *, at_least: int = 0) -> ComingSlots | None:
         """The slots that are furthest behind, and their next clock; None where there are none.
 
         `completed`: the clock that every shard has of a slot; nothing before `at_least` is worth doing any more.
@@ -91,17 +91,17 @@ class SlotHolder:
             return None
         clocks = {slot: self._next_clock(slot, completed, at_least) for slot in self.held}
         clock = min(clocks.values())
-        return SlotTurn(clock, [slot for slot, its in clocks.items() if its == clock])
+        return ComingSlots(clock, [slot for slot, its in clocks.items() if its == clock])
 
     @property
     def last_begun(self) -> int:
         """The last clock that was begun here for any of its slots."""
         return max(self._done.values(), default=0)
 
-    def begin(self, turn: SlotTurn) -> None:
-        """This turn is taken, or will be whatever comes: what follows is the next clock."""
-        for slot in turn.slots:
-            self._done[slot] = turn.clock
+    def begin(self, these: ComingSlots) -> None:
+        """These are done, or will be whatever comes: what follows is the next clock."""
+        for slot in these.slots:
+            self._done[slot] = these.clock
 
     def note_pushed(self, slot: int) -> None:
         """What another may have left of a slot is of no use any more."""

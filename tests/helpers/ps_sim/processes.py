@@ -11,7 +11,7 @@ from helpers.ps_sim.scenario import Scenario
 from helpers.ps_sim.values import ChainValues, Gradients, Home, Memory, gradient
 from shoal.ps.buffers import Buffers, Label
 from shoal.ps.consistency import Mode, parse_sync
-from shoal.ps.dealing import SlotHolder, SlotTurn
+from shoal.ps.dealing import ComingSlots, SlotHolder
 from shoal.ps.leasing import LeaseHolder
 from shoal.ps.link import Offer
 from shoal.ps.messages import Ack, PsMessage, PushOutcome
@@ -206,12 +206,12 @@ class WorkerProcess:
             self.is_done = True
             machine.facts["done"] = True
 
-    def _coming(self) -> SlotTurn | None:
+    def _coming(self) -> ComingSlots | None:
         """The next clock, and whose it is."""
         machine = self.machine
         if machine.slots is None:
-            return SlotTurn(max(self._clock, machine.completed()) + 1, [self.rank])
-        coming = machine.slots.next_turn(machine.completed)
+            return ComingSlots(max(self._clock, machine.completed()) + 1, [self.rank])
+        coming = machine.slots.coming(machine.completed)
         return None if coming is None or coming.clock > self._scenario.steps else coming
 
     def _is_of_the_last(self, cell: int) -> bool:
@@ -224,7 +224,7 @@ class WorkerProcess:
             self._has_joined = True
             saving.clear(now)
         assert self.machine.slots is not None
-        coming = self.machine.slots.next_turn(self.machine.completed)
+        coming = self.machine.slots.coming(self.machine.completed)
         return coming is None or saving.may_begin(coming.clock, now) or self._nothing_is_left()
 
     def _read(self, shard: int) -> int:
@@ -232,14 +232,14 @@ class WorkerProcess:
         assert holders is not None and (shard, holders.copy) in self._memory, f"Shard {shard} is read too soon."
         return self._memory[shard, holders.copy].updates
 
-    def _next_cell(self, coming: SlotTurn, now: float) -> int | None:
+    def _next_cell(self, coming: ComingSlots, now: float) -> int | None:
         if self.machine.leases is not None:
             return self.machine.leases.take(now)
         cell = (coming.clock - 1) * self._scenario.num_slots + self._slot
         if self._is_of_the_last(cell) and not self._may_finish():
             return None  # Who has begun a cell does not let go of its slot, and others may wait for that.
         assert self.machine.slots is not None
-        self.machine.slots.begin(SlotTurn(coming.clock, [self._slot]))
+        self.machine.slots.begin(ComingSlots(coming.clock, [self._slot]))
         return cell
 
     def _nothing_is_left(self) -> bool:

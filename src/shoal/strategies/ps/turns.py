@@ -117,7 +117,7 @@ class Turns:
         assert slots is not None
         while not machine.is_out:
             self._client.follow_deal()
-            coming = slots.next_turn(machine.completed, at_least=self._first_open)
+            coming = slots.coming(machine.completed, at_least=self._first_open)
             clock = self.num_clocks + 1 if coming is None else coming.clock
             if 0 < self.open_clock < clock:
                 yield ServedTurn(step=self._step_after(self.open_clock), clock=self.open_clock, is_round=True)
