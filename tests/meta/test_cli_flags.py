@@ -19,8 +19,9 @@ FLAGS = {
     "epochs max-steps seed accumulate evaluate-every fold "
     "skip-loss-below loaders precision recompute from skip-seen checkpoint resume trust name runs overwrite again "
     "log tensorboard explain progress plain json help",
-    "evaluate": "data workers strategy threads device memory trust progress plain json help",
-    "predict": "out data input workers strategy threads device memory trust progress plain help",
+    "evaluate": "data workers strategy threads device memory on interface ports trust progress plain json help",
+    "predict": "out data input workers strategy threads device memory on interface ports trust progress plain "
+    "help",
     "export": "to out trust help",
     "run": "workers strategy port threads help",
     "scale": "workers servers hosts runs json help",
