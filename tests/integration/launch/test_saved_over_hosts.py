@@ -98,6 +98,6 @@ def test_metrics_that_are_no_means_are_those_of_one_host(
     results, events = run_on_hosts(job, tmp_path / "run", on_event=strike)
     expected = trained_on_one_host(job, tmp_path / "here", zygote)
     assert results["results"].keys() == {"loss", "f1", "accuracy", "auc", "ranks"}
-    assert results["results"] == pytest.approx(expected["results"])
+    assert results["results"] == pytest.approx(expected["results"], rel=1e-3)
     assert struck == ([victim] if victim else [])
     assert [event.kind for event in events if event.kind in ("host", "restarted")] == ["host"] * len(struck)
