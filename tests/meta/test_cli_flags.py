@@ -20,8 +20,9 @@ FLAGS = {
     "skip-loss-below loaders precision recompute compile no-compile graph no-graph memory-format "
     "loss-in-pieces no-loss-in-pieces fast sync-device from skip-seen checkpoint resume trust name runs "
     "overwrite again log tensorboard explain progress plain json help",
-    "evaluate": "data workers strategy threads device memory trust progress plain json help",
-    "predict": "out data input workers strategy threads device memory trust progress plain help",
+    "evaluate": "data workers strategy threads device memory on interface ports trust progress plain json help",
+    "predict": "out data input workers strategy threads device memory on interface ports trust progress plain "
+    "help",
     "export": "to out trust help",
     "run": "workers strategy port threads horovod help",
     "scale": "workers servers hosts runs json help",

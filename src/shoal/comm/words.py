@@ -113,7 +113,7 @@ class Redeal(Told, kind="redeal"):
     """Hosts on which a worker died alone, in the midst of something."""
 
 
-class Hold(Told, kind="hold"):
+class AwaitDeal(Told, kind="hold"):
     """A worker died alone: who misses it waits for the deal in which another has its place, however long it takes
     to get ready."""
 
@@ -185,8 +185,8 @@ class MetAll(Told, kind="met"):
 
 FROM_PROCESSES: dict[str, type[Told]] = {**KINDS, **by_kind(StacksOffered, Ordered, ScaleAnswered, Announced)}
 TO_PROCESSES: dict[str, type[Told]] = by_kind(
-    *(Stop, Takeover, Adopt, Release, Redeal, Hold, Misbehave, MemberLost, MemberLeft, MembersLiving, ScaleWanted),
-    *(MetAll, CoordinatorMoved, Coordinate),
+    *(Stop, Takeover, Adopt, Release, Redeal, AwaitDeal, Misbehave, MemberLost, MemberLeft, MembersLiving),
+    *(ScaleWanted, MetAll, CoordinatorMoved, Coordinate),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from shoal.comm.words import Hold, Redeal, Stop
+from shoal.comm.words import AwaitDeal, Redeal, Stop
 from shoal.launch.crew import Hand
 from shoal.launch.sharing import spread
 from shoal.launch.succession import Bridge
@@ -70,7 +70,7 @@ class Redealing:
         self._torn.add(hand.host)
         self._successors.add(self._start_successor(hand))
         for one in self._members():
-            self._bridge.say(one, Hold())
+            self._bridge.say(one, AwaitDeal())
 
     def lose_successor(self, successor: Hand) -> None:
         """It has ended, too: another is started, unless there is nowhere to."""

@@ -13,8 +13,8 @@ from shoal.comm.words import (
     TO_PROCESSES,
     Adopt,
     Announced,
+    AwaitDeal,
     CoordinatorMoved,
-    Hold,
     MetAll,
     Misbehave,
     Redeal,
@@ -256,7 +256,7 @@ class Reporter:
             case Adopt() | Release() | Redeal():
                 self.is_held = False
                 self._orders.add(MoveOrder.of(word))
-            case Hold():
+            case AwaitDeal():
                 self.is_held = True
             case Misbehave() if self.sabotage is not None:
                 self.sabotage.hear(word)
