@@ -58,6 +58,10 @@ PACKAGES = [
     "strategies",
     "bench",
     "verification",
+    "horovod.torch",
+    "horovod.torch.elastic",
+    "sklearn",
+    "kv",
 ]
 
 

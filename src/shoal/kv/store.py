@@ -182,6 +182,8 @@ class KVStore:
 
     def _begin(self, name: str, rows: Tensor | None, values: Tensor) -> None:
         self._timestamp += 1
+        for number in [one for one, future in self._open.items() if future.done()]:
+            self._open.pop(number).result()  # raises what went wrong meanwhile
         sent = values if self._cast is None or not values.is_floating_point() else values.to(self._cast)
         future = self._pool.submit(self._push, name, rows, sent)
         self._open[self._timestamp] = self._pushed[name] = future

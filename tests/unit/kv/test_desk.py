@@ -203,6 +203,21 @@ def die_in(patch: pytest.MonkeyPatch, moment: str) -> None:
     patch.setattr(Tensor, "index_copy_", counting)
 
 
+def test_a_change_that_fails_in_the_middle_is_undone(memory, monkeypatch):
+    ask = table(make(memory))
+    ask.done("optimizer", rule=("adam", {"lr": 0.1}))
+    before = ask.done("pull", start=0, count=6)
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "index_copy_", fail)
+        ((_, answer),) = ask("push", rows=torch.tensor([1, 2]), values=torch.ones(2, 2))
+    assert answer.reason == "no room"
+    assert torch.equal(ask.done("pull", start=0, count=6), before)
+
+
 def test_what_cannot_be_is_refused_and_the_desk_goes_on(memory):
     ask = table(make(memory))
     for ask_more, sentence in [
