@@ -26,10 +26,10 @@ def horovodrun(zygote: ZygoteProcess, folder: Path, *words: str) -> subprocess.C
 
 def test_the_example_learns_whatever_it_is_given(shoal):
     script = str(ROOT / "examples" / "horovod_digits.py")
-    answer = shoal("run", "--horovod", "-n", "2", script, "--epochs", "3", "--gradient-predivide-factor", "2")
+    answer = shoal("run", "--horovod", "-n", "2", script, "--epochs", "2", "--gradient-predivide-factor", "2")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     last = [line for line in answer.stdout.splitlines() if "Accuracy" in line][-1]
-    assert last.startswith("[0] Test set") and float(last.split()[-1]) > 0.9
+    assert last.startswith("[0] Test set") and float(last.split()[-1]) > 0.85
 
 
 @pytest.mark.long
