@@ -76,7 +76,7 @@ class KVStore:
         values for one key is added up. Returns at once: `wait` for what it returns, or pull. `priority` is taken
         for what other stores make of it; pushes keep their order here."""
         for name, given in _pairs(key, value):
-            tensor = sum(given[1:], given[0]) if isinstance(given, list | tuple) else given
+            tensor = _total(given)
             self._check(name, tensor)
             if tensor.is_sparse:
                 found = tensor.detach().coalesce()
@@ -307,6 +307,16 @@ def _pairs(key: Keys, value: Any) -> list[tuple[str, Any]]:
     if len(names) != len(values):
         raise SpecError(f"kv: {len(names)} keys need as many values, found {len(values)}.")
     return list(zip(names, values, strict=True))
+
+
+def _total(given: Tensor | Sequence[Tensor]) -> Tensor:
+    """A value, or several for one key added up."""
+    if isinstance(given, Tensor):
+        return given
+    total = given[0].clone()
+    for one in given[1:]:
+        total = total + one
+    return total
 
 
 def _listed(out: Any, count: int) -> list[Any]:
