@@ -20,7 +20,7 @@ _KINDS = ("dist_async", "dist_sync", "dist_ssp")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Consistency:
+class StoreConsistency:
     """Who waits for whom."""
 
     kind: str
@@ -28,7 +28,7 @@ class Consistency:
     """With `dist_ssp`: how many pushes a worker may be ahead of the slowest."""
 
     @classmethod
-    def parse(cls, text: str) -> Consistency:
+    def parse(cls, text: str) -> StoreConsistency:
         """`dist_sync`, `dist_async` or `dist_ssp:3`."""
         kind, _, slack = text.partition(":")
         if kind not in _KINDS or (kind == "dist_ssp") != slack.isdecimal():
@@ -88,7 +88,7 @@ class _Entry:
 class KvDesk:
     """Of one server, for so many workers."""
 
-    def __init__(self, vault: Vault, consistency: Consistency, workers: int) -> None:
+    def __init__(self, vault: Vault, consistency: StoreConsistency, workers: int) -> None:
         self._vault, self._consistency, self._workers = vault, consistency, workers
         self._entries: dict[str, _Entry] = {}
         self._waiting: dict[bytes, KvRequest] = {}

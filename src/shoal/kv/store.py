@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal.comm.security import RunKey
 from shoal.errors import SpecError, unknown
-from shoal.kv.desk import Consistency, KvDesk, KvRequest
+from shoal.kv.desk import StoreConsistency, KvDesk, KvRequest
 from shoal.kv.lines import HomeLine, KvLine, WireLine
 from shoal.kv.rules import read_optimizer, settings_of
 from shoal.kv.servers import KvServers
@@ -273,10 +273,10 @@ def create(kind: str = "local", *, servers: int = 1, world: World | None = None)
     `shoal run` or torchrun started have in common, in so many server processes of this host. All call this."""
     if kind == "local":
         fd = make_memory()
-        desk = KvDesk(Vault(fd), Consistency(kind="dist_sync"), 1)
+        desk = KvDesk(Vault(fd), StoreConsistency(kind="dist_sync"), 1)
         os.close(fd)
         return KVStore(kind, [HomeLine(desk)], World(), None)
-    Consistency.parse(kind)
+    StoreConsistency.parse(kind)
     world = World.from_environment() if world is None else world
     fellows = Fellows(world, orphan_watch())
     held = KvServers(kind, world.world_size, servers) if world.global_rank == 0 else None
