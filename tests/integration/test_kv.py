@@ -18,7 +18,7 @@ from shoal import kv
 from shoal.comm.security import RunKey
 from shoal.comm.socket_folder import SocketFolder
 from shoal.errors import SpecError
-from shoal.kv.desk import StoreConsistency, KvDesk
+from shoal.kv.desk import KvDesk, StoreConsistency
 from shoal.kv.lines import WireLine
 from shoal.kv.serve import KvServer
 from shoal.kv.vault import Vault, make_memory

@@ -14,7 +14,7 @@ from shoal.arena.malloc import keep_freed_memory
 from shoal.comm.group import Group
 from shoal.horovod.common.exceptions import HorovodInternalError
 from shoal.horovod.elastic.place import elastic_world
-from shoal.horovod.engine import SetEngine, Outstanding, StallLimits, Watch
+from shoal.horovod.engine import Outstanding, SetEngine, StallLimits, Watch
 from shoal.horovod.negotiation import Decision
 from shoal.horovod.operations import Submission
 from shoal.horovod.requests import Act, TensorRequest

@@ -15,7 +15,7 @@ from shoal.comm.kernel import die_with_parent
 from shoal.comm.security import RunKey
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import ProtocolError
-from shoal.kv.desk import StoreConsistency, KvDesk
+from shoal.kv.desk import KvDesk, StoreConsistency
 from shoal.kv.messages import read_kv_request, write_kv_answer
 from shoal.kv.vault import Vault
 

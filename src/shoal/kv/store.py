@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal.comm.security import RunKey
 from shoal.errors import SpecError, unknown
-from shoal.kv.desk import StoreConsistency, KvDesk, KvRequest
+from shoal.kv.desk import KvDesk, KvRequest, StoreConsistency
 from shoal.kv.lines import HomeLine, KvLine, WireLine
 from shoal.kv.rules import read_optimizer, settings_of
 from shoal.kv.servers import KvServers

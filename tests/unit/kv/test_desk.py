@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import SpecError
-from shoal.kv.desk import StoreConsistency, KvAnswer, KvDesk, KvRequest
+from shoal.kv.desk import KvAnswer, KvDesk, KvRequest, StoreConsistency
 from shoal.kv.rules import read_optimizer, settings_of
 from shoal.kv.vault import Vault, make_memory
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.horovod.engine import SetEngine, Outstanding
+from shoal.horovod.engine import Outstanding, SetEngine
 from shoal.horovod.operations import RowsOfAll, look_of
 from shoal.horovod.reductions import ReduceOp
 from shoal.horovod.requests import Act, TensorRequest
