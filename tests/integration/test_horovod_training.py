@@ -70,7 +70,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @each_size
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("make_optimizer", [sgd, adam])
+@pytest.mark.parametrize("make_optimizer", [sgd, pytest.param(adam, marks=pytest.mark.long)])
 def test_steps_are_those_of_one_process(size, option, make_optimizer):
     passes = OPTIONS[option].get("backward_passes_per_step", 1)
     expected = alone(size, make_optimizer, passes).state_dict()

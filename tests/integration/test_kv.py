@@ -18,7 +18,7 @@ from shoal import kv
 from shoal.comm.security import RunKey
 from shoal.comm.socket_folder import SocketFolder
 from shoal.errors import SpecError
-from shoal.kv.desk import Consistency, KvDesk
+from shoal.kv.desk import KvDesk, StoreConsistency
 from shoal.kv.lines import WireLine
 from shoal.kv.serve import KvServer
 from shoal.kv.vault import Vault, make_memory
@@ -62,7 +62,7 @@ def test_a_store_over_the_wire_is_that_of_one_process():
     with SocketFolder() as folder:
         memories = [make_memory() for _ in range(2)]
         servers = [
-            KvServer(KvDesk(Vault(fd), Consistency.parse("dist_async"), 1), f"ipc://{folder.path}/{fd}", key)
+            KvServer(KvDesk(Vault(fd), StoreConsistency.parse("dist_async"), 1), f"ipc://{folder.path}/{fd}", key)
             for fd in memories
         ]
 

@@ -62,6 +62,10 @@ PACKAGES = [
     "bench",
     "keras",
     "verification",
+    "horovod.torch",
+    "horovod.torch.elastic",
+    "sklearn",
+    "kv",
 ]
 
 

@@ -13,8 +13,8 @@ import torch
 from shoal.comm.group import Group
 from shoal.errors import ShoalError
 from shoal.horovod.common.exceptions import HorovodInternalError
-from shoal.horovod.negotiation import Decision, Negotiation, Outcome, Saying, SayingCodec
-from shoal.horovod.operations import Gathered, Submission, allreduce_all, do, refusal
+from shoal.horovod.negotiation import Decision, Negotiation, RoundOutcome, Saying, SayingCodec
+from shoal.horovod.operations import RowsOfAll, Submission, allreduce_all, do, refusal
 from shoal.horovod.requests import Act, TensorRequest
 from shoal.horovod.roll import Roll
 from shoal.horovod.timeline import TensorTimeline
@@ -48,7 +48,7 @@ class Outstanding:
 
     submission: Submission
     done: threading.Event = field(default_factory=threading.Event)
-    result: list[torch.Tensor] | list[Gathered] = field(default_factory=list)
+    result: list[torch.Tensor] | list[RowsOfAll] = field(default_factory=list)
     error: HorovodInternalError | None = None
 
     def end(self, error: HorovodInternalError | None = None) -> None:
@@ -65,7 +65,7 @@ class Watch:
         self._look_elsewhere = look_elsewhere
         self._local = threading.local()
 
-    def begin(self, engine: Engine) -> None:
+    def begin(self, engine: SetEngine) -> None:
         """The calling thread is this engine's."""
         self._local.engine = engine
 
@@ -73,12 +73,12 @@ class Watch:
         """Raise where waiting is in vain."""
         if self._look_elsewhere is not None:
             self._look_elsewhere()
-        engine: Engine | None = getattr(self._local, "engine", None)
+        engine: SetEngine | None = getattr(self._local, "engine", None)
         if engine is not None:
             engine.look_up()
 
 
-class Engine:
+class SetEngine:
     """Of one process set: the group of its processes, and a thread."""
 
     def __init__(
@@ -236,7 +236,7 @@ class Engine:
         else:
             self._pause_s = _LEAST_PAUSE_S
 
-    def _carry_out(self, outcome: Outcome) -> None:
+    def _carry_out(self, outcome: RoundOutcome) -> None:
         """Everybody does this in the same order."""
         reductions: list[Decision] = []
         for decision in outcome.decisions:
@@ -257,7 +257,7 @@ class Engine:
         with self._timeline.during([decision.name], decision.request.act.upper()):
             if decision.request.act in (Act.ADD_SET, Act.REMOVE_SET):
                 self._arrange(decision)
-                result: list[torch.Tensor] | list[Gathered] = []
+                result: list[torch.Tensor] | list[RowsOfAll] = []
             else:
                 result = do(decision, None if asked is None else asked.submission, self.group)
         self._settle(decision, result)
@@ -276,7 +276,7 @@ class Engine:
     def _settle(
         self,
         decision: Decision,
-        result: list[torch.Tensor] | list[Gathered] | None = None,
+        result: list[torch.Tensor] | list[RowsOfAll] | None = None,
         error: HorovodInternalError | None = None,
     ) -> None:
         with self._changed:

@@ -48,7 +48,7 @@ class Decision:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RoundOutcome:
     """What follows from a round."""
 
     decisions: tuple[Decision, ...] = ()
@@ -75,7 +75,7 @@ class Negotiation:
             for name, wanted in self._wanted.items()
         }
 
-    def take(self, sayings: Sequence[Saying]) -> Outcome:
+    def take(self, sayings: Sequence[Saying]) -> RoundOutcome:
         """A round."""
         for index, saying in enumerate(sayings):
             for request in saying.news:
@@ -90,10 +90,10 @@ class Negotiation:
         if is_quiet and self._all_blocked(sayings):
             self._blocked_rounds += 1
             if self._blocked_rounds >= BLOCKED_ROUNDS:
-                return Outcome(decisions=tuple(self._refuse_all(sayings)))
+                return RoundOutcome(decisions=tuple(self._refuse_all(sayings)))
         else:
             self._blocked_rounds = 0
-        return Outcome(decisions=decisions, last_joined=last_joined, is_quiet=is_quiet)
+        return RoundOutcome(decisions=decisions, last_joined=last_joined, is_quiet=is_quiet)
 
     def _decide(self) -> list[Decision]:
         ready = [

@@ -29,7 +29,7 @@ class Submission:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gathered:
+class RowsOfAll:
     """Rows of all, behind each other."""
 
     tensor: Tensor
@@ -57,7 +57,7 @@ def refusal(decision: Decision, group: Group) -> str:
     return ""
 
 
-def do(decision: Decision, mine: Submission | None, group: Group) -> list[Tensor] | list[Gathered]:
+def do(decision: Decision, mine: Submission | None, group: Group) -> list[Tensor] | list[RowsOfAll]:
     """One that is not an allreduce, with what this process has asked for; None where it has joined."""
     request = decision.request
     match request.act:
@@ -117,7 +117,7 @@ def _broadcast(tensor: Tensor, root: int, group: Group) -> Tensor:
     return write_back(flat, tensor)
 
 
-def _allgather(tensor: Tensor, number: int, decision: Decision, group: Group) -> Gathered:
+def _allgather(tensor: Tensor, number: int, decision: Decision, group: Group) -> RowsOfAll:
     # Who has joined brings no rows.
     rows = tuple(
         decision.wanted[index].tensors[number].shape[0] if index in decision.wanted else 0
@@ -127,10 +127,10 @@ def _allgather(tensor: Tensor, number: int, decision: Decision, group: Group) ->
     slices = [as_bytes(part) for part in found.split(rows)]
     slices[group.index].copy_(as_bytes(flat_in_host(tensor)))
     group.all_gather_(slices)
-    return Gathered(tensor=found.to(tensor.device), rows=rows)
+    return RowsOfAll(tensor=found.to(tensor.device), rows=rows)
 
 
-def _alltoall(tensor: Tensor, decision: Decision, group: Group) -> Gathered:
+def _alltoall(tensor: Tensor, decision: Decision, group: Group) -> RowsOfAll:
     splits = [_splits(decision.wanted[index], group.size) for index in range(group.size)]
     rows = tuple(split[group.index] for split in splits)
     found = torch.empty((sum(rows), *tensor.shape[1:]), dtype=tensor.dtype)
@@ -141,7 +141,7 @@ def _alltoall(tensor: Tensor, decision: Decision, group: Group) -> Gathered:
     group.all_gather_([as_bytes(one) for one in whole])
     for theirs, split, room in zip(whole, splits, found.split(rows), strict=True):
         room.copy_(theirs.split(split)[group.index])
-    return Gathered(tensor=found.to(tensor.device), rows=rows)
+    return RowsOfAll(tensor=found.to(tensor.device), rows=rows)
 
 
 def _splits(request: TensorRequest, size: int) -> tuple[int, ...]:

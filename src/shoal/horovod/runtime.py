@@ -14,7 +14,7 @@ from shoal.arena.malloc import keep_freed_memory
 from shoal.comm.group import Group
 from shoal.horovod.common.exceptions import HorovodInternalError
 from shoal.horovod.elastic.place import elastic_world
-from shoal.horovod.engine import Engine, Outstanding, StallLimits, Watch
+from shoal.horovod.engine import Outstanding, SetEngine, StallLimits, Watch
 from shoal.horovod.negotiation import Decision
 from shoal.horovod.operations import Submission
 from shoal.horovod.requests import Act, TensorRequest
@@ -51,7 +51,7 @@ class ProcessSet:
         """Whether this process is in it."""
         return self.ranks is None or current().rank in self.ranks
 
-    def _engine(self) -> Engine:
+    def _engine(self) -> SetEngine:
         return current().engine_of(self)
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class Runtime:
     close: Callable[[], None]
     """Leave whoever let this process meet the others."""
     timeline: TensorTimeline = field(default_factory=TensorTimeline)
-    engines: dict[int, Engine] = field(default_factory=dict)
+    engines: dict[int, SetEngine] = field(default_factory=dict)
     """By process set; 0 is that of all."""
     sets: dict[int, ProcessSet] = field(default_factory=dict)
     num_sets: int = 0
@@ -91,7 +91,7 @@ class Runtime:
             self.timeline.start(os.environ[_TIMELINE])
         self.engines[0] = self._engine(self.group)
 
-    def engine_of(self, process_set: ProcessSet) -> Engine:
+    def engine_of(self, process_set: ProcessSet) -> SetEngine:
         """Refuses a set that is not there, or that this process is not in."""
         number = process_set.process_set_id
         if number is None:
@@ -125,9 +125,9 @@ class Runtime:
         if self.rank in request.ranks:
             self.engines[self.num_sets] = self._engine(part)
 
-    def _engine(self, group: Group) -> Engine:
+    def _engine(self, group: Group) -> SetEngine:
         limits = StallLimits(warn_s=_seconds(_WARN, 60.0), end_s=_seconds(_END, 0.0))
-        return Engine(group, self.watch, limits, self.timeline, self.arrange)
+        return SetEngine(group, self.watch, limits, self.timeline, self.arrange)
 
     def shut_down(self) -> None:
         """Leave the others."""
@@ -208,7 +208,7 @@ def is_initialized() -> bool:
 
 def submit(
     request: TensorRequest, tensors: Sequence[torch.Tensor], process_set: ProcessSet
-) -> tuple[Engine, Outstanding]:
+) -> tuple[SetEngine, Outstanding]:
     """Ask for something in a process set."""
     engine = current().engine_of(process_set)
     return engine, engine.submit(Submission(request=request, tensors=list(tensors)))

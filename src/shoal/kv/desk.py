@@ -20,7 +20,7 @@ _KINDS = ("dist_async", "dist_sync", "dist_ssp")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Consistency:
+class StoreConsistency:
     """Who waits for whom."""
 
     kind: str
@@ -28,7 +28,7 @@ class Consistency:
     """With `dist_ssp`: how many pushes a worker may be ahead of the slowest."""
 
     @classmethod
-    def parse(cls, text: str) -> Consistency:
+    def parse(cls, text: str) -> StoreConsistency:
         """`dist_sync`, `dist_async` or `dist_ssp:3`."""
         kind, _, slack = text.partition(":")
         if kind not in _KINDS or (kind == "dist_ssp") != slack.isdecimal():
@@ -88,7 +88,7 @@ class _Entry:
 class KvDesk:
     """Of one server, for so many workers."""
 
-    def __init__(self, vault: Vault, consistency: Consistency, workers: int) -> None:
+    def __init__(self, vault: Vault, consistency: StoreConsistency, workers: int) -> None:
         self._vault, self._consistency, self._workers = vault, consistency, workers
         self._entries: dict[str, _Entry] = {}
         self._waiting: dict[bytes, KvRequest] = {}
@@ -244,10 +244,10 @@ class KvDesk:
         counts = entry.pushes[: self._workers, 0]
         others = torch.cat([counts[: request.worker], counts[request.worker + 1 :]])
         ends = request.is_last and bool((others > applied).all())
-        whole = slice(0, len(entry.values))
+        rows = _marked(entry.touched, where) if ends else torch.empty(0, dtype=torch.int64)
         parts: list[tuple[Tensor, Tensor | slice]] = [(entry.sums, where), (entry.touched, where)]
         if ends:
-            parts = [(table, whole) for table in (entry.sums, entry.touched, entry.values, *entry.kept)]
+            parts = [(table, rows) for table in (entry.sums, entry.touched, entry.values, *entry.kept)]
         with self._vault.change(
             request.client, request.sequence, [*parts, (entry.pushes, slice(0, self._workers + 1))]
         ):
@@ -258,20 +258,27 @@ class KvDesk:
             entry.touched[where] = True
             entry.pushes[request.worker] += int(request.is_last)
             if ends:
-                self._end_round(entry)
+                self._end_round(entry, rows)
         return True
 
-    def _end_round(self, entry: _Entry) -> None:
+    def _end_round(self, entry: _Entry, rows: Tensor) -> None:
+        """Apply what was pushed to these rows, which are all that were."""
         assert entry.sums is not None and entry.touched is not None
-        rows = entry.touched[:, 0].nonzero()[:, 0]
         pushed, rule = entry.sums.index_select(0, rows), self._vault.directory["rule"]
         if rule is None:
             entry.values[rows] = pushed
         else:
             _apply(rule, entry, rows, pushed)
-        entry.sums.zero_()
-        entry.touched.zero_()
+        entry.sums.index_fill_(0, rows, 0)
+        entry.touched.index_fill_(0, rows, False)
         entry.pushes[self._workers] += 1
+
+
+def _marked(touched: Tensor, more: Tensor | slice) -> Tensor:
+    """The rows that are marked, and these."""
+    marks = touched[:, 0].clone()
+    marks[more] = True
+    return marks.nonzero()[:, 0]
 
 
 def _apply(rule: list[Any], entry: _Entry, where: Tensor | slice, pushed: Tensor) -> None:

@@ -15,7 +15,7 @@ from shoal.comm.kernel import die_with_parent
 from shoal.comm.security import RunKey
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import ProtocolError
-from shoal.kv.desk import Consistency, KvDesk
+from shoal.kv.desk import KvDesk, StoreConsistency
 from shoal.kv.messages import read_kv_request, write_kv_answer
 from shoal.kv.vault import Vault
 
@@ -71,7 +71,7 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     key = RunKey.from_text(sys.stdin.readline().strip())
-    desk = KvDesk(Vault(given.fd), Consistency.parse(given.kind), given.workers)
+    desk = KvDesk(Vault(given.fd), StoreConsistency.parse(given.kind), given.workers)
     KvServer(desk, given.address, key).run()
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal.comm.security import RunKey
 from shoal.errors import SpecError, unknown
-from shoal.kv.desk import Consistency, KvDesk, KvRequest
+from shoal.kv.desk import KvDesk, KvRequest, StoreConsistency
 from shoal.kv.lines import HomeLine, KvLine, WireLine
 from shoal.kv.rules import read_optimizer, settings_of
 from shoal.kv.servers import KvServers
@@ -76,7 +76,7 @@ class KVStore:
         values for one key is added up. Returns at once: `wait` for what it returns, or pull. `priority` is taken
         for what other stores make of it; pushes keep their order here."""
         for name, given in _pairs(key, value):
-            tensor = sum(given[1:], given[0]) if isinstance(given, list | tuple) else given
+            tensor = _total(given)
             self._check(name, tensor)
             if tensor.is_sparse:
                 found = tensor.detach().coalesce()
@@ -182,6 +182,8 @@ class KVStore:
 
     def _begin(self, name: str, rows: Tensor | None, values: Tensor) -> None:
         self._timestamp += 1
+        for number in [one for one, future in self._open.items() if future.done()]:
+            self._open.pop(number).result()  # raises what went wrong meanwhile
         sent = values if self._cast is None or not values.is_floating_point() else values.to(self._cast)
         future = self._pool.submit(self._push, name, rows, sent)
         self._open[self._timestamp] = self._pushed[name] = future
@@ -271,10 +273,10 @@ def create(kind: str = "local", *, servers: int = 1, world: World | None = None)
     `shoal run` or torchrun started have in common, in so many server processes of this host. All call this."""
     if kind == "local":
         fd = make_memory()
-        desk = KvDesk(Vault(fd), Consistency(kind="dist_sync"), 1)
+        desk = KvDesk(Vault(fd), StoreConsistency(kind="dist_sync"), 1)
         os.close(fd)
         return KVStore(kind, [HomeLine(desk)], World(), None)
-    Consistency.parse(kind)
+    StoreConsistency.parse(kind)
     world = World.from_environment() if world is None else world
     fellows = Fellows(world, orphan_watch())
     held = KvServers(kind, world.world_size, servers) if world.global_rank == 0 else None
@@ -305,6 +307,16 @@ def _pairs(key: Keys, value: Any) -> list[tuple[str, Any]]:
     if len(names) != len(values):
         raise SpecError(f"kv: {len(names)} keys need as many values, found {len(values)}.")
     return list(zip(names, values, strict=True))
+
+
+def _total(given: Tensor | Sequence[Tensor]) -> Tensor:
+    """A value, or several for one key added up."""
+    if isinstance(given, Tensor):
+        return given
+    total = given[0].clone()
+    for one in given[1:]:
+        total = total + one
+    return total
 
 
 def _listed(out: Any, count: int) -> list[Any]:

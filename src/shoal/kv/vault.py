@@ -107,7 +107,11 @@ class Vault:
             end = self._note(end, table, rows, *self._offsets[table.data_ptr()])
         self._words[_JOURNAL_BYTES] = end - _JOURNAL_AT
         self._words[_OPEN] = 1
-        yield
+        try:
+            yield
+        except Exception:
+            self._undo()
+            raise
         self._sequences[row] = sequence
         self._words[_OPEN] = 0
 

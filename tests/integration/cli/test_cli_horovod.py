@@ -26,10 +26,10 @@ def horovodrun(zygote: ZygoteProcess, folder: Path, *words: str) -> subprocess.C
 
 def test_the_example_learns_whatever_it_is_given(shoal):
     script = str(ROOT / "examples" / "horovod_digits.py")
-    answer = shoal("run", "--horovod", "-n", "2", script, "--epochs", "3", "--gradient-predivide-factor", "2")
+    answer = shoal("run", "--horovod", "-n", "2", script, "--epochs", "2", "--gradient-predivide-factor", "2")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     last = [line for line in answer.stdout.splitlines() if "Accuracy" in line][-1]
-    assert last.startswith("[0] Test set") and float(last.split()[-1]) > 0.9
+    assert last.startswith("[0] Test set") and float(last.split()[-1]) > 0.85
 
 
 @pytest.mark.long
@@ -116,7 +116,10 @@ def test_an_elastic_script_survives_five_kills_and_one_that_joins(zygote, tmp_pa
 
 def test_a_script_that_fails_ends_an_elastic_run_with_its_status(shoal, tmp_path):
     (tmp_path / "x.py").write_text(
-        "import horovod.torch as hvd\nhvd.init()\nif hvd.rank() == 1:\n    raise SystemExit(7)\nhvd.barrier()\n"
+        "import signal, horovod.torch as hvd\n"
+        "hvd.init()\n"
+        "if hvd.rank() == 1:\n    raise SystemExit(7)\n"
+        "signal.pause()\n"  # it is ended with the other
     )
     answer = shoal("run", "--horovod", "-n", "1:2", "x.py")
     assert answer.returncode == 7 and "Worker 1 failed with exit status 7" in answer.stderr

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import SpecError
-from shoal.kv.desk import Consistency, KvAnswer, KvDesk, KvRequest
+from shoal.kv.desk import KvAnswer, KvDesk, KvRequest, StoreConsistency
 from shoal.kv.rules import read_optimizer, settings_of
 from shoal.kv.vault import Vault, make_memory
 
@@ -62,7 +62,7 @@ def table(desk: KvDesk, rows: int = 6, columns: int = 2) -> Asking:
 
 
 def make(memory: int, kind: str = "dist_async", workers: int = 1) -> KvDesk:
-    return KvDesk(Vault(memory), Consistency.parse(kind), workers)
+    return KvDesk(Vault(memory), StoreConsistency.parse(kind), workers)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +203,21 @@ def die_in(patch: pytest.MonkeyPatch, moment: str) -> None:
     patch.setattr(Tensor, "index_copy_", counting)
 
 
+def test_a_change_that_fails_in_the_middle_is_undone(memory, monkeypatch):
+    ask = table(make(memory))
+    ask.done("optimizer", rule=("adam", {"lr": 0.1}))
+    before = ask.done("pull", start=0, count=6)
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "index_copy_", fail)
+        ((_, answer),) = ask("push", rows=torch.tensor([1, 2]), values=torch.ones(2, 2))
+    assert answer.reason == "no room"
+    assert torch.equal(ask.done("pull", start=0, count=6), before)
+
+
 def test_what_cannot_be_is_refused_and_the_desk_goes_on(memory):
     ask = table(make(memory))
     for ask_more, sentence in [
@@ -216,7 +231,7 @@ def test_what_cannot_be_is_refused_and_the_desk_goes_on(memory):
         assert sentence in answer.reason
     assert ask.done("pull", start=0, count=1) is not None
     with pytest.raises(SpecError, match="Choose one of"):
-        Consistency.parse("dist_ssp")
+        StoreConsistency.parse("dist_ssp")
     with pytest.raises(SpecError, match="momentun"):
         settings_of("sgd", {"momentun": 1})
     with pytest.raises(SpecError, match="plain forms"):

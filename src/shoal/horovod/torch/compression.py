@@ -51,8 +51,12 @@ class FP16Compressor(Compressor):
         return tensor.to(ctx)
 
 
-class Compression:
+class CompressionChoice:
     """What there is."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
+
+
+Compression = CompressionChoice
+"""As Horovod calls it."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.horovod.engine import Engine, Outstanding
-from shoal.horovod.operations import Gathered, look_of
+from shoal.horovod.engine import Outstanding, SetEngine
+from shoal.horovod.operations import RowsOfAll, look_of
 from shoal.horovod.reductions import ReduceOp
 from shoal.horovod.requests import Act, TensorRequest
 from shoal.horovod.runtime import ProcessSet, current, global_process_set, submit
@@ -36,9 +36,9 @@ class _Handles:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = count()
-        self._open: dict[int, tuple[Engine, Outstanding, Finish]] = {}
+        self._open: dict[int, tuple[SetEngine, Outstanding, Finish]] = {}
 
-    def add(self, engine: Engine, asked: Outstanding, finish: Finish) -> int:
+    def add(self, engine: SetEngine, asked: Outstanding, finish: Finish) -> int:
         with self._lock:
             number = next(self._numbers)
             self._open[number] = engine, asked, finish
@@ -53,7 +53,7 @@ class _Handles:
         engine.wait(asked)
         return finish(list(asked.result))
 
-    def _of(self, handle: int) -> tuple[Engine, Outstanding, Finish]:
+    def _of(self, handle: int) -> tuple[SetEngine, Outstanding, Finish]:
         if handle not in self._open:
             raise ValueError(f"{handle!r} is no handle, or it was waited for before.")
         return self._open[handle]
@@ -91,7 +91,7 @@ def _first(found: list[Any]) -> Any:
     return found[0]
 
 
-def _rows_of_all(found: list[Gathered]) -> Any:
+def _rows_of_all(found: list[RowsOfAll]) -> Any:
     return found[0].tensor
 
 
@@ -258,7 +258,7 @@ def sparse_allreduce_async(
     whole = tensor.coalesce()
     size = current().engine_of(process_set).group.size
 
-    def finish(found: list[Gathered]) -> Tensor:
+    def finish(found: list[RowsOfAll]) -> Tensor:
         indices, values = (one.tensor for one in found)
         total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
         return total / size if ReduceOp(op) is Average else total
@@ -283,7 +283,7 @@ def grouped_allgather_async(
 ) -> int:
     """`allgather_async` of several; none before all are there."""
 
-    def finish(found: list[Gathered]) -> list[Tensor]:
+    def finish(found: list[RowsOfAll]) -> list[Tensor]:
         return [one.tensor for one in found]
 
     return _ask(Act.ALLGATHER, _with_rows(tensors, "allgather"), name, process_set, finish)
@@ -342,7 +342,7 @@ def alltoall_async(
     if splits is None and len(tensor) % size:
         raise ValueError(f"alltoall: {len(tensor)} rows cannot be split equally among {size} ranks; give splits.")
 
-    def finish(found: list[Gathered]) -> Tensor | tuple[Tensor, Tensor]:
+    def finish(found: list[RowsOfAll]) -> Tensor | tuple[Tensor, Tensor]:
         received = found[0]
         return (
             received.tensor
@@ -474,11 +474,11 @@ class _Allgather(torch.autograd.Function):
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *given: Tensor) -> tuple[Tensor, ...]:
         ctx.process_set = process_set
 
-        def finish(found: list[Gathered]) -> list[Gathered]:
+        def finish(found: list[RowsOfAll]) -> list[RowsOfAll]:
             return found
 
         handle = _ask(Act.ALLGATHER, _with_rows(given, "allgather"), name, process_set, finish)
-        gathered: list[Gathered] = synchronize(handle)
+        gathered: list[RowsOfAll] = synchronize(handle)
         ctx.rows = [one.rows for one in gathered]
         return tuple(one.tensor for one in gathered)
 
