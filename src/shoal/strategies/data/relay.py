@@ -42,7 +42,7 @@ class RelayData(WholeModel):
         owner = self._setting.relay_owner(work.step)
         self._step = work.step
         if owner == self._rank:
-            result = replace(self._alone.take(work), save=work.save)
+            result = replace(self._alone.take(work).result(), save=work.save)
             self._state_of = work.step
             broadcast_plain(vars(result), owner, self._group)
             self._followers = [rank for rank in self._followers_of(result) if rank != owner]
