@@ -109,7 +109,7 @@ def steps_by_hand(task: Task, *, compiled: bool) -> Callable[[int], Any]:
     torch.manual_seed(0)
     model = task.model().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-    tensors = [tensor.cuda() for tensor in task.train.tensors]  # type: ignore[union-attr]
+    tensors = [tensor.cuda() for tensor in task.train.tensors]
     called = torch.compile(model) if compiled else model
     size = task.batch_size
 

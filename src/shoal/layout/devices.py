@@ -102,11 +102,8 @@ def read_architectures(names: Sequence[str]) -> list[tuple[int, int]]:
 
 def read_cpu(cpuinfo: str, caches: Mapping[str, str], cores: int) -> CpuSeen:
     """The processor that `/proc/cpuinfo` describes; `caches`: by file, what the kernel says of their sizes."""
-    fields = dict(
-        (part.strip() for part in line.split(":", 1))
-        for line in cpuinfo.splitlines()
-        if ":" in line and line.strip()
-    )
+    pairs = (line.partition(":") for line in cpuinfo.splitlines())
+    fields = {name.strip(): value.strip() for name, _, value in pairs}
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     sizes = [int(size[:-1]) << 10 for size in caches.values() if re.fullmatch(r"\d+K", size.strip())]
     return CpuSeen(

@@ -49,7 +49,7 @@ def linear_cross_entropy(
     flat, wanted = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
     if rows is None:
         rows = piece_rows(weight.shape[0], hidden.device.type)
-    total: torch.Tensor = _InPieces.apply(flat, weight, bias, wanted, ignore_index, rows)  # type: ignore[no-untyped-call]
+    total: torch.Tensor = _InPieces.apply(flat, weight, bias, wanted, ignore_index, rows)
     return total if reduction == "sum" else total / (wanted != ignore_index).sum()
 
 
