@@ -7,6 +7,7 @@ of the whole batch, and callbacks see the same numbers everywhere.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,11 @@ def distribute(model: Any, *, strategy: str = "data") -> Any:
         raise TaskError(
             f"{_OWNER}: strategy={strategy} does not take batches of a loop that is Keras's; use data, or "
             "Task.from_keras and shoal train for all strategies."
+        )
+    if model.optimizer.use_ema:
+        raise TaskError(
+            f"{_OWNER}: use_ema overwrites the weights by averages at the end of fit, which each process has a "
+            "part of; use Task.from_keras with ema=."
         )
     Distribution(model, strategy).begin()
     return model
@@ -106,11 +112,17 @@ class Distribution:
         part = keras.tree.map_structure(
             lambda each: None if each is None else each[own[0] : own[-1] + 1], (x, y, weights)
         )
+        trackers = _trackers(model)
+        kept = [[variable.value.clone() for variable in tracker.variables] for tracker in trackers]
         loss = trainer.step(_as_batch(*part))
         torch.set_rng_state(drawn)  # a step's numbers are its own; what is shuffled next follows from fit's
         with torch.no_grad():
             model.optimizer._iterations.assign_add(1)
             model._loss_tracker.update_state(loss, sample_weight=rows)
+            for tracker, values in zip(trackers, kept, strict=True):
+                for variable, value in zip(tracker.variables, values, strict=True):
+                    variable.assign(value)
+                tracker.update_state(trainer.loss_parts[tracker.name], sample_weight=rows)
             return model.compute_metrics(x, y, self._output, sample_weight=weights)
 
     def _opened(self) -> Trainer:
@@ -138,8 +150,7 @@ class Distribution:
         """The loss; beside it, all processes' outputs are kept for the metrics."""
         keras = load_keras()
         self._output = keras.tree.map_structure(lambda each: gather(each.detach()), output)
-        found = self._loss(output, target)
-        return found["loss"] if isinstance(found, dict) else found
+        return self._loss(output, target)
 
     def _settle(self) -> None:
         """Let Keras's variables be the committed ones, moving statistics among them."""
@@ -152,6 +163,12 @@ class Distribution:
                     bound.refresh()
 
 
+def _trackers(model: Any) -> list[Any]:
+    """The means of each output's own loss, which a pass begins anew for its part of a batch."""
+    found = [] if model._compile_loss is None else list(model._compile_loss.metrics)
+    return found if len(found) > 1 else []
+
+
 def _as_batch(x: Any, y: Any, weights: Any) -> Any:
     inputs = tuple(x) if isinstance(x, (list, tuple)) else x
     target = tuple(y) if isinstance(y, (list, tuple)) else y
@@ -159,6 +176,4 @@ def _as_batch(x: Any, y: Any, weights: Any) -> Any:
 
 
 def _is_first() -> bool:
-    import os
-
     return int(os.environ.get("RANK", "0")) == 0

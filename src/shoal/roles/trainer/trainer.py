@@ -233,7 +233,9 @@ class Trainer:
         return self._training.evaluator.run(self._strategy, self.world)
 
     def settle(self) -> None:
-        """Let `model` be that of the last step, its moving buffers, too; all processes call this."""
+        """Let `model` be that of the last step, its moving buffers, too. All processes call this, and go on when
+        all have come: who changes parameters afterwards disturbs nobody who was still reading them."""
+        self._fellows.hear_first()
         self._strategy.model_stream(self._training.replica).drain()
 
     def state_dict(self) -> dict[str, Any]:
