@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import shoal.keras  # noqa: F401  (before keras, in every process)
 from helpers.training import Train, largest_difference
 from shoal.launch.owner import ZygoteProcess
 

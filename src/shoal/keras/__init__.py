@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from shoal.lazy import found_in
 
 if TYPE_CHECKING:
+    from shoal.keras.distribution import distribute
     from shoal.keras.trained_model import trained
 
-__all__ = ["trained"]
+__all__ = ["distribute", "trained"]
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
-__getattr__ = found_in(__name__, {"trained": "trained_model"})
+__getattr__ = found_in(__name__, {"distribute": "distribution", "trained": "trained_model"})

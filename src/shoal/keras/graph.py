@@ -18,6 +18,9 @@ Remake = Callable[[], nn.Module]
 class Rewritable(nn.Module):
     """A Keras model in torch's clothes. Its numbers are Keras's own, so they are changed by making it again."""
 
+    keras_model: Any
+    """Keras's own model."""
+
     def double(self) -> Any:
         """The same model with the same values, in float64."""
         remake: Remake = self.__dict__["remake"]
@@ -88,7 +91,7 @@ def _functional(model: Any) -> Any:
     keras = load_keras()
     from keras.src.models.functional import Functional
 
-    if isinstance(model, keras.Sequential):
+    if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
         return model._functional
     if isinstance(model, Functional) and type(model).call is Functional.call:
         return model
@@ -109,7 +112,7 @@ def _as_graph(functional: Any) -> KerasGraph:
     keras, root, graph = load_keras(), nn.Module(), fx.Graph()
     made: dict[int, fx.Node] = {}
     operations: dict[int, tuple[str, KerasOperation]] = {}
-    taken = {plain_name(spec.name) for spec in functional.inputs}
+    taken = {*dir(KerasGraph), *(plain_name(spec.name) for spec in functional.inputs)}
     placeholders = [graph.placeholder(plain_name(name)) for name in input_names(functional)]
     for spec, node in zip(functional.inputs, placeholders, strict=True):
         name = f"{node.name}_input"

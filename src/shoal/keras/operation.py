@@ -86,6 +86,9 @@ class Holder(nn.Module):
 class BatchNormHolder(BatchNormalising, Holder):
     """The same of a BatchNorm layer."""
 
+    layer: Any
+    """Keras's."""
+
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.__dict__["layer"] = layer
@@ -101,6 +104,13 @@ class KerasOperation(nn.Module):
 
     Keras's object is no submodule of this: names and modes are torch's here, and Keras is told the mode.
     """
+
+    operation: Any
+    """Keras's layer, model or function."""
+    bound: list[Bound]
+    generators: list[Any]
+    """Of random numbers, of all layers inside."""
+    quiet: Quiet
 
     def __init__(self, operation: Any, *, is_whole: bool = False) -> None:
         super().__init__()
@@ -134,6 +144,7 @@ class KerasOperation(nn.Module):
         *path, name = _names_inside(variable.path, self.operation.name)
         for depth, part in enumerate(path):
             if part not in owner._modules:
+                part = _free_name(owner, part)
                 is_last = depth == len(path) - 1
                 owner.add_module(part, BatchNormHolder(layer) if is_last and _is_batchnorm(layer) else Holder())
             owner = owner.get_submodule(part)
@@ -214,6 +225,9 @@ class BatchNormOperation(BatchNormalising, KerasOperation):
 
 class KerasInput(nn.Module):
     """What Keras makes of a model's input: its numbers, and a dimension more or less."""
+
+    spec: Any
+    """Keras's own tensor that stands for it."""
 
     def __init__(self, spec: Any) -> None:
         super().__init__()

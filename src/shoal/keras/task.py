@@ -99,7 +99,7 @@ class KerasParts:
             inputs, target = self._sampled()
             y, weights = split_target(target)
             model._symbolic_build(data_batch=(_as_keras(inputs, model), y, weights))
-        self.loss.learn(model, _dtype_of(model))
+        self.loss.learn(model, dtype_of(model))
         self._optimizer = model.optimizer
         return model
 
@@ -117,7 +117,7 @@ class KerasParts:
             module = ref()
             if module is None:
                 continue
-            variables = _variables_of(module)
+            variables = variables_of(module)
             if params and id(params[0]) in variables:
                 found = [variables[id(param)] for param in params]
                 return as_torch(module.__dict__["keras_model"].optimizer, params, found)
@@ -186,7 +186,7 @@ def _as_keras(inputs: Any, model: Any) -> Any:
     return list(inputs) if isinstance(inputs, tuple) else inputs
 
 
-def _variables_of(module: nn.Module) -> dict[int, Any]:
+def variables_of(module: nn.Module) -> dict[int, Any]:
     """The variables of Keras by the parameters that are their values."""
     found = {}
     for part in module.modules():
@@ -197,7 +197,7 @@ def _variables_of(module: nn.Module) -> dict[int, Any]:
     return found
 
 
-def _dtype_of(model: Any) -> torch.dtype:
+def dtype_of(model: Any) -> torch.dtype:
     from keras.src.backend.torch.core import to_torch_dtype
 
     found: torch.dtype = to_torch_dtype(model.compute_dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -195,3 +197,24 @@ def test_what_cannot_be_is_said(build, sentence):
 def test_a_made_model_is_refused():
     with pytest.raises(TaskError, match="every process makes the model for itself"):
         Task.from_keras(compiled(line)(), (X, Y))
+
+
+def test_the_example_learns_both_of_its_outputs():
+    path = Path(__file__).parents[3] / "examples" / "keras_two_heads.py"
+    spec = importlib.util.spec_from_file_location("example_keras_two_heads", path)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    replica = Replica(example.task())
+    inputs, target = replica.task.train.rows(np.arange(64))
+    replica.module.eval()
+    before = replica.task.loss(replica.module(inputs), target)
+    assert float(before["loss"]) == pytest.approx(
+        0.9 * float(before["profile_loss"]) + 0.1 * float(before["digit_loss"]), rel=1e-6
+    )
+    before["loss"].backward()
+    assert all(parameter.grad is not None for parameter in replica.trained.values())
+    replica.optimizer.step()
+    after = replica.task.loss(replica.module(inputs), target)
+    assert all(float(after[name]) < float(before[name]) for name in before)
+    assert set(replica.task.metrics) == {"profile_mae", "digit_accuracy"}

@@ -273,6 +273,12 @@ class Trainer:
             raise SpecError("Trainer: there is nothing to evaluate on; give the task a test set with test=.")
         return self._training.evaluator.run(self._strategy, self.world)
 
+    def settle(self) -> None:
+        """Let `model` be that of the last step, its moving buffers, too. All processes call this, and go on when
+        all have come: who changes parameters afterwards disturbs nobody who was still reading them."""
+        self._fellows.hear_first()
+        self._strategy.model_stream(self._training.replica).drain()
+
     def state_dict(self) -> dict[str, Any]:
         """A copy of the training state after the last step: the model, what the optimizer keeps, and what the
         scheduler has seen. All processes call this; where the model is cut, the first one has the tensors."""
