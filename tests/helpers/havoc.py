@@ -76,6 +76,9 @@ class Havoc:
         except BaseException as error:
             self.error = error
         finally:
+            assert self._starter is not None
+            for name in self._names if self.error is not None else ():
+                self._starter.network.heal(self._starter.host(name))  # So that the run can end.
             (self._folder.parent / "hurry").touch()
 
     def _strike(self, fault: str) -> None:
@@ -143,14 +146,17 @@ class Havoc:
 
     def _saved(self) -> tuple[int, dict[str, Any]]:
         """What the coordinator has saved last, and under which term."""
-        database = sqlite3.connect(
-            f"file:{self._folder / 'coordinator.sqlite'}?mode=ro", uri=True, timeout=GUARD_S
-        )
-        try:
-            term, packed = database.execute("SELECT term, state FROM coordinator").fetchone()
-        finally:
-            database.close()
-        return term, unpack_state(packed)
+        deadline = time.monotonic() + GUARD_S
+        while True:
+            database = sqlite3.connect(self._folder / "coordinator.sqlite", timeout=GUARD_S)
+            try:
+                term, packed = database.execute("SELECT term, state FROM coordinator").fetchone()
+                return term, unpack_state(packed)
+            except sqlite3.OperationalError:  # Who was killed in the middle of a transaction is being cleaned up.
+                assert time.monotonic() < deadline
+                time.sleep(_LOOK_EVERY_S)
+            finally:
+                database.close()
 
     def _nodes(self) -> set[int]:
         return {row[0] for row in self._saved()[1]["members"]}
