@@ -35,7 +35,7 @@ class Bound:
 
     def refresh(self) -> None:
         """Whoever trains may have put another tensor there."""
-        found = self.owner._parameters.get(self.name)
+        found: torch.Tensor | None = self.owner._parameters.get(self.name)
         if found is None:
             found = self.owner._buffers[self.name]
         self.variable._value = found
@@ -165,9 +165,10 @@ class KerasOperation(nn.Module):
         keras = load_keras()
         for bound in self.bound:
             bound.refresh()
-        given: Any
+        args: Sequence[Any]
+        kwargs: dict[str, Any]
         if self.is_whole:
-            given = named or (tensors[0] if len(tensors) == 1 else list(tensors))
+            given: Any = named or (tensors[0] if len(tensors) == 1 else list(tensors))
             args, kwargs = (given,), {}
             last_pass.operation, last_pass.inputs = self, given
         else:
