@@ -12,12 +12,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from helpers.commands import GUARD_S
 from helpers.warm_commands import WarmCommands
 from shoal.launch.owner import ZygoteProcess, start_zygote
 
 END_GRACE_S = 5.0
+
+# A busy machine is slow, and no finding.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_configure() -> None:
