@@ -30,7 +30,7 @@ class CompressedData(CollectiveData):
         starts = {flat.dtype: flat.storage_offset() for flat in self._flats}
         self._spans = [
             ValueSpan(
-                name=name, kind=view.dtype, start=view.storage_offset() - starts[view.dtype], shape=view.shape
+                name=name, kind=view.dtype, start=int(view.storage_offset() - starts[view.dtype]), shape=view.shape
             )
             for name, view in zip(replica.trained, self._views, strict=True)
         ]
