@@ -132,7 +132,7 @@ class WholeKeras(Optimizer):
         for variable, param in zip(self._variables, params, strict=True):
             variable._value = param
         try:
-            with load_keras().device(str(params[0].device)):
+            with computing(str(params[0].device), params[0].dtype):
                 self._apply(params)
         finally:
             for variable, value in zip(self._variables, before, strict=True):
