@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from shoal.errors import TaskError
 from shoal.spec.checks import require_callable, require_choice, require_count
@@ -72,6 +72,9 @@ def _share(hits: Tensor, target: Tensor) -> float:
 class OverAll(Protocol):
     """A metric of a whole data set, which is no mean of its batches'."""
 
+    chooses: ClassVar[bool]
+    """Whether it finds its two tensors in outputs and targets of any form; else each must be a tensor."""
+
     def keep(self, output: Any, target: Any) -> Sequence[Any]:
         """What it needs of a batch: two tensors."""
 
@@ -111,6 +114,7 @@ def whole(function: Callable[..., Any], *, reads: str | None = None, **options: 
 class Whole:
     """What `whole` returns."""
 
+    chooses: ClassVar[bool] = False
     function: Callable[..., Any]
     reads: str
     truth_first: bool
@@ -144,6 +148,8 @@ class Whole:
 
 class Shown:
     """A metric object that is shown one batch after the other: torchmetrics', and what has its three methods."""
+
+    chooses: ClassVar[bool] = False
 
     def __init__(self, metric: Any) -> None:
         self._metric = metric

@@ -72,7 +72,9 @@ def test_history_is_that_of_fit(train: Train, form: str, optimizer: str, strateg
     assert epochs == pytest.approx(history["loss"], abs=BOUND)
     told = [dict(event["results"]) for event in ours.told("evaluation")]
     for name in (name.removeprefix("val_") for name in history if name.startswith("val_")):
-        assert [each[name] for each in told] == pytest.approx(history[f"val_{name}"], abs=BOUND), name
+        # Keras's metrics add up in float32, as the task's own model has them.
+        bound = BOUND if name.endswith("loss") else 1e-6
+        assert [each[name] for each in told] == pytest.approx(history[f"val_{name}"], rel=bound, abs=bound), name
 
 
 @pytest.mark.parametrize(

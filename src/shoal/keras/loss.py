@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -108,6 +108,8 @@ class CompiledMetric:
     Keras's metrics are no means in general, and add up inside themselves. So whoever evaluates shows all batches,
     in their order, to one of them.
     """
+
+    chooses: ClassVar[bool] = True
 
     def __init__(self, metric: Any, compiled: Any, index: int, *, is_weighted: bool = False) -> None:
         """`index`: of its output, as Keras counts them in `compiled`, all that was asked for."""

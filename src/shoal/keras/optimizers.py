@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from shoal.errors import TaskError
-from shoal.keras.library import load_keras
+from shoal.keras.library import computing, load_keras
 from shoal.optim.keras_rules import (
     KerasAdadelta,
     KerasAdagrad,
@@ -104,8 +104,10 @@ class KerasSchedule(LRScheduler):
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """The same for all groups."""
-        return [self._rate(self.last_epoch)] * len(self.optimizer.param_groups)
+        """The same for all groups, as wide as the numbers that it is to move."""
+        groups = self.optimizer.param_groups
+        with computing("cpu", groups[0]["params"][0].dtype):
+            return [self._rate(self.last_epoch)] * len(groups)
 
 
 class WholeKeras(Optimizer):
@@ -130,7 +132,7 @@ class WholeKeras(Optimizer):
         for variable, param in zip(self._variables, params, strict=True):
             variable._value = param
         try:
-            with load_keras().device(str(params[0].device)):
+            with computing(str(params[0].device), params[0].dtype):
                 self._apply(params)
         finally:
             for variable, value in zip(self._variables, before, strict=True):

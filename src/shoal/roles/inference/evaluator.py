@@ -147,9 +147,9 @@ class Evaluator:
             _, target = _seen_by_model(replica.module, batch)
             output = getattr(output, "logits", output)
         output = replica.precision.widened(output)  # metrics may not know half precision
-        if files:
-            require_tensors(output, target)
         for metric, file in zip(self._over_all.values(), files, strict=False):
+            if not metric.chooses:
+                require_tensors(output, target)
             file.append(metric.keep(output, target))
         return [*_row(told), *(float(mean(output, target)) for mean in self._means.values())]
 
