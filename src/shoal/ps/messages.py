@@ -59,10 +59,9 @@ class Push(PsMessage):
     origin: int
     """The node that made it; with `sequence` it names the push for ever."""
     sequence: int
-    clock_of: int
-    """Whose clock it moves: a slot's, or a rank's where cells are leased."""
+    rank: int
     clock: int
-    """Which of that one's steps this is, from 1."""
+    """Which of its rank's steps this is, from 1."""
     cells: list[int]
     """The parts of the data it was computed on, by global number."""
     based_on: int
@@ -101,7 +100,7 @@ class Ack(PsMessage):
     outcome: str
     version: int
     floor: int
-    """Everybody has come so far: the smallest clock."""
+    """Every rank has come so far: the smallest clock."""
     rounds: int
     """The last clock whose pushes were gathered and applied as one update."""
     loss: float = 0.0
@@ -130,8 +129,8 @@ class Clocks(PsMessage):
     version: int
     floor: int
     rounds: int
-    clocks: dict[int, int] = field(default_factory=dict)
-    """All of them, by slot, or by rank where cells are leased; empty in the news that follow."""
+    yours: int = 0
+    """The clock of the rank it is sent to."""
     seen: int = 0
     """How many cells are in the values."""
     loss: float = 0.0
@@ -146,6 +145,7 @@ class Hello(PsMessage):
 
     shard: int
     generation: int
+    rank: int
 
 
 class Pull(PsMessage):
@@ -272,8 +272,7 @@ class View(PsMessage):
     """Rank to node, of those that are there."""
     settings: dict[str, Any]
     """What the coordinator has adjusted: `bound` (of ssp), `shares` by rank, `stop`; `moving`: the shards that are
-    about to change hands; `deal`: `slots`, for each the node that fills it and how many did before, and those that
-    are `recalled`, for another is to have them."""
+    about to change hands."""
 
     @property
     def shard_views(self) -> list[ShardView]:

@@ -141,7 +141,6 @@ def plan_training(job: Job, task: Task, world: World, *, begun_at: int, facts: M
         slots=job.num_slots,
         borders=planned_borders(job, begun_at, num_cells) if spec.is_leased else range(0),
         leased=spec.is_leased,
-        why_workers_stay=spec.why_workers_stay,
         sync=spec.sync,
         adjust=_adjustments(spec),
         silent_after_s=PATIENCE_S,

@@ -53,8 +53,8 @@ class Conduct:
     """Any number of slots is computed by any number of workers, so that another run can go on with the same."""
     servers: int = 0
     """Processes besides the workers that hold the model; where there are any, there is a coordinator."""
-    workers_vary: bool = False
-    """Workers may come and go while the run goes on: what they do is not theirs for good."""
+    is_leased: bool = False
+    """Parts of the data go to whoever asks next, so that workers may come and go."""
     standbys: int = 0
     """Processes that wait to be the coordinator."""
     is_cut: bool = False

@@ -28,8 +28,6 @@ class Feature(Generic[Asker]):
     does: str = ""
     needs: tuple[str, ...]
     """Facts of the job's `Conduct`."""
-    suffices: str = ""
-    """A fact that is enough, whatever else is missing."""
     remedy: str = "leave it out"
 
     def is_possible(self, conduct: Conduct) -> bool:
@@ -38,8 +36,6 @@ class Feature(Generic[Asker]):
 
     def lacking(self, conduct: Conduct) -> str | None:
         """The first fact that is missing."""
-        if self.suffices and getattr(conduct, self.suffices):
-            return None
         return next((fact for fact in self.needs if not getattr(conduct, fact)), None)
 
     def refusal(self, asker: Asker, conduct: Conduct, strategy: str) -> str:
@@ -85,10 +81,9 @@ JOB_FEATURES: tuple[Feature[Job], ...] = (
     ),
     Feature(
         name="limits of workers",
-        asked=lambda job: "" if job.cluster.max_workers is None else f"workers={job.cluster.written_workers}",
+        asked=lambda job: _limits(job),
         does=_ANOTHERS_WORK,
         needs=("has_places", "has_journal"),
-        suffices="workers_vary",
         remedy="use data:via=arena on cpu, or a number",
     ),
     Feature(
@@ -126,6 +121,12 @@ def _asked_form(job: Job) -> str:
     if job.purpose != Purpose.TRAIN:
         return ""
     return "fast" if job.fast else "" if job.form == StepForm() else str(job.form)
+
+
+def _limits(job: Job) -> str:
+    """As they were written; nothing where workers may come and go without doing another's work."""
+    is_free = job.cluster.max_workers is None or job.conduct.is_leased
+    return "" if is_free else f"workers={job.cluster.written_workers}"
 
 
 TASK_FEATURES: tuple[Feature[Task], ...] = (

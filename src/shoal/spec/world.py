@@ -153,8 +153,7 @@ class World:
 
     def at(self, number: int, address: str) -> World:
         """This process on one of several hosts; a worker's number there follows from its rank."""
-        # On a host that has come since the run began there were to be none.
-        first, size = sum(self.hosts[:number]), self.hosts[number] if number < len(self.hosts) else 0
+        first, size = sum(self.hosts[:number]), self.hosts[number]
         rank = self.global_rank - first if self.role == Role.WORKER else 0
         # A successor may be where fewer were to be.
         local_rank, local_size = max(0, rank), max(1, size, rank + 1)

@@ -158,8 +158,7 @@ def begins_before_the_last_push_is_safe(written: str) -> bool:
     asked: list[bool] = []
     client: Any = SimpleNamespace(
         served=SimpleNamespace(spec=parse_strategy(written)),
-        machine=SimpleNamespace(outstanding=1, slots=None),
-        is_redealt=False,
+        machine=SimpleNamespace(outstanding=1),
         puller=SimpleNamespace(begin=lambda clock: None),
         wait=lambda is_done: asked.append(is_done()),
     )

@@ -23,8 +23,7 @@ from shoal.strategies.base import Setting, StepResult, Strategy
 
 
 def service_of(job: Job, station: Station | None) -> Station | None:
-    """The station of a Trainer whose run has servers; None where it needs none, or has to have its own. Refused
-    where they differ."""
+    """The station of a Trainer whose run has servers; None where it needs none. Refused where they differ."""
     if station is not None and station.has_servers:
         if job.strategy != station.job.strategy:
             raise SpecError(
@@ -32,12 +31,18 @@ def service_of(job: Job, station: Station | None) -> Station | None:
                 "started servers for; leave strategy= out, or change the flag."
             )
         return station
-    if job.conduct.servers and station is not None:
+    if not job.conduct.servers:
+        return None
+    if station is not None:
         raise SpecError(
             f"Trainer: strategy={job.strategy} needs servers, and this run has none, for `shoal run` was not told "
             f"of them; write `shoal run --strategy {job.strategy}` before the script."
         )
-    return None
+    raise SpecError(
+        f"Trainer: strategy={job.strategy} needs processes besides those that train, which neither torchrun nor a "
+        f"plain process has; start the script with `shoal run --workers {job.cluster.workers} --strategy "
+        f"{job.strategy}`, or use data here."
+    )
 
 
 class WatchedNotes(StepNotes):
@@ -71,18 +76,16 @@ def looking_up(look: Callable[[], None], reporter: Reporter) -> Callable[[], Non
     return look_up
 
 
-def train_served(
-    on_state: Callable[[State, int], None], training: Training, setting: Setting, loop: Loop
-) -> Outcome:
+def train_served(reporter: Reporter, training: Training, setting: Setting, loop: Loop) -> Outcome:
     """A worker's part. Afterwards it has all to itself: model and optimizer state as the servers had them.
 
     One that raises says no goodbye. It is gone, and others decide what follows.
     """
     strategy, replica = training.strategy, training.replica
     strategy.open(replica, setting)
-    on_state(State.TRAINING, replica.start.step)
+    reporter.on_state(State.TRAINING, replica.start.step)
     outcome = loop.run()
-    on_state(State.SCRIPT, outcome.step)  # no step shows any more that this process moves
+    reporter.on_state(State.SCRIPT, outcome.step)  # no step shows any more that this process moves
     _take_home(strategy, replica)
     strategy.close()
     return outcome

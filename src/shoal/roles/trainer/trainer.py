@@ -24,7 +24,6 @@ from shoal.roles.memory.limit import limit_memory
 from shoal.roles.process.devices import choose_device
 from shoal.roles.process.joining import Fellows, GivenFellows, orphan_watch
 from shoal.roles.process.station import Station, current_station, world_at
-from shoal.roles.trainer.attendants import Attendants, attended_world, check_attended
 from shoal.roles.trainer.service import WatchedNotes, attend, looking_up, service_of, train_served
 from shoal.roles.trainer.state import StepNotes, snapshot_of, streamed, write_state
 from shoal.roles.trainer.step import num_samples, why_no_step
@@ -35,7 +34,7 @@ from shoal.roles.training.training import Training
 from shoal.spec import Cluster, Job, StrategySpec, Task, World, parse_strategy
 from shoal.spec.features import check_task
 from shoal.spec.step_form import StepForm
-from shoal.spec.vocabulary import Role, State
+from shoal.spec.vocabulary import Role
 from shoal.step.work import Work
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Company, Setting
@@ -81,11 +80,6 @@ class Trainer:
             loss_in_pieces=form.loss_in_pieces,
         )
         self._service = service_of(job, station)
-        self._is_attended = self._service is None and job.conduct.servers > 0
-        """Whether the first process runs coordinator and servers, too."""
-        self._attendants: Attendants | None = None
-        if self._is_attended:
-            check_attended(job)
         limit_memory(None, is_frugal=job.conduct.frees_parameters)
         task = numbered(task)
         check_task(task, job.conduct, job.strategy)
@@ -111,8 +105,6 @@ class Trainer:
         """Join the others, and begin where all of them do."""
         task, job, conduct = self._task, self._job, self._job.conduct
         self.world = world = self._fellows.gather()
-        if self._is_attended:
-            self.world = world = attended_world(world, job, self._fellows)
         strategy = make_strategy(job.spec, world, conduct.slots)
         self._training = training = Training(
             task,
@@ -124,7 +116,7 @@ class Trainer:
             recompute=job.recompute,
             form=job.form,
         )
-        has_servers = job.conduct.servers > 0
+        has_servers = self._service is not None
         training.callbacks = callbacks = script_callbacks(training, self._fellows, has_servers=has_servers)
         # Who owns the loop may have taken more steps than the task has.
         total_steps = max(training.extent.total_steps, start.step)
@@ -133,16 +125,19 @@ class Trainer:
             conduct=conduct,
             extent=replace(training.extent, total_steps=total_steps, is_kept=True),
             company=Company(
-                on_idle=self._look_up, wants_stop=lambda: callbacks is not None and callbacks.wants_stop
+                on_idle=self._on_idle, wants_stop=lambda: callbacks is not None and callbacks.wants_stop
             ),
             supply=training,
             clip_norm=task.clip_norm,
         )
         if training.weighing is not None and world.is_first:
             self._setting.company.report(training.weighing.text)
-        # Servers have the model in `fit`; before it and after, each process has it to itself.
-        self._strategy = make_strategy(job.spec.for_inference(), World(), 1) if has_servers else strategy
-        self._notes = StepNotes(start) if self._service is None else WatchedNotes(start, self._service.reporter)
+        if self._service is None:
+            self._strategy, self._notes = strategy, StepNotes(start)
+        else:
+            # Servers have the model in `fit`; before it and after, each process has it to itself.
+            self._strategy = make_strategy(job.spec.for_inference(), World(), 1)
+            self._notes = WatchedNotes(start, self._service.reporter)
         self._strategy.open(training.replica, self._setting)
         self._is_open = True
         self._loop = Loop(training, self._setting, self._notes)
@@ -220,10 +215,7 @@ class Trainer:
             if self._service.world.role != Role.WORKER:
                 self._attend(self._service, start)
         try:
-            if self._service is not None:
-                outcome = self._train_with(self._service.reporter.on_state)
-            else:
-                outcome = self._train_attended(start) if self._is_attended else self._loop.run()
+            outcome = self._loop.run() if self._service is None else self._train_with(self._service)
         finally:
             self._training.close()
         self._fellows.enter(outcome.step)
@@ -240,29 +232,8 @@ class Trainer:
         attend(service, self._job, self._task, start)
         raise SystemExit(0)
 
-    def _train_attended(self, start: Start) -> Outcome:
-        """The first process serves, too, until all have what they need of its servers."""
-        if self.world.is_first:
-            self._attendants = Attendants(self._job, self._task, start, self.world)
-        try:
-            outcome = self._train_with(lambda state, step: None)
-            self._fellows.hear_first()
-            if self._attendants is None:
-                return outcome
-            self._attendants.close()
-            return replace(outcome, facts={**outcome.facts, "audit": self._attendants.audit})
-        except BaseException:
-            if self._attendants is not None:
-                self._attendants.abandon()
-            raise
-
-    def _look_up(self) -> None:
-        self._on_idle()
-        if self._attendants is not None:
-            self._attendants.look()
-
-    def _train_with(self, on_state: Callable[[State, int], None]) -> Outcome:
-        outcome = train_served(on_state, self._training, self._setting, self._loop)
+    def _train_with(self, service: Station) -> Outcome:
+        outcome = train_served(service.reporter, self._training, self._setting, self._loop)
         if self.world.is_first or self._training.evaluator is None:
             return outcome
         return replace(outcome, results=self.evaluate())  # the first one alone has evaluated
