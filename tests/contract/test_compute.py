@@ -50,7 +50,8 @@ def part(*weights: float, total: float | None = None, slot: int = 0) -> Part:
     return Part(slot, load, total)
 
 
-@pytest.fixture(params=COMPUTES)
+# What compiles leaves threads behind, and others fork this process: it stays out of the runs that must be quick.
+@pytest.fixture(params=["eager", pytest.param("compiled", marks=pytest.mark.long)])
 def make(request: pytest.FixtureRequest) -> Callable[[Replica], Compute]:
     return COMPUTES[request.param]
 

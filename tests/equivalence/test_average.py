@@ -61,7 +61,9 @@ def by_hand(task: Task, spec: Average, workers: int) -> dict[str, torch.Tensor]:
     return {name: param.detach() for name, param in models[0].named_parameters()}
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(2, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)]
+)
 def test_agreeing_after_every_step_is_synchronous_training(train: Train, workers: int) -> None:
     alone = train.once("mlp", strategy="data", optimizer="SGD", numerics="float64")
     averaged = train("mlp", workers=workers, strategy="average:every=1", optimizer="SGD", numerics="float64")

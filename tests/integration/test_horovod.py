@@ -292,14 +292,23 @@ def test_what_does_not_fit_is_an_error_on_every_rank(size):
     assert "rank 1 waits for 'allreduce.right'" in found[0][7] and "rank 0 waits for" in found[0][8]
 
 
+def test_a_name_that_is_under_way_already_is_refused():
+    def work() -> None:
+        if hvd.rank() == 0:  # Before the other has said that it may begin, nothing of that name can be over.
+            handle = hvd.allreduce_async(torch.zeros(1), name="one")
+            with pytest.raises(ValueError, match="Duplicate tensor name"):
+                hvd.allreduce_async(torch.zeros(1), name="one")
+            hvd.barrier()
+            hvd.synchronize(handle)
+        else:
+            hvd.barrier()
+            hvd.allreduce(torch.zeros(1), name="one")
+
+    among(2, work)
+
+
 def test_misuse_is_refused_where_it_happens():
     def work() -> None:
-        with pytest.raises(ValueError, match="Duplicate tensor name"):
-            try:
-                handles = [hvd.allreduce_async(torch.zeros(1), name="one")]
-                hvd.allreduce_async(torch.zeros(1), name="one")
-            finally:
-                hvd.synchronize(handles[0])
         with pytest.raises(ValueError, match="scalar"):
             hvd.allgather(torch.tensor(1))
         with pytest.raises(ValueError, match="splits say"):

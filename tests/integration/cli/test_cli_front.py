@@ -56,6 +56,8 @@ def test_the_doctor_finds_this_machine_fit(shoal):
         "open files",
         "loopback",
         "GPUs",
+        "processor",
+        "compiler",
         "extras",
         "processes",
         "futex",

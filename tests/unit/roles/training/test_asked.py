@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from shoal.roles.training.loop import Loop
 from shoal.roles.training.observer import Outcome
 from shoal.roles.training.training import Training
 from shoal.spec import Callback, CallbackContext, Conduct, Job, Task, World
-from shoal.strategies.base import Setting
+from shoal.step.work import Work
+from shoal.strategies.base import Commit, Setting, StepResult
 from shoal.strategies.data.single import SingleProcess
 
 STEPS = 12
@@ -37,6 +38,22 @@ TASK = Task(
     batch_size=1,
     evaluate_every=5,
 )
+
+
+class LateProcess(SingleProcess):
+    """Its steps are known when somebody asks."""
+
+    def take(self, work: Work) -> Later:
+        return Later(super().take(work))
+
+
+@dataclass(frozen=True)
+class Later:
+    commit: Commit
+    is_known = False
+
+    def result(self) -> StepResult:
+        return self.commit.result()
 
 
 class Asks(Callback):
@@ -70,7 +87,7 @@ class Asks(Callback):
 
 def run(folder: Path, *callbacks: Callback, most_open: int = 1, **changes: Any) -> Outcome:
     """A run of one process, told of as a worker's is."""
-    strategy, conduct = SingleProcess(), Conduct(fills=(range(1),), open_commits=most_open)
+    strategy, conduct = LateProcess(), Conduct(fills=(range(1),), open_commits=most_open)
     training = Training(replace(TASK, callbacks=callbacks, **changes), strategy, World(), conduct)
     job = Job(target="toy.py", checkpoint="every=100", run_dir=str(folder))
     _listens, speaks = Channel.pair()

@@ -43,6 +43,7 @@ class Late(SingleProcess):
     """Says what a step came to when it is asked, and notes how many it had not been asked for."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.pending: deque[Later] = deque()
         self.widths: list[int] = []
         self.rates: list[float] = []
@@ -63,6 +64,7 @@ class Late(SingleProcess):
 class Later:
     strategy: Late
     known: StepResult
+    is_known = False
 
     def result(self) -> StepResult:
         assert self.strategy.pending.popleft() is self
