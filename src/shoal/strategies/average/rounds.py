@@ -18,7 +18,7 @@ _FLAGS = 2
 """Behind the sums: whether anybody asks to stop, and to save."""
 
 
-class OpenStep:
+class StepOfRound:
     """A step that this worker has taken; a commit."""
 
     def __init__(self, own: StepResult, work: Work, settle: Callable[[], None]) -> None:
@@ -51,15 +51,15 @@ class Rounds:
     def __init__(self, index: int, size: int, slots: int, all_reduce_: Callable[[torch.Tensor], object]) -> None:
         self._index, self._slots = index, slots
         self._all_reduce_ = all_reduce_
-        self._open: list[OpenStep] = []
+        self._open: list[StepOfRound] = []
         self.weights = torch.zeros(size, dtype=torch.float64)
         """By worker: what its steps count that were taken since the last agreement, as far as all have spoken."""
         self.names: Callable[[], Sequence[str]] = tuple
         self.facts: Callable[[], Mapping[str, Any]] = dict
 
-    def add(self, own: StepResult, work: Work) -> OpenStep:
+    def add(self, own: StepResult, work: Work) -> StepOfRound:
         """This worker has taken a step."""
-        self._open.append(OpenStep(own, work, self.settle))
+        self._open.append(StepOfRound(own, work, self.settle))
         return self._open[-1]
 
     @property
@@ -87,7 +87,7 @@ class Rounds:
             )
         self._open = []
 
-    def _row(self, step: OpenStep) -> torch.Tensor:
+    def _row(self, step: StepOfRound) -> torch.Tensor:
         """What this worker tells of a step."""
         weights, counts = torch.zeros_like(self.weights), torch.zeros(self._slots, dtype=torch.float64)
         weights[self._index] = step.own.weight
