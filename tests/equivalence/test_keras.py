@@ -25,7 +25,7 @@ def fitted(form: str, optimizer: str) -> dict[str, list[float]]:
     import keras_tasks
     import torch
 
-    from shoal.keras.library import wide
+    from shoal.keras.installed import wide
     from shoal.keras.loss import split_target
 
     task = keras_tasks.made(form, optimizer, dropout=0.0)

@@ -19,7 +19,7 @@ import shoal.keras
 import keras
 import numpy as np
 from keras import layers
-from shoal.keras.library import in_numbers, wide
+from shoal.keras.installed import in_numbers, wide
 
 folder, kind = sys.argv[1:]
 rank = int(os.environ.get("RANK", 0))

@@ -16,7 +16,7 @@ from torch import nn
 
 from shoal.errors import TaskError
 from shoal.keras.graph import as_module
-from shoal.keras.library import load_keras
+from shoal.keras.installed import load_keras
 from shoal.keras.loss import TARGET, WEIGHTS, KerasLoss
 from shoal.keras.operation import KerasOperation
 from shoal.keras.optimizers import as_torch

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from shoal.keras.library import load_keras
+from shoal.keras.installed import load_keras
 from shoal.keras.operation import CallForm, KerasInput, KerasOperation, as_operation, plain_name
 
 Remake = Callable[[], nn.Module]

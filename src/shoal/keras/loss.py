@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from shoal.errors import TaskError
-from shoal.keras.library import computing, load_keras
+from shoal.keras.installed import computing, load_keras
 from shoal.keras.operation import last_pass
 
 TARGET, WEIGHTS = "keras_target", "keras_sample_weight"

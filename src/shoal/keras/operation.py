@@ -19,7 +19,7 @@ import torch
 from torch import fx, nn
 
 from shoal.errors import TaskError
-from shoal.keras.library import computing, load_keras, seed_global, set_seed
+from shoal.keras.installed import computing, load_keras, seed_global, set_seed
 from shoal.keras.synchronised import shared_moments
 from shoal.model.gathering import Asking
 from shoal.model.normalising import BatchNormalising

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
 from shoal.errors import TaskError
-from shoal.keras.library import computing, load_keras
+from shoal.keras.installed import computing, load_keras
 from shoal.optim.keras_rules import (
     KerasAdadelta,
     KerasAdagrad,

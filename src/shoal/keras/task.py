@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from shoal.datasets.arrays import Arrays
 from shoal.errors import TaskError
 from shoal.keras.graph import KerasGraph, as_module, let_go
-from shoal.keras.library import as_if_first, in_numbers, load_keras
+from shoal.keras.installed import as_if_first, in_numbers, load_keras
 from shoal.keras.loss import TARGET, WEIGHTS, KerasLoss, metrics_of, split_target
 from shoal.keras.optimizers import KerasSchedule, as_torch, schedule_of
 from shoal.spec import Task

@@ -13,7 +13,7 @@ import shoal.keras  # noqa: F401
 
 import keras  # isort: skip
 
-from shoal.keras.library import in_numbers, wide
+from shoal.keras.installed import in_numbers, wide
 from shoal.keras.optimizers import KerasSchedule, WholeKeras, as_torch, schedule_of
 from shoal.model.optimizer.kinds import ELEMENTWISE, rebuild, settings_of, state_schema
 

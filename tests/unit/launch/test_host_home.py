@@ -20,11 +20,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostHome:
     """That of a host which was sent the task and has none of the supervisor's disk."""
     monkeypatch.chdir(tmp_path)  # it goes where the supervisor was, and stays there
     away = tmp_path / "away"
-    job = Job(target=f"{away}/work/task.py", run_dir=f"{away}/runs/demo", checkpoint="every=5,keep=2")
+    job = Job(target=f"{away}/sources/task.py", run_dir=f"{away}/runs/demo", checkpoint="every=5,keep=2")
     home = HostHome()
     home.take(FilePiece(name=f"{CODE}/task.py", offset=0, data=b"task", is_last=True))
     home.take(FilePiece(name=f"{RUN}/job.json", offset=0, data=b"{}", is_last=True))
-    moved = {job.run_dir: RUN, f"{away}/work": CODE}
+    moved = {job.run_dir: RUN, f"{away}/sources": CODE}
     home.settle(HostWelcomed(job=job.to_json(), folder=str(away), lease_s=1.0, grace_s=1.0, moved=moved))
     return home
 
@@ -46,7 +46,7 @@ def test_the_newest_copies_stay_and_the_task_with_them(home: HostHome, tmp_path:
     left = RunFolder(tmp_path / "away" / "runs" / "demo")
     assert [path.name for path in step_folders(left.checkpoints)] == [folder_name(10), folder_name(15)]
     assert left.job.read_text() == "{}"
-    assert (tmp_path / "away" / "work" / "task.py").read_text() == "task"
+    assert (tmp_path / "away" / "sources" / "task.py").read_text() == "task"
     home.come_back()
     assert not left.path.exists(), "the supervisor was there all the time"
 
