@@ -120,13 +120,13 @@ def test_early_stopping_remembers_evaluations(train: Train, workers: int, strate
 
 def test_workers_that_die_after_the_resume_are_replaced(train: Train) -> None:
     """A successor has the whole past: the losses before the checkpoint and after it, and all evaluations."""
-    saved = train("everything", workers=2, steps=200, patience=200, checkpoint="every=60")
+    saved = train("everything", workers=2, steps=200, patience=200, checkpoint="every=80")
     for spares in (0, 1):
         resumed = train.resume(
             saved,
-            60,
+            80,
             cluster=Cluster(workers=2, spares=spares, threads=1),
-            chaos="kill worker:0 at step 80; kill worker:1 at step 140",
+            chaos="kill worker:0 at step 100; kill worker:1 at step 150",
         )
         assert len(resumed.told("replaced")) == 2
         assert resumed.digests() == saved.digests()
