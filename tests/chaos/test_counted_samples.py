@@ -43,9 +43,14 @@ def assail(tmp_path, zygote, strategy: str, *, rounds: int, seed: int, early: in
     assert_each_once(results, applied(run.path / "model.safetensors"), epochs)
 
 
-# In lockstep with servers, not one bit changes under fire, which other tests hold.
+# In lockstep not one bit changes under fire, which other tests hold.
 @pytest.mark.parametrize(
-    "strategy", ["data", "ps:servers=2,sync=asp", pytest.param("ps:servers=2", marks=pytest.mark.long)]
+    "strategy",
+    [
+        "ps:servers=2,sync=asp",
+        pytest.param("data", marks=pytest.mark.long),
+        pytest.param("ps:servers=2", marks=pytest.mark.long),
+    ],
 )
 def test_each_sample_is_applied_once_per_epoch(tmp_path, zygote, strategy):
     assail(tmp_path, zygote, strategy, rounds=1, seed=1)

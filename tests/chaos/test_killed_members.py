@@ -138,8 +138,9 @@ VICTIMS = ("server", "coordinator", "worker", "server", "coordinator", "worker",
 
 @pytest.mark.parametrize(
     ("kills", "steps"),
-    [(3, 400), *(pytest.param(*more, marks=pytest.mark.long) for more in ((5, 600), (9, 1000)))],
+    [(5, 600), (9, 1000)],
 )
+@pytest.mark.long  # `test_injected_faults.py` has one kill of each role
 def test_kills_change_no_bit_in_lockstep(tmp_path: Path, zygote: ZygoteProcess, kills: int, steps: int) -> None:
     calm, _ = run(tmp_path / "calm", ObservedEngine(zygote), "data:via=arena", steps=steps)
     victims = VICTIMS[:kills]
@@ -154,11 +155,11 @@ def test_kills_change_no_bit_in_lockstep(tmp_path: Path, zygote: ZygoteProcess, 
 @pytest.mark.parametrize(
     ("strategy", "kills", "steps"),
     [
-        ("ps:servers=2,sync=ssp:3,wire=tcp", 3, 450),
-        pytest.param("ps:servers=2,sync=ssp:3,wire=tcp", 4, 600, marks=pytest.mark.long),
-        pytest.param("ps:servers=3,sync=asp", 4, 600, marks=pytest.mark.long),
+        ("ps:servers=2,sync=ssp:3,wire=tcp", 4, 600),
+        ("ps:servers=3,sync=asp", 4, 600),
     ],
 )
+@pytest.mark.long  # `test_counted_samples.py` has one kill of each role
 def test_every_update_counts_once(
     tmp_path: Path, zygote: ZygoteProcess, strategy: str, kills: int, steps: int
 ) -> None:
@@ -192,7 +193,7 @@ FOLLOWED = ("server", "server", "coordinator", "worker", "server", "server")
 @pytest.mark.parametrize(
     ("strategy", "kills", "steps"),
     [
-        ("ps", 4, 400),
+        ("ps", 2, 250),
         pytest.param("ps", 6, 600, marks=pytest.mark.long),
         pytest.param("ps:servers=2,replicas=0,shards=4", 6, 600, marks=pytest.mark.long),
     ],
@@ -213,7 +214,7 @@ def test_a_server_without_backup_is_followed_and_no_bit_changes(
 @pytest.mark.parametrize(
     ("strategy", "kills", "steps"),
     [
-        ("ps:sync=asp", 3, 400),
+        ("ps:sync=asp", 2, 250),
         pytest.param("ps:sync=asp", 5, 600, marks=pytest.mark.long),
         pytest.param("ps:sync=ssp:2", 5, 600, marks=pytest.mark.long),
     ],
@@ -227,9 +228,18 @@ def test_what_a_server_without_backup_has_counts_once(
         assert row["once"] == 2 * steps and row["never"] == row["more_than_once"] == 0
 
 
-@pytest.mark.parametrize("agree", ["allreduce", pytest.param("ring", marks=pytest.mark.long)])
-def test_a_whole_copy_outlives_its_server(tmp_path: Path, zygote: ZygoteProcess, agree: str) -> None:
-    steps, strategy = 300, f"ps:servers=host,agree={agree}"
+@pytest.mark.parametrize(
+    ("agree", "kills", "steps"),
+    [
+        ("allreduce", 1, 150),
+        pytest.param("allreduce", 2, 300, marks=pytest.mark.long),
+        pytest.param("ring", 2, 300, marks=pytest.mark.long),
+    ],
+)
+def test_a_whole_copy_outlives_its_server(
+    tmp_path: Path, zygote: ZygoteProcess, agree: str, kills: int, steps: int
+) -> None:
+    strategy, victims = f"ps:servers=host,agree={agree}", ("server",) * kills
     calm, _ = run(tmp_path / "calm", ObservedEngine(zygote), strategy, steps=steps)
-    _, results, _ = train_under_fire(tmp_path / "fire", zygote, strategy, ("server", "server"), steps=steps)
+    _, results, _ = train_under_fire(tmp_path / "fire", zygote, strategy, victims, steps=steps)
     assert (results["digest"], results["loss"]) == (calm["digest"], calm["loss"])

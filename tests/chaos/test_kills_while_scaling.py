@@ -23,7 +23,7 @@ from shoal.spec import Cluster, Job
 
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 PLACES = 4
-FEW, MANY = 12, 24
+FEW, MANY = 8, 24
 """Rounds: where all tests must be quick, and where they need not."""
 GUARD_S = 60.0
 

@@ -31,14 +31,14 @@ STEPS, EVERY = 48, 8
 KILL = "kill worker:1 at step 20"
 WAYS = {
     "ring": (2, "data:via=ring"),
-    "backend": (2, "data:via=backend"),
-    "relay": (2, "data:partition=relay"),
     "sharded": (2, "sharded"),
-    "pipeline": (2, "pipeline"),
-    "layer": (2, "layer:decoupled=on"),
     "average": (2, "average:every=4,outer=nesterov"),
 }
 MORE_WAYS = {
+    "backend": (2, "data:via=backend"),
+    "relay": (2, "data:partition=relay"),
+    "pipeline": (2, "pipeline"),
+    "layer": (2, "layer:decoupled=on"),
     "alone": (1, "data"),
     "tree": (3, "data:via=tree"),
     "central": (3, "data:via=central"),

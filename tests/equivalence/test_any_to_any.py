@@ -109,7 +109,7 @@ def wander(train: Train, names: list[str]) -> None:
 
 
 def test_one_model_wanders_through_many_of_them(train: Train) -> None:
-    wander(train, ["arena of 2", "asp of 2", "bsp of 4", "ring of 2", "relay of 2", "bsp of 2 over tcp"])
+    wander(train, ["arena of 2", "asp of 2", "ring of 2", "bsp of 2 over tcp"])
 
 
 @pytest.mark.long

@@ -126,10 +126,10 @@ def assert_goes_on(whole: Trained, resumed: Trained, since: int) -> None:
 @pytest.mark.parametrize(
     ("keys", "saved_at"),
     [
-        ("every=4,outer=nesterov", [8, 16, 20]),
         ("every=3,outer=adam,clip=norm:1", [8, 15, 20]),
-        ("every=3,with=ring", [8, 15, 20]),
         ("after=8,every=3", [7, 14, 20]),
+        pytest.param("every=4,outer=nesterov", [8, 16, 20], marks=pytest.mark.long),
+        pytest.param("every=3,with=ring", [8, 15, 20], marks=pytest.mark.long),
     ],
 )
 def test_a_resumed_run_equals_the_unbroken_one(resumed: Train, keys: str, saved_at: list[int]) -> None:

@@ -103,7 +103,7 @@ def test_no_mean_check_complains(train: Train) -> None:
 
 
 @pytest.mark.parametrize("on_failure", ["replace", "shrink"])
-@pytest.mark.parametrize("slot", [0, 3])
+@pytest.mark.parametrize("slot", [0, pytest.param(3, marks=pytest.mark.long)])
 def test_a_kill_between_two_gathers_changes_no_bit(
     train: Train, tmp_path: Path, slot: int, on_failure: str
 ) -> None:

@@ -8,7 +8,12 @@ from helpers.training import Train, largest_difference
 
 
 @pytest.mark.parametrize(
-    ("model", "workers", "agree"), [("mlp", 2, "ring"), ("gpt", 3, "allreduce"), ("conv", 2, "allreduce")]
+    ("model", "workers", "agree"),
+    [
+        ("mlp", 2, "ring"),
+        ("conv", 2, "allreduce"),
+        pytest.param("gpt", 3, "allreduce", marks=pytest.mark.long),
+    ],
 )
 def test_copies_that_add_up_are_one_server(train: Train, model: str, workers: int, agree: str) -> None:
     one = train(model, workers=workers, strategy="ps:servers=1", numerics="float64", optimizer="adamw")

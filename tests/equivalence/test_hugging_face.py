@@ -36,7 +36,7 @@ def compare(train: Train, strategy: str, pieces: int, **task: str) -> None:
     ("name", "how", "schedule"),
     [
         ("gpt2", "objective", "interleaved"),
-        ("vit", "loss", "zero-bubble"),
+        pytest.param("vit", "loss", "zero-bubble", marks=pytest.mark.long),
         pytest.param("bert", "loss", "1f1b", marks=pytest.mark.long),
         pytest.param("bert", "objective", "gpipe", marks=pytest.mark.long),
         pytest.param("llama", "objective", "1f1b", marks=pytest.mark.long),

@@ -30,10 +30,11 @@ EXACT = {
     "bsp": (2, "ps:servers=2"),
     "bsp over tcp": (2, "ps:wire=tcp"),
 }
-INTERRUPTED = ["arena", "ring", "bsp"]
-MORE_INTERRUPTED = ["one process", "relay", "bsp over tcp"]
-BY_TIMING = ["asp", "ssp:3"]
-MORE_BY_TIMING = ["alternate:4", "quorum:1/2", "asp,wire=tcp", "asp,shares=speed"]
+MORE_EXACT = ["backend", "bsp over tcp"]
+INTERRUPTED = ["arena", "bsp"]
+MORE_INTERRUPTED = ["one process", "ring", "relay", "bsp over tcp"]
+BY_TIMING = ["asp"]
+MORE_BY_TIMING = ["ssp:3", "alternate:4", "quorum:1/2", "asp,wire=tcp", "asp,shares=speed"]
 
 
 @pytest.fixture
@@ -52,7 +53,9 @@ def assert_goes_on(whole: Trained, resumed: Trained, since: int) -> None:
     assert resumed.told("evaluation") == evaluations
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in MORE_EXACT else name for name in EXACT]
+)
 def test_a_resumed_run_equals_the_unbroken_one(train: Train, name: str) -> None:
     workers, strategy = EXACT[name]
     saved = train("everything", workers=workers, strategy=strategy, checkpoint=EVERY)
@@ -65,8 +68,7 @@ def test_a_resumed_run_equals_the_unbroken_one(train: Train, name: str) -> None:
     "name",
     [
         "arena",
-        "bsp",
-        *(pytest.param(name, marks=pytest.mark.long) for name in EXACT if name not in ("arena", "bsp")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in EXACT if name != "arena"),
     ],
 )
 def test_saving_changes_nothing(train: Train, name: str) -> None:
@@ -78,7 +80,9 @@ def test_saving_changes_nothing(train: Train, name: str) -> None:
     assert_goes_on(whole, saved, 0)
 
 
-@pytest.mark.parametrize("strategy", ["data:via=arena", "ps", "ps:wire=tcp,servers=2"])
+@pytest.mark.parametrize(
+    "strategy", ["data:via=arena", "ps:wire=tcp,servers=2", pytest.param("ps", marks=pytest.mark.long)]
+)
 def test_an_optimizer_of_the_whole_model_goes_on(train: Train, strategy: str) -> None:
     """Its state lies in one process, wherever that is."""
     saved = train("everything", workers=2, strategy=strategy, optimizer="Adafactor", checkpoint=EVERY)
@@ -86,7 +90,9 @@ def test_an_optimizer_of_the_whole_model_goes_on(train: Train, strategy: str) ->
     assert_goes_on(saved, train.resume(saved, SAVED), SAVED)
 
 
-@pytest.mark.parametrize(("workers", "strategy"), [(2, "data:via=arena"), (2, "ps:servers=2")])
+@pytest.mark.parametrize(
+    ("workers", "strategy"), [(2, "ps:servers=2"), pytest.param(2, "data:via=arena", marks=pytest.mark.long)]
+)
 def test_a_schedule_that_follows_the_loss_goes_on(train: Train, workers: int, strategy: str) -> None:
     saved = train("everything", workers=workers, strategy=strategy, scheduler="plateau", checkpoint=EVERY)
     rates = {told["lr"] for told in saved.told("steps")}
@@ -94,7 +100,14 @@ def test_a_schedule_that_follows_the_loss_goes_on(train: Train, workers: int, st
     assert_goes_on(saved, train.resume(saved, SAVED), SAVED)
 
 
-@pytest.mark.parametrize(("workers", "strategy"), [(1, "data"), (2, "data:via=arena"), (2, "ps:servers=2")])
+@pytest.mark.parametrize(
+    ("workers", "strategy"),
+    [
+        (2, "data:via=arena"),
+        pytest.param(1, "data", marks=pytest.mark.long),
+        pytest.param(2, "ps:servers=2", marks=pytest.mark.long),
+    ],
+)
 def test_early_stopping_remembers_evaluations(train: Train, workers: int, strategy: str) -> None:
     """Evaluated every 4 steps: stopped after 16, by the evaluations after 4 and 8 that the first part saw."""
     saved = train("everything", workers=workers, strategy=strategy, patience=3, checkpoint=EVERY)
@@ -107,13 +120,13 @@ def test_early_stopping_remembers_evaluations(train: Train, workers: int, strate
 
 def test_workers_that_die_after_the_resume_are_replaced(train: Train) -> None:
     """A successor has the whole past: the losses before the checkpoint and after it, and all evaluations."""
-    saved = train("everything", workers=2, steps=400, patience=200, checkpoint="every=150")
+    saved = train("everything", workers=2, steps=200, patience=200, checkpoint="every=80")
     for spares in (0, 1):
         resumed = train.resume(
             saved,
-            150,
+            80,
             cluster=Cluster(workers=2, spares=spares, threads=1),
-            chaos="kill worker:0 at step 200; kill worker:1 at step 260",
+            chaos="kill worker:0 at step 100; kill worker:1 at step 150",
         )
         assert len(resumed.told("replaced")) == 2
         assert resumed.digests() == saved.digests()
@@ -171,8 +184,8 @@ def test_an_interrupted_run_is_saved_after_its_step(train: Train, name: str) -> 
     ("sync", "rule"),
     [
         ("asp", "every=1h"),
-        ("asp", "every=90000"),  # whose borders are planned
-        ("ssp:3", "every=1h"),
+        pytest.param("asp", "every=90000", marks=pytest.mark.long),  # whose borders are planned
+        pytest.param("ssp:3", "every=1h", marks=pytest.mark.long),
         pytest.param("alternate:4", "every=1h", marks=pytest.mark.long),
         pytest.param("quorum:1/2", "every=1h", marks=pytest.mark.long),
     ],

@@ -17,9 +17,9 @@ LONG = pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "optimizer"),
     [
-        ("mlp", "adamw"),
         ("gpt", "momentum"),
         ("conv", "adamw"),
+        pytest.param("mlp", "adamw", marks=LONG),
         pytest.param("mlp", "momentum", marks=LONG),
         pytest.param("gpt", "adamw", marks=LONG),
         pytest.param("conv", "momentum", marks=LONG),
@@ -80,8 +80,10 @@ def test_other_ways_to_sum_stay_close(train: Train, via: str, workers: int, mode
 @pytest.mark.parametrize(
     ("model", "via"),
     [
-        *((model, "arena") for model in ("mlp", "gpt", "conv", "padded")),
-        *(("conv", via) for via in ("backend", "ring")),
+        *((model, "arena") for model in ("mlp", "padded")),
+        ("conv", "ring"),
+        *(pytest.param(model, "arena", marks=LONG) for model in ("gpt", "conv")),
+        pytest.param("conv", "backend", marks=LONG),
         *(
             pytest.param(model, via, marks=LONG)
             for model in ("mlp", "gpt", "padded")
@@ -103,7 +105,9 @@ def test_synchronised_batchnorm_of_parts_that_follow_speed(train: Train) -> None
     assert largest_difference(whole.model, parts.model) < 1e-9
 
 
-@pytest.mark.parametrize("args", [{"optimizer": "adamw"}, {"optimizer": "lbfgs", "steps": 4}], ids=str)
+@pytest.mark.parametrize(
+    "args", [{"optimizer": "lbfgs", "steps": 4}, pytest.param({"optimizer": "adamw"}, marks=LONG)], ids=str
+)
 def test_synchronised_batchnorm_on_any_number_of_processes(train: Train, args: dict) -> None:
     """Slots of one process wait for each other where they meet. LBFGS lets the first process compute all."""
     sync = "data:via=arena,batchnorm=sync"
@@ -114,7 +118,7 @@ def test_synchronised_batchnorm_on_any_number_of_processes(train: Train, args: d
         assert other.results["loss"] == alone.results["loss"]
 
 
-@pytest.mark.parametrize("via", ["arena", "ring"])
+@pytest.mark.parametrize("via", ["arena", pytest.param("ring", marks=LONG)])
 def test_recomputing_with_synchronised_batchnorm(train: Train, via: str) -> None:
     """Statistics are exchanged and move once: no bit is another than those that are as with the whole batch."""
     args = {"numerics": "float64", "steps": 6, "overrides": {"accumulate": 2}}

@@ -19,9 +19,22 @@ def train(tmp_path: Path, zygote: ZygoteProcess) -> Train:
 
 
 @pytest.mark.parametrize("sampler", ["weighted", "once", "stratified", "function", "object"])
-def test_samplers_are_the_same_everywhere(train: Train, sampler: str) -> None:
+def test_samplers_are_the_same_on_two_workers(train: Train, sampler: str) -> None:
     alone = train("sampled", sampler=sampler, slots=2)
     assert train("sampled", sampler=sampler, workers=2).digests() == alone.digests()
+
+
+# Orders know nothing of servers: one of each kind, drawn and made by the user.
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        "weighted",
+        "object",
+        *(pytest.param(more, marks=pytest.mark.long) for more in ("once", "stratified", "function")),
+    ],
+)
+def test_samplers_are_the_same_with_servers(train: Train, sampler: str) -> None:
+    alone = train("sampled", sampler=sampler, slots=2)
     served = train("sampled", sampler=sampler, workers=2, strategy="ps:servers=2")
     assert served.digests() == alone.digests()
     assert served.results["samples"] == alone.results["samples"] and served.results["audit"]["clean"]

@@ -8,10 +8,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from helpers.commands import GUARD_S, command
+from helpers.commands import GUARD_S, command, environment
+from shoal.launch.owner import ZygoteProcess
 
 
-def shoal_beside(folder: Path, module: Path, brought: str, group: str = "shoal.strategies") -> Callable[..., str]:
+def shoal_beside(
+    folder: Path, module: Path, brought: str, zygote: ZygoteProcess, group: str = "shoal.strategies"
+) -> Callable[..., str]:
     """`shoal("train", …)`, run in `folder`; a package brings `module` with `name = module:Class` for `group`."""
     site, name = folder / "site", module.stem
     site.mkdir()
@@ -22,13 +25,13 @@ def shoal_beside(folder: Path, module: Path, brought: str, group: str = "shoal.s
     (information / "entry_points.txt").write_text(f"[{group}]\n{brought}\n")
 
     def run(*words: str) -> str:
-        # A zygote of its own: those that run already have not got the package.
-        known = {name: value for name, value in os.environ.items() if name != "SHOAL_ZYGOTE"}
+        # The zygote has not got the package, and its children look for packages where this command does.
+        known = environment(zygote)
         paths = os.pathsep.join(filter(None, (str(site), known.get("PYTHONPATH"))))
         answer = subprocess.run(
             command(*words),
             cwd=folder,
-            env={**known, "PYTHONPATH": paths, "COLUMNS": "80"},
+            env={**known, "PYTHONPATH": paths},
             capture_output=True,
             text=True,
             timeout=GUARD_S,

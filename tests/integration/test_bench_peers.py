@@ -9,6 +9,7 @@ from shoal.launch.owner import ZYGOTE_VARIABLE
 STEPS, BATCH = 24, 64
 
 
+@pytest.mark.long
 def test_ddp_trains_in_two_processes_and_reports_once():
     reported = []
     (row,) = compare("digits", ["ddp"], rounds=1, processes=2, steps=5, on_measured=reported.append)

@@ -38,7 +38,12 @@ def best_of(found: Run) -> tuple[int, dict[str, float]]:
     return best["step"], best["results"]
 
 
-@pytest.mark.parametrize("strategy", ["data", "sharded", "pipeline", "data:partition=relay", "ps:servers=1"])
+MORE = ("pipeline", "data:partition=relay")
+
+
+@pytest.mark.parametrize(
+    "strategy", ["data", "sharded", "ps:servers=1", *(pytest.param(one, marks=pytest.mark.long) for one in MORE)]
+)
 def test_the_best_is_kept_beside_the_last(run: Any, zygote: ZygoteProcess, strategy: str) -> None:
     args = {"best": "-loss", "rate": FAST}
     found = run("one", strategy=strategy, args=args, evaluate_every=4)

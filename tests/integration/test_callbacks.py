@@ -20,7 +20,11 @@ TASKS = Path(__file__).with_name("told_tasks.py")
 PLANNED = [10, 20, 30, 40]
 RELAY, ASYNCHRONOUS = "data:partition=relay", "ps:servers=1,sync=asp"
 LOCKSTEP = ["data", "data:via=ring", "sharded", "pipeline", "ps:servers=1"]
-WAYS = [*LOCKSTEP, RELAY, ASYNCHRONOUS]
+IN_EVERY_TEST = ["data", "sharded", "ps:servers=1", ASYNCHRONOUS]
+WAYS = [
+    one if one in IN_EVERY_TEST else pytest.param(one, marks=pytest.mark.long)
+    for one in (*LOCKSTEP, RELAY, ASYNCHRONOUS)
+]
 WHENEVER = ("fault", "checkpoint")
 """What is told when it comes, which is between other steps each time."""
 
@@ -124,7 +128,7 @@ def test_several_hosts_do_what_is_asked_for_at_the_same_step(
     assert len(told.events("replaced")) == len(told.events("fault")) == bool(chaos)
 
 
-@pytest.mark.parametrize("strategy", ["data:via=ring", "sharded"])
+@pytest.mark.parametrize("strategy", ["data:via=ring", pytest.param("sharded", marks=pytest.mark.long)])
 def test_what_is_trained_again_after_a_restart_is_told_once(run: Runner, strategy: str) -> None:
     calm = run("calm", strategy)
     told = run("killed", strategy, chaos="kill worker:0 at step 21", on_failure="restart")

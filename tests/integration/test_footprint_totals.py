@@ -116,7 +116,7 @@ def check(setup: Setup) -> None:
     ("strategy", "optimizer"),
     [
         ("data", "adamw"),
-        ("ps:sync=asp", "adamw"),
+        pytest.param("ps:sync=asp", "adamw", marks=pytest.mark.long),
         pytest.param("layer:place=0@0+5@1", "sgd", marks=pytest.mark.long),
     ],
 )

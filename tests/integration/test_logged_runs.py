@@ -26,9 +26,9 @@ Shoal = Callable[..., str]
 
 
 @pytest.fixture
-def shoal(tmp_path: Path) -> Shoal:
+def shoal(tmp_path: Path, zygote: ZygoteProcess) -> Shoal:
     """`shoal("train", …)` beside a package that brings a logger."""
-    return shoal_beside(tmp_path, MODULE, "plain = plain_logger:PlainLogger", "shoal.loggers")
+    return shoal_beside(tmp_path, MODULE, "plain = plain_logger:PlainLogger", zygote, "shoal.loggers")
 
 
 def test_a_run_and_what_it_goes_on_with_are_in_one_record(shoal: Shoal, tmp_path: Path) -> None:

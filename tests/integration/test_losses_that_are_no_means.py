@@ -27,7 +27,7 @@ def warnings(trained):
     ("factory", "strategy", "args"),
     [
         ("tokens", "data", {}),
-        ("tokens", "ps:servers=2", {"objective": True}),
+        pytest.param("tokens", "ps:servers=2", {"objective": True}, marks=pytest.mark.long),
         ("classes", "data:via=ring", {}),
         ("negatives", "ps:sync=asp", {}),
         ("tokens", "sharded", {}),
@@ -82,7 +82,9 @@ def test_one_part_is_no_matter(train):
     assert len(warnings(train("negatives", overrides={"accumulate": 2}))) == 1
 
 
-@pytest.mark.parametrize("strategy", ["data", "ps:servers=2", "sharded"])
+@pytest.mark.parametrize(
+    "strategy", ["data", *(pytest.param(more, marks=pytest.mark.long) for more in ("ps:servers=2", "sharded"))]
+)
 def test_not_a_bit_of_the_run_changes(train, strategy):
     """Quiet runs, which are there to be measured, leave the look out."""
     job = Job(target=f"{TASKS}:tokens", strategy=strategy, cluster=Cluster(workers=2, threads=1))

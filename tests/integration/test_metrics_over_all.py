@@ -34,7 +34,7 @@ def expected_of(outputs: np.ndarray) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("workers", "strategy", "args"),
     [
-        (1, "data", {}),
+        pytest.param(1, "data", {}, marks=pytest.mark.long),
         pytest.param(2, "data", {"objective": True}, marks=pytest.mark.long),
         (3, "data", {}),
         pytest.param(2, "data:via=ring", {}, marks=pytest.mark.long),

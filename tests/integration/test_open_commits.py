@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from helpers.installed import shoal_beside
+from shoal.launch.owner import ZygoteProcess
 
 MODULE = Path(__file__).with_name("deferred_strategy.py")
 TASK = """
@@ -44,8 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shoal(folder: Path) -> Shoal:
-    return shoal_beside(folder, MODULE, "deferred = deferred_strategy:Deferred")
+def shoal(folder: Path, zygote: ZygoteProcess) -> Shoal:
+    return shoal_beside(folder, MODULE, "deferred = deferred_strategy:Deferred", zygote)
 
 
 @pytest.fixture(scope="module")

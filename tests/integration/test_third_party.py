@@ -12,15 +12,16 @@ import pytest
 
 from helpers.commands import SMALL_TASK
 from helpers.installed import shoal_beside
+from shoal.launch.owner import ZygoteProcess
 
 MODULE = Path(__file__).with_name("plain_strategy.py")
 Shoal = Callable[..., str]
 
 
 @pytest.fixture
-def shoal(tmp_path: Path) -> Shoal:
+def shoal(tmp_path: Path, zygote: ZygoteProcess) -> Shoal:
     """`shoal("train", …)` with the package installed; its output."""
-    return shoal_beside(tmp_path, MODULE, "plain = plain_strategy:Plain")
+    return shoal_beside(tmp_path, MODULE, "plain = plain_strategy:Plain", zygote)
 
 
 def test_it_has_sixty_lines_and_nobody_names_it() -> None:

@@ -14,6 +14,7 @@ from shoal.launch.runs import train
 from shoal.verification import Row, Verdict, VerifyReport, replay_run, verify
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 
 TASKS = """
 import os
@@ -149,10 +150,17 @@ def test_batchnorm_of_the_whole_batch(tasks: str, zygote: ZygoteProcess) -> None
 
 
 @pytest.mark.parametrize(
-    "strategy", ["data", *(pytest.param(s, marks=pytest.mark.long) for s in ("ps", "sharded"))]
+    ("target", "strategy"),
+    [
+        (f"{SMALL}:contrastive_plain", "data"),
+        *(
+            pytest.param(f"{EXAMPLES}/contrastive.py", s, marks=pytest.mark.long)
+            for s in ("data", "ps", "sharded")
+        ),
+    ],
 )
-def test_a_loss_that_gathers_is_that_of_the_whole_batch(strategy: str, zygote: ZygoteProcess) -> None:
-    report = verify(f"{EXAMPLES}/contrastive.py", workers=2, strategy=strategy, steps=5, zygote=zygote)
+def test_a_loss_that_gathers_is_that_of_the_whole_batch(target: str, strategy: str, zygote: ZygoteProcess) -> None:
+    report = verify(target, workers=2, strategy=strategy, steps=5, zygote=zygote)
 
     assert report.ok
     assert rows(report, "one process in float64, whole batch")["parameters"].measured < 1e-9

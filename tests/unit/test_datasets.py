@@ -33,8 +33,17 @@ def test_digits_images_are_the_same_digits():
     assert torch.equal(images[3][0].flatten(), flat[3][0])
 
 
+def test_digits_are_those_that_scikit_learn_loads():
+    from sklearn.datasets import load_digits
+
+    pixels, classes = load_digits(return_X_y=True)
+    train, test = datasets.digits()
+    found = sorted((int(target), inputs.tolist()) for part in (train, test) for inputs, target in part)
+    assert found == sorted((int(one), (row / 16).tolist()) for row, one in zip(pixels, classes, strict=True))
+
+
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(SpecError, match=r"pip install shoal\[sklearn\]"):
         datasets.digits()
 

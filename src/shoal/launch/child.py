@@ -89,15 +89,16 @@ def _work(birth: Birth) -> int:
     channel = Channel.from_fd(birth.channel_fd)
     world = World(**{**birth.world, "arena_fd": birth.arena_fd})
     try:
-        job = Job.from_json(birth.job)
-        _settle(birth, job, world)
+        _settle(birth)
+        job = Job.from_json(birth.job)  # which may name a strategy from a package that only the supervisor finds
+        _take_place(job, world)
     except Exception as error:
         roles.tell_failure(error, world, channel)
         return roles.FAILED
     return roles.run(job, world, channel)
 
 
-def _settle(birth: Birth, job: Job, world: World) -> None:
+def _settle(birth: Birth) -> None:
     """Take over the supervisor's surroundings, and nothing of the zygote's."""
     os.environb.clear()
     os.environb.update(birth.env)
@@ -108,10 +109,14 @@ def _settle(birth: Birth, job: Job, world: World) -> None:
             f"The working directory {os.fsdecode(birth.cwd)!r} cannot be entered ({error.strerror}); "
             "start the run from a directory that exists."
         ) from None
-    os.environ["SHOAL_ROLE"], os.environ["SHOAL_RANK"] = world.role, str(world.global_rank)
     sys.path[:] = birth.path
-    sys.argv[:] = [job.target]
     importlib.invalidate_caches()
+
+
+def _take_place(job: Job, world: World) -> None:
+    """Be known, to others and to the task, as what this process is in its run."""
+    os.environ["SHOAL_ROLE"], os.environ["SHOAL_RANK"] = world.role, str(world.global_rank)
+    sys.argv[:] = [job.target]
     if job.purpose != Purpose.SCRIPT:  # whose file is nobody's task
         become_member(f"{world.role} {world.global_rank}")
     name_process(f"shoal-{world.role}-{world.global_rank}")

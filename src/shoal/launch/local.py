@@ -25,6 +25,7 @@ from shoal.launch.links import Links
 from shoal.launch.memory_watch import MemoryWatch
 from shoal.launch.messages import Deaf, Ended, Load, News, Said, Sight, Started
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, connect, start_zygote
+from shoal.launch.preloading import modules_for
 from shoal.launch.stacks import StackSource, collect_stacks, explain_state
 from shoal.launch.this_host import facts_of_this_host
 from shoal.launch.zygote_line import ZygoteLine
@@ -180,6 +181,7 @@ class LocalHost:
             "env": dict(os.environb),
             "cwd": os.getcwdb(),
             "path": sys.path,
+            "modules": modules_for(self._job, world),
         }
 
     def _heard(self, said: Iterable[Said | Deaf]) -> Iterator[Said | Deaf]:

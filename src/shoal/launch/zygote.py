@@ -4,9 +4,9 @@ Run as `python -m shoal.launch.zygote` by `owner.start_zygote`. One zygote serve
 It runs no op, asks about no device and imports no user code, for all of these would break its children;
 it lives as long as its owner, and a supervisor's children live as long as their supervisor's connection.
 
-A client sends `spawn` (with log, channel and perhaps arena as file descriptors) and hears `spawned` (with a
-pidfd) or `refused`, and later `exited`; to `ping` it hears `pong`. When it hangs up, its children are killed; once
-all are reaped, the zygote hangs up too.
+A client sends `spawn` (with log, channel and perhaps arena as file descriptors, and the names of modules of ours
+to import before the fork) and hears `spawned` (with a pidfd) or `refused`, and later `exited`; to `ping` it hears
+`pong`. When it hangs up, its children are killed; once all are reaped, the zygote hangs up too.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from shoal.comm.channel import Channel
 from shoal.comm.kernel import die_with_parent
 from shoal.errors import CommError, PeerLost
 from shoal.launch.child import Birth, live
+from shoal.launch.preloading import preload
 
 PRELOAD = ("numpy", "torch", "torch.distributed", "torch._dynamo", "shoal.roles.script", "shoal.roles.worker")
 LIFELINE_FD = 0
@@ -104,6 +105,7 @@ class Zygote:
         return None
 
     def _spawn(self, client: ZygoteClient, request: dict[str, Any], fds: list[int]) -> Birth | None:
+        preload(request.get("modules", ()))
         # A fork copies one thread; a lock that another one holds would stay locked for ever in the child.
         if (num_threads := len(os.listdir("/proc/self/task"))) != 1:
             raise OSError(f"the zygote has {num_threads} threads and cannot fork safely")

@@ -14,7 +14,7 @@ from helpers.commands import GUARD_S, SMALL_TASK, command, environment
 from shoal.observe.checkpoint_names import step_folders, step_of
 
 
-@pytest.fixture(params=["data", "ps:servers=2,sync=asp"])
+@pytest.fixture(params=["data", pytest.param("ps:servers=2,sync=asp", marks=pytest.mark.long)])
 def going_on(request, zygote, tmp_path):
     """A run named `mine` that has a checkpoint and goes on until it is killed."""
     words = ["train", str(SMALL_TASK), "--workers", "2", "--epochs", "100000", "--strategy", request.param]

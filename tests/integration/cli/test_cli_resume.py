@@ -85,7 +85,7 @@ def test_what_is_given_now_counts_and_the_rest_stays(shoal, saved, tmp_path):
     assert job["target"] == str(SMALL_TASK) and job["checkpoint"] == "every=4,keep=9"
 
 
-@pytest.mark.parametrize("strategy", ["data", "ps", "ps:sync=asp"])
+@pytest.mark.parametrize("strategy", ["data", "ps", pytest.param("ps:sync=asp", marks=pytest.mark.long)])
 def test_a_run_that_failed_after_its_last_step_gets_its_model(shoal, saved, tmp_path, strategy):
     (tmp_path / "runs/mine/model.safetensors").unlink()
     found = result(shoal("train", "--resume", "mine", "--strategy", strategy, "--json"))

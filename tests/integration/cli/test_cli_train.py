@@ -76,7 +76,7 @@ except SystemExit as end:
     assert answer.stdout.splitlines()[-1] == "0 False", answer.stdout
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_interrupted_runs_keep_their_model(zygote, tmp_path, shoal, signum):
     words = ["train", str(SMALL_TASK), "--workers", "2", "--epochs", "100000", "--name", "long"]
     process = subprocess.Popen(

@@ -96,6 +96,7 @@ def torchruns(endpoint: int, *words: str) -> list[list[str]]:
     return [[*launcher, "--node-rank", str(rank), "--no-python"] for rank in range(2)]
 
 
+@pytest.mark.long  # `test_torchrun.py` has a script under torchrun, and unit tests what is found there
 def test_nodes_of_torchrun_are_one_run(tmp_path: Path) -> None:
     first, second = start_all(torchruns(free_port()), tmp_path)
     assert "found: 2 workers on 2 hosts by torchrun" in first, first

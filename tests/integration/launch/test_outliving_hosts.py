@@ -56,7 +56,7 @@ def on_one_host(job: Job, folder: Path, zygote: ZygoteProcess) -> dict[str, Any]
     return Supervisor(alone, lambda event: None, LocalEngine(zygote)).run()
 
 
-@pytest.mark.parametrize("victims", [("host-0",), ("host-2", "host-1")])
+@pytest.mark.parametrize("victims", [pytest.param(("host-0",), marks=pytest.mark.long), ("host-2", "host-1")])
 def test_every_sample_is_applied_once_in_each_epoch(victims: tuple[str, ...], tmp_path: Path) -> None:
     """The processes of other hosts live on; after two losses one of them does everything."""
     job = Job(
@@ -175,7 +175,7 @@ def test_a_host_that_was_cut_off_comes_back_and_takes_the_state_from_another(
     """Nothing is heard of it until the others have its work; then it ends what it ran, and joins again."""
     job = Job(
         target=str(COUNTING),
-        args={"signs": str(tmp_path), "epochs": 60, "pause_s": 0.02},
+        args={"signs": str(tmp_path), "epochs": 24, "pause_s": 0.2},
         cluster=spread_cluster(workers=3, hosts=3),
     )
     cut: list[str] = []
@@ -195,11 +195,11 @@ def test_a_host_that_was_cut_off_comes_back_and_takes_the_state_from_another(
     (scaled,) = [event.values for event in events if event.kind == "scaled"]
     assert (scaled["workers"], scaled["before"], scaled["hosts"]) == (3, 2, [[0], [1], [2]])
     assert results["audit"]["clean"]
-    assert Counter(applied(tmp_path / "run" / "model.safetensors")) == {60: 256}
+    assert Counter(applied(tmp_path / "run" / "model.safetensors")) == {24: 256}
 
 
 def test_a_host_leaves_on_request_and_another_comes(tmp_path: Path) -> None:
-    job = {"args": {"signs": str(tmp_path), "epochs": 60, "pause_s": 0.02}, "progress": False}
+    job = {"args": {"signs": str(tmp_path), "epochs": 24, "pause_s": 0.2}, "progress": False}
     cluster = {"workers": 3, "threads": 1, "on": "local:3"}
     told: list[str] = []
     with start(str(COUNTING), cluster=cluster, runs=tmp_path / "runs", **job) as live:
@@ -218,4 +218,4 @@ def test_a_host_leaves_on_request_and_another_comes(tmp_path: Path) -> None:
         run = live.wait()
     assert told == ["asked", "host", "replaced", "host_added", "scaled"]
     assert run.results["audit"]["clean"]
-    assert Counter(applied(run.folder / "model.safetensors")) == {60: 256}
+    assert Counter(applied(run.folder / "model.safetensors")) == {24: 256}

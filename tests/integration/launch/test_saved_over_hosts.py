@@ -85,7 +85,7 @@ def test_metrics_that_are_no_means_are_those_of_one_host(
         target=str(METRICS),
         strategy=strategy,
         args={"every": 20},
-        overrides={"epochs": 40},
+        overrides={"epochs": 20},
         cluster=spread_cluster(3, hosts=2),
     )
     struck: list[str] = []

@@ -52,10 +52,10 @@ def one_zygote_for_all(zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch) -
         ("ps:servers=2,wire=tcp", 2),
         ("data", 3),  # one of which has nobody
         ("data:via=ring", 2),
-        ("data:partition=relay", 2),
-        ("sharded:stage=3", 2),
         ("tensor", 2),
-        ("pipeline", 2),
+        pytest.param("data:partition=relay", 2, marks=pytest.mark.long),
+        pytest.param("sharded:stage=3", 2, marks=pytest.mark.long),
+        pytest.param("pipeline", 2, marks=pytest.mark.long),
     ],
 )
 def test_the_bits_are_those_of_one_host(strategy: str, hosts: int, tmp_path: Path, zygote: ZygoteProcess) -> None:
@@ -77,7 +77,10 @@ def test_the_bits_are_those_of_one_host(strategy: str, hosts: int, tmp_path: Pat
     assert spread["audit"]["clean"]
 
 
-@pytest.mark.parametrize(("victim", "roles"), [("host-0", ROLES), ("host-1", ROLES - {"coordinator"})])
+@pytest.mark.parametrize(
+    ("victim", "roles"),
+    [("host-0", ROLES), pytest.param("host-1", ROLES - {"coordinator"}, marks=pytest.mark.long)],
+)
 def test_a_lost_host_costs_no_update(victim: str, roles: set[str], tmp_path: Path) -> None:
     """Its server's shards are served by their backups, its worker's work is done by others; and a coordinator is
     followed elsewhere, where all others find it."""
@@ -187,7 +190,7 @@ def test_what_nobody_can_follow_goes_on_from_a_checkpoint_where_hosts_are_left(
     """Its bits are those of a run that lost nobody: the same workers do the same on one host."""
     monkeypatch.setenv(SSH_VARIABLE, fake_ssh(tmp_path))
     settings: dict[str, Any] = {"strategy": "data:via=ring", "checkpoint": "every=25", "progress": False}
-    settings |= {"runs": tmp_path / "runs", "args": {"steps": 300}}
+    settings |= {"runs": tmp_path / "runs", "args": {"steps": 200}}
     with start(
         f"{TASKS}:mlp", cluster={"workers": 2, "threads": 1, "on": "ssh:127.0.0.1,localhost"}, **settings
     ) as live:
