@@ -199,15 +199,14 @@ class DeferredSums:
         was asked of the GPU later."""
         if self._losses and self._losses[0].is_cuda:
             rows, weights = torch.stack(self._losses), self._weights
-            self._losses, self._weights = [], []
-            self.send_rows(rows, weights)
+            self._losses = []
+            room, event = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True), torch.cuda.Event()
+            room.copy_(rows, non_blocking=True)
+            event.record()
+            self.is_sent(room, event, weights)
 
-    def send_rows(self, rows: torch.Tensor, weights: Sequence[float]) -> None:
-        """The same with all losses of these weights in one tensor, which may be written over later."""
-        room = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-        room.copy_(rows, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
+    def is_sent(self, room: torch.Tensor, event: torch.cuda.Event, weights: Sequence[float]) -> None:
+        """All losses of these weights are in `room` when the GPU has come to `event`."""
         self._sent, self._weights = (room, event), list(weights)
 
     def resolve(self) -> Sums:
