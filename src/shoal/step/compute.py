@@ -20,6 +20,7 @@ from shoal.model.memory_format import images_last
 from shoal.model.replica import Replica, call_model
 from shoal.spec import Task
 from shoal.spec.task import MOST_LOSS_PARTS
+from shoal.step.half_weights import HalfWeights
 from shoal.step.work import Work
 
 
@@ -238,6 +239,9 @@ class Compute(Protocol):
 class EagerCompute:
     """Batch by batch, as Python says."""
 
+    halves: HalfWeights | None = None
+    """What casts the weights of all layers at once, where gradients go to `p.grad` and nowhere else."""
+
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._has_images_last = replica.form.memory_format == "channels_last"
@@ -256,6 +260,8 @@ class EagerCompute:
             found.add(Sums(samples=samples))
             if not weight:  # padding alone: it counts nothing, and its mean is not a number
                 continue
+            if self.halves is not None:
+                self.halves.begin()
             told = self.loss(batch, work.step)
             loss = told.loss
             if looks_at_once:
@@ -270,6 +276,8 @@ class EagerCompute:
             share = weight if part.total_weight is None else weight / part.total_weight
             share *= replica.precision.scale
             self._backward(backward, loss, None if share == 1.0 else torch.full_like(loss, share))
+            if self.halves is not None:
+                self.halves.end()
         found.send()
         return found
 

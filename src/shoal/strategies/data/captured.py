@@ -137,15 +137,20 @@ class CapturedSteps:
         return CapturedStep(graph, block, cycle(block.rooms(told)), at_gpu, told)
 
     def _whole_step(self, batches: Sequence[Any], shares: Sequence[torch.Tensor], step: int) -> torch.Tensor:
-        rows = []
+        rows, halves = [], self._compute.halves
         for batch, share in zip(batches, shares, strict=True):
+            if halves is not None:
+                halves.begin()
             told = self._compute.loss(batch, step)
             told.loss.backward(share.to(told.loss.dtype).reshape(told.loss.shape))
+            if halves is not None:
+                halves.end()
             parts = (torch.as_tensor(p, dtype=told.loss.dtype, device=share.device) for p in told.parts)
-            rows.append(torch.stack([each.detach().reshape(()) for each in (told.loss, *parts)]))
+            row = [each.detach().reshape(()) for each in (told.loss, *parts)]
+            rows.append(row[0].reshape(1) if len(row) == 1 else torch.stack(row))
         self._update.clip(self._params)
         self._replica.optimizer.step()
-        return torch.stack(rows)
+        return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 
     def _at_gpu(self, batch: Any) -> Any:
         device = self._replica.device
