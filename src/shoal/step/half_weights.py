@@ -1,8 +1,8 @@
 """The weights of linear layers in half precision, made for all layers at once before a pass.
 
-Autocast casts each weight by itself, and each gradient back: on a GPU that is a launch for every one of them, and a
-third of a small step. Here all are cast in one go. The numbers are those of autocast: a weight is rounded once in a
-pass, and its gradient is widened once.
+Autocast casts each weight by itself, and each gradient back: on a GPU that is a launch for every one of them, and
+a good part of a small step. Here all are cast in one go. The numbers are those of autocast: a weight is rounded
+once in a pass, and its gradient is widened once.
 """
 
 from __future__ import annotations

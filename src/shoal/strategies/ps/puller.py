@@ -153,7 +153,7 @@ class OwnValues:
 
     def __init__(self, memory: ServedMemory, moving: MovingBuffers) -> None:
         self._moving = moving
-        own = torch.zeros(memory.grid.nbytes, dtype=torch.uint8)
+        own = torch.zeros(memory.grid.nbytes, dtype=torch.uint8, device=memory.params[0].device)
         for view, param in zip(shaped(own, memory.grid.offsets, memory.params), memory.params, strict=True):
             view.copy_(param.data)
             param.data = view
