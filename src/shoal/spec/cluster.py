@@ -57,8 +57,8 @@ class Cluster:
     threads: int | None = None
     """Threads of each process; default its share of the machine's cores."""
     device: str = "cpu"
-    """`cpu`, or `cuda`: each worker takes one of the machine's GPUs. `cuda+cpu`: the first workers take a GPU each,
-    and those that are left compute on the processor (with `ps`, whose workers may go at their own pace)."""
+    """`cpu`, or `cuda`: each worker takes one of the machine's GPUs. `cuda+cpu`, with `ps`: the first workers take
+    a GPU each, and those that are left compute on the processor."""
     port: int | None = None
     """A fixed port for the workers' sockets, where a strategy needs one; default any free one."""
     min_workers: int | None = None
