@@ -24,8 +24,9 @@ class HalfWeights:
     def __init__(self, replica: Replica) -> None:
         self.is_in_use = False
         trained, dtype = {id(param) for param in replica.trained.values()}, _DTYPES[replica.precision.kind]
-        layers = [layer for layer in replica.module.modules() if _casts_alone(layer, trained)]
-        self._params = list({id(param): param for layer in layers for param in layer.parameters()}.values())
+        layers = _casting_alone(replica.module, trained)
+        by_number: dict[int, torch.Tensor] = {id(param): param for layer in layers for param in layer.parameters()}
+        self._params = list(by_number.values())
         self._halves = [torch.zeros_like(param, dtype=dtype).requires_grad_() for param in self._params]
         by_id = {id(param): half for param, half in zip(self._params, self._halves, strict=True)}
         for layer in layers:
@@ -60,12 +61,14 @@ def half_weights(replica: Replica) -> HalfWeights | None:
     if replica.precision.kind not in _DTYPES or replica.task.skip_loss_below is not None:
         return None
     trained = {id(param) for param in replica.trained.values()}
-    return (
-        HalfWeights(replica) if any(_casts_alone(layer, trained) for layer in replica.module.modules()) else None
-    )
+    return HalfWeights(replica) if _casting_alone(replica.module, trained) else None
 
 
-def _casts_alone(layer: nn.Module, trained: set[int]) -> bool:
+def _casting_alone(module: nn.Module, trained: set[int]) -> list[nn.Linear]:
+    return [part for part in module.modules() if isinstance(part, nn.Linear) and _casts_alone(part, trained)]
+
+
+def _casts_alone(layer: nn.Linear, trained: set[int]) -> bool:
     """Whether all that a layer does with its parameters is known, and nobody looks on."""
     return (
         type(layer) is nn.Linear
