@@ -31,8 +31,17 @@ FORMS = {
     "compile+pieces": StepForm(compile=True, loss_in_pieces=True),
 }
 VARIANTS = {
-    "gpt": ("loop", "loop compiled", "shoal plain", "shoal compile", "shoal compile+pieces", "shoal pieces"),
-    "mlp": ("loop", "loop compiled", "shoal plain", "shoal graph", "shoal compile+graph"),
+    "gpt": (
+        "loop",
+        "loop compiled",
+        "trainer plain",
+        "trainer compile",
+        "shoal plain",
+        "shoal compile",
+        "shoal compile+pieces",
+        "shoal pieces",
+    ),
+    "mlp": ("loop", "loop compiled", "trainer plain", "shoal plain", "shoal graph", "shoal compile+graph"),
 }
 
 
@@ -141,13 +150,34 @@ def shoal_steps(task: Task, form: StepForm) -> Callable[[int], Any]:
     return step
 
 
+def trainer_steps(task: Task, form: StepForm) -> Callable[[int], Any]:
+    """`trainer.step` on batches of the host, in a loop of one's own."""
+    from shoal.roles.trainer.trainer import Trainer
+
+    trainer = Trainer(task, device="cuda", precision="bf16", form=form)
+    tensors, size = task.train.tensors, task.batch_size
+
+    def step(number: int) -> Any:
+        rows = slice(number % 4 * size, number % 4 * size + size)
+        return trainer.step(tuple(tensor[rows] for tensor in tensors))
+
+    return step
+
+
+def steps_of(task: Task, variant: str) -> Callable[[int], Any]:
+    """How a variant takes a step."""
+    who, _, form = variant.partition(" ")
+    if who == "loop":
+        return steps_by_hand(task, compiled=form == "compiled")
+    return trainer_steps(task, FORMS[form]) if who == "trainer" else shoal_steps(task, FORMS[form])
+
+
 def measure(model: str, variant: str) -> dict[str, Any]:
     """One variant in this process."""
     torch.set_float32_matmul_precision("high")
     task = TASKS[model]()
-    who, _, form = variant.partition(" ")
     begun = time.perf_counter()
-    step = steps_by_hand(task, compiled=form == "compiled") if who == "loop" else shoal_steps(task, FORMS[form])
+    step = steps_of(task, variant)
     for number in range(8):
         step(number)
     torch.cuda.synchronize()

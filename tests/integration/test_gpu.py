@@ -111,6 +111,41 @@ def test_a_killed_worker_costs_no_bit(zygote: ZygoteProcess, tmp_path: Path, wor
     assert found.digest == calm.digest
 
 
+@needs_gpu
+@pytest.mark.parametrize("task", ["mlp_quiet", "gpt_quiet"])
+@pytest.mark.parametrize(
+    ("workers", "strategy"),
+    [(1, "ps"), (2, "ps"), (2, "ps:servers=2,wire=tcp,compress=zstd"), (2, "ps:push=parameters")],
+)
+def test_servers_of_the_host_serve_workers_on_gpus(
+    zygote: ZygoteProcess, tmp_path: Path, workers: int, strategy: str, task: str
+) -> None:
+    expected = train(zygote, tmp_path / "cpu", device="cpu", workers=workers, strategy=strategy, task=task)
+    found = train(zygote, tmp_path / "gpu", workers=workers, strategy=strategy, task=task)
+    assert found == pytest.approx(expected, rel=1e-2)
+
+
+@needs_gpu
+def test_a_worker_of_servers_that_dies_on_a_gpu_is_followed_without_a_bit_lost(
+    zygote: ZygoteProcess, tmp_path: Path
+) -> None:
+    asked = {"target": f"{TASKS}:mlp_quiet", "strategy": "ps", "args": {"steps": 60}, "output": StringIO()}
+    asked |= {"cluster": {"workers": 2, "threads": 1, "device": "cuda"}, "runs": tmp_path, "zygote": zygote}
+    calm = start(name="calm", **asked)
+    found = start(name="killed", chaos="kill worker:1 at step 20", **asked)
+    assert '"lost"' in (Path(found.folder) / "events.jsonl").read_text()
+    assert found.results["audit"]["clean"] and found.digest == calm.digest
+
+
+@needs_gpu
+@pytest.mark.parametrize("strategy", ["ps:sync=asp", "ps:sync=ssp:3,shares=speed"])
+def test_gpu_and_processor_train_one_model(zygote: ZygoteProcess, tmp_path: Path, strategy: str) -> None:
+    """The first worker has the machine's only GPU; the second computes on the processor."""
+    expected = train(zygote, tmp_path / "cpu", device="cpu", task="mlp_quiet")
+    found = train(zygote, tmp_path / "both", device="cuda+cpu", workers=2, strategy=strategy)
+    assert found == pytest.approx(expected, rel=0.3)
+
+
 def test_what_needs_the_hosts_memory_is_refused() -> None:
     with pytest.raises(SpecError, match="via=backend"):
         Job(target="a.py", strategy="data:via=arena", cluster=Cluster(device="cuda"))

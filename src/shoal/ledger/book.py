@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
@@ -114,7 +114,7 @@ class Book:
     def _append(self, row: BookRow) -> None:
         before = self.rows[-1] if self.rows else None
         if before is not None and before.last + 1 == row.first and before.counts == row.counts:
-            self.rows[-1] = replace(before, last=row.last)
+            self.rows[-1] = BookRow(before.first, row.last, row.counts)
         else:
             self.rows.append(row)
 

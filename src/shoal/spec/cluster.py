@@ -15,7 +15,9 @@ from shoal.spec.store import StoreAddress
 ENGINES = ("local", "ssh", "hosts", "join", "mpi", "slurm", "ranks", "k8s", "ray", "spark")
 ENGINE_POINTS = "shoal.engines"
 """Where packages name engines of their own: `moon = "their.module:make"`."""
-DEVICES = ("cpu", "cuda")
+MIXED = "cuda+cpu"
+"""Both kinds in one job."""
+DEVICES = ("cpu", "cuda", MIXED)
 _UNITS = {
     "B": 1,
     "KiB": 1 << 10,
@@ -55,7 +57,8 @@ class Cluster:
     threads: int | None = None
     """Threads of each process; default its share of the machine's cores."""
     device: str = "cpu"
-    """`cpu`, or `cuda`: each worker takes one of the machine's GPUs."""
+    """`cpu`, or `cuda`: each worker takes one of the machine's GPUs. `cuda+cpu`, with `ps`: the first workers take
+    a GPU each, and those that are left compute on the processor."""
     port: int | None = None
     """A fixed port for the workers' sockets, where a strategy needs one; default any free one."""
     min_workers: int | None = None

@@ -12,7 +12,7 @@ from shoal.errors import SpecError
 from shoal.spec.chaos import parse_chaos
 from shoal.spec.checkpointing import CheckpointRule
 from shoal.spec.checks import require_choice, require_count
-from shoal.spec.cluster import Cluster
+from shoal.spec.cluster import MIXED, Cluster
 from shoal.spec.conduct import Conduct
 from shoal.spec.features import check_job
 from shoal.spec.precision import check_precision
@@ -141,6 +141,12 @@ class Job:
             raise SpecError(
                 f"Job: store={self.cluster.store} is for a coordinator's decisions, but strategy={self.strategy} "
                 "has no coordinator; leave it out, or use ps."
+            )
+        if self.cluster.device == MIXED and (self.cluster.is_remote or not self.conduct.servers):
+            raise SpecError(
+                f"Job: device={MIXED} has workers of one machine go at very different speeds, but "
+                f"on={self.cluster.on} and strategy={self.strategy} were asked for; use ps:sync=asp on this "
+                "machine, or one kind of device."
             )
         check_precision(self)
         check_form(self)

@@ -229,8 +229,11 @@ class ParameterServer(StrategySpec):
         from shoal.spec.update_path import check_update_path
 
         cluster = job.cluster
-        if cluster.device != "cpu":
-            raise SpecError(f"Job: strategy={self} runs on the CPU, but device={cluster.device}; use device=cpu.")
+        if cluster.device != "cpu" and (self.via != "direct" or self.pool != "none" or self.servers == "host"):
+            raise SpecError(
+                f"Job: strategy={self} has workers add up what they push in the host's memory, but "
+                f"device={cluster.device}; leave via, pool and servers=host out, or use device=cpu."
+            )
         follows_speed = self.sync == "asp" or (self.sync.startswith("ssp:") and not self.is_lockstep)
         if self.shares == "speed" and not follows_speed:
             raise SpecError(

@@ -58,6 +58,11 @@ def check_form(job: Job) -> None:
             f"Job: graph replays a step without looking at it, but precision={job.precision} looks at gradients "
             "in every step; use bf16."
         )
+    if job.graph and job.conduct.servers:
+        raise SpecError(
+            f"Job: graph captures a step with its update, but with strategy={job.strategy} servers make that; "
+            "leave it out, or use compile."
+        )
     if job.graph and (job.cluster.places > 1 or job.num_slots > 1):
         raise SpecError(
             f"Job: graph captures a whole step with its update, but workers={job.cluster.written_workers} and "

@@ -20,6 +20,7 @@ from shoal.model.memory_format import images_last
 from shoal.model.replica import Replica, call_model
 from shoal.spec import Task
 from shoal.spec.task import MOST_LOSS_PARTS
+from shoal.step.half_weights import HalfWeights
 from shoal.step.work import Work
 
 
@@ -170,58 +171,52 @@ class DeferredSums:
     def __init__(self, work: Work, part: Part) -> None:
         self._work = work
         self._part = part
-        self._losses: list[torch.Tensor] = []
+        self._rows: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []
+        """Losses, each with what it is told with, and when they are there."""
         self._weights: list[float] = []
+        """Of these."""
         self._known = Sums()
-        self._sent: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def add(self, known: Sums) -> None:
         """This much is known."""
         self._known += known
 
     def defer(self, loss: torch.Tensor, weight: float, parts: Sequence[Any] = ()) -> None:
-        """A batch of this weight has a loss that nobody has looked at."""
+        """A batch of this weight has a loss that nobody has looked at. A GPU sends it as soon as it is there:
+        whoever waits for it waits for no backward pass, and can ask for the next step meanwhile."""
         told = (torch.as_tensor(part, dtype=loss.dtype, device=loss.device) for part in parts)
-        self.defer_row(torch.stack([each.detach().reshape(()) for each in (loss, *told)]), weight)
+        row = torch.stack([each.detach().reshape(()) for each in (loss, *told)])
+        if not row.is_cuda:
+            self._rows.append((row, None))
+            self._weights.append(weight)
+            return
+        room, event = torch.empty(row.shape, dtype=row.dtype, pin_memory=True), torch.cuda.Event()
+        room.copy_(row, non_blocking=True)
+        event.record()
+        self.is_sent(room, event, [weight])
 
-    def defer_row(self, row: torch.Tensor, weight: float) -> None:
-        """The same, in one tensor with what the loss is told with."""
-        self._losses.append(row)
-        self._weights.append(weight)
+    def is_sent(self, rows: torch.Tensor, event: torch.cuda.Event, weights: Sequence[float]) -> None:
+        """Losses of these weights are in `rows` when the GPU has come to `event`."""
+        self._rows.append((rows, event))
+        self._weights += weights
 
     @property
     def weight(self) -> float:
         """What the batches count that give gradients: known before any loss is."""
         return self._known.weight + sum(self._weights)
 
-    def send(self) -> None:
-        """Let a GPU send what is deferred when it comes to it: `resolve` then waits for this, and for nothing that
-        was asked of the GPU later."""
-        if self._losses and self._losses[0].is_cuda:
-            rows, weights = torch.stack(self._losses), self._weights
-            self._losses, self._weights = [], []
-            self.send_rows(rows, weights)
-
-    def send_rows(self, rows: torch.Tensor, weights: Sequence[float]) -> None:
-        """The same with all losses of these weights in one tensor, which may be written over later."""
-        room = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-        room.copy_(rows, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        self._sent, self._weights = (room, event), list(weights)
-
     def resolve(self) -> Sums:
         """Wait for the device, and know all of it; `Diverged` where a loss is no number."""
-        if self._sent is not None:
-            room, event = self._sent
-            event.synchronize()
-            rows, self._sent = room.tolist(), None
-        else:
-            rows = torch.stack(self._losses).tolist() if self._losses else []
-        for (value, *parts), weight in zip(rows, self._weights, strict=True):
-            check_finite(value, self._work, self._part)
-            self._known += Sums(value * weight, weight, parts=tuple(part * weight for part in parts))
-        self._losses, self._weights = [], []
+        if self._rows:
+            found: list[list[float]] = []
+            for rows, event in self._rows:
+                if event is not None:
+                    event.synchronize()
+                found += rows.reshape(-1, rows.shape[-1]).tolist()
+            weights, self._rows, self._weights = self._weights, [], []
+            for (value, *parts), weight in zip(found, weights, strict=True):
+                check_finite(value, self._work, self._part)
+                self._known += Sums(value * weight, weight, parts=tuple([part * weight for part in parts]))
         return self._known
 
 
@@ -238,6 +233,9 @@ class Compute(Protocol):
 
 class EagerCompute:
     """Batch by batch, as Python says."""
+
+    halves: HalfWeights | None = None
+    """What casts the weights of all layers at once, where gradients go to `p.grad` and nowhere else."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -257,6 +255,8 @@ class EagerCompute:
             found.add(Sums(samples=samples))
             if not weight:  # padding alone: it counts nothing, and its mean is not a number
                 continue
+            if self.halves is not None:
+                self.halves.begin()
             told = self.loss(batch, work.step)
             loss = told.loss
             if looks_at_once:
@@ -271,7 +271,8 @@ class EagerCompute:
             share = weight if part.total_weight is None else weight / part.total_weight
             share *= replica.precision.scale
             self._backward(backward, loss, None if share == 1.0 else torch.full_like(loss, share))
-        found.send()
+            if self.halves is not None:
+                self.halves.end()
         return found
 
     def loss(self, batch: Any, step: int) -> ToldLoss:

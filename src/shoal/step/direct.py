@@ -48,6 +48,8 @@ def _is_suitable(layer: nn.Linear, numbers: Mapping[int, int]) -> bool:
     if type(layer) is not nn.Linear or "forward" in layer.__dict__ or id(layer.weight) not in numbers:
         return False
     weight = layer.weight
+    if weight.is_cuda:  # a GPU computes in its own memory, and sends what is to be in the host's
+        return False
     return weight.is_contiguous() and weight.numel() * weight.element_size() >= SMALLEST_DIRECT_BYTES
 
 

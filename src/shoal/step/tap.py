@@ -45,6 +45,8 @@ class GradientTap:
             if gradient is not None:  # else it has been taken as a product
                 self._store(number, gradient)
             if self.on_taken is not None:
+                if param.is_cuda:
+                    torch.cuda.current_stream().synchronize()  # it is to be sent now
                 self.on_taken(number)
 
         return take
@@ -54,10 +56,11 @@ class GradientTap:
             gradient = gradient.to_dense()
         # Pieces of a slot add up in their order, as autograd adds them up in one process; the first is copied,
         # since adding it to zeros would make 0.0 of -0.0.
+        view = self._views[number]
         if self._touched[number]:
-            self._views[number].add_(gradient)
+            view.add_(gradient.to(view.device))  # what a GPU sent before is there when this is
         else:
-            self._views[number].copy_(gradient)
+            view.copy_(gradient, non_blocking=True)  # a GPU sends it while it computes the next ones
             self._touched[number] = 1
 
     def backward(self, loss: torch.Tensor, share: torch.Tensor | None) -> None:
@@ -67,6 +70,8 @@ class GradientTap:
             loss.backward(share)
         finally:
             self._in_backward = False
+        if loss.is_cuda:
+            torch.cuda.current_stream().synchronize()
 
     def take_product(self, number: int, left: torch.Tensor, right: torch.Tensor) -> bool:
         """Compute a gradient `left @ right` in its place; False where autograd must have it.

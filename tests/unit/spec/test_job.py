@@ -59,6 +59,11 @@ def test_strategies_are_kept_in_one_spelling() -> None:
         ({"slots": 5, "cluster": Cluster(workers=2), "strategy": "data:shares=1+3"}, "2 workers and 5 slots"),
         ({"strategy": "dat"}, "Did you mean 'data'"),
         ({"strategy": "data:shares=speed", "cluster": Cluster(device="cuda")}, "use device=cpu, or shares=even"),
+        ({"cluster": Cluster(device="cuda+cpu", workers=2)}, "very different speeds.* use ps:sync=asp"),
+        (
+            {"strategy": "ps:servers=host", "cluster": Cluster(device="cuda", workers=2)},
+            "in the host's memory, but device=cuda",
+        ),
         ({"on_failure": "pray"}, "on_failure 'pray' is not known.*auto, replace, restart, shrink, stop"),
         (
             {"on_failure": "restart", "cluster": Cluster(spares=1)},

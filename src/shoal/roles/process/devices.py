@@ -6,6 +6,7 @@ import torch
 
 from shoal.errors import SpecError
 from shoal.layout.devices import GpuSeen, read_architectures, usable
+from shoal.spec.cluster import MIXED
 
 
 def choose_device(kind: str, local_rank: int) -> str:
@@ -15,6 +16,8 @@ def choose_device(kind: str, local_rank: int) -> str:
     if not torch.cuda.is_available():
         raise SpecError(f"Cluster: device={kind} was asked for, but torch finds no GPU here; use device=cpu.")
     found, lines = usable(seen_by_torch(), read_architectures(torch.cuda.get_arch_list()))
+    if kind == MIXED and 0 < len(found) <= local_rank:
+        return "cpu"
     # Who shares a GPU with others takes the next one where its own does not answer.
     for turn in range(len(found)):
         gpu = found[(local_rank + turn) % len(found)]

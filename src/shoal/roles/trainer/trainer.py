@@ -184,7 +184,7 @@ class Trainer:
         """Forward, backward, agree, update. Returns the loss over all processes' batches."""
         if self._why_no_step:
             raise SpecError(self._why_no_step)
-        if self.world.device != "cpu":
+        if self.world.device != "cpu" and not self._job.form.graph:  # a captured step fetches it
             batch = map_tensors(batch, lambda t: t.to(self.world.device, non_blocking=True))
         counts = self._training.task.weight
         weight = float(num_samples(batch)) if counts is None else float(counts(batch))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -175,8 +174,8 @@ class Loop:
             enough = enough or "a callback asked to stop"
 
         def act() -> Commit:
-            work, save = self._work(turn), self._saves is not None and self._saves.is_wished(turn.step)
-            return training.strategy.take(replace(work, turn=turn, stop=stop, save=save, enough=enough))
+            save = self._saves is not None and self._saves.is_wished(turn.step)
+            return training.strategy.take(self._work(turn, stop=stop, save=save, enough=enough))
 
         self._open.append(_Taken(turn, self._despite_moves(act), rate))
         if not self._open[-1].commit.is_known:
@@ -191,18 +190,18 @@ class Loop:
         decider = self._setting.decider
         return next((at for at in steps if decider(at) == 0), self._schedule.total_steps)
 
-    def _work(self, turn: Turn) -> Work:
+    def _work(self, turn: Turn, **asked: Any) -> Work:
         training, setting, step = self._training, self._setting, turn.step
         if turn.is_border:
-            return training.work(step, ())
+            return training.work(step, (), turn=turn, **asked)
         if turn.coming is not None:  # what of the data it uses, the strategy asks for itself
             training.foresee(turn.coming, turn.first or step)
-            return training.work(step, ())
+            return training.work(step, (), turn=turn, **asked)
         steps, places = range(step, self._schedule.total_steps + 1), training.world.places
         slots = [slot for place in places for slot in setting.slots_at(step, place)]
         coming = ((at, slot) for at in steps for place in places for slot in setting.slots_at(at, place))
         training.foresee(coming, step)
-        return training.work(step, slots)
+        return training.work(step, slots, turn=turn, **asked)
 
     # What it came to is entered.
 

@@ -94,7 +94,15 @@ class Training:
         self.schedule = make_schedule(task, train, slots, world.world_size)
         order = self.schedule.order
         # Its processes are forked here: they hold nothing of a model, and few threads run yet.
-        self._feed = Feed(task, train, numerics=numerics, device=world.device, processes=loaders, warn=warn)
+        self._feed = Feed(
+            task,
+            train,
+            numerics=numerics,
+            device=world.device,
+            processes=loaders,
+            leaves_small=form is not None and form.graph,
+            warn=warn,
+        )
         sample_feed = Feed(task, train, numerics=numerics)  # models are made on the CPU, whatever they train on
         self.replica = Replica(
             task,
@@ -166,15 +174,16 @@ class Training:
         count = max(1, self.schedule.batch_size // (self.slots * self.task.accumulate))
         return min(count, self.schedule.order.length)
 
-    def work(self, step: int, slots: Iterable[int], *, apart: bool = False) -> Work:
-        """This step's part for a process that fills these slots; `apart`: each is a batch of its own."""
+    def work(self, step: int, slots: Iterable[int], *, apart: bool = False, **asked: Any) -> Work:
+        """This step's part for a process that fills these slots, and what is `asked` besides; `apart`: each is a
+        batch of its own."""
         self.witness.step = step
         sizes = self.sizes(step)
 
         def parts(chosen: Iterable[int]) -> tuple[Part, ...]:
             return tuple(self._part(cut, step, apart=apart) for cut in self.schedule.cuts(step, chosen, sizes))
 
-        return Work(step, parts(slots), self.task.seed, all_parts=lambda: parts(range(self.slots)))
+        return Work(step, parts(slots), self.task.seed, all_parts=lambda: parts(range(self.slots)), **asked)
 
     def _part(self, cut: Cut, step: int, *, apart: bool) -> Part:
         part = self._feed.part(cut.alone() if apart else cut, self.task.seed, step)

@@ -1,44 +1,36 @@
 """Whole steps of one worker as graphs on its GPU: passes, clipping and the optimizer's update, replayed at once.
 
 The first steps run as they are, which also lets libraries choose and make what they need; then a step is captured
-for each shape of a batch. What changes from step to step (the batch, what it counts, the learning rate) is copied
-to where the graph reads it. Random numbers are keyed before every replay, as before every step.
+for each shape of a batch. What changes from step to step (the batch, what it counts, the learning rate) is sent
+to where the graph reads it (`step_block.py`). Random numbers are keyed before every replay, as before every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from shoal.errors import SpecError
-from shoal.feed.parts import LoadedBatch, Part
+from shoal.feed.parts import Part
 from shoal.model.optimizer.averaging import average_key
 from shoal.model.optimizer.kinds import settings_of
 from shoal.model.replica import Replica
 from shoal.step.compute import DeferredSums, EagerCompute, Sums, check_weight, compute_of, seed_slot
 from shoal.step.update import Update
 from shoal.step.work import Work
+from shoal.strategies.data.step_block import StepBlock, StepRoom
 
 PLAIN_STEPS = 3
 """Steps that run as they are before one is captured."""
 
 
-class DeviceNumbers:
-    """Single numbers on a GPU, which are written there when they change."""
-
-    def __init__(self, number: int, device: str) -> None:
-        self.values = [torch.ones((), device=device) for _ in range(number)]
-        self._now = [1.0] * number
-
-    def set(self, number: int, value: float) -> None:
-        """Let one be this."""
-        if self._now[number] != value:
-            self._now[number] = value
-            self.values[number].fill_(value)
+Leaves = list[Any]
+"""The tensors of all batches of a step, and what else they hold."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +38,17 @@ class CapturedStep:
     """A graph, and where it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
-    batches: Sequence[torch.Tensor]
-    """The tensors of all batches."""
-    shares: DeviceNumbers
-    """By batch: what its loss counts."""
+    block: StepBlock
+    rooms: Iterator[StepRoom]
+    """Those of the host, in turn."""
+    at_gpu: Sequence[torch.Tensor]
+    """Where it reads what lies on the GPU already."""
     told: torch.Tensor
     """By batch: its loss, and what that is told with."""
 
 
 class CapturedSteps:
-    """Takes the steps of one worker."""
+    """Takes the steps of one worker. Batches may lie in the host's memory."""
 
     def __init__(self, replica: Replica, update: Update) -> None:
         self._replica = replica
@@ -69,68 +62,68 @@ class CapturedSteps:
         self._num_plain = 0
         self._seen: set[Hashable] = set()
         """Shapes of which a step was taken as it is: nothing is to be compiled while one is captured."""
-        self._rates = DeviceNumbers(len(replica.optimizer.param_groups), replica.device)
         _make_capturable(replica)
-        self._settings = _fixed_settings(replica.optimizer)
+        self._settings = [_fixed_settings(group) for group in replica.optimizer.param_groups]
 
     def take(self, work: Work, part: Part, run_plain: Callable[[Part], DeferredSums]) -> DeferredSums:
         """A step on one part; `run_plain` takes it as it is."""
+        seed_slot(work, part.slot, self._replica.device)  # what is loaded may draw numbers, too
         loaded = list(part.load())
-        weight = sum(weight for _, weight, _ in loaded)
-        check_weight(work, Sums(weight=weight))
         counted = [one for one in loaded if one[1]]
-        key = tuple(_shape_of(batch) for batch, _, _ in counted)
-        if self._num_plain < PLAIN_STEPS or key not in self._seen:
-            self._num_plain += 1
-            self._seen.add(key)
-            return self._on_stream(lambda: run_plain(Part(part.slot, lambda: iter(loaded), part.total_weight)))
-        if key not in self._known:
+        weights = [weight for _, weight, _ in counted]
+        if not weights:
+            check_weight(work, Sums())
+        leaves, key = _leaves_of([batch for batch, _, _ in counted])
+        step = self._known.get(key)
+        if step is None:
+            if self._num_plain < PLAIN_STEPS or key not in self._seen:
+                self._num_plain += 1
+                self._seen.add(key)
+                moved = [(self._at_gpu(batch), weight, samples) for batch, weight, samples in loaded]
+                return self._on_stream(lambda: run_plain(Part(part.slot, lambda: iter(moved), part.total_weight)))
             with self._replica.preparing():
-                self._known[key] = self._capture(work, [batch for batch, _, _ in counted])
-        step = self._known[key]
-        return self._replayed(step, work, part, loaded, counted)
-
-    def _replayed(
-        self,
-        step: CapturedStep,
-        work: Work,
-        part: Part,
-        loaded: Sequence[LoadedBatch],
-        counted: Sequence[LoadedBatch],
-    ) -> DeferredSums:
-        found, total = DeferredSums(work, part), sum(weight for _, weight, _ in counted)
-        found.add(Sums(samples=sum(samples for _, _, samples in loaded)))
-        given = [leaf for batch, _, _ in counted for leaf in _tensors(batch)]
-        torch._foreach_copy_(list(step.batches), given)
-        for number, (_, weight, _) in enumerate(counted):
-            step.shares.set(number, weight / total)
-        for number, group in enumerate(self._replica.optimizer.param_groups):
-            self._rates.set(number, group["lr"])
-        if _fixed_settings(self._replica.optimizer) != self._settings:
-            raise SpecError(
-                f"graph: a setting of {type(self._replica.optimizer).__name__} besides the learning rate has "
-                "changed (by a schedule that cycles momentum, say), and a captured step would not follow it; "
-                "leave graph out."
-            )
-        seed_slot(work, part.slot, self._replica.device)
-        step.graph.replay()
-        found.send_rows(step.told, [weight for _, weight, _ in counted])
+                step = self._known[key] = self._capture(work, [batch for batch, _, _ in counted], leaves)
+        found = DeferredSums(work, part)
+        found.add(Sums(samples=sum([samples for _, _, samples in loaded])))
+        self._replay(step, leaves, weights, found)
         return found
 
-    def _capture(self, work: Work, batches: Sequence[Any]) -> CapturedStep:
+    def _replay(self, step: CapturedStep, leaves: Leaves, weights: Sequence[float], found: DeferredSums) -> None:
+        total, room = sum(weights), next(step.rooms)
+        rates = [group["lr"] for group in self._replica.optimizer.param_groups]
+        room.send([*(weight / total for weight in weights), *rates], _tensors(leaves, is_cuda=False))
+        if step.at_gpu:
+            torch._foreach_copy_(list(step.at_gpu), _tensors(leaves, is_cuda=True))
+        self._check_settings()
+        step.graph.replay()
+        room.fetch(step.told, found, weights)
+
+    def _check_settings(self) -> None:
+        for group, fixed in zip(self._replica.optimizer.param_groups, self._settings, strict=True):
+            for key, value in fixed:
+                if group[key] is not value and group[key] != value:
+                    raise SpecError(
+                        f"graph: {key} of {type(self._replica.optimizer).__name__} has changed from {value} to "
+                        f"{group[key]} (by a schedule that cycles momentum, say), and a captured step follows the "
+                        "learning rate alone; leave graph out."
+                    )
+
+    def _capture(self, work: Work, batches: Sequence[Any], leaves: Leaves) -> CapturedStep:
         replica, optimizer = self._replica, self._replica.optimizer
-        still = [tree_map_only(torch.Tensor, torch.clone, batch) for batch in batches]
-        shares = DeviceNumbers(len(still), replica.device)
+        groups = optimizer.param_groups
+        block = StepBlock(len(batches) + len(groups), _tensors(leaves, is_cuda=False), replica.device)
+        at_gpu = [torch.clone(leaf) for leaf in _tensors(leaves, is_cuda=True)]
+        still = _placed(batches, iter(block.tensors), iter(at_gpu))
         graph = torch.cuda.CUDAGraph()
-        rates = [group["lr"] for group in optimizer.param_groups]
-        for group, rate in zip(optimizer.param_groups, self._rates.values, strict=True):
+        rates = [group["lr"] for group in groups]
+        for group, rate in zip(groups, block.numbers[len(batches) :], strict=True):
             group["lr"] = rate
         for param in self._params:
             param.grad = None
         torch.cuda.synchronize()
         try:
             with torch.cuda.graph(graph, stream=self._stream):
-                told = self._whole_step(still, shares.values, work.step)
+                told = self._whole_step(still, block.numbers[: len(batches)], work.step)
         except (RuntimeError, torch.AcceleratorError) as error:
             why = str(error).strip().splitlines()[0]
             raise SpecError(
@@ -139,20 +132,29 @@ class CapturedSteps:
                 "branches on tensors do. Leave graph out, or use compile."
             ) from error
         finally:
-            for group, value in zip(optimizer.param_groups, rates, strict=True):
+            for group, value in zip(groups, rates, strict=True):
                 group["lr"] = value
-        return CapturedStep(graph, [leaf for batch in still for leaf in _tensors(batch)], shares, told)
+        return CapturedStep(graph, block, cycle(block.rooms(told)), at_gpu, told)
 
     def _whole_step(self, batches: Sequence[Any], shares: Sequence[torch.Tensor], step: int) -> torch.Tensor:
-        rows = []
+        rows, halves = [], self._compute.halves
         for batch, share in zip(batches, shares, strict=True):
+            if halves is not None:
+                halves.begin()
             told = self._compute.loss(batch, step)
             told.loss.backward(share.to(told.loss.dtype).reshape(told.loss.shape))
+            if halves is not None:
+                halves.end()
             parts = (torch.as_tensor(p, dtype=told.loss.dtype, device=share.device) for p in told.parts)
-            rows.append(torch.stack([each.detach().reshape(()) for each in (told.loss, *parts)]))
+            row = [each.detach().reshape(()) for each in (told.loss, *parts)]
+            rows.append(row[0].reshape(1) if len(row) == 1 else torch.stack(row))
         self._update.clip(self._params)
         self._replica.optimizer.step()
-        return torch.stack(rows)
+        return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+
+    def _at_gpu(self, batch: Any) -> Any:
+        device = self._replica.device
+        return tree_map_only(torch.Tensor, lambda leaf: leaf if leaf.is_cuda else leaf.to(device), batch)
 
     def _on_stream(self, act: Callable[[], DeferredSums]) -> DeferredSums:
         """On the stream of the graphs: what a pass leaves behind must know that one alone."""
@@ -173,9 +175,9 @@ def why_not_capturable(optimizer: torch.optim.Optimizer) -> str:
     return f"{type(optimizer).__name__} computes on the host in every step"
 
 
-def _fixed_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def _fixed_settings(group: dict[str, Any]) -> list[tuple[str, Any]]:
     """All that a graph has taken for good; the learning rate it reads."""
-    return [{**settings_of(group), "lr": None} for group in optimizer.param_groups]
+    return [(key, value) for key, value in settings_of(group).items() if key != "lr"]
 
 
 def _make_capturable(replica: Replica) -> None:
@@ -189,12 +191,31 @@ def _make_capturable(replica: Replica) -> None:
             state["step"] = step.to(replica.device)
 
 
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)]
+def _leaves_of(batches: Sequence[Any]) -> tuple[Leaves, Hashable]:
+    """What batches hold, and what tells apart those for which there is another graph."""
+    leaves: Leaves = []
+    forms: list[Hashable] = []
+    for batch in batches:
+        if type(batch) in (tuple, list) and all(type(leaf) is torch.Tensor for leaf in batch):
+            leaves += batch  # as most are: torch's own way takes longer than all that follows
+            forms.append((type(batch), len(batch)))
+        else:
+            flat, form = tree_flatten(batch)
+            leaves += flat
+            forms.append(str(form))
+    looks = [(leaf.shape, leaf.dtype, leaf.is_cuda) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return leaves, (*forms, *looks)
 
 
-def _shape_of(batch: Any) -> Hashable:
-    leaves, form = tree_flatten(batch)
-    return str(form), tuple(
-        (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
-    )
+def _tensors(leaves: Leaves, *, is_cuda: bool) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda == is_cuda]
+
+
+def _placed(
+    batches: Sequence[Any], from_host: Iterator[torch.Tensor], at_gpu: Iterator[torch.Tensor]
+) -> list[Any]:
+    """The batches with other tensors in the places of theirs."""
+    return [
+        tree_map_only(torch.Tensor, lambda leaf: next(at_gpu if leaf.is_cuda else from_host), batch)
+        for batch in batches
+    ]

@@ -15,7 +15,8 @@ from shoal.feed.parts import Part
 from shoal.model.loss_parts import LossParts
 from shoal.model.optimizer.state import load_named_state, named_state
 from shoal.model.replica import Replica
-from shoal.step.compute import DeferredSums, Sums, check_weight, compute_of
+from shoal.step.compute import DeferredSums, EagerCompute, Sums, check_weight, compute_of
+from shoal.step.half_weights import half_weights
 from shoal.step.update import Update
 from shoal.step.work import Work
 from shoal.strategies.base import Commit, Fill, Setting, StepResult, WholeModel, step_result
@@ -71,6 +72,8 @@ class SingleProcess(WholeModel):
             if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse
         ]
 
+        if replica.device != "cpu" and isinstance(self._compute, EagerCompute):
+            self._compute.halves = half_weights(replica)
         self._captured: CapturedSteps | None = None
         if replica.form.graph:
             self._captured = self._captures(replica)

@@ -153,7 +153,7 @@ class OwnValues:
 
     def __init__(self, memory: ServedMemory, moving: MovingBuffers) -> None:
         self._moving = moving
-        own = torch.zeros(memory.grid.nbytes, dtype=torch.uint8)
+        own = torch.zeros(memory.grid.nbytes, dtype=torch.uint8, device=memory.params[0].device)
         for view, param in zip(shaped(own, memory.grid.offsets, memory.params), memory.params, strict=True):
             view.copy_(param.data)
             param.data = view
@@ -266,7 +266,13 @@ class FramedFetch:
             if not isinstance(moving, torch.Tensor) or moving.shape != self._moving.shape:
                 raise ProtocolError("The moving buffers that came with a pull do not fit the model.")
             self._own.take_moving(moving)
-        unwrap(self._compression, frames, self._own.blocks[shard])
+        targets = self._own.blocks[shard]
+        if targets and targets[0].is_cuda:  # what came is read by the processor
+            read = [torch.empty(target.shape, dtype=target.dtype, pin_memory=True) for target in targets]
+            unwrap(self._compression, frames, read)
+            torch._foreach_copy_(targets, read)
+        else:
+            unwrap(self._compression, frames, targets)
         return parts[0].version
 
     def unpack_whole(self, shard: int, parts: Sequence[Values]) -> None:
