@@ -36,7 +36,7 @@ WAYS = {
     "sharded": (2, "sharded"),
     "pipeline": (2, "pipeline"),
     "layer": (2, "layer:decoupled=on"),
-    "average": (2, "average:every=4,outer=nesterov"),
+    "average": (2, "average:every=4,outer=nesterov,via=sockets"),
 }
 MORE_WAYS = {
     "alone": (1, "data"),

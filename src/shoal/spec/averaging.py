@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from shoal.errors import SpecError
-from shoal.spec.averaging_footprint import averaged_footprint
+from shoal.spec.averaging_footprint import arena_average_regions, averaged_footprint
 from shoal.spec.checks import require_choice, require_count
 from shoal.spec.cluster import Cluster
 from shoal.spec.compressing import check_compression
 from shoal.spec.conduct import Claim, Conduct, StateHolder, even_fills
 from shoal.spec.data import Data
-from shoal.spec.footprint import Footprint
+from shoal.spec.footprint import Footprint, MemoryRegion
 from shoal.spec.model_size import CutSize, ModelSize, RunSize
 from shoal.spec.strategy import Only, StrategySpec
 
@@ -127,12 +127,19 @@ class Average(StrategySpec):
         """The learning rate of the outer optimizer."""
         return self.rate or RATES[self.outer]
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether workers of one host meet in memory that outlives them, where the host can."""
+        return self.via in ("auto", "memory") and not self.after
+
     def is_agreement(self, step: int) -> bool:
         """Whether workers agree after this step, in which each was on its own."""
         return step > self.after and (step - self.after) % self.every == 0
 
     def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
         workers = cluster.places
+        in_memory = self.shares_memory and cluster.device == "cpu" and not cluster.is_spread
+        alone = f"with strategy={self} each worker has a model of its own, which nobody else has"
         return Conduct(
             fills=even_fills(workers, workers),
             slots_are_free=False,
@@ -143,8 +150,11 @@ class Average(StrategySpec):
             state=StateHolder.EACH_WORKER,
             has_one_state=False,
             puts_aside="replica",
+            has_places=in_memory,
+            has_journal=in_memory,
             why={
-                "has_places": f"with strategy={self} each worker has a model of its own, which nobody else has",
+                "has_places": alone,
+                "hosts_several": alone,
                 "slots": f"strategy={self} gives each worker one part of every batch",
                 "meets": f"with strategy={self} each worker takes steps of its own",
             },
@@ -185,7 +195,15 @@ class Average(StrategySpec):
             every=self.every,
             outer_kept=KEPT_OUTSIDE[self.outer],
             is_gossip=not self.agrees_with_all,
+            in_memory=self._is_in_memory(run),
         )
+
+    def _is_in_memory(self, run: RunSize) -> bool:
+        return self.shares_memory and run.shares_memory and (run.workers > 1 or run.is_replaceable)
+
+    def segment_regions(self, model: ModelSize, run: RunSize, cut: CutSize) -> tuple[MemoryRegion, ...]:
+        """What is reserved in the segment that all workers of a host map."""
+        return arena_average_regions(model, run, cut, every=self.every, outer_kept=KEPT_OUTSIDE[self.outer])
 
     def for_inference(self) -> StrategySpec:
         """A saved model is one model."""

@@ -82,6 +82,8 @@ class Conduct:
     groups of layers, `replica`, of workers whose models are their own, or `unsent`, of what compression left."""
     has_places: bool = False
     """The work is cut into places in memory that all workers of a host share: any process can host any of them."""
+    hosts_several: bool = False
+    """A process can host several places, so that one does the work of another besides its own."""
     has_journal: bool = False
     """Who takes the place of one that died can finish its step."""
     spans_hosts: bool = False

@@ -34,41 +34,42 @@ class OuterStep:
 
     def __init__(self, spec: Average, agreed: Vectors) -> None:
         self._agreed = agreed
-        self._optimizer = _optimizer(spec, agreed)
+        self.optimizer = _optimizer(spec, agreed)
+        """None where what all have in the mean is what they agree on."""
 
     @torch.no_grad()
     def take(self, mean: Mapping[torch.dtype, torch.Tensor]) -> None:
         """`mean`: of all differences, which this may write into."""
-        if self._optimizer is None:
+        if self.optimizer is None:
             for kind, vector in self._agreed.items():
                 vector.add_(mean[kind])
             return
         for kind, vector in self._agreed.items():
             vector.grad = mean[kind].neg_()
-        self._optimizer.step()
+        self.optimizer.step()
         for vector in self._agreed.values():
             vector.grad = None
 
     def state(self) -> dict[str, torch.Tensor]:
         """What the outer optimizer keeps, by kind of number and its own name for it."""
-        if self._optimizer is None:
+        if self.optimizer is None:
             return {}
         return {
-            f"{_name(kind)}/{key}": value
+            f"{kind_name(kind)}/{key}": value
             for kind, vector in self._agreed.items()
-            for key, value in self._optimizer.state.get(vector, {}).items()
+            for key, value in self.optimizer.state.get(vector, {}).items()
             if isinstance(value, torch.Tensor)
         }
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on with what `state` gave."""
-        if self._optimizer is None:
+        if self.optimizer is None:
             return
         for kind, vector in self._agreed.items():
-            prefix = f"{_name(kind)}/"
+            prefix = f"{kind_name(kind)}/"
             keys = {path.removeprefix(prefix): one for path, one in state.items() if path.startswith(prefix)}
             if keys:
-                self._optimizer.state[vector] = {
+                self.optimizer.state[vector] = {
                     key: value.to(vector.device if value.dim() else "cpu", copy=True)
                     for key, value in keys.items()
                 }
@@ -86,5 +87,6 @@ def _optimizer(spec: Average, agreed: Vectors) -> torch.optim.Optimizer | None:
     return None
 
 
-def _name(kind: torch.dtype) -> str:
+def kind_name(kind: torch.dtype) -> str:
+    """As a path has it."""
     return str(kind).removeprefix("torch.")
