@@ -61,7 +61,7 @@ class ArenaAverage(AveragedModel):
         run = size_of_run(blueprint, replica.precision, setting.extent, setting.slots, self._size)
         cut = cut_size(self._spec, blueprint, self._size)
         regions = self._spec.segment_regions(model_size(blueprint), run, cut)
-        return AverageMemory(AgreedValues(replica), setting, regions, self._spec.every)
+        return AverageMemory(AgreedValues(replica), setting, regions, self._spec.round_steps(self._size))
 
     # Another goes on.
 
@@ -127,14 +127,14 @@ class ArenaAverage(AveragedModel):
         self._is_apart = True
         self._meeting = meeting - 1
         self._meet()
-        if self._spec.is_agreement(self._step):
+        if self._spec.is_agreement(self._step, self._size):
             self._agree()
 
     def committed(self) -> int:
         """The step of the last agreement whose result is there."""
-        spec, begun = self._spec, self._replica.start.step
+        steps, begun = self._spec.round_steps(self._size), self._replica.start.step
         if agreements := self._memory.counters[self._memory.marks.agreed]:
-            return ((begun - spec.after) // spec.every + agreements) * spec.every + spec.after
+            return (begun // steps + agreements) * steps
         return begun
 
     def losses(self, first: int, last: int) -> list[float]:
@@ -207,7 +207,7 @@ class ArenaAverage(AveragedModel):
         if self._step < work.step:
             self._own = self._rounds.add(self._take_alone(work), work)
             self._step, self._is_apart = work.step, True
-        if self._spec.is_agreement(work.step):
+        if self._spec.is_agreement(work.step, self._size):
             self._meet_here()
             self._agree()
         return self._own
@@ -287,7 +287,9 @@ class ArenaAverage(AveragedModel):
                 aside[f"{place}/precision/values"] = half
             if self._is_apart:
                 left = memory.left_values(place, self._meeting)
-                if self._spec.is_agreement(self._step):  # who agrees with neighbours is apart after that, too
+                if self._spec.is_agreement(
+                    self._step, self._size
+                ):  # who agrees with neighbours is apart after that, too
                     left = self._after_gossip(place)
                 aside |= {f"{place}/value/{kind_name(kind)}": one for kind, one in left.items()}
         aside |= self._kept_of_all()

@@ -31,7 +31,7 @@ def mean_difference(
     for kind, base in agreed.items():
         count = num_params.get(kind, 0)
         for block, is_clipped in _blocks(len(base), count):
-            total: torch.Tensor | None = None
+            total = torch.zeros_like(base[block])
             for each, share, factor in zip(found, shares, factors, strict=True):
                 part = each[kind][block] - base[block]
                 if is_clipped and clip is not None and clip.kind == "value":
@@ -39,7 +39,7 @@ def mean_difference(
                 elif is_clipped and factor is not None:
                     part.mul_(factor)
                 part.mul_(share)
-                total = part if total is None else total.add_(part)
+                total.add_(part)
             mean[kind][block] = total
     return mean
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -75,12 +75,42 @@ class OuterStep:
                 }
 
 
+class YogiStep(torch.optim.Optimizer):
+    """Adam whose second moment goes towards the squared gradient by steps that do not grow with its distance."""
+
+    def __init__(
+        self, params: Iterable[torch.Tensor], *, lr: float, betas: tuple[float, float], eps: float
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                state = self.state[param]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float64)
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
+                state["step"] += 1
+                squared, taken = param.grad * param.grad, float(state["step"])
+                state["exp_avg"].lerp_(param.grad, 1 - first)
+                sign = torch.sign(state["exp_avg_sq"] - squared)
+                state["exp_avg_sq"].addcmul_(sign, squared, value=second - 1)
+                root = (state["exp_avg_sq"] / (1 - second**taken)).sqrt_().add_(group["eps"])
+                param.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - first**taken))
+
+
 def _optimizer(spec: Average, agreed: Vectors) -> torch.optim.Optimizer | None:
     vectors = list(agreed.values())
     match spec.outer:
         case "momentum" | "nesterov":
             is_nesterov = spec.outer == "nesterov" and spec.momentum > 0
             return torch.optim.SGD(vectors, lr=spec.outer_rate, momentum=spec.momentum, nesterov=is_nesterov)
+        case "yogi":
+            return YogiStep(vectors, lr=spec.outer_rate, betas=(spec.momentum, _ADAM_SECOND), eps=_ADAM_LEAST)
         case "adam":
             betas = (spec.momentum, _ADAM_SECOND)
             return torch.optim.Adam(vectors, lr=spec.outer_rate, betas=betas, eps=_ADAM_LEAST)

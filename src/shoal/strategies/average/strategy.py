@@ -97,10 +97,20 @@ class AveragedModel(WholeModel):
         self._agreed: Vectors = self._values.read() if self._spec.agrees_with_all else {}
         """What all have agreed on last."""
         self._outer = OuterStep(self._spec, self._values.params_of(self._agreed) if self._agreed else {})
+        if self._spec.prox:
+            self._replica.optimizer.register_step_pre_hook(self._draw_back)
         self._is_apart = not self._spec.agrees_with_all and self._step > 0
         """Whether workers have other models than they agreed on last."""
         if self._saved_workers:
             self._go_on()
+
+    @torch.no_grad()
+    def _draw_back(self, *_: object) -> None:
+        """Before a step: the gradient of half the squared distance from what was agreed on last, too."""
+        for span, param in zip(self._values.params, self._replica.trained.values(), strict=True):
+            if param.grad is not None:
+                distance = param.detach().to(span.kind) - span.of(self._agreed)
+                param.grad.add_(distance.to(param.grad.dtype), alpha=self._spec.prox)
 
     def _go_on(self) -> None:
         """Take up, from the checkpoint, how far this worker was in its round."""
@@ -133,7 +143,7 @@ class AveragedModel(WholeModel):
             self._go_apart()
         step = self._rounds.add(self._take_alone(work), work)
         self._is_apart = True
-        if self._spec.is_agreement(work.step):
+        if self._spec.is_agreement(work.step, self._size):
             self._block()
             self._rounds.settle()
             self._agree()
@@ -165,7 +175,7 @@ class AveragedModel(WholeModel):
 
     def _peers_of(self, index: int) -> list[int]:
         """With whom a worker agrees now, where not all do."""
-        number = (self._step - self._spec.after) // self._spec.every - 1
+        number = (self._step - self._spec.after) // self._spec.round_steps(self._size) - 1
         return neighbours(self._spec.with_, index, self._size, number)
 
     @torch.no_grad()
@@ -289,7 +299,7 @@ class AveragedModel(WholeModel):
 
     def _facts(self) -> Mapping[str, Any]:
         """How often all have agreed, and what that took."""
-        rounds = max(0, self._step - self._spec.after) // self._spec.every
+        rounds = max(0, self._step - self._spec.after) // self._spec.round_steps(self._size)
         return {"agreements": rounds, "wire": self._wire()}
 
     def _wire(self) -> dict[str, Any]:
