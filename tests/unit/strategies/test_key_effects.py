@@ -238,7 +238,7 @@ def agreements(written: str) -> list[int]:
     """After which of the first steps all agree."""
     spec = parse_strategy(written)
     assert isinstance(spec, Average)
-    return [step for step in range(1, 11) if spec.is_agreement(step)]
+    return [step for step in range(1, 11) if spec.is_agreement(step, 2)]
 
 
 def met_by_each(written: str) -> Any:
@@ -367,7 +367,22 @@ EFFECTS = [
 
 IN_REAL_RUNS = {
     **dict.fromkeys(
-        [f"average.{key}" for key in ("outer", "rate", "momentum", "weight", "clip", "compress", "via")],
+        [
+            f"average.{key}"
+            for key in (
+                "outer",
+                "rate",
+                "momentum",
+                "weight",
+                "clip",
+                "compress",
+                "via",
+                "prox",
+                "clients",
+                "share",
+                "partition",
+            )
+        ],
         "equivalence/test_average.py",
     ),
     "ps.standby": "integration/launch/test_several_hosts.py",
