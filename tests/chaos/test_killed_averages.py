@@ -43,6 +43,14 @@ def storm_and_calm(
         pytest.param(
             20, "mlp", {**MLP, "optimizer": "muon_like"}, "average:every=6,outer=adam", {}, marks=pytest.mark.long
         ),
+        pytest.param(
+            20,
+            "mlp",
+            {**MLP, "optimizer": "momentum"},
+            "average:clients=8,share=0.5,partition=own,every=5,outer=yogi",
+            {"spares": 1},
+            marks=pytest.mark.long,
+        ),
         pytest.param(20, "gpt", {"optimizer": "adamw"}, "average:every=1", {"spares": 1}, marks=pytest.mark.long),
     ],
 )
