@@ -64,8 +64,8 @@ class ClientOrder:
     def client(self, step: int, slot: int) -> int:
         """Who trains in this slot of a step, counted from 0."""
         number, within = divmod(step, self._rounds.steps)
-        turn = within // self._rounds.every
-        return int(self.chosen(number)[turn * self._slots + slot])
+        before = within // self._rounds.every
+        return int(self.chosen(number)[before * self._slots + slot])
 
     def chosen(self, number: int) -> np.ndarray:
         """The clients of a round."""

@@ -26,14 +26,14 @@ class ClientRounds:
     kind."""
 
     @property
-    def in_turn(self) -> int:
+    def per_worker(self) -> int:
         """Clients that a worker simulates in a round, one after the other."""
         return self.per_round // self.workers
 
     @property
     def steps(self) -> int:
         """Of a round."""
-        return self.in_turn * self.every
+        return self.per_worker * self.every
 
     @classmethod
     def of(cls, *, count: int, share: float, partition: str, every: int, workers: int) -> ClientRounds:

@@ -34,7 +34,7 @@ def test_a_slot_takes_samples_of_its_client_alone() -> None:
     rounds = ClientRounds.of(count=10, share=0.4, partition="own", every=3, workers=2)
     parts = split_evenly(300, 10, 0)
     order = ClientOrder(parts, rounds, batch_size=20, slots=2, seed=5)
-    assert (rounds.in_turn, rounds.steps, order.length) == (2, 6, 300)
+    assert (rounds.per_worker, rounds.steps, order.length) == (2, 6, 300)
     for step in range(24):
         epoch, at = divmod(step * 20, 300)
         whole = order.samples(epoch, at, at + 20)

@@ -107,7 +107,7 @@ def _average_meaning(spec: Average, workers: int) -> str:
     each = f"each of {plural(workers, 'worker')} takes {steps} on its own part of the batches"
     if (clients := spec.clients_on(workers)) is not None:
         each = (
-            f"each of {plural(workers, 'worker')} simulates {clients.in_turn} of "
+            f"each of {plural(workers, 'worker')} simulates {clients.per_worker} of "
             f"{plural(spec.clients, 'client')} in turn, which take {steps} on samples of their own"
         )
     match spec.with_:
