@@ -32,7 +32,7 @@ KILL = "kill worker:1 at step 20"
 WAYS = {
     "ring": (2, "data:via=ring"),
     "sharded": (2, "sharded"),
-    "average": (2, "average:every=4,outer=nesterov"),
+    "average": (2, "average:every=4,outer=nesterov,via=sockets"),
 }
 MORE_WAYS = {
     "backend": (2, "data:via=backend"),

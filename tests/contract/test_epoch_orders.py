@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from shoal.datasets import Stream
 from shoal.datasets.iterated import Iterated
 from shoal.ledger import EpochOrder, make_order
+from shoal.ledger.clients import ClientOrder, split_evenly
 from shoal.spec import Stratified, Task, Weighted
+from shoal.spec.clients import ClientRounds
 
 COUNT = 90
 LENGTHS = (30, 20, 40)
@@ -30,16 +32,20 @@ ORDERS: dict[str, dict[str, Any]] = {
     "stratified": {"sampler": Stratified(np.arange(COUNT) % 4)},
     "the user's own": {"sampler": permuted},
     "passes": {"train": lambda: Iterated(range(COUNT), seed=0, keep=1)},
+    "clients": {},
     "stream": {"train": lambda: Stream(range(3), lambda shard: range(LENGTHS[shard]), LENGTHS, buffer=16)},
 }
 SAME_IN_EVERY_EPOCH = {"as they lie"}
 SAME_FOR_EVERY_SEED = {"as they lie", "passes"}
 NUMBERED_ON = {"passes"}
 """Samples of a later epoch are others, and have other numbers."""
-REPEATS = {"weighted"}
+REPEATS = {"weighted", "clients"}
 
 
 def make(name: str, seed: int = 3) -> EpochOrder:
+    if name == "clients":
+        rounds = ClientRounds.of(count=9, share=0.5, partition="own", every=2, workers=2)
+        return ClientOrder(split_evenly(COUNT, 9, seed), rounds, batch_size=8, slots=2, seed=seed)
     fields = dict(ORDERS[name])
     train = fields.pop("train", lambda: list(range(COUNT)))()
     task = Task(

@@ -134,7 +134,7 @@ def member_world(other: World, role: Role, number: int, *, node: int = 0, genera
 
 def can_move(job: Job) -> bool:
     """Whether one process can do the work of several: all is in shared memory."""
-    return _has_places(job)
+    return _has_places(job) and job.conduct.hosts_several
 
 
 def can_replace(job: Job) -> bool:

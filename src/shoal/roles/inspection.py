@@ -117,7 +117,7 @@ def _sizes(job: Job, task: Task, train: Any, replica: Replica, made_bytes: int) 
     """Of a job to come."""
     # As its workers will: what follows each other through the model is cut as a task's own micro-batches are.
     task = replace(task, accumulate=task.accumulate * job.conduct.microbatches)
-    schedule = make_schedule(task, train, job.num_slots, job.cluster.places)
+    schedule = make_schedule(task, train, job.num_slots, job.cluster.places, job.conduct.clients)
     test = 0 if task.test is None else len(task.dataset("test"))
     extent = Extent(
         total_steps=schedule.total_steps,

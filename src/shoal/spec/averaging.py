@@ -8,22 +8,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from shoal.errors import SpecError
-from shoal.spec.averaging_footprint import averaged_footprint
+from shoal.spec.averaging_footprint import arena_average_regions, averaged_footprint
 from shoal.spec.checks import require_choice, require_count
+from shoal.spec.clients import SPREAD, ClientRounds, parse_partition
 from shoal.spec.cluster import Cluster
 from shoal.spec.compressing import check_compression
 from shoal.spec.conduct import Claim, Conduct, StateHolder, even_fills
 from shoal.spec.data import Data
-from shoal.spec.footprint import Footprint
+from shoal.spec.footprint import Footprint, MemoryRegion
 from shoal.spec.model_size import CutSize, ModelSize, RunSize
 from shoal.spec.strategy import Only, StrategySpec
 
 if TYPE_CHECKING:
     from shoal.spec.job import Job
 
-RATES = {"mean": 1.0, "momentum": 0.7, "nesterov": 0.7, "adam": 0.01}
+RATES = {"mean": 1.0, "momentum": 0.7, "nesterov": 0.7, "adam": 0.01, "yogi": 0.01}
 """By outer optimizer: its learning rate where none is written."""
-KEPT_OUTSIDE = {"mean": 0, "momentum": 1, "nesterov": 1, "adam": 2}
+KEPT_OUTSIDE = {"mean": 0, "momentum": 1, "nesterov": 1, "adam": 2, "yogi": 2}
 """By outer optimizer: the numbers that it keeps for each element."""
 
 
@@ -68,6 +69,9 @@ class Average(StrategySpec):
         "clip": Only(lambda average: average.agrees_with_all, "where all agree (with=all)"),
         "weight": Only(lambda average: average.agrees_with_all, "where all agree (with=all)"),
         "compress": Only(lambda average: average.agrees_with_all, "where all agree (with=all)"),
+        "prox": Only(lambda average: average.agrees_with_all, "where all agree (with=all)"),
+        "share": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
+        "partition": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
     }
     VIA: ClassVar[tuple[str, ...]] = ("auto", "memory", "sockets", "backend")
 
@@ -75,11 +79,11 @@ class Average(StrategySpec):
     """Steps that each worker takes on its own before all agree."""
     outer: str = "mean"
     """What all agree on: the `mean` of their parameters, or a step of an outer optimizer along the mean of how far
-    they have come: `momentum`, `nesterov` (DiLoCo) or `adam`."""
+    they have come: `momentum`, `nesterov` (DiLoCo), `adam` or `yogi`."""
     rate: float = 0.0
-    """The outer optimizer's learning rate; 0: 0.7, and 0.01 with adam."""
+    """The outer optimizer's learning rate; 0: 0.7, and 0.01 with adam and yogi."""
     momentum: float = 0.9
-    """Of the outer optimizer; with adam its first beta."""
+    """Of the outer optimizer; with adam and yogi the first beta."""
     weight: str = "samples"
     """What a worker counts in the mean: as much as it was trained on (`samples`), or as each other (`even`)."""
     clip: str = "none"
@@ -92,6 +96,14 @@ class Average(StrategySpec):
     compress: str = "none"
     """How differences travel between hosts: `none`, `bf16`, `fp16`, `int8`, `int8:stochastic`, `topk:0.01`,
     `randomk:0.01`, `sign`, `powersgd:4` or `zstd`; what one rounds off comes later."""
+    prox: float = 0.0
+    """How strongly a worker is drawn back, in each of its steps, to what was agreed on last (FedProx)."""
+    clients: int = 0
+    """So many clients are simulated, each with a part of the data that is its own; 0: there are none."""
+    share: float = 1.0
+    """The share of clients that train in a round."""
+    partition: str = SPREAD
+    """Which samples are a client's: an even part (`own`), or by label in drawn proportions (`dirichlet:0.5`)."""
     via: str = "auto"
     """How workers of one host talk: through its `memory` (the default), our own `sockets`, or torch's collectives
     (`backend`, the default on GPUs)."""
@@ -105,6 +117,9 @@ class Average(StrategySpec):
         require_choice("average", "via", self.via, self.VIA)
         Clip.parse(self.clip)
         check_compression(self.compress)
+        self._check_clients()
+        if not (math.isfinite(self.prox) and self.prox >= 0):
+            raise SpecError(f"average: prox must be a number from 0 on, found {self.prox!r}.")
         if not (math.isfinite(self.rate) and self.rate >= 0):
             raise SpecError(
                 f"average: rate must be a number above 0, found {self.rate!r}; leave it out for {RATES}."
@@ -117,6 +132,37 @@ class Average(StrategySpec):
                 "leave one of them out."
             )
 
+    def _check_clients(self) -> None:
+        parse_partition(self.partition)
+        require_count("average", "clients", self.clients, least=0)
+        if not 0 < self.share <= 1:
+            raise SpecError(f"average: share must be above 0 and at most 1, found {self.share!r}.")
+        if not self.clients:
+            return
+        if self.partition == SPREAD:
+            raise SpecError(
+                f"average: clients={self.clients} have samples of their own, but partition=spread mixes them; "
+                "write partition=own or partition=dirichlet:0.5."
+            )
+        if not self.agrees_with_all or not self.shares_memory:
+            raise SpecError(
+                f"average: clients={self.clients} are simulated in the memory of one host, and all agree; leave "
+                "with, after and via out."
+            )
+
+    def clients_on(self, workers: int) -> ClientRounds | None:
+        """Who trains in which round, where there are clients."""
+        if not self.clients:
+            return None
+        return ClientRounds.of(
+            count=self.clients, share=self.share, partition=self.partition, every=self.every, workers=workers
+        )
+
+    def round_steps(self, workers: int) -> int:
+        """Steps from one agreement to the next."""
+        clients = self.clients_on(workers)
+        return self.every if clients is None else clients.steps
+
     @property
     def agrees_with_all(self) -> bool:
         """Whether nobody is left apart after an agreement."""
@@ -127,31 +173,43 @@ class Average(StrategySpec):
         """The learning rate of the outer optimizer."""
         return self.rate or RATES[self.outer]
 
-    def is_agreement(self, step: int) -> bool:
-        """Whether workers agree after this step, in which each was on its own."""
-        return step > self.after and (step - self.after) % self.every == 0
+    @property
+    def shares_memory(self) -> bool:
+        """Whether workers of one host meet in memory that outlives them, where the host can."""
+        return self.via in ("auto", "memory") and not self.after
+
+    def is_agreement(self, step: int, workers: int) -> bool:
+        """Whether so many workers agree after this step, in which each was on its own."""
+        return step > self.after and (step - self.after) % self.round_steps(workers) == 0
 
     def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
         workers = cluster.places
+        in_memory = self.shares_memory and cluster.device == "cpu" and not cluster.is_spread
+        alone = f"with strategy={self} each worker has a model of its own, which nobody else has"
         return Conduct(
             fills=even_fills(workers, workers),
             slots_are_free=False,
             gathers=workers > 1,
             spans_hosts=cluster.device == "cpu" and self.via in ("auto", "sockets"),
-            open_commits=self.every,
+            open_commits=self.round_steps(workers),
+            clients=self.clients_on(workers),
             meets=False,
             state=StateHolder.EACH_WORKER,
             has_one_state=False,
             puts_aside="replica",
+            has_places=in_memory,
+            has_journal=in_memory,
             why={
-                "has_places": f"with strategy={self} each worker has a model of its own, which nobody else has",
+                "has_places": alone,
+                "hosts_several": alone,
                 "slots": f"strategy={self} gives each worker one part of every batch",
                 "meets": f"with strategy={self} each worker takes steps of its own",
             },
         )
 
     def claim(self, workers: int, optimizer: str = "SGD") -> Claim:
-        is_plain = (self.outer, self.weight, self.clip, self.compress) == ("mean", "samples", "none", "none")
+        is_plain = self.outer == "mean" and self.weight == "samples" and not (self.clients or self.prox)
+        is_plain = is_plain and self.clip == self.compress == "none"
         if workers == 1 and is_plain:
             return Claim.SUMS
         return (
@@ -166,6 +224,11 @@ class Average(StrategySpec):
 
     def check(self, job: Job) -> None:
         cluster = job.cluster
+        if self.clients and (cluster.is_spread or cluster.device != "cpu"):
+            raise SpecError(
+                f"Job: clients={self.clients} are simulated in the memory of one host, but on={cluster.on} and "
+                f"device={cluster.device}; use one host and device=cpu."
+            )
         if self.compress != "none" and not cluster.is_spread and self.via != "sockets":
             raise SpecError(
                 f"Job: compress={self.compress} is for what travels between hosts, but on={cluster.on} is one "
@@ -182,9 +245,23 @@ class Average(StrategySpec):
             model,
             run,
             cut or CutSize(),
-            every=self.every,
+            every=self.round_steps(run.workers),
             outer_kept=KEPT_OUTSIDE[self.outer],
             is_gossip=not self.agrees_with_all,
+            in_memory=self._is_in_memory(run),
+        )
+
+    def _is_in_memory(self, run: RunSize) -> bool:
+        return (
+            self.shares_memory
+            and run.shares_memory
+            and (run.workers > 1 or run.is_replaceable or self.clients > 0)
+        )
+
+    def segment_regions(self, model: ModelSize, run: RunSize, cut: CutSize) -> tuple[MemoryRegion, ...]:
+        """What is reserved in the segment that all workers of a host map."""
+        return arena_average_regions(
+            model, run, cut, every=self.round_steps(run.workers), outer_kept=KEPT_OUTSIDE[self.outer]
         )
 
     def for_inference(self) -> StrategySpec:

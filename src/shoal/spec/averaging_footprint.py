@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from shoal.spec.footprint import Flow, Footprint, Medium, Stay
-from shoal.spec.model_size import CutSize, ModelSize, RunSize
+from shoal.spec.data_footprint import COUNTER_BYTES, SUMS_PER_SLOT
+from shoal.spec.footprint import Flow, Footprint, Medium, MemoryRegion, Stay, aligned
+from shoal.spec.model_size import SCALAR_BYTES, TABLES, CutSize, ModelSize, RunSize
 from shoal.spec.whole_footprint import of_worker, talk_regions, whole_footprint
+
+TOLD_BESIDE = 2
+"""Of a step, behind its sums: whether anybody asks to stop, and to save."""
+HEAD_WORDS = 4
+"""Of what a worker leaves: the step, whether it was the last on request, how often all had agreed before, and
+whether its optimizer's state is there."""
+_HEADER_BYTES = 8192
+_NAMED_BYTES = 256
+"""Of a header, for each tensor in it."""
 
 
 def averaged_footprint(
-    model: ModelSize, run: RunSize, cut: CutSize, *, every: int, outer_kept: int, is_gossip: bool
+    model: ModelSize, run: RunSize, cut: CutSize, *, every: int, outer_kept: int, is_gossip: bool, in_memory: bool
 ) -> Footprint:
     """`every`: steps from one agreement to the next; `outer_kept`: numbers that the outer optimizer keeps for each
-    element; `is_gossip`: only neighbours tell each other."""
+    element; `is_gossip`: only neighbours tell each other; `in_memory`: through memory that outlives a worker."""
     size = model.parameters + model.moving
     regions = (
         *whole_footprint(model, run).worker,
@@ -19,15 +29,76 @@ def averaged_footprint(
         of_worker("the outer optimizer's state", outer_kept * model.parameters, Stay.TRAINING),
     )
     sent = 2 * size if is_gossip else 2 * (run.workers - 1) * size // run.workers
+    if in_memory:
+        sent = cut.agreed + state_image_bytes(model, run) + (2 if is_gossip else run.workers) * cut.agreed
     words = "neighbours" if is_gossip else "all workers"
     flow = Flow(
         what=f"parameters, agreed on by {words} every {every} steps",
-        medium=Medium.MEMORY if cut.talk else Medium.NETWORK,
+        medium=Medium.MEMORY if cut.talk or in_memory else Medium.NETWORK,
         num_bytes=sent // every,
     )
     return Footprint(
-        shared=talk_regions(cut),
+        shared=arena_average_regions(model, run, cut, every=every, outer_kept=outer_kept)
+        if in_memory
+        else talk_regions(cut),
         worker=regions,
         workers=run.workers,
         flows=(flow,) if run.workers > 1 else (),
     )
+
+
+def arena_average_regions(
+    model: ModelSize, run: RunSize, cut: CutSize, *, every: int, outer_kept: int
+) -> tuple[MemoryRegion, ...]:
+    """All of the segment: what every worker has left when all met last, and the time before."""
+    places, steps = range(run.workers), run.steps + 1
+    head = 8 * (HEAD_WORDS + run.workers)
+    tables = {
+        "counters": COUNTER_BYTES * num_marks(run.workers),
+        "words": 8 * run.workers * num_rows(every) * word_columns(run.workers, run.slots),
+        "losses": 8 * steps,
+        "counts": 4 * run.slots * steps,
+        "table": run.table,
+        **{f"head/{place}/{half}": head for place in places for half in (0, 1)},
+    }
+    left = {f"values/{place}/{half}": cut.agreed for place in places for half in (0, 1)}
+    left |= {f"numbers/{place}/{half}": model.moving for place in places for half in (0, 1)}
+    left |= {f"state/{place}/{half}": state_image_bytes(model, run) for place in places for half in (0, 1)}
+    agreed = {f"agreed/{half}": cut.agreed for half in (0, 1)}
+    outer = {f"outer/{half}": outer_kept * cut.agreed + (outer_kept > 0) * _HEADER_BYTES for half in (0, 1)}
+    return (
+        *(MemoryRegion(name=name, what=TABLES, num_bytes=size) for name, size in tables.items()),
+        *(
+            MemoryRegion(name=name, what="what each worker has left for who follows it", num_bytes=size)
+            for name, size in left.items()
+        ),
+        *(
+            MemoryRegion(name=name, what="what all agreed on, for who follows", num_bytes=size)
+            for name, size in (agreed | outer).items()
+        ),
+    )
+
+
+def num_marks(places: int) -> int:
+    """Counters: two for all, three for each place."""
+    return 2 + 3 * places
+
+
+def num_rows(every: int) -> int:
+    """Steps whose words stay: nobody is further ahead of anybody than the end of the next round."""
+    return 2 * every + 2
+
+
+def word_columns(workers: int, slots: int) -> int:
+    """What a worker tells of a step: its sums, wishes, what it counts, and the samples of its slots."""
+    return SUMS_PER_SLOT + TOLD_BESIDE + workers + slots
+
+
+def state_image_bytes(model: ModelSize, run: RunSize) -> int:
+    """Room for what one worker's optimizer keeps, with a header that says what it is."""
+    if model.whole_state is not None:
+        return run.image
+    tensors = len(model.trained) * (model.kept + model.scalars)
+    values = sum(model.kept * aligned(size) for size in model.trained)
+    scalars = len(model.trained) * model.scalars * aligned(SCALAR_BYTES)
+    return _HEADER_BYTES + _NAMED_BYTES * tensors + values + scalars

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
+from shoal.spec.clients import ClientRounds
+
 
 class Claim(Enum):
     """How close to one process a strategy says it is; `verify` judges it by that."""
@@ -82,6 +84,8 @@ class Conduct:
     groups of layers, `replica`, of workers whose models are their own, or `unsent`, of what compression left."""
     has_places: bool = False
     """The work is cut into places in memory that all workers of a host share: any process can host any of them."""
+    hosts_several: bool = False
+    """A process can host several places, so that one does the work of another besides its own."""
     has_journal: bool = False
     """Who takes the place of one that died can finish its step."""
     spans_hosts: bool = False
@@ -110,6 +114,8 @@ class Conduct:
     draws_otherwise: bool = False
     """Several processes compute one pass, so that the model draws other random numbers than in one."""
     width: Width | None = None
+    clients: ClientRounds | None = None
+    """Whose samples a slot takes, where they are those of clients that are simulated in turn."""
     preprocess: int = 0
     """Processes of each worker that prepare samples."""
     why: Mapping[str, str] = field(default_factory=dict)

@@ -131,9 +131,11 @@ class Data(StrategySpec):
         if self.batchnorm == "sync":
             why["can_skip"] = "batchnorm=sync needs them all in every pass; use batchnorm=local"
             why["has_whole_passes"] = "batchnorm=sync has workers meet inside of it; use batchnorm=local"
+        has_places = self.shares_memory and self.via != "chain" and cluster.device == "cpu"
         return Conduct(
             fills=self._fills(cluster.places, slots),
-            has_places=self.shares_memory and self.via != "chain" and cluster.device == "cpu",
+            has_places=has_places,
+            hosts_several=has_places,
             has_journal=self.journal and self.via != "chain",
             can_skip=self.batchnorm != "sync",
             has_whole_passes=self.batchnorm != "sync",

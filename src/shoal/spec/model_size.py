@@ -97,6 +97,8 @@ class CutSize:
     """Where layers are cut by width: the share of the parameters that all of them have whole."""
     talk: int = 0
     """Bytes of the host's memory through which workers talk; none where they use sockets."""
+    agreed: int = 0
+    """Bytes of what workers agree on now and then, as long vectors."""
 
     @property
     def pieces(self) -> int:

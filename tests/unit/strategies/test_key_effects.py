@@ -238,7 +238,7 @@ def agreements(written: str) -> list[int]:
     """After which of the first steps all agree."""
     spec = parse_strategy(written)
     assert isinstance(spec, Average)
-    return [step for step in range(1, 11) if spec.is_agreement(step)]
+    return [step for step in range(1, 11) if spec.is_agreement(step, 2)]
 
 
 def met_by_each(written: str) -> Any:
@@ -367,7 +367,22 @@ EFFECTS = [
 
 IN_REAL_RUNS = {
     **dict.fromkeys(
-        [f"average.{key}" for key in ("outer", "rate", "momentum", "weight", "clip", "compress", "via")],
+        [
+            f"average.{key}"
+            for key in (
+                "outer",
+                "rate",
+                "momentum",
+                "weight",
+                "clip",
+                "compress",
+                "via",
+                "prox",
+                "clients",
+                "share",
+                "partition",
+            )
+        ],
         "equivalence/test_average.py",
     ),
     "ps.standby": "integration/launch/test_several_hosts.py",
@@ -439,6 +454,7 @@ def test_keys_of_one_axis_are_those_of_a_mesh() -> None:
         ("ps:push=parameters,overlap=on", "overlap=on acts only where each gradient is pushed by itself"),
         ("mesh:tensor=2,stage=1", "stage=1 acts only with shard=2 or more"),
         ("average:rate=0.5", "rate=0.5 acts only with an outer optimizer"),
+        ("average:share=0.5", "share=0.5 acts only with clients"),
         ("average:with=ring,clip=norm:1", "clip=norm:1 acts only where all agree"),
         ("average:with=pairs,outer=adam", "outer=adam acts only where all agree"),
         ("layer:every=3", "every=3 acts only where layers take turns"),

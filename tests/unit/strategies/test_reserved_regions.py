@@ -17,6 +17,7 @@ from shoal.roles.memory.sizing import size_up
 from shoal.spec import Cluster, Job, ParameterServer, Task, World
 from shoal.spec.footprint import Footprint, MemoryRegion
 from shoal.strategies import make_strategy
+from shoal.strategies.average.arena import ArenaAverage
 from shoal.strategies.base import Company, Extent, Setting
 from shoal.strategies.data.arena import ArenaData
 from shoal.strategies.ps.served import Served
@@ -108,6 +109,19 @@ def test_workers_that_share_memory(
     assert found.mapped_bytes == found.shared_bytes + sum(
         Footprint(shared=(region,)).mapped_bytes for region in found.shared if not region.is_used
     )
+    opened.close()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("strategy", ["average:every=3", "average:every=2,outer=adam", "average:with=ring"])
+def test_workers_that_leave_what_they_have_when_they_meet(optimizer: str, strategy: str) -> None:
+    task = make_task(optimizer)
+    job = Job(target="x.py", strategy=strategy, cluster=Cluster(workers=WORKERS))
+    world = World(world_size=WORKERS)
+    opened = make_strategy(job.spec, world, WORKERS)
+    assert isinstance(opened, ArenaAverage)
+    opened.open(Replica(task), Setting(world=world, conduct=job.conduct, extent=EXTENT))
+    check_mapped(opened._memory.segment, footprint_of(task, job).shared)
     opened.close()
 
 

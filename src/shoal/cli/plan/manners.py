@@ -60,9 +60,12 @@ def _data_on_failure(job: Job) -> str:
         return without_successors(job)
     if job.on_failure == "shrink":
         return "When a worker dies, the others finish its step and do its work from then on; no bit changes."
+    return f"A worker that dies is replaced by {_successor(job)}, which finishes its step; no bit changes."
+
+
+def _successor(job: Job) -> str:
     spares = job.cluster.spares
-    successor = f"one of {plural(spares, 'spare')}" if spares else "a fresh process"
-    return f"A worker that dies is replaced by {successor}, which finishes its step; no bit changes."
+    return f"one of {plural(spares, 'spare')}" if spares else "a fresh process"
 
 
 def _layer_manner(job: Job) -> Manner:
@@ -88,8 +91,13 @@ def _layer_meaning(spec: Layer, workers: int) -> str:
 
 
 def _average_manner(job: Job) -> Manner:
+    meaning = _average_meaning(Average.of(job), job.cluster.places)
+    if not job.replaces or not can_replace(job):
+        return Manner(meaning=meaning, on_failure=without_successors(job))
     return Manner(
-        meaning=_average_meaning(Average.of(job), job.cluster.places), on_failure=without_successors(job)
+        meaning=meaning,
+        on_failure=f"A worker that dies is replaced by {_successor(job)}, which takes its steps since all met "
+        "last again; no bit changes.",
     )
 
 
@@ -97,6 +105,11 @@ def _average_meaning(spec: Average, workers: int) -> str:
     first = f"After {plural(spec.after, 'synchronous step')}, " if spec.after else ""
     steps = plural(spec.every, "step")
     each = f"each of {plural(workers, 'worker')} takes {steps} on its own part of the batches"
+    if (clients := spec.clients_on(workers)) is not None:
+        each = (
+            f"each of {plural(workers, 'worker')} simulates {clients.per_worker} of "
+            f"{plural(spec.clients, 'client')} in turn, which take {steps} on samples of their own"
+        )
     match spec.with_:
         case "all":
             what = (

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from typing import ClassVar
 
 import torch
 
 from shoal.comm.codec import Frame
 from shoal.comm.compression.base import take_tensor
-from shoal.comm.compression.chance import KeyedChance, generator_of
+from shoal.comm.compression.by_chance import ByChance
+from shoal.comm.compression.chance import generator_of
 from shoal.comm.compression.lossy import Lossy
 
 BLOCK = 1024
@@ -57,23 +58,8 @@ class Int8(Lossy):
             block_values.copy_(block_steps).mul_(block_scales)
 
 
-class StochasticInt8(Int8):
+class StochasticInt8(ByChance, Int8):
     """Rounds up or down by chance, the likelier the nearer, so that the mean over calls is the tensor."""
-
-    def __init__(self, text: str, *, error_feedback: bool = True) -> None:
-        super().__init__(text, error_feedback=error_feedback)
-        self._chance = KeyedChance()
-
-    def forget(self, key: Hashable) -> None:
-        super().forget(key)
-        self._chance.forget(key)
-
-    def remembered(self) -> dict[str, torch.Tensor]:
-        return super().remembered() | self._chance.remembered()
-
-    def remember(self, state: Mapping[str, torch.Tensor]) -> None:
-        super().remember(state)
-        self._chance.remember(state)
 
     def _rounded(self, key: Hashable, steps: torch.Tensor) -> torch.Tensor:
         chances = torch.rand(steps.shape, generator=generator_of(self._chance.seed(key)), dtype=steps.dtype)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import ClassVar
 
 import torch
 
 from shoal.comm.codec import Frame
 from shoal.comm.compression.base import take_tensor
-from shoal.comm.compression.chance import KeyedChance, generator_of
-from shoal.comm.compression.lossy import Lossy
+from shoal.comm.compression.by_chance import ByChance
+from shoal.comm.compression.chance import generator_of
 from shoal.errors import ProtocolError
 
 
-class RandomK(Lossy):
+class RandomK(ByChance):
     """The given fraction of a tensor, at least one element, others in every call.
 
     Without feedback they are sent larger, by as much as they are fewer, so that the mean over calls is the tensor.
@@ -26,18 +26,6 @@ class RandomK(Lossy):
     def __init__(self, text: str, fraction: float, *, error_feedback: bool = True) -> None:
         super().__init__(text, error_feedback=error_feedback)
         self._fraction = fraction
-        self._chance = KeyedChance()
-
-    def forget(self, key: Hashable) -> None:
-        super().forget(key)
-        self._chance.forget(key)
-
-    def remembered(self) -> dict[str, torch.Tensor]:
-        return super().remembered() | self._chance.remembered()
-
-    def remember(self, state: Mapping[str, torch.Tensor]) -> None:
-        super().remember(state)
-        self._chance.remember(state)
 
     def packed_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return torch.int64.itemsize + self._num_kept(shape) * dtype.itemsize

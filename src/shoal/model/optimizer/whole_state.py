@@ -158,6 +158,20 @@ class StateImage:
     def read(self, optimizer: torch.optim.Optimizer) -> tuple[int, Any]:
         """Let an optimizer of the same parameters keep what is here; the step after which it was left, and what is
         beside it."""
+        step, beside, plain, tensors = self._opened()
+        put_together(optimizer, plain, tensors)
+        return step, beside
+
+    def named(self, replica: Replica) -> dict[str, torch.Tensor]:
+        """`parameter/key -> tensor`, where they lie: what is here of parameters of this replica."""
+        _, _, plain, tensors = self._opened()
+        return by_name(plain, tensors, replica)
+
+    def beside(self) -> Any:
+        """What is beside the state."""
+        return self._opened()[1]
+
+    def _opened(self) -> tuple[int, Any, Any, list[torch.Tensor]]:
         length = int(self.memory[:8].view(torch.int64)[0])
         head = self.memory[_ALIGN : _ALIGN + length].numpy().tobytes()
         step, beside, plain, looks = msgpack.unpackb(head)
@@ -165,8 +179,7 @@ class StateImage:
         for dtype, shape, stride in looks:
             tensors.append(self._view(at, getattr(torch, dtype), shape, stride))
             at += _aligned(tensors[-1].nbytes)
-        put_together(optimizer, plain, tensors)
-        return int(step), beside
+        return int(step), beside, plain, tensors
 
     def _view(self, at: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
         count = torch.Size(shape).numel()

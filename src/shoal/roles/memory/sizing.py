@@ -101,7 +101,7 @@ def size_of_pass(job: Job, task: Task) -> PassSize | None:
 
 def first_microbatch(job: Job, task: Task, train: Any) -> Any:
     """The first samples, as many as a worker computes at a time."""
-    schedule = make_schedule(task, train, job.num_slots, job.cluster.places)
+    schedule = make_schedule(task, train, job.num_slots, job.cluster.places, job.conduct.clients)
     count = max(1, schedule.batch_size // (job.num_slots * task.accumulate))
     samples = schedule.order.samples(0, 0, min(count, schedule.order.length))
     return Feed(task, train, numerics=job.numerics).batch(samples)

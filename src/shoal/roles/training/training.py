@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from shoal.datasets import Stream
 from shoal.datasets.iterated import ByPosition
 from shoal.errors import SpecError, TaskError
 from shoal.feed.feed import Feed
@@ -13,6 +16,7 @@ from shoal.feed.parts import Part
 from shoal.feed.shipping import ShippedSet, open_dataset
 from shoal.ledger import Cut, Schedule, Sizes, make_order
 from shoal.ledger.book import Book, CutLog
+from shoal.ledger.clients import ClientOrder, split_by_label, split_evenly
 from shoal.model.gathering import refuse_from_now_on
 from shoal.model.parking.building import Parking
 from shoal.model.replica import Replica
@@ -27,14 +31,17 @@ from shoal.roles.training.checkpointing import Checkpointing
 from shoal.roles.training.mean_check import MeanCheck
 from shoal.roles.training.witness import Witness
 from shoal.spec import Conduct, Task, World
+from shoal.spec.clients import ClientRounds
 from shoal.spec.features import GATHER
 from shoal.spec.step_form import StepForm
 from shoal.step.work import Work
 from shoal.strategies.base import Extent, Strategy, handover_of
 
 
-def make_schedule(task: Task, train: Any, slots: int, workers: int) -> Schedule:
-    """The steps of a task on its train set, each cut into slots."""
+def make_schedule(
+    task: Task, train: Any, slots: int, workers: int, clients: ClientRounds | None = None
+) -> Schedule:
+    """The steps of a task on its train set, each cut into slots; `clients`: whose samples these take."""
     batch_size = task.batch_size * (workers if task.batch_per_worker else 1)
     if batch_size < slots:
         raise TaskError(
@@ -42,6 +49,8 @@ def make_schedule(task: Task, train: Any, slots: int, workers: int) -> Schedule:
             "workers take; use a larger batch_size or fewer workers."
         )
     order = make_order(task, train, batch_size)
+    if clients is not None:
+        order = _order_of_clients(task, train, batch_size, slots, clients)
     length = order.length // batch_size * batch_size if task.drop_last else order.length
     if not length:
         raise TaskError(
@@ -49,6 +58,28 @@ def make_schedule(task: Task, train: Any, slots: int, workers: int) -> Schedule:
             f"none is left at batch_size={batch_size}; use a smaller batch_size."
         )
     return Schedule(length, batch_size, slots, task.epochs, task.max_steps, order)
+
+
+def _order_of_clients(task: Task, train: Any, batch_size: int, slots: int, clients: ClientRounds) -> ClientOrder:
+    if batch_size % slots:
+        raise TaskError(
+            f"Task: batch_size={batch_size} is that of {slots} clients at a time, which all have one of the same "
+            f"size; let it be a multiple of {slots}."
+        )
+    if task.sampler is not None or isinstance(train, (Stream, ByPosition)):
+        what = "a sampler chooses its samples" if task.sampler is not None else "it is read forward only"
+        raise TaskError(f"Task: clients take samples of their own in any order, but {what}; leave that out.")
+    count = len(train)
+    if count < clients.count:
+        raise TaskError(
+            f"Task: the train set has {count} samples, and {clients.count} clients need one each; use fewer."
+        )
+    if clients.skew is None:
+        parts = split_evenly(count, clients.count, task.seed)
+    else:
+        labels = np.array([int(train[number][1]) for number in range(count)])
+        parts = split_by_label(labels, clients.count, clients.skew, task.seed)
+    return ClientOrder(parts, clients, batch_size=batch_size, slots=slots, seed=task.seed)
 
 
 def _check_readable(task: Task, train: Any, conduct: Conduct, loaders: int) -> None:
@@ -91,7 +122,7 @@ class Training:
         sets = [train]
         loaders = task.loaders or conduct.preprocess
         _check_readable(task, train, conduct, loaders)
-        self.schedule = make_schedule(task, train, slots, world.world_size)
+        self.schedule = make_schedule(task, train, slots, world.world_size, conduct.clients)
         order = self.schedule.order
         # Its processes are forked here: they hold nothing of a model, and few threads run yet.
         self._feed = Feed(

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from shoal.arena import supported
 from shoal.spec import Average, World
 from shoal.strategies.base import Strategy
 
 
 def make(spec: Average, world: World, slots: int, *, replaceable: bool = False) -> Strategy:
-    """One worker with a model of its own."""
+    """One worker with a model of its own; in memory that outlives it, where there is some and any can follow."""
+    is_alone = world.world_size == 1 and not replaceable and not spec.clients
+    if spec.shares_memory and world.device == "cpu" and not world.is_spread and not is_alone and supported():
+        from shoal.strategies.average.arena import ArenaAverage
+        from shoal.strategies.average.federated import FederatedAverage
+
+        return FederatedAverage(spec) if spec.clients else ArenaAverage(spec)
     from shoal.strategies.average.strategy import AveragedModel
 
     return AveragedModel(spec)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -34,20 +34,27 @@ def _partner(index: int, size: int, number: int) -> int | None:
 
 
 @torch.no_grad()
-def agree_with(group: Group, peers: Sequence[int], own: Vectors) -> None:
-    """Make these values, in place, the mean of one's own and those that the peers have."""
-    everybody = sorted([*peers, group.index])
+def agree_with(group: Group, peers: Sequence[int], own: Vectors) -> Vectors:
+    """The mean of one's own values and those that the peers have."""
+    found: dict[int, Vectors] = {peer: {} for peer in peers}
     for kind, vector in own.items():
         content = vector.detach().to("cpu", copy=True)
         for peer in peers:
             group.send(content, peer)  # nobody changes it, so nobody need wait until it has left
-        found = {group.index: content}
         for peer in peers:
-            found[peer] = torch.empty_like(content)
-            group.receive(found[peer], peer).wait()
+            found[peer][kind] = torch.empty_like(content)
+            group.receive(found[peer][kind], peer).wait()
+    return mean_with(found, own)
+
+
+@torch.no_grad()
+def mean_with(others: Mapping[int, Mapping[torch.dtype, torch.Tensor]], own: Vectors) -> Vectors:
+    """The mean of one's own values and these others', in the order of their numbers."""
+    mean = Vectors()
+    for kind, vector in own.items():
         # Differences, so that what nobody changed stays what it is, to the bit.
-        change = torch.zeros_like(content)
-        for peer in everybody:
-            if peer != group.index:
-                change.add_(found[peer].sub_(content), alpha=1 / len(everybody))
-        own[kind].add_(change.to(vector.device))
+        change = torch.zeros_like(vector)
+        for peer in sorted(others):
+            change.add_(others[peer][kind].to(vector.device) - vector, alpha=1 / (1 + len(others)))
+        mean[kind] = vector + change
+    return mean

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -34,44 +34,73 @@ class OuterStep:
 
     def __init__(self, spec: Average, agreed: Vectors) -> None:
         self._agreed = agreed
-        self._optimizer = _optimizer(spec, agreed)
+        self.optimizer = _optimizer(spec, agreed)
+        """None where what all have in the mean is what they agree on."""
 
     @torch.no_grad()
     def take(self, mean: Mapping[torch.dtype, torch.Tensor]) -> None:
         """`mean`: of all differences, which this may write into."""
-        if self._optimizer is None:
+        if self.optimizer is None:
             for kind, vector in self._agreed.items():
                 vector.add_(mean[kind])
             return
         for kind, vector in self._agreed.items():
             vector.grad = mean[kind].neg_()
-        self._optimizer.step()
+        self.optimizer.step()
         for vector in self._agreed.values():
             vector.grad = None
 
     def state(self) -> dict[str, torch.Tensor]:
         """What the outer optimizer keeps, by kind of number and its own name for it."""
-        if self._optimizer is None:
+        if self.optimizer is None:
             return {}
         return {
-            f"{_name(kind)}/{key}": value
+            f"{kind_name(kind)}/{key}": value
             for kind, vector in self._agreed.items()
-            for key, value in self._optimizer.state.get(vector, {}).items()
+            for key, value in self.optimizer.state.get(vector, {}).items()
             if isinstance(value, torch.Tensor)
         }
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on with what `state` gave."""
-        if self._optimizer is None:
+        if self.optimizer is None:
             return
         for kind, vector in self._agreed.items():
-            prefix = f"{_name(kind)}/"
+            prefix = f"{kind_name(kind)}/"
             keys = {path.removeprefix(prefix): one for path, one in state.items() if path.startswith(prefix)}
             if keys:
-                self._optimizer.state[vector] = {
+                self.optimizer.state[vector] = {
                     key: value.to(vector.device if value.dim() else "cpu", copy=True)
                     for key, value in keys.items()
                 }
+
+
+class YogiStep(torch.optim.Optimizer):
+    """Adam whose second moment goes towards the squared gradient by steps that do not grow with its distance."""
+
+    def __init__(
+        self, params: Iterable[torch.Tensor], *, lr: float, betas: tuple[float, float], eps: float
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                state = self.state[param]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float64)
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
+                state["step"] += 1
+                squared, taken = param.grad * param.grad, float(state["step"])
+                state["exp_avg"].lerp_(param.grad, 1 - first)
+                sign = torch.sign(state["exp_avg_sq"] - squared)
+                state["exp_avg_sq"].addcmul_(sign, squared, value=second - 1)
+                root = (state["exp_avg_sq"] / (1 - second**taken)).sqrt_().add_(group["eps"])
+                param.addcdiv_(state["exp_avg"], root, value=-group["lr"] / (1 - first**taken))
 
 
 def _optimizer(spec: Average, agreed: Vectors) -> torch.optim.Optimizer | None:
@@ -80,11 +109,14 @@ def _optimizer(spec: Average, agreed: Vectors) -> torch.optim.Optimizer | None:
         case "momentum" | "nesterov":
             is_nesterov = spec.outer == "nesterov" and spec.momentum > 0
             return torch.optim.SGD(vectors, lr=spec.outer_rate, momentum=spec.momentum, nesterov=is_nesterov)
+        case "yogi":
+            return YogiStep(vectors, lr=spec.outer_rate, betas=(spec.momentum, _ADAM_SECOND), eps=_ADAM_LEAST)
         case "adam":
             betas = (spec.momentum, _ADAM_SECOND)
             return torch.optim.Adam(vectors, lr=spec.outer_rate, betas=betas, eps=_ADAM_LEAST)
     return None
 
 
-def _name(kind: torch.dtype) -> str:
+def kind_name(kind: torch.dtype) -> str:
+    """As a path has it."""
     return str(kind).removeprefix("torch.")

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
+from shoal.spec.averaging_footprint import TOLD_BESIDE
 from shoal.spec.task import MOST_LOSS_PARTS
 from shoal.step.compute import Sums, check_weight
 from shoal.step.work import Work
 from shoal.strategies.base import StepResult, step_result
 
 _SUMS = len(Sums().values)
-_FLAGS = 2
-"""Behind the sums: whether anybody asks to stop, and to save."""
+_FLAGS = TOLD_BESIDE
 
 
 class StepOfRound:
@@ -56,6 +56,10 @@ class Rounds:
         """By worker: what its steps count that were taken since the last agreement, as far as all have spoken."""
         self.names: Callable[[], Sequence[str]] = tuple
         self.facts: Callable[[], Mapping[str, Any]] = dict
+        self.note: Callable[[int, StepResult], None] = lambda step, result: None
+        """Told of every step when all have spoken of it."""
+        self.is_last = False
+        """Whether somebody asked, when all spoke last, that this be the end."""
 
     def add(self, own: StepResult, work: Work) -> StepOfRound:
         """This worker has taken a step."""
@@ -77,6 +81,7 @@ class Rounds:
         sums, flags, weights, counts = table.split([_SUMS, _FLAGS, len(self.weights), self._slots], dim=1)
         self.weights += weights.sum(0)
         stop, save = (bool(flag) for flag in flags.sum(0).tolist())
+        self.is_last = stop
         last = self._open[-1]
         for step, values, used in zip(self._open, sums.tolist(), counts.tolist(), strict=True):
             check_weight(step.work, sums_of_all := Sums.of(values))
@@ -85,6 +90,7 @@ class Rounds:
             step.resolve(
                 replace(found, stop=stop and step is last, save=save and step is last, facts=self.facts())
             )
+            self.note(step.work.step, found)
         self._open = []
 
     def _row(self, step: StepOfRound) -> torch.Tensor:

@@ -23,10 +23,10 @@ from shoal.spec import Average, Data
 from shoal.spec.averaging import Clip
 from shoal.step.work import Work
 from shoal.strategies.average.gossip import agree_with, neighbours
-from shoal.strategies.average.outer import OuterStep, clip_
+from shoal.strategies.average.outer import OuterStep, clip_, kind_name
 from shoal.strategies.average.rounds import Rounds
 from shoal.strategies.average.values import AgreedValues
-from shoal.strategies.base import Commit, Fill, Setting, WholeModel
+from shoal.strategies.base import Commit, Fill, Setting, StepResult, WholeModel
 from shoal.strategies.data.collective import CollectiveData
 from shoal.strategies.data.single import SingleProcess
 from shoal.strategies.groups.kept_apart import OF_ALL, KeptApart
@@ -45,6 +45,7 @@ class AveragedModel(WholeModel):
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica, self._setting = replica, setting
         self._group = group = open_group(self._spec.via, setting)
+        self._index, self._size = group.index, group.size
         self._sums = make_sums(self._spec.compress, group, setting)
         self._rounds = Rounds(group.index, group.size, setting.slots, group.all_reduce_)
         self._rounds.names = lambda: replica.loss_parts.names
@@ -53,6 +54,7 @@ class AveragedModel(WholeModel):
         self._together: CollectiveData | None = None
         """Takes the first steps, where these are synchronous."""
         self._take_up(replica)
+        self._begin_alike(replica)
         if self._step < self._spec.after:
             self._together = CollectiveData(Data(via="ring"), group)
             self._together.open(replica, setting)
@@ -60,22 +62,25 @@ class AveragedModel(WholeModel):
             self._go_apart()
 
     def _take_up(self, replica: Replica) -> None:
-        """Begin where the checkpoint's workers were, or all alike."""
-        kept, group = KeptApart("replica", replica.start.aside), self._group
+        """Begin where the checkpoint's workers were."""
+        kept = KeptApart("replica", replica.start.aside)
         weights = kept.of(OF_ALL, "round").get("weights")
         self._saved_workers = 0 if weights is None else len(weights)
         """How many workers have left their state in the checkpoint."""
         if self._saved_workers:
-            self._whose = group.index % self._saved_workers
+            self._whose = self._index % self._saved_workers
             if self._whose:  # the first one's state is where any strategy finds it
                 replica.start = replace(replica.start, optimizer=kept.of(self._whose, "state"))
             if (scaled := kept.of(self._whose, "precision").get("values")) is not None:
                 replica.precision.adopt(HalfState.of(scaled.tolist()))
+
+    def _begin_alike(self, replica: Replica) -> None:
+        """Where there is no checkpoint, all begin from what the first one has made."""
         if replica.start.model is None:
             values = AgreedValues(replica)
             found = values.read()
             for vector in found.values():
-                group.broadcast_(vector)
+                self._group.broadcast_(vector)
             values.write(found)
 
     def _go_apart(self) -> None:
@@ -92,14 +97,24 @@ class AveragedModel(WholeModel):
         self._agreed: Vectors = self._values.read() if self._spec.agrees_with_all else {}
         """What all have agreed on last."""
         self._outer = OuterStep(self._spec, self._values.params_of(self._agreed) if self._agreed else {})
+        if self._spec.prox:
+            self._replica.optimizer.register_step_pre_hook(self._draw_back)
         self._is_apart = not self._spec.agrees_with_all and self._step > 0
         """Whether workers have other models than they agreed on last."""
         if self._saved_workers:
             self._go_on()
 
+    @torch.no_grad()
+    def _draw_back(self, *_: object) -> None:
+        """Before a step: the gradient of half the squared distance from what was agreed on last, too."""
+        for span, param in zip(self._values.params, self._replica.trained.values(), strict=True):
+            if param.grad is not None:
+                distance = param.detach().to(span.kind) - span.of(self._agreed)
+                param.grad.add_(distance.to(param.grad.dtype), alpha=self._spec.prox)
+
     def _go_on(self) -> None:
         """Take up, from the checkpoint, how far this worker was in its round."""
-        kept, size = KeptApart("replica", self._replica.start.aside), self._group.size
+        kept, size = KeptApart("replica", self._replica.start.aside), self._size
         self._outer.load(kept.of(OF_ALL, "outer"))
         if self._saved_workers != size:
             if self._setting.world.is_first:
@@ -108,13 +123,16 @@ class AveragedModel(WholeModel):
                     "begin from the mean of their models, with their optimizers' states in turn"
                 )
             return
-        self._sums.load(kept.of(self._whose, "unsent"))
+        self._load_unsent(kept.of(self._whose, "unsent"))
         self._rounds.weights.copy_(kept.of(OF_ALL, "round")["weights"])
         if values := _by_kind(kept.of(self._whose, "value")):
             self._values.write(values)
             self._is_apart = True
         for kind, vector in _by_kind(kept.of(OF_ALL, "agreed")).items():
             self._agreed[kind].copy_(vector)
+
+    def _load_unsent(self, unsent: Mapping[str, torch.Tensor]) -> None:
+        self._sums.load(unsent)
 
     def take(self, work: Work) -> Commit:
         self._step = work.step
@@ -123,16 +141,20 @@ class AveragedModel(WholeModel):
             return self._together.take(work)
         if self._together is not None:
             self._go_apart()
-        # What a part counts among all others does not matter to who is on its own.
-        own = replace(work, parts=tuple(replace(part, total_weight=None) for part in work.parts))
-        step = self._rounds.add(self._alone.take(own).result(), work)
+        step = self._rounds.add(self._take_alone(work), work)
         self._is_apart = True
-        if self._spec.is_agreement(work.step):
+        if self._spec.is_agreement(work.step, self._size):
             self._block()
             self._rounds.settle()
             self._agree()
             self._group.barrier()  # this may be the last step: nobody leaves before all have what it sent
         return step
+
+    def _take_alone(self, work: Work) -> StepResult:
+        """A step of this worker's own."""
+        # What a part counts among all others does not matter to who is on its own.
+        own = replace(work, parts=tuple(replace(part, total_weight=None) for part in work.parts))
+        return self._alone.take(own).result()
 
     def _block(self) -> None:
         if self._setting.company.on_block is not None:
@@ -144,19 +166,28 @@ class AveragedModel(WholeModel):
         """The end of a round: one model for all, or one that is closer to those of the neighbours."""
         shares = self._shares()
         if not self._spec.agrees_with_all:
-            number = (self._step - self._spec.after) // self._spec.every - 1
             own = self._values.read()
-            agree_with(self._group, neighbours(self._spec.with_, self._group.index, self._group.size, number), own)
-            self._values.write(own)
+            self._values.write(agree_with(self._group, self._peers_of(self._index), own))
         elif shares is not None:
-            mean = self._mean_difference(shares, clip=self._clip, sums=self._sums)
-            params = self._values.params_of(mean)
-            for kind, vector in self._agreed.items():  # buffers, which are no optimizer's
-                count = self._values.num_params.get(kind, 0)
-                vector[count:].add_(mean[kind][count:])
-            self._outer.take(params)
-            self._values.write(self._agreed)
+            self._take_outer_step(self._mean_difference(shares, clip=self._clip, sums=self._sums))
             self._take_whole_numbers()
+        self._end_round()
+
+    def _peers_of(self, index: int) -> list[int]:
+        """With whom a worker agrees now, where not all do."""
+        number = (self._step - self._spec.after) // self._spec.round_steps(self._size) - 1
+        return neighbours(self._spec.with_, index, self._size, number)
+
+    @torch.no_grad()
+    def _take_outer_step(self, mean: Vectors) -> None:
+        """From the mean of how far all have come."""
+        for kind, vector in self._agreed.items():  # buffers, which are no optimizer's
+            count = self._values.num_params.get(kind, 0)
+            vector[count:].add_(mean[kind][count:])
+        self._outer.take(self._values.params_of(mean))
+        self._values.write(self._agreed)
+
+    def _end_round(self) -> None:
         self._rounds.weights.zero_()
         if self._spec.agrees_with_all:
             self._is_apart = False
@@ -175,7 +206,7 @@ class AveragedModel(WholeModel):
             vector.sub_(self._agreed[kind])
         clip_(self._values.params_of(found), clip)
         for vector in found.values():
-            vector.mul_(float(shares[self._group.index]))
+            vector.mul_(float(shares[self._index]))
         sums.all_reduce_(found, self._values.params)
         return found
 
@@ -203,7 +234,7 @@ class AveragedModel(WholeModel):
     @property
     def _is_whole(self) -> bool:
         """Whether all workers have the same model, or this one is alone."""
-        return self._together is not None or not self._is_apart or self._group.size == 1
+        return self._together is not None or not self._is_apart or self._size == 1
 
     def _mean_model(self, own: Vectors) -> Vectors:
         if self._agreed:
@@ -213,7 +244,7 @@ class AveragedModel(WholeModel):
             plain = make_sums("none", self._group, self._setting)
             change = self._mean_difference(shares, clip=None, sums=plain)
             return {kind: vector + change[kind] for kind, vector in self._agreed.items()}
-        mean = {kind: vector / self._group.size for kind, vector in own.items()}
+        mean = {kind: vector / self._size for kind, vector in own.items()}
         for vector in mean.values():
             self._group.all_reduce_(vector)
         return mean
@@ -221,7 +252,7 @@ class AveragedModel(WholeModel):
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         table = torch.zeros(shape, dtype=torch.float64)
         with self._mean_in_use():
-            fill(table, self._group.index)
+            fill(table, self._index)
         return self._group.all_reduce_(table)  # each row is somebody's, and zero elsewhere
 
     def model_stream(self, replica: Replica) -> TensorStream:
@@ -231,8 +262,7 @@ class AveragedModel(WholeModel):
         if self._is_whole:
             return own
         with self._mean_in_use():
-            first = self._group.is_first
-            found = [(name, one.detach().clone()) for name, one in own.tensors if first]
+            found = [(name, one.detach().clone()) for name, one in own.tensors if self._index == 0]
         return replace(own, tensors=iter(found))
 
     def snapshot(self) -> dict[str, torch.Tensor]:
@@ -241,7 +271,7 @@ class AveragedModel(WholeModel):
 
     def state_stream(self) -> TensorStream:
         """The first worker's, and what all others have aside."""
-        index, replica = self._group.index, self._replica
+        index, replica = self._index, self._replica
         aside = {f"{index}/state/{path}": one for path, one in self.snapshot().items() if index}
         if replica.precision.scales:
             values = torch.tensor(replica.precision.state.values, dtype=torch.float64)
@@ -253,30 +283,32 @@ class AveragedModel(WholeModel):
         return KeptApart("replica", aside).stream(self.snapshot(), self._group)
 
     def _kept_apart(self) -> dict[str, torch.Tensor]:
-        index = self._group.index
+        index = self._index
         found = {f"{index}/unsent/{name}": one for name, one in self._sums.state().items()}
         if self._is_apart:
-            found |= {f"{index}/value/{_name(kind)}": one for kind, one in self._values.read().items()}
-        if index == 0:
-            found[f"{OF_ALL}/round/weights"] = self._rounds.weights.clone()
-            found |= {f"{OF_ALL}/outer/{name}": one for name, one in self._outer.state().items()}
-            if self._is_apart:
-                found |= {f"{OF_ALL}/agreed/{_name(kind)}": one for kind, one in self._agreed.items()}
+            found |= {f"{index}/value/{kind_name(kind)}": one for kind, one in self._values.read().items()}
+        return found | self._kept_of_all() if index == 0 else found
+
+    def _kept_of_all(self) -> dict[str, torch.Tensor]:
+        """What all have in common."""
+        found = {f"{OF_ALL}/round/weights": self._rounds.weights.clone()}
+        found |= {f"{OF_ALL}/outer/{name}": one for name, one in self._outer.state().items()}
+        if self._is_apart:
+            found |= {f"{OF_ALL}/agreed/{kind_name(kind)}": one for kind, one in self._agreed.items()}
         return found
 
     def _facts(self) -> Mapping[str, Any]:
         """How often all have agreed, and what that took."""
-        rounds = max(0, self._step - self._spec.after) // self._spec.every
-        return {"agreements": rounds, "wire": self._sums.facts()}
+        rounds = max(0, self._step - self._spec.after) // self._spec.round_steps(self._size)
+        return {"agreements": rounds, "wire": self._wire()}
+
+    def _wire(self) -> dict[str, Any]:
+        return self._sums.facts()
 
     def close(self) -> None:
         if self._together is not None:
             self._together.close()
         self._group.close()
-
-
-def _name(kind: torch.dtype) -> str:
-    return str(kind).removeprefix("torch.")
 
 
 def _by_kind(named: Mapping[str, torch.Tensor]) -> Vectors:

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from shoal.model.blueprint import Blueprint
 from shoal.model.buffers import moving_buffers
 from shoal.model.replica import Replica
+from shoal.spec.footprint import aligned
 from shoal.strategies.groups.vectors import ValueSpan, Vectors
 
 
@@ -15,7 +17,8 @@ class AgreedValues:
     """A replica's values, read into vectors and written back. Numbers of 16 bits travel as float32: a mean of them
     is none of them."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica | Blueprint) -> None:
+        """A blueprint has no values to be read; where they would lie is known all the same."""
         self._replica = replica
         self.params = self._lay_out(dict(replica.trained), {})
         """By kind, these come first."""
@@ -24,6 +27,22 @@ class AgreedValues:
         }
         """By kind: the elements of parameters."""
         self._buffers = self._lay_out(self._floats(), self.num_params)
+        spans = [*self.params, *self._buffers]
+        self.sizes = {kind: max(s.stop for s in spans if s.kind == kind) for kind in self._kinds(spans)}
+        """By kind: all elements."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all vectors, each at the beginning of a cache line."""
+        return sum(aligned(count * kind.itemsize) for kind, count in self.sizes.items())
+
+    def views(self, memory: torch.Tensor) -> Vectors:
+        """Vectors that lie one behind the other in so many bytes of memory."""
+        found, start = Vectors(), 0
+        for kind, count in self.sizes.items():
+            found[kind] = memory[start : start + count * kind.itemsize].view(kind)
+            start += aligned(count * kind.itemsize)
+        return found
 
     @staticmethod
     def _kinds(spans: list[ValueSpan]) -> list[torch.dtype]:
@@ -59,6 +78,12 @@ class AgreedValues:
         for span, tensor in self._all():
             found.setdefault(span.kind, []).append(tensor.detach().to(span.kind).reshape(-1))
         return {kind: torch.cat(parts) for kind, parts in found.items()}
+
+    @torch.no_grad()
+    def read_into(self, vectors: Mapping[torch.dtype, torch.Tensor]) -> None:
+        """Copy all values there."""
+        for span, tensor in self._all():
+            span.of(vectors).copy_(tensor.detach())
 
     @torch.no_grad()
     def write(self, vectors: Mapping[torch.dtype, torch.Tensor]) -> None:

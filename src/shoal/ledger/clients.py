@@ -1,0 +1,85 @@
+"""The order in which clients that are simulated in turn take samples, each of its own alone.
+
+All of it follows from the seed: which samples are whose, who trains in which round, and in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal.ledger.order import mix
+from shoal.ledger.samplers import shuffled
+from shoal.spec.clients import ClientRounds
+
+_SPLIT, _CHOICE, _PASS, _SHARES = range(111, 115)  # tell the random numbers of one run apart
+
+
+def split_evenly(count: int, clients: int, seed: int) -> list[np.ndarray]:
+    """So many samples, shuffled and dealt out: each client's own."""
+    return [np.sort(part) for part in np.array_split(shuffled(mix(seed, _SPLIT), count), clients)]
+
+
+def split_by_label(labels: np.ndarray, clients: int, alpha: float, seed: int) -> list[np.ndarray]:
+    """Of each label, every client gets a share that is drawn from a Dirichlet distribution: the smaller alpha, the
+    fewer labels a client has. Nobody is left without a sample."""
+    chance = np.random.default_rng(mix(seed, _SHARES))
+    found: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for label in np.unique(labels):
+        those = np.flatnonzero(labels == label)
+        those = those[shuffled(mix(seed, _SPLIT, int(label)), len(those))]
+        ends = (np.cumsum(chance.dirichlet(np.full(clients, alpha))) * len(those)).round().astype(int)
+        for own, part in zip(found, np.split(those, ends[:-1]), strict=True):
+            own.append(part)
+    parts = [np.sort(np.concatenate(own)) for own in found]
+    for poor in (number for number, part in enumerate(parts) if not len(part)):
+        rich = max(range(clients), key=lambda number: len(parts[number]))
+        parts[poor], parts[rich] = parts[rich][-1:], parts[rich][:-1]
+    return parts
+
+
+class ClientOrder:
+    """An epoch is as many whole batches as the data has; slots of a step are batches of as many clients."""
+
+    def __init__(
+        self, parts: Sequence[np.ndarray], rounds: ClientRounds, *, batch_size: int, slots: int, seed: int
+    ) -> None:
+        self._parts, self._rounds = parts, rounds
+        self._batch, self._slots, self._seed = batch_size, slots, seed
+        self.length = max(1, sum(map(len, parts)) // batch_size) * batch_size
+
+    def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        own = self._batch // self._slots
+        found, at = [np.empty(0, dtype=np.int64)], epoch * self.length + start
+        end = epoch * self.length + stop
+        while at < end:
+            step, within = divmod(at, self._batch)
+            slot, first = divmod(within, own)
+            last = min(own, first + end - at)
+            found.append(self._of_client(step, slot)[first:last])
+            at += last - first
+        return np.concatenate(found)
+
+    def client(self, step: int, slot: int) -> int:
+        """Who trains in this slot of a step, counted from 0."""
+        number, within = divmod(step, self._rounds.steps)
+        before = within // self._rounds.every
+        return int(self.chosen(number)[before * self._slots + slot])
+
+    def chosen(self, number: int) -> np.ndarray:
+        """The clients of a round."""
+        return shuffled(mix(self._seed, number, _CHOICE), self._rounds.count)[: self._rounds.per_round]
+
+    def _of_client(self, step: int, slot: int) -> np.ndarray:
+        """Its batch: of as many passes over its own samples as there are, each in an order of its own."""
+        rounds, own = self._rounds, self._batch // self._slots
+        client, number = self.client(step, slot), step // rounds.steps
+        part = self._parts[client]
+        positions = step % rounds.every * own + np.arange(own)
+        taken = np.empty(own, dtype=np.int64)
+        for one in np.unique(positions // len(part)):
+            order = shuffled(mix(self._seed, number, client, int(one), _PASS), len(part))
+            here = positions // len(part) == one
+            taken[here] = part[order[positions[here] % len(part)]]
+        return taken

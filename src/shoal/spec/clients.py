@@ -1,0 +1,64 @@
+"""Clients: parts of the data that are never mixed, each trained on by itself, some of them in every round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shoal.errors import SpecError
+
+SPREAD = "spread"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientRounds:
+    """Which clients there are, and how many of them train in a round."""
+
+    count: int
+    per_round: int
+    """Clients that train in a round."""
+    every: int
+    """Steps that each of them takes."""
+    workers: int
+    """Processes that simulate them, each one client at a time."""
+    skew: float | None
+    """How unlike the labels of clients are: the Dirichlet distribution's alpha; None: all have a part of the same
+    kind."""
+
+    @property
+    def per_worker(self) -> int:
+        """Clients that a worker simulates in a round, one after the other."""
+        return self.per_round // self.workers
+
+    @property
+    def steps(self) -> int:
+        """Of a round."""
+        return self.per_worker * self.every
+
+    @classmethod
+    def of(cls, *, count: int, share: float, partition: str, every: int, workers: int) -> ClientRounds:
+        """As they are written; refused where a round cannot be dealt to workers."""
+        per_round = max(1, round(share * count))
+        if per_round % workers:
+            raise SpecError(
+                f"average: clients={count},share={share:g} are {per_round} clients in a round, which {workers} "
+                f"workers cannot simulate in turns of equal length; let it be a multiple of {workers}."
+            )
+        return cls(count=count, per_round=per_round, every=every, workers=workers, skew=parse_partition(partition))
+
+
+def parse_partition(text: str) -> float | None:
+    """The alpha of `dirichlet:0.5`; None for `own` and `spread`."""
+    name, _, number = text.partition(":")
+    if text in (SPREAD, "own"):
+        return None
+    try:
+        alpha = float(number)
+    except ValueError:
+        alpha = math.nan
+    if name != "dirichlet" or not 0 < alpha < math.inf:
+        raise SpecError(
+            f"average: partition must be spread, own or dirichlet:NUMBER, with a number above 0, found {text!r}; "
+            "write for instance partition=dirichlet:0.5."
+        )
+    return alpha

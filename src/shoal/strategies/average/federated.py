@@ -1,0 +1,95 @@
+"""Clients that are simulated in turn: each begins a round from what all agreed on, with an optimizer that knows
+nothing yet, and what it has come to counts with the others'.
+
+What a worker brings to an agreement is the mean of its clients of the round, so agreements are those of workers. A
+client leaves nothing behind but that: whoever looks at the model in the middle of a round sees what was agreed on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from shoal.checkpoint.aside import put_aside
+from shoal.checkpoint.model_stream import TensorStream
+from shoal.errors import SpecError
+from shoal.model.replica import Replica
+from shoal.spec import Average
+from shoal.step.work import Work
+from shoal.strategies.average.arena import ArenaAverage
+from shoal.strategies.average.outer import clip_
+from shoal.strategies.base import Setting, StepResult
+from shoal.strategies.groups.kept_apart import OF_ALL
+from shoal.strategies.groups.vectors import Vectors
+
+
+class FederatedAverage(ArenaAverage):
+    """One worker's part in it."""
+
+    def __init__(self, spec: Average) -> None:
+        super().__init__(spec)
+        self._client_clip, self._clip = self._clip, None  # each client is clipped by itself
+        self._moved_by: Vectors = {}
+        """What the clients of this round have come to, by what each counts."""
+        self._counted, self._own_weight = 0.0, 0.0
+        self._asks_stop = self._asks_save = False
+
+    def open(self, replica: Replica, setting: Setting) -> None:
+        steps, total = self._spec.round_steps(setting.world.world_size), setting.extent.total_steps
+        if total % steps or replica.start.step % steps:
+            raise SpecError(
+                f"average: a round of clients={self._spec.clients} takes {steps} steps here, and the run goes "
+                f"from step {replica.start.step} to {total}, which are no whole rounds; set --max-steps to a "
+                f"multiple of {steps}."
+            )
+        super().open(replica, setting)
+
+    def take(self, work: Work) -> Any:
+        self._asks_stop, self._asks_save = self._asks_stop or work.stop, self._asks_save or work.save
+        if not self._spec.is_agreement(work.step, self._size):
+            return super().take(replace(work, stop=False, save=False))  # heard at the end of the round
+        asked = replace(work, stop=self._asks_stop, save=self._asks_save)
+        self._asks_stop = self._asks_save = False
+        return super().take(asked)
+
+    def _take_alone(self, work: Work) -> StepResult:
+        own = super()._take_alone(work)
+        self._own_weight += own.weight
+        if work.step % self._spec.every == 0:
+            self._end_of_client(is_last=self._spec.is_agreement(work.step, self._size))
+        return own
+
+    @torch.no_grad()
+    def _end_of_client(self, *, is_last: bool) -> None:
+        """Keep how far it has come; the next one begins from what was agreed on."""
+        weight = self._own_weight if self._spec.weight == "samples" else float(self._own_weight > 0)
+        self._own_weight = 0.0
+        difference = self._values.read()
+        for kind, vector in difference.items():
+            vector.sub_(self._agreed[kind])
+        clip_(self._values.params_of(difference), self._client_clip)
+        for kind, vector in difference.items():
+            before = self._moved_by.get(kind)
+            self._moved_by[kind] = vector.mul_(weight) if before is None else before.add_(vector, alpha=weight)
+        self._counted += weight
+        self._replica.optimizer.state.clear()
+        if not is_last:
+            self._values.write(self._agreed)
+            return
+        share = 1 / self._counted if self._counted else 0.0
+        self._values.write({kind: self._agreed[kind] + vector * share for kind, vector in self._moved_by.items()})
+        self._moved_by, self._counted = {}, 0.0
+
+    def _mean_model(self, own: Vectors) -> Vectors:
+        return self._agreed
+
+    def state_stream(self) -> TensorStream:
+        """What the outer optimizer keeps: clients keep nothing."""
+        self._rounds.settle()
+        if self._index:
+            return TensorStream.of({})
+        found = {f"{OF_ALL}/round/weights": torch.zeros_like(self._rounds.weights)}
+        found |= {f"{OF_ALL}/outer/{name}": one for name, one in self._outer.state().items()}
+        return TensorStream.of(put_aside({f"replica/{name}": one for name, one in found.items()}))
