@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
+
+import msgpack
 
 from shoal.errors import ProtocolError
 from shoal.observe.happenings import Happening, ImageLogged, ScalarsLogged, TextLogged
 from shoal.spec.told import Told, by_kind, read_message
 
 _KINDS = by_kind(ScalarsLogged, TextLogged, ImageLogged)
+_pack = msgpack.Packer().pack
 
 
 class Unsent:
@@ -27,7 +29,7 @@ class Unsent:
     def keep(self, told: Told) -> None:
         """This will be sent soon."""
         with suppress(OSError):
-            os.write(self._open(), json.dumps(told.as_message()).encode() + b"\n")
+            os.write(self._open(), _pack(told.as_message()))
 
     def clear(self) -> None:
         """All of it was sent."""
@@ -39,9 +41,10 @@ class Unsent:
         found: list[Happening] = []
         with suppress(OSError):
             fd = self._open()
-            for line in os.pread(fd, os.fstat(fd).st_size, 0).splitlines():
-                with suppress(TypeError, ValueError, ProtocolError):  # one that was torn
-                    found.append(read_message(json.loads(line), _KINDS))
+            messages = msgpack.Unpacker(max_buffer_size=0)
+            messages.feed(os.pread(fd, os.fstat(fd).st_size, 0))
+            with suppress(TypeError, ValueError, ProtocolError):  # the last may be torn
+                found += (read_message(message, _KINDS) for message in messages)
         self.clear()
         return found
 

@@ -1,5 +1,6 @@
 """TensorBoard's own reader finds the scalars."""
 
+import random
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 
 from helpers.logged import read_tensorboard, sink_of
 from shoal.observe import Event, RunFolder
+from shoal.observe.loggers.record_file import RecordFile
 from shoal.observe.loggers.tensorboard import TensorBoardLogger
 
 
@@ -26,6 +28,22 @@ def test_scalars_are_read_back(tmp_path, run_events):
     expected = [event.values["steps"][0][1] for event in run_events if event.kind == "steps"]
     assert [value for _, value in found["train/loss"]] == pytest.approx(expected, rel=1e-6)
     assert [step for step, _ in found["test/accuracy"]] == [50, 100, 150, 200]
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_records_have_the_checksums_of_the_package(tmp_path, count):
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    records = [random.Random(number).randbytes(4 + number) for number in range(count)]
+    with (tmp_path / "theirs").open("wb") as file:
+        writer = RecordWriter(file)
+        for record in records:
+            writer.write(record)
+        writer.flush()
+    ours = RecordFile(tmp_path / "ours")
+    ours.write(records)
+    ours.close()
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
 def test_steps_that_were_undone_are_left_out(tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgpack
+
 from shoal.observe.happenings import ImageLogged, ScalarsLogged, TextLogged
 from shoal.observe.unsent import Unsent
 
@@ -22,7 +24,7 @@ def test_who_comes_next_finds_what_was_not_sent(tmp_path: Path) -> None:
     for told in TOLD:
         dead.keep(told)
     with path.open("ab") as file:
-        file.write(b'{"kind": "te')  # it was killed in the middle
+        file.write(msgpack.packb(TOLD[1].as_message())[:7])  # it was killed in the middle
     after = Unsent(path)
     assert after.take() == TOLD and after.take() == []
     after.remove()
