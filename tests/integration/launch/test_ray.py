@@ -119,6 +119,33 @@ def test_a_node_that_is_lost_and_one_that_comes(nodes: RayNodes, tmp_path: Path)
 
 
 @pytest.mark.long
+def test_a_node_is_taken_by_a_run_that_goes_on(nodes: RayNodes, tmp_path: Path) -> None:
+    told: list[str] = []
+    with start(
+        str(COUNTING),
+        args={"signs": str(tmp_path), "epochs": 60, "pause_s": 0.02},
+        runs=tmp_path / "runs",
+        **two_workers("ray"),
+    ) as live:
+        for event in live.events():
+            if event.kind == "steps" and not told:
+                assert live.scale(hosts="-1")["hosts"] == 1
+                told.append("asked")
+            elif event.kind == "replaced":
+                with pytest.raises(LaunchError, match="2 more hosts were asked for, each with 1 CPU"):
+                    live.scale(hosts="+2")
+                live.scale(hosts="+1")
+            elif event.kind == "scaled":
+                (tmp_path / "hurry").touch()
+            if event.kind in ("host", "replaced", "host_added", "scaled"):
+                told.append(event.kind)
+        run = live.wait()
+    assert told == ["asked", "host", "replaced", "host_added", "scaled"]
+    assert run.results["audit"]["clean"] and not agents()
+    assert Counter(applied(run.folder / "model.safetensors")) == {60: 256}
+
+
+@pytest.mark.long
 def test_agents_end_with_what_started_them(nodes: RayNodes) -> None:
     """An actor's end, however it comes, is the agent's; and what the run held is free for the next."""
     cluster = Cluster(workers=4, threads=1, on="ray:auto")

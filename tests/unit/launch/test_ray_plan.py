@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import LaunchError, SpecError
-from shoal.launch.engines.ray_plan import RayNode, RayWish, bundles_to_wait_for, plan_bundles, too_little
+from shoal.launch.engines.ray_plan import (
+    RayNode,
+    RayWish,
+    bundle_of_more,
+    bundles_to_wait_for,
+    plan_bundles,
+    too_little,
+)
 from shoal.spec import Cluster
 
 BIG = RayNode(name="big", address="10.0.0.1", has={"CPU": 8, "GPU": 2, "fast": 1})
@@ -81,3 +88,10 @@ def test_more_nodes_than_workers_are_refused() -> None:
 
 def test_a_cluster_that_grows_is_asked_for_all() -> None:
     assert bundles_to_wait_for(RayWish(nodes=2, wait_s=300), Cluster(workers=3)) == [{"CPU": 2}, {"CPU": 1}]
+
+
+def test_one_more_node_must_have_room_for_its_share() -> None:
+    wish = RayWish(resources={"fast": 1.0})
+    cluster = Cluster(workers=6, threads=2, on="ray")
+    assert bundle_of_more(wish, cluster, hosts=3) == {"CPU": 4, "fast": 1.0}
+    assert bundle_of_more(wish, cluster, hosts=9) == {"CPU": 2, "fast": 1.0}

@@ -67,8 +67,14 @@ class SocketGroup(Group):
         return parts
 
     def all_gather_(self, slices: Sequence[torch.Tensor]) -> None:
-        for index, one in enumerate(slices):
-            self.broadcast_(one, index)
+        others = [index for index in range(self.size) if index != self.index]
+        own = slices[self.index].detach().to("cpu", copy=True)  # so that nobody need wait until it has left
+        for index in others:
+            self.send(own, index, _OF_ALL)
+        for index in others:  # all are under way at once
+            room = torch.empty(slices[index].shape, dtype=slices[index].dtype)
+            self.receive(room, index, _OF_ALL).wait()
+            slices[index].detach().copy_(room)
 
     def broadcast_(self, tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
         if self.index == index:

@@ -166,7 +166,7 @@ class ClusterClient:
 
     def hold(self, names: list[str]) -> list[ClientAgent]:
         """The agents that this client has started: it ends when none of them is wanted any more."""
-        self._held = set(names)
+        self._held |= set(names)
         return [ClientAgent(name, self) for name in names]
 
     def failure_of(self, name: str) -> str | None:

@@ -38,6 +38,19 @@ class AgentsWanted(Told, kind="agents"):
     """Of the run: for the agents alone."""
 
 
+class MoreWanted(Told, kind="more"):
+    """Start agents on so many nodes besides; answered by `MoreComing`, or by `RoomLacking`."""
+
+    count: int
+    bundle: dict[str, Any]
+    """What each of them must have."""
+    there: list[str]
+    """Nodes that take part already."""
+    address: str
+    ports: str
+    key: str
+
+
 class AgentUnwanted(Told, kind="unwanted"):
     """End an agent, whatever it does."""
 
@@ -71,6 +84,12 @@ class RoomLacking(Told, kind="lacking"):
     free: dict[str, Any]
 
 
+class MoreComing(Told, kind="coming"):
+    """Agents are being started on nodes of these names."""
+
+    nodes: list[str]
+
+
 class AgentOver(Told, kind="over"):
     """An agent has ended, for this reason."""
 
@@ -84,5 +103,5 @@ class ClientFailed(Told, kind="failed"):
     text: str
 
 
-TO_CLIENT = by_kind(ClusterWanted, RoomWanted, AgentsWanted, AgentUnwanted, ClientDismissed)
-FROM_CLIENT = by_kind(ClusterReached, RoomHeld, RoomLacking, AgentOver, ClientFailed)
+TO_CLIENT = by_kind(ClusterWanted, RoomWanted, AgentsWanted, MoreWanted, AgentUnwanted, ClientDismissed)
+FROM_CLIENT = by_kind(ClusterReached, RoomHeld, RoomLacking, MoreComing, AgentOver, ClientFailed)

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 from ray.util import placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from shoal.comm.channel import Channel
 from shoal.comm.sealing import SealingPair, seal
@@ -28,6 +28,8 @@ from shoal.launch.engines.client_words import (
     AgentUnwanted,
     ClusterReached,
     ClusterWanted,
+    MoreComing,
+    MoreWanted,
     RoomHeld,
     RoomLacking,
     RoomWanted,
@@ -67,10 +69,12 @@ class RayClient(ServingClient):
         self._actors: dict[str, Any] = {}
         self._calls: dict[Any, str] = {}
         """By what Ray calls the answer of an actor: whose it will be."""
+        self._coming: dict[Any, tuple[str, MoreWanted]] = {}
+        """By what an actor that came later will show: its name, and what it was asked for with."""
 
     @property
     def has_agents(self) -> bool:
-        return bool(self._calls)
+        return bool(self._calls or self._coming)
 
     def give_back(self) -> None:
         for actor in self._actors.values():
@@ -87,6 +91,8 @@ class RayClient(ServingClient):
                 self._hold(word)
             case AgentsWanted():
                 self._start(word)
+            case MoreWanted():
+                self._grow(word)
             case AgentUnwanted():
                 ray.kill(self._actors[word.name])
 
@@ -99,6 +105,12 @@ class RayClient(ServingClient):
             )
         except (ConnectionError, RayError, ValueError, RuntimeError) as error:
             raise LaunchError(_why_unreached(address, error)) from None
+        self._list_nodes()
+        shown = [{key: one[key] for key in ("name", "address", "has")} for one in self._nodes]
+        self.say(ClusterReached(nodes=shown))
+
+    def _list_nodes(self) -> None:
+        self._nodes = []
         living = [one for one in ray.nodes() if one["Alive"]]
         # The head first: it is what the supervisor's own address is looked for from.
         living.sort(key=lambda one: "node:__internal_head__" not in one["Resources"])
@@ -108,8 +120,6 @@ class RayClient(ServingClient):
             is_alone = addresses.count(address) == 1
             name = address if is_alone else f"{address}-{one['NodeID'][:6]}"
             self._nodes.append({"id": one["NodeID"], "name": name, "address": address, "has": one["Resources"]})
-        shown = [{key: one[key] for key in ("name", "address", "has")} for one in self._nodes]
-        self.say(ClusterReached(nodes=shown))
 
     def _hold(self, wanted: RoomWanted) -> None:
         self._bundles = wanted.bundles
@@ -156,7 +166,46 @@ class RayClient(ServingClient):
             call = actor.join.remote(name, wanted.address, wanted.ports, wanted.cores[number], sealed)
             self._calls[call] = name
 
+    def _grow(self, wanted: MoreWanted) -> None:
+        """Agents on nodes outside of the placement group, which cannot grow. Nothing here waits for them."""
+        self._list_nodes()
+        free = [one for one in self._nodes if one["name"] not in wanted.there]
+        fit = [one for one in free if all(one["has"].get(name, 0) >= much for name, much in wanted.bundle.items())]
+        if len(fit) < wanted.count:
+            self.say(RoomLacking(free=ray.available_resources()))
+            return
+        for one in fit[: wanted.count]:
+            needs = dict(wanted.bundle)
+            actor = (
+                ray.remote(NodeAgent)
+                .options(
+                    num_cpus=needs.pop("CPU", 0),
+                    num_gpus=needs.pop("GPU", 0),
+                    resources=needs,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(one["id"], soft=False),
+                )
+                .remote()
+            )
+            self._actors[one["name"]] = actor
+            self._coming[actor.public.remote()] = (one["name"], wanted)
+        self.say(MoreComing(nodes=[one["name"] for one in fit[: wanted.count]]))
+
+    def _look_who_comes(self) -> None:
+        if not self._coming:
+            return
+        for shown in ray.wait(list(self._coming), num_returns=len(self._coming), timeout=0)[0]:
+            name, wanted = self._coming.pop(shown)
+            try:
+                sealed = seal(RunKey.from_text(wanted.key), ray.get(shown))
+            except RayError as error:
+                self.say(AgentOver(name=name, text=_why_ended(name, error)))
+                continue
+            cores = max(1, int(wanted.bundle["CPU"]))
+            call = self._actors[name].join.remote(name, wanted.address, wanted.ports, cores, sealed)
+            self._calls[call] = name
+
     def look(self) -> None:
+        self._look_who_comes()
         if not self._calls:
             return
         for call in ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)[0]:

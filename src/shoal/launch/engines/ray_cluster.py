@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 
 from shoal.errors import LaunchError, SpecError
@@ -12,17 +12,28 @@ from shoal.launch.engines.client_words import (
     AgentsWanted,
     ClusterReached,
     ClusterWanted,
+    MoreComing,
+    MoreWanted,
     RoomHeld,
     RoomLacking,
     RoomWanted,
 )
-from shoal.launch.engines.ray_plan import RayNode, RayWish, bundles_to_wait_for, plan_bundles, too_little
+from shoal.launch.engines.ray_plan import (
+    RayNode,
+    RayWish,
+    bundle_of_more,
+    bundles_to_wait_for,
+    plan_bundles,
+    too_little,
+)
 from shoal.launch.remote.starting import AgentHandle, Invitation, address_towards
 from shoal.spec import Cluster
 from shoal.spec.world import LOOPBACK
 
 _REACH_S = 13.0
 """How long a cluster may take to answer."""
+_MORE_S = 5.0
+"""How long it may take to say what nodes it has: whoever supervises a run waits for that, and its hosts for it."""
 _SERVE_S = 60.0
 """The same where Ray starts a process for each client first."""
 
@@ -58,6 +69,31 @@ class RayStarter:
         except Exception:
             self._client.close()
             raise
+
+    def more(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
+        """On nodes that have come to the cluster since, or that the run has not used."""
+        if self._client is None:
+            raise LaunchError(
+                f"Who began this run on {self._wish.shown} has ended, and what was held there went with it: no "
+                "more hosts can be had; stop the run, and go on with --resume."
+            )
+        bundle = bundle_of_more(self._wish, invitation.cluster, len(there) + count)
+        asked = MoreWanted(
+            count=count,
+            bundle=bundle,
+            there=list(there),
+            address=invitation.address,
+            ports=invitation.ports,
+            key=invitation.key.text,
+        )
+        answer = self._client.ask(asked, (MoreComing, RoomLacking), _MORE_S)
+        if isinstance(answer, RoomLacking):
+            wants = " and ".join(f"{much:g} {name}" for name, much in bundle.items())
+            raise LaunchError(
+                f"{count} more hosts were asked for, each with {wants}, but {self._wish.shown} has not so many "
+                "nodes that this run does not use; add nodes to it, and ask again."
+            )
+        return list(self._client.hold(list(answer.nodes)))
 
     def _reach(self) -> None:
         if self._client is not None:

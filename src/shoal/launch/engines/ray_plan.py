@@ -103,6 +103,11 @@ def bundles_to_wait_for(wish: RayWish, cluster: Cluster) -> list[dict[str, float
     return [_bundle(whole + (number < rest), _per_worker(cluster), wish) for number in range(count)]
 
 
+def bundle_of_more(wish: RayWish, cluster: Cluster, hosts: int) -> dict[str, float]:
+    """What one more node must have, where there are so many with it: room for its share of the workers."""
+    return _bundle(max(1, cluster.workers // hosts), _per_worker(cluster), wish)
+
+
 def too_little(
     nodes: Sequence[RayNode], wish: RayWish, cluster: Cluster, free: Mapping[str, float] | None = None
 ) -> str:

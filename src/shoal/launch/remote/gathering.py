@@ -85,8 +85,8 @@ class AgentEngine:
     def _invite(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
         if not isinstance(self._starter, GrowingStarter):
             raise LaunchError(
-                "The engine of this run gives no more hosts while it goes on (local, ssh, hosts, join, mpi, slurm "
-                "do); stop it after a checkpoint, and go on with --resume on more."
+                "The engine of this run gives no more hosts while it goes on (local, ssh, hosts, join, mpi, "
+                "slurm, ray do); stop it after a checkpoint, and go on with --resume on more."
             )
         return self._starter.more(invitation, count, there)
 
