@@ -29,6 +29,7 @@ from benchmarks.fresh import ROOT, surroundings
 from shoal.cli.failures import show_failure
 from shoal.errors import LaunchError, ShoalError
 from shoal.observe import RunFolder, read_events
+from shoal.observe.happenings import Finished
 
 GUARD_S = 600.0
 BASELINE = "ssh"
@@ -165,8 +166,9 @@ def measure(name: str, epochs: int) -> EngineRun:
         ended = RunFolder.open("run", folder / "runs")
         events = list(read_events(ended.path))
         first = next(event for event in events if event.kind == "steps")
-        speed = next(event.what.samples_per_s for event in reversed(events) if event.kind == "finished")
-        return EngineRun(first.time - begin, speed, str(ended.read_result()["digest"]))
+        (finished,) = [event.what for event in events if isinstance(event.what, Finished)]
+        assert finished.samples_per_s is not None
+        return EngineRun(first.time - begin, finished.samples_per_s, str(ended.read_result()["digest"]))
 
 
 def _train(name: str, call: EngineCall, folder: Path, epochs: int) -> float:

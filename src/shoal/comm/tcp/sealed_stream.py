@@ -86,7 +86,9 @@ class SealedStream:
         got = 0
         while got < len(room):
             try:
-                if not (count := self._tls.read(len(room) - got, room[got:])):
+                count = self._tls.read(len(room) - got, room[got:])
+                assert isinstance(count, int)  # as where it is given room
+                if not count:
                     break
                 got += count
             except ssl.SSLWantReadError:

@@ -93,6 +93,7 @@ class RayStarter:
                 f"{count} more hosts were asked for, each with {wants}, but {self._wish.shown} has not so many "
                 "nodes that this run does not use; add nodes to it, and ask again."
             )
+        assert isinstance(answer, MoreComing)
         return list(self._client.hold(list(answer.nodes)))
 
     def _reach(self) -> None:
