@@ -88,6 +88,7 @@ QUICK = {
     ("contrastive", "data"),
     ("adapted", "tensor"),
     ("stream", "tensor"),
+    ("compiled", "mesh"),
 }
 """Pairs that no other test is like; the rest takes too long for every day."""
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 _CASTAGNOLI = 0x82F63B78
 """The polynomial of CRC-32C, its lowest power first."""
@@ -41,6 +44,8 @@ class RecordFile:
 
 def masked_checksums(texts: Sequence[bytes]) -> list[bytes]:
     """The CRC-32C of each, masked, as four bytes; none has fewer than four itself."""
+    import numpy as np
+
     # A checksum begins with ones, which is as if it began with zero and the first four bytes were turned over. One
     # that begins with zero does not see zeros that come first: all can be made equally long, and go on together.
     longest = max(map(len, texts))
@@ -59,26 +64,28 @@ def masked_checksums(texts: Sequence[bytes]) -> list[bytes]:
 
 def _together(words: np.ndarray) -> np.ndarray:
     """The checksum of each row, all moved on by one word at a time."""
-    sums = np.zeros(len(words), dtype=np.uint32)
+    import numpy as np
+
+    table, sums = _table(), np.zeros(len(words), dtype=np.uint32)
     for column in words.T.astype(np.uint32):
-        sums = _TABLE[(sums ^ column) & 0xFFFF] ^ (sums >> 16)
+        sums = table[(sums ^ column) & 0xFFFF] ^ (sums >> 16)
     return sums
 
 
 def _alone(row: np.ndarray) -> int:
     """The same of one row, which may be a whole picture: an array of one number is slower than a number."""
-    table, found = _TABLE.data, 0
+    table, found = _table().data, 0
     for word in row.tolist():
         found = table[(found ^ word) & 0xFFFF] ^ (found >> 16)
     return found
 
 
+@cache
 def _table() -> np.ndarray:
     """By two bytes: what their sixteen bits make of a checksum."""
+    import numpy as np
+
     table: np.ndarray = np.arange(1 << 16, dtype=np.uint32)
     for _ in range(16):
         table = (table >> 1) ^ ((table & 1) * _CASTAGNOLI).astype(np.uint32)
     return table
-
-
-_TABLE = _table()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import zlib
 
+import torch
 from torch import nn
 
 from shoal.comm.group import Group
-from shoal.errors import SpecError
+from shoal.errors import SpecError, TaskError
 from shoal.layout.tensor_plan import LayerCut, TensorPlan, Wishes
 from shoal.model.replica import Replica
 from shoal.spec import Mesh
@@ -29,6 +31,7 @@ def cut_width(module: nn.Module, mesh: Mesh, axis: Group, replica: Replica, sett
     wishes = Wishes.parse(mesh.plan)
     saves_memory = setting.memory_bytes is not None or replica.recomputes or replica.device != "cpu"
     made = _planned(replica, mesh.plan, mesh.norms, axis.size, saves_memory=saves_memory)
+    _agree(made, axis)
     # Part of a model cannot be asked for its loss; the trials of its blocks must do.
     before = CutProbe.of(replica) if module is replica.module else None
     for attempt in (made, *made.retreats()):
@@ -57,6 +60,17 @@ def _planned(replica: Replica, plan: str, norms: str, count: int, *, saves_memor
     recording, wishes = record(replica), Wishes.parse(plan)
     made = make_plan(replica.module, recording, count, wishes)
     return with_streams(made, replica.module, recording, wishes, norms, saves_memory=saves_memory)
+
+
+def _agree(plan: TensorPlan, axis: Group) -> None:
+    """Workers who cut by different plans would wait for each other for ever."""
+    own = float(zlib.crc32("\n".join(plan.lines()).encode()))
+    bounds = axis.max_(torch.tensor([own, -own], dtype=torch.float64))
+    if bounds[0] != -bounds[1]:
+        raise TaskError(
+            f"tensor={axis.size}: the model calls other layers in one worker than in another; they cannot "
+            "agree how to cut it. Let its forward depend on its inputs alone."
+        )
 
 
 def _cut(

@@ -85,12 +85,16 @@ def sample_of(replica: Replica) -> Any:
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; buffers, modes and random numbers are afterwards what they were."""
+    """Evaluation mode for a while; buffers, modes and random numbers are afterwards what they were.
+
+    A compiled model is followed as it was written: what a worker has compiled before calls no module any more, and
+    the first worker has looked at the model when others have not.
+    """
     modes = [(each, each.training) for each in module.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     module.eval()
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
             yield
     finally:
         with torch.no_grad():
