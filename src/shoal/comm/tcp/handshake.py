@@ -29,7 +29,7 @@ from typing import TypeVar
 
 from shoal.comm.security import RunKey, leaves_host
 from shoal.comm.tcp.certificate import certificate_and_key
-from shoal.comm.tcp.sealed_stream import SealedStream, Stream
+from shoal.comm.tcp.sealed_stream import ByteStream, SealedStream
 from shoal.errors import PeerLost, ProtocolError
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class Guard:
         return self.key.proof(purpose, self.mode + nonces + where)
 
 
-def call(sock: socket.socket, guard: Guard) -> Steps[Stream]:
+def call(sock: socket.socket, guard: Guard) -> Steps[ByteStream]:
     """The caller's part on a new connection; what to talk through from then on."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     yield from write_all(sock, _LANGUAGE + guard.mode + nonce)
@@ -82,7 +82,7 @@ def call(sock: socket.socket, guard: Guard) -> Steps[Stream]:
     return (yield from _secured(sock, guard, server_side=False))
 
 
-def answer(sock: socket.socket, guard: Guard) -> Steps[Stream]:
+def answer(sock: socket.socket, guard: Guard) -> Steps[ByteStream]:
     """The listener's part on a new connection; what to talk through from then on."""
     language = yield from read_exactly(sock, len(_LANGUAGE))
     if language != _LANGUAGE:
@@ -99,14 +99,14 @@ def answer(sock: socket.socket, guard: Guard) -> Steps[Stream]:
     return (yield from _secured(sock, guard, server_side=True))
 
 
-def read_exactly(sock: Stream, count: int) -> Steps[bytes]:
+def read_exactly(sock: ByteStream, count: int) -> Steps[bytes]:
     """So many bytes."""
     found = bytearray(count)
     yield from read_into(sock, memoryview(found))
     return bytes(found)
 
 
-def read_into(sock: Stream, room: memoryview) -> Steps[None]:
+def read_into(sock: ByteStream, room: memoryview) -> Steps[None]:
     """As many bytes as there is room for."""
     since_look = 0
     while room:
@@ -127,7 +127,7 @@ def read_into(sock: Stream, room: memoryview) -> Steps[None]:
                 yield AGAIN
 
 
-def write_all(sock: Stream, content: bytes | bytearray | memoryview) -> Steps[None]:
+def write_all(sock: ByteStream, content: bytes | bytearray | memoryview) -> Steps[None]:
     """All of these bytes."""
     view = memoryview(content)
     while view:
@@ -148,7 +148,7 @@ def attempt(act: Callable[[], T], awaits: int) -> Steps[T]:
             yield awaits
 
 
-def _secured(sock: socket.socket, guard: Guard, *, server_side: bool) -> Steps[Stream]:
+def _secured(sock: socket.socket, guard: Guard, *, server_side: bool) -> Steps[ByteStream]:
     if not guard.is_encrypted:
         return sock
     context = _context(guard.key, server_side)

@@ -14,7 +14,7 @@ from shoal.comm.reliable import Packet
 from shoal.comm.tcp.addresses import target_of
 from shoal.comm.tcp.handshake import READ, WRITE, Guard, Steps, call
 from shoal.comm.tcp.packets import write_packet
-from shoal.comm.tcp.sealed_stream import Stream
+from shoal.comm.tcp.sealed_stream import ByteStream
 from shoal.errors import CommError, PeerLost, ProtocolError
 
 CALL_AGAIN_S = 0.05
@@ -38,7 +38,7 @@ class OutgoingStream:
         self.has_ended = False
         self.fd = -1
         """Of the connection, while there is one."""
-        self._sock: Stream | None = None
+        self._sock: ByteStream | None = None
         self._steps: Steps[None] | None = None
         self._is_proven = self._is_idle = False
         self._call_at = 0.0
@@ -98,7 +98,7 @@ class OutgoingStream:
             sent_bytes += yield from write_packet(sock, self.queue[0])
             self.queue.popleft()
 
-    def _called(self) -> Steps[Stream]:
+    def _called(self) -> Steps[ByteStream]:
         sock = socket.socket(self._family, socket.SOCK_STREAM)
         self._sock = sock
         self.fd = sock.fileno()
@@ -124,7 +124,7 @@ class OutgoingStream:
         self.has_ended = True
 
 
-def _check_quiet(sock: Stream) -> None:
+def _check_quiet(sock: ByteStream) -> None:
     """Nobody says anything on this side: what can be read is the end."""
     with suppress(BlockingIOError, ssl.SSLWantReadError):
         raise ProtocolError("A listener speaks.") if sock.recv(1) else PeerLost("The peer has hung up.")

@@ -16,7 +16,7 @@ _WRITE_BYTES = 256 << 10
 _READ_BYTES = 256 << 10
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """What both a plain socket and a sealed one are to those who talk through them."""
 
     def send(self, content: memoryview | bytes, /) -> int: ...
@@ -35,7 +35,7 @@ class Stream(Protocol):
 
 
 class SealedStream:
-    """A `Stream` over a socket that does not wait, which is its own from then on. `BlockingIOError` where nothing
+    """A `ByteStream` over a socket that does not wait, which is its own from then on. `BlockingIOError` where nothing
     has come, `SSLWantWriteError` where nothing can leave now. One thread at a time uses it."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> None:
