@@ -35,8 +35,8 @@ class ByteStream(Protocol):
 
 
 class SealedStream:
-    """A `ByteStream` over a socket that does not wait, which is its own from then on. `BlockingIOError` where nothing
-    has come, `SSLWantWriteError` where nothing can leave now. One thread at a time uses it."""
+    """A `ByteStream` over a socket that does not wait, which is its own from then on. `BlockingIOError` where
+    nothing has come, `SSLWantWriteError` where nothing can leave now. One thread at a time uses it."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> None:
         self._socket = sock
