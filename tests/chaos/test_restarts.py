@@ -190,12 +190,12 @@ def test_a_torn_checkpoint_is_passed_over(run: Runner, calm: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "way", ["ring", *(pytest.param(way, marks=pytest.mark.long) for way in WAYS if way != "ring")]
+    "way", ["ring", *(pytest.param(way, marks=pytest.mark.long) for way in WAYS | MORE_WAYS if way != "ring")]
 )
 def test_who_dies_after_the_last_step_was_saved_has_only_the_model_to_save(
     run: Runner, calm: Run, way: str
 ) -> None:
-    workers, strategy = WAYS[way]
+    workers, strategy = (WAYS | MORE_WAYS)[way]
     if way != "ring":
         calm = run("calm", strategy, workers, checkpoint=f"every={EVERY}")
     path = calm.folder / "checkpoints" / f"step-{STEPS:09}"
