@@ -3,8 +3,7 @@
     buffer 0   8 bytes checksum of the rest | msgpack [kind, fields, [[dtype, shape, checksum], …]]
     buffer 1…  the frames: memory of tensors, or plain bytes (their dtype is empty)
 
-What arrives is checked against bounds before memory is taken, and nothing is ever unpickled. Where a wire's
-encryption finds every changed bit (`is_sealed`), frames have no checksum of their own: it is None.
+What arrives is checked against bounds before memory is taken, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def checksum(buffer: Buffer) -> int:
     return xxhash.xxh3_64_intdigest(buffer)
 
 
-def encode(message: Message, *, is_sealed: bool = False) -> list[Buffer]:
+def encode(message: Message) -> list[Buffer]:
     """The message as buffers. Frames are not copied: the buffers are views of their memory."""
     if len(message.frames) > MAX_FRAMES:
         raise TooLarge(f"A message holds at most {MAX_FRAMES} frames, found {len(message.frames)}.")
@@ -73,8 +72,7 @@ def encode(message: Message, *, is_sealed: bool = False) -> list[Buffer]:
             f"A frame may have {MAX_FRAME_BYTES} bytes, but one of message {message.kind!r} has {largest}; "
             "cut it into several."
         )
-    sums = [None if is_sealed else checksum(view) for view in views]
-    entries = [[*_describe(frame), one] for frame, one in zip(message.frames, sums, strict=True)]
+    entries = [[*_describe(frame), checksum(view)] for frame, view in zip(message.frames, views, strict=True)]
     try:
         header = msgpack.packb([message.kind, message.fields, entries])
     except (TypeError, ValueError, OverflowError) as error:
@@ -90,15 +88,14 @@ def encode(message: Message, *, is_sealed: bool = False) -> list[Buffer]:
     return [checksum(header).to_bytes(_CHECKSUM_BYTES, "little") + header, *views]
 
 
-def decode(buffers: Sequence[Buffer], *, is_sealed: bool = False) -> Message:
+def decode(buffers: Sequence[Buffer]) -> Message:
     """The message that `encode` made; `ProtocolError` for anything else. Frames keep the buffers' memory."""
     if not 1 <= len(buffers) <= MAX_FRAMES + 1:
         raise ProtocolError(f"A message has 1 to {MAX_FRAMES + 1} parts, found {len(buffers)}.")
     kind, fields, entries = _decode_header(buffers[0])
     if len(entries) != len(buffers) - 1:
         raise ProtocolError(f"Message {kind!r} announces {len(entries)} frames, but {len(buffers) - 1} arrived.")
-    frames = [_decode_frame(e, b, is_sealed) for e, b in zip(entries, buffers[1:], strict=True)]
-    return Message(kind, fields, frames)
+    return Message(kind, fields, [_decode_frame(e, b) for e, b in zip(entries, buffers[1:], strict=True)])
 
 
 def _view(frame: Frame) -> memoryview:
@@ -137,15 +134,13 @@ def _decode_header(buffer: Buffer) -> tuple[str, dict[str, Any], list[Any]]:
     return kind, fields, entries
 
 
-def _decode_frame(entry: Any, buffer: Buffer, is_sealed: bool) -> Frame:
+def _decode_frame(entry: Any, buffer: Buffer) -> Frame:
     view = memoryview(buffer)
     dtype, shape, expected = _check_entry(entry)
     itemsize = dtype.itemsize if dtype is not None else 1
     if math.prod(shape) * itemsize != view.nbytes:
         raise ProtocolError(f"A frame of shape {shape} and type {dtype} cannot have {view.nbytes} bytes.")
-    if expected is None and not is_sealed:
-        raise ProtocolError("A frame has no checksum, and nothing else would show that it was damaged.")
-    if expected is not None and checksum(view) != expected:
+    if checksum(view) != expected:
         raise ProtocolError("The checksum of a frame does not match.")
     if dtype is None:
         return view
@@ -157,10 +152,10 @@ def _decode_frame(entry: Any, buffer: Buffer, is_sealed: bool) -> Frame:
     return aligned.view(shape)
 
 
-def _check_entry(entry: Any) -> tuple[torch.dtype | None, list[int], int | None]:
-    """Type (None for plain bytes), shape and checksum (or None) of a frame, within bounds."""
+def _check_entry(entry: Any) -> tuple[torch.dtype | None, list[int], int]:
+    """Type (None for plain bytes), shape and checksum of a frame, within bounds."""
     match entry:
-        case [str(name), list(shape), int() | None as expected] if name == _PLAIN_BYTES or name in _DTYPES:
+        case [str(name), list(shape), int(expected)] if name == _PLAIN_BYTES or name in _DTYPES:
             dtype = _DTYPES.get(name)
         case _:
             raise ProtocolError("A frame's entry is not [dtype, shape, checksum] with a known dtype.")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from types import TracebackType
 from typing import Protocol, Self
 
 from shoal.comm.codec import Message
 from shoal.comm.envelope import Envelope
-from shoal.comm.reliable import OPEN, Link, Packet, Reliability, Seals
+from shoal.comm.reliable import Link, Packet, Reliability
 from shoal.comm.transport import TransportCounters
 from shoal.errors import CommError, CommTimeout, PeerLost, ProtocolError
 
@@ -146,7 +146,7 @@ class LinkedTransport:
     ) -> None:
         self.close() if kind is None else self.abort()
 
-    def _link_to(self, peers: Iterable[int], seals: Mapping[int, Seals] | None = None) -> None:
+    def _link_to(self, peers: Iterable[int]) -> None:
         for peer in peers:
             self._links[peer] = Link(
                 self.rank,
@@ -154,7 +154,6 @@ class LinkedTransport:
                 generation=self._generation,
                 reliability=self._reliability,
                 counters=self.counters,
-                seals=(seals or {}).get(peer, OPEN),
             )
 
     def _pump(self, deadline: float) -> None:

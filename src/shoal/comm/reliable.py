@@ -22,18 +22,6 @@ Packet = list[Buffer]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seals:
-    """Which ways of a link are encrypted, so that what arrives at all is what was sent."""
-
-    there: bool = False
-    back: bool = False
-
-
-OPEN = Seals()
-"""Neither: every frame needs its checksum."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Reliability:
     """How patient a link is. The defaults suit a wire that keeps its promises, as TCP does."""
 
@@ -57,14 +45,7 @@ class Link:
     """This process's end of the link to one peer."""
 
     def __init__(
-        self,
-        rank: int,
-        peer: int,
-        *,
-        generation: int,
-        reliability: Reliability,
-        counters: TransportCounters,
-        seals: Seals = OPEN,
+        self, rank: int, peer: int, *, generation: int, reliability: Reliability, counters: TransportCounters
     ) -> None:
         self.peer = peer
         self.peer_left = False
@@ -74,7 +55,6 @@ class Link:
         self._rank = rank
         self._generation = generation
         self._reliability = reliability
-        self._seals = seals
         self._counters = counters
         self._last_sent = 0
         self._unacknowledged: dict[int, tuple[PacketKind, list[Buffer]]] = {}
@@ -104,7 +84,7 @@ class Link:
 
     def send(self, message: Message, now: float) -> None:
         """Number a message and put it into the outbox."""
-        self._enqueue(PacketKind.MESSAGE, encode(message, is_sealed=self._seals.there), now)
+        self._enqueue(PacketKind.MESSAGE, encode(message), now)
         self._counters.sent += 1
 
     def say_goodbye(self, now: float) -> None:
@@ -148,8 +128,7 @@ class Link:
             self._counters.refused += 1
             return []
         try:
-            is_message = envelope.kind is PacketKind.MESSAGE
-            message = decode(buffers, is_sealed=self._seals.back) if is_message else None
+            message = decode(buffers) if envelope.kind is PacketKind.MESSAGE else None
         except ProtocolError as damage:
             self._refuse(sequence, damage)
             return []

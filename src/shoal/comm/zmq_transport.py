@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.comm.linked import LinkedTransport
-from shoal.comm.reliable import Reliability, Seals
+from shoal.comm.reliable import Reliability
 from shoal.comm.security import RunKey
 from shoal.comm.transport import Roster
 from shoal.comm.zmq_wire import ZmqWire
@@ -42,5 +42,4 @@ class ZmqTransport(LinkedTransport):
         peers = sorted(set(roster) - {self.rank})
         for peer in peers:
             self._zmq.connect(peer, roster[peer])
-        back = self._zmq.is_sealed(self.address)
-        self._link_to(peers, {peer: Seals(there=self._zmq.is_sealed(roster[peer]), back=back) for peer in peers})
+        self._link_to(peers)

@@ -25,7 +25,6 @@ from shoal.comm.reliable import Packet
 from shoal.comm.security import RunKey
 from shoal.comm.tcp.addresses import TCP
 from shoal.comm.tcp.door import HANDSHAKE_S
-from shoal.comm.tcp.handshake import Guard
 from shoal.comm.tcp.stream_wire import StreamWire
 from shoal.errors import LaunchError, SpecError
 
@@ -78,7 +77,6 @@ class ZmqWire:
     ) -> None:
         self._key = key
         self._encrypt = bool(encrypt)
-        self._sealed = encrypt
         self._linger_ms = int(linger_s * 1000)
         self._ways: dict[int, _Way] = {}
         self._peers: dict[zmq.Socket[bytes], int] = {}
@@ -139,12 +137,6 @@ class ZmqWire:
     def strangers(self) -> int:
         """Connections that ended without having shown the run's key."""
         return sum(door.strangers for door in (self._streams, self._gate) if door is not None)
-
-    def is_sealed(self, address: str) -> bool:
-        """Whether what is sent to this address is encrypted, so that what arrives is what was sent."""
-        if address.startswith(TCP):
-            return Guard.of(self._key, address, encrypt=self._sealed).is_encrypted
-        return self._encrypt
 
     def connect(self, peer: int, address: str) -> None:
         """Open the way to a peer, in place of an earlier one, and watch for its end."""

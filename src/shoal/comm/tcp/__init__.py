@@ -7,7 +7,6 @@ host is encrypted.
 | `certificate.py`    | a certificate from the run's key: nobody has to be sent one                      |
 | `handshake.py`      | how caller and listener prove themselves, and TLS afterwards                     |
 | `door.py`           | a listener; few strangers may wait before it, and not for long                   |
-| `sealed_stream.py`  | TLS for who reads bulk: many records at a time                                   |
 | `packets.py`        | packets as bytes of a stream                                                     |
 | `outgoing.py`       | the connection to one peer, from the first call on                               |
 | `stream_wire.py`    | packets between many processes, moved by a thread: bulk                          |

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from shoal.comm.security import RunKey
 from shoal.comm.tcp.addresses import bound_address, listen
 from shoal.comm.tcp.handshake import READ, Guard, Steps, answer
-from shoal.comm.tcp.sealed_stream import ByteStream
 from shoal.errors import CommError
 
 MOST_HALF_OPEN = 64
@@ -30,7 +29,7 @@ _MOST_ACCEPTED = 256
 class _Caller:
     fd: int
     sock: socket.socket
-    steps: Steps[ByteStream]
+    steps: Steps[socket.socket]
     deadline: float
 
 
@@ -61,9 +60,9 @@ class Door:
         """Callers that wait before the door; as long as there are any, `admit` is to be called now and then."""
         return len(self._callers)
 
-    def admit(self) -> list[ByteStream]:
+    def admit(self) -> list[socket.socket]:
         """Those who have come in since the last call. Their sockets do not wait."""
-        admitted: list[ByteStream] = []
+        admitted: list[socket.socket] = []
         for ready, _ in self._selector.select(0):
             if ready.fileobj is self._listener:
                 self._take_callers()
@@ -106,7 +105,7 @@ class Door:
         else:
             time.sleep(_REST_S)
 
-    def _go_on(self, caller: _Caller) -> list[ByteStream]:
+    def _go_on(self, caller: _Caller) -> list[socket.socket]:
         try:
             self._selector.modify(caller.fd, next(caller.steps))
         except StopIteration as over:

@@ -29,7 +29,6 @@ from typing import TypeVar
 
 from shoal.comm.security import RunKey, leaves_host
 from shoal.comm.tcp.certificate import certificate_and_key
-from shoal.comm.tcp.sealed_stream import ByteStream, SealedStream
 from shoal.errors import PeerLost, ProtocolError
 
 T = TypeVar("T")
@@ -70,7 +69,7 @@ class Guard:
         return self.key.proof(purpose, self.mode + nonces + where)
 
 
-def call(sock: socket.socket, guard: Guard) -> Steps[ByteStream]:
+def call(sock: socket.socket, guard: Guard) -> Steps[socket.socket]:
     """The caller's part on a new connection; what to talk through from then on."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     yield from write_all(sock, _LANGUAGE + guard.mode + nonce)
@@ -82,7 +81,7 @@ def call(sock: socket.socket, guard: Guard) -> Steps[ByteStream]:
     return (yield from _secured(sock, guard, server_side=False))
 
 
-def answer(sock: socket.socket, guard: Guard) -> Steps[ByteStream]:
+def answer(sock: socket.socket, guard: Guard) -> Steps[socket.socket]:
     """The listener's part on a new connection; what to talk through from then on."""
     language = yield from read_exactly(sock, len(_LANGUAGE))
     if language != _LANGUAGE:
@@ -99,14 +98,14 @@ def answer(sock: socket.socket, guard: Guard) -> Steps[ByteStream]:
     return (yield from _secured(sock, guard, server_side=True))
 
 
-def read_exactly(sock: ByteStream, count: int) -> Steps[bytes]:
+def read_exactly(sock: socket.socket, count: int) -> Steps[bytes]:
     """So many bytes."""
     found = bytearray(count)
     yield from read_into(sock, memoryview(found))
     return bytes(found)
 
 
-def read_into(sock: ByteStream, room: memoryview) -> Steps[None]:
+def read_into(sock: socket.socket, room: memoryview) -> Steps[None]:
     """As many bytes as there is room for."""
     since_look = 0
     while room:
@@ -127,7 +126,7 @@ def read_into(sock: ByteStream, room: memoryview) -> Steps[None]:
                 yield AGAIN
 
 
-def write_all(sock: ByteStream, content: bytes | bytearray | memoryview) -> Steps[None]:
+def write_all(sock: socket.socket, content: bytes | bytearray | memoryview) -> Steps[None]:
     """All of these bytes."""
     view = memoryview(content)
     while view:
@@ -148,15 +147,11 @@ def attempt(act: Callable[[], T], awaits: int) -> Steps[T]:
             yield awaits
 
 
-def _secured(sock: socket.socket, guard: Guard, *, server_side: bool) -> Steps[ByteStream]:
+def _secured(sock: socket.socket, guard: Guard, *, server_side: bool) -> Steps[socket.socket]:
     if not guard.is_encrypted:
         return sock
     context = _context(guard.key, server_side)
-    if server_side:  # where bulk is read
-        sealed = SealedStream(sock, context, server_side=True)
-        yield from attempt(sealed.do_handshake, READ)
-        return sealed
-    secured = context.wrap_socket(sock, do_handshake_on_connect=False)
+    secured = context.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
     try:
         yield from attempt(secured.do_handshake, READ)
     except BaseException:

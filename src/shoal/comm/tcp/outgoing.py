@@ -14,7 +14,6 @@ from shoal.comm.reliable import Packet
 from shoal.comm.tcp.addresses import target_of
 from shoal.comm.tcp.handshake import READ, WRITE, Guard, Steps, call
 from shoal.comm.tcp.packets import write_packet
-from shoal.comm.tcp.sealed_stream import ByteStream
 from shoal.errors import CommError, PeerLost, ProtocolError
 
 CALL_AGAIN_S = 0.05
@@ -38,7 +37,7 @@ class OutgoingStream:
         self.has_ended = False
         self.fd = -1
         """Of the connection, while there is one."""
-        self._sock: ByteStream | None = None
+        self._sock: socket.socket | None = None
         self._steps: Steps[None] | None = None
         self._is_proven = self._is_idle = False
         self._call_at = 0.0
@@ -98,9 +97,8 @@ class OutgoingStream:
             sent_bytes += yield from write_packet(sock, self.queue[0])
             self.queue.popleft()
 
-    def _called(self) -> Steps[ByteStream]:
-        sock = socket.socket(self._family, socket.SOCK_STREAM)
-        self._sock = sock
+    def _called(self) -> Steps[socket.socket]:
+        sock = self._sock = socket.socket(self._family, socket.SOCK_STREAM)
         self.fd = sock.fileno()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -124,7 +122,7 @@ class OutgoingStream:
         self.has_ended = True
 
 
-def _check_quiet(sock: ByteStream) -> None:
+def _check_quiet(sock: socket.socket) -> None:
     """Nobody says anything on this side: what can be read is the end."""
     with suppress(BlockingIOError, ssl.SSLWantReadError):
         raise ProtocolError("A listener speaks.") if sock.recv(1) else PeerLost("The peer has hung up.")

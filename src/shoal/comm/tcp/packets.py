@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections.abc import Iterator
 
@@ -10,7 +11,6 @@ import numpy as np
 from shoal.comm.codec import MAX_FRAME_BYTES, MAX_FRAMES, Buffer
 from shoal.comm.reliable import Packet
 from shoal.comm.tcp.handshake import Steps, read_exactly, read_into, write_all
-from shoal.comm.tcp.sealed_stream import ByteStream
 from shoal.errors import ProtocolError
 
 _COUNT = struct.Struct("<I")
@@ -19,7 +19,7 @@ _SMALL_BYTES = 16 << 10
 """Parts up to here are copied together: each write costs more than that."""
 
 
-def write_packet(sock: ByteStream, packet: Packet) -> Steps[int]:
+def write_packet(sock: socket.socket, packet: Packet) -> Steps[int]:
     """Write a packet from where it lies; how many bytes that took."""
     written = 0
     for run in _runs(packet):
@@ -48,7 +48,7 @@ def _bytes_of(part: Buffer) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
-def read_packet(sock: ByteStream) -> Steps[Packet]:
+def read_packet(sock: socket.socket) -> Steps[Packet]:
     """The next packet. Memory is taken for a part when its time comes, and not for what is only announced."""
     (count,) = _COUNT.unpack((yield from read_exactly(sock, _COUNT.size)))
     if not 0 < count <= _MOST_PARTS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
 import threading
 import time
 from collections import deque
@@ -16,7 +17,6 @@ from shoal.comm.tcp.door import HANDSHAKE_S, Door
 from shoal.comm.tcp.handshake import AGAIN, READ, Guard, Steps
 from shoal.comm.tcp.outgoing import OutgoingStream
 from shoal.comm.tcp.packets import read_packet
-from shoal.comm.tcp.sealed_stream import ByteStream
 from shoal.errors import CommError
 
 _LOOK_EVERY_S = 0.5
@@ -44,7 +44,7 @@ class StreamWire:
         self._linger_s, self._handshake_s = linger_s, handshake_s
         self._door: Door | None = None
         self._ways: dict[int, OutgoingStream] = {}
-        self._incoming: dict[int, tuple[ByteStream, Steps[None]]] = {}
+        self._incoming: dict[int, tuple[socket.socket, Steps[None]]] = {}
         self._inbox: deque[Packet] = deque()
         self._ended_at: dict[OutgoingStream, float] = {}
         self._orders: deque[OutgoingStream] = deque()
@@ -195,7 +195,7 @@ class StreamWire:
             self._selector.register(sock.fileno(), READ)
             self._again.add(sock.fileno())  # TLS may have read its first packet already
 
-    def _packets(self, sock: ByteStream) -> Steps[None]:
+    def _packets(self, sock: socket.socket) -> Steps[None]:
         while True:
             packet = yield from read_packet(sock)
             self._inbox.append(packet)
