@@ -163,6 +163,7 @@ def test_whoever_is_first_next_knows_what_was_saved(tmp_path: Path, zygote: Zygo
     _, events = run(replace(job, checkpoint="every=30,keep=9"), zygote)
     assert struck(events) == ["kill worker:0 at step 45"]
     first, *later = [saved["step"] for saved in told(events, "checkpoint")]
-    # Killed while it wrote that of step 30, it leaves none of it, and one is due at once; never both.
+    # Killed while it wrote that of step 30, it leaves none of it, and one is due at once; never both. On a slow
+    # machine that may be the next one that is due by itself.
     assert first == 30 or first >= 45
-    assert later == [60, 70]
+    assert later == [step for step in (60, 70) if step > first]
