@@ -86,7 +86,7 @@ def _casts_alone(layer: nn.Linear, trained: set[int]) -> bool:
 def _linear(
     halves: HalfWeights, layer: nn.Linear, weight: torch.Tensor, bias: torch.Tensor | None, inputs: torch.Tensor
 ) -> torch.Tensor:
-    """A linear layer's forward pass; outside of training, and where gradients are not wanted, its own."""
-    if halves.is_in_use:
+    """A linear layer's forward pass; outside of training, and where the model asks for full precision, its own."""
+    if halves.is_in_use and torch.is_autocast_enabled(inputs.device.type):
         return F.linear(inputs, weight, bias)
     return F.linear(inputs, layer.weight, layer.bias)

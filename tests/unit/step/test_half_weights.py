@@ -16,16 +16,20 @@ from shoal.step.work import Work
 
 
 class Tied(nn.Module):
-    """A layer that is used twice, a norm, and an embedding that is the last layer's weight, too."""
+    """A layer that is used twice, one that asks for full precision, a norm, and an embedding that is the last
+    layer's weight, too."""
 
     def __init__(self) -> None:
         super().__init__()
         self.words, self.twice = nn.Embedding(16, 8), nn.Linear(8, 8)
+        self.exact = nn.Linear(8, 8)
         self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 16, bias=False)
         self.head.weight = self.words.weight
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         x = self.twice(torch.relu(self.twice(self.words(words))))
+        with torch.autocast(x.device.type, enabled=False):
+            x = self.exact(x.float())
         return self.head(self.norm(x))
 
 
@@ -51,7 +55,7 @@ def gradients(*, together: bool, form: StepForm | None = None) -> dict[str, torc
 
 def test_gradients_have_the_bits_of_autocast() -> None:
     plain, found = gradients(together=False), gradients(together=True)
-    assert plain.keys() == found.keys() and len(found) == 5
+    assert plain.keys() == found.keys() and len(found) == 7
     assert all(torch.equal(plain[name], found[name]) for name in plain)
 
 
