@@ -15,15 +15,25 @@ TESTS = Path(__file__).parents[1]
 SMALL_TASK = TESTS / "integration" / "cli" / "small_task.py"
 DIGITS = TESTS.parent / "examples" / "digits.py"
 WILD_TASK = f"""
-import runpy
+import runpy, time
 from dataclasses import replace
+from pathlib import Path
 import torch
+
+class Late(torch.nn.Linear):
+    # The first worker is so slow to begin that the others leave it nothing to train on.
+
+    def train(self, mode=True):
+        is_first = Path("/proc/self/comm").read_text().strip() == "shoal-worker-0"
+        if mode and is_first and Path(__file__).with_name("late").exists():
+            time.sleep(3)
+        return super().train(mode)
 
 def task():
     small = runpy.run_path({str(SMALL_TASK)!r})["task"]()
     return replace(
         small,
-        model=lambda: torch.nn.Linear(4, 2),
+        model=lambda: Late(4, 2),
         loss=lambda output, target: (output - target[:, None]).square().mean(),  # grows without end
         optimizer=lambda params: torch.optim.SGD(params, lr=0.6),
     )
@@ -71,10 +81,13 @@ def test_results_delays_and_a_verdict_where_timing_decides(
     assert "5 of 5: seed 8: data" in err
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["", "first worker late"])
 def test_a_diverging_run_is_a_verdict_and_no_traceback(
-    zygote: ZygoteProcess, capfd: pytest.CaptureFixture[str]
+    zygote: ZygoteProcess, capfd: pytest.CaptureFixture[str], is_late: bool
 ) -> None:
     Path("wild.py").write_text(WILD_TASK)
+    if is_late:
+        Path("late").touch()
     # Left alone, so that this run ends where its learning rate takes it.
     words = ["verify", "wild.py", "--strategy", "ps:sync=asp,diverging=ignore", "--seeds", "1", "--steps", "12"]
     status = run(words, zygote)

@@ -11,6 +11,7 @@ it holds and every shard which cells it has (`settle`); what nobody holds and no
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 
 from shoal.ledger.cells import CellSet
@@ -34,6 +35,8 @@ class Leases:
         self._settled = settled
         self.limit: int | None = None
         """Cells from here on are held back for now."""
+        self.loss = math.nan
+        """The newest that a worker has told."""
 
     @property
     def committed(self) -> int:

@@ -5,6 +5,7 @@ Whatever happens to it (a message, a tick, a loss) changes its tables here; what
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 
@@ -260,8 +261,17 @@ class Coordinator(Upkeep):
         leaves = members[node].rank >= self._state.wanted[WORKER]
         wanted = 0 if leaves or self.failed is not None else request.wanted
         cells = self._leases.ask(node, wanted=wanted, done=request.done, held=request.held)
-        over, committed, dry = leaves or self._leases.complete, self._leases.committed, len(cells) < wanted
-        lease = Lease(term=self.term, ticket=request.ticket, cells=cells, committed=committed, dry=dry, over=over)
+        if not math.isnan(request.loss):
+            self._leases.loss = request.loss
+        lease = Lease(
+            term=self.term,
+            ticket=request.ticket,
+            cells=cells,
+            committed=self._leases.committed,
+            dry=len(cells) < wanted,
+            over=leaves or self._leases.complete,
+            loss=self._leases.loss,
+        )
         self.outbox.append((node, lease))
         if leaves and not cells:
             self._dismiss(node, "the job has fewer workers now")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -20,6 +21,8 @@ class LeaseHolder:
         """The coordinator was asked for more than it had: others hold the last cells."""
         self.committed = 0
         """Cells of the whole run that are known to be done."""
+        self.loss = math.nan
+        """The newest that the coordinator knows of."""
         self._ahead = ahead
         self._patience_s = patience_s
         self._term = 0
@@ -84,6 +87,7 @@ class LeaseHolder:
         self._term, self._answered = lease.term, lease.ticket
         self.is_over = lease.over
         self.committed = max(self.committed, lease.committed)
+        self.loss = lease.loss
         self._to_tell &= set(lease.cells)
         self.is_dry = lease.dry
         self._ready = deque(c for c in lease.cells if c not in self._to_tell and c not in self._begun)
@@ -98,9 +102,11 @@ class LeaseHolder:
             self._term = term
             self.due = now
 
-    def request(self, node: int, rank: int, now: float) -> LeaseRequest:
+    def request(self, node: int, rank: int, now: float, loss: float = math.nan) -> LeaseRequest:
         """What to tell the coordinator now; again after a while, unless its answer leaves nothing to ask."""
         self.due = now + self._patience_s
         self._asked += 1
         wanted, done = len(self._begun) + self._ahead, sorted(self._to_tell)
-        return LeaseRequest(node=node, rank=rank, ticket=self._asked, wanted=wanted, done=done, held=self.held)
+        return LeaseRequest(
+            node=node, rank=rank, ticket=self._asked, wanted=wanted, done=done, held=self.held, loss=loss
+        )

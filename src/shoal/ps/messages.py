@@ -5,6 +5,7 @@ Members are numbered nodes. A node's number is never used again: whoever replace
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -210,6 +211,8 @@ class LeaseRequest(PsMessage):
     done: list[int]
     held: list[int]
     """Cells it has been given and that not every shard has acknowledged yet."""
+    loss: float = math.nan
+    """Of the cells it trained on last; no number while it has trained on none."""
 
 
 class Lease(PsMessage):
@@ -224,6 +227,8 @@ class Lease(PsMessage):
     dry: bool = False
     """The worker has asked for more than there were: others hold the last ones."""
     over: bool = False
+    loss: float = math.nan
+    """The newest that a worker has told: who never had a cell knows no other."""
 
 
 class Control(PsMessage):

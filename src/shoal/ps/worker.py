@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -201,7 +202,9 @@ class WorkerMachine:
             if now >= link.due:
                 self._ask(shard, now)
         if self.leases is not None and self.view is not None and now >= self.leases.due:
-            self.outbox.append((COORDINATOR, self.leases.request(self.node, self.rank, now)))
+            self.outbox.append(
+                (COORDINATOR, self.leases.request(self.node, self.rank, now, self.facts.get("loss", math.nan)))
+            )
         self._settle()
 
     def _is_own(self, shard: int) -> bool:

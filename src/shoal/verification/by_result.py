@@ -61,7 +61,7 @@ def _train(laboratory: Laboratory, seed: int, job: Job, facts: Facts) -> SeedRun
         run = SeedRun(seed=seed, rollbacks=watched.rollbacks)
         return replace(run, diverged=str(failure)) if watched.was_stopped else replace(run, failed=str(failure))
     results = {f"test {name}" if name == "loss" else name: value for name, value in found["results"].items()}
-    results = results or {"train loss": watched.parts[-1]}
+    results = results or {"train loss": watched.parts[-1] if watched.losses else math.nan}
     usable = {name: value for name, value in results.items() if math.isfinite(value)}
     return SeedRun(
         seed=seed,
@@ -101,6 +101,8 @@ class _Watched:
         """How the loss ran away from what it was at first, in a sentence; empty where it did not."""
         from shoal.coordinator.policy import is_diverging
 
+        if not self.losses:
+            return ""
         last = self.parts[-1]
         if not is_diverging(last, first=first, best=min(first, *self.parts)):
             return ""

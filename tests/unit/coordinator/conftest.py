@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -85,9 +86,17 @@ class Job:
             shard = self.shards[number]
             self.say(shard.primary, Filled(shard=number, generation=shard.generation, index=0))
 
-    def ask(self, node: int, *, wanted: int = 1, done: tuple[int, ...] = (), held: tuple[int, ...] = ()) -> Lease:
+    def ask(
+        self,
+        node: int,
+        *,
+        wanted: int = 1,
+        done: tuple[int, ...] = (),
+        held: tuple[int, ...] = (),
+        loss: float = math.nan,
+    ) -> Lease:
         request = LeaseRequest(
-            node=node, rank=node % 10, ticket=1, wanted=wanted, done=list(done), held=list(held)
+            node=node, rank=node % 10, ticket=1, wanted=wanted, done=list(done), held=list(held), loss=loss
         )
         self.say(node, request)
         answers = [message for to, message in self.coordinator.outbox if to == node and isinstance(message, Lease)]

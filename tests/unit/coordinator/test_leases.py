@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
@@ -130,3 +131,10 @@ def test_a_worker_is_told_when_there_were_fewer_cells_than_it_wanted(job):
     answer = job.ask(21, wanted=4)
     assert (answer.cells, answer.dry, answer.over) == ([8, 9], True, False)
     assert not job.ask(21, wanted=2).dry
+
+
+def test_a_worker_that_has_trained_on_nothing_hears_the_newest_loss(job):
+    assert math.isnan(job.ask(20).loss)
+    job.ask(20, loss=0.5)
+    assert job.ask(21).loss == 0.5
+    assert job.ask(21, loss=0.25).loss == job.ask(20).loss == 0.25
