@@ -62,6 +62,7 @@ PACKAGES = [
     "bench",
     "keras",
     "verification",
+    "horovod.keras",
     "horovod.torch",
     "horovod.torch.elastic",
     "sklearn",

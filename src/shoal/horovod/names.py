@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -12,8 +13,8 @@ from types import ModuleType
 
 _HOME = "shoal.horovod"
 _ELSEWHERE = {
-    "tensorflow": "write the model for torch, or keep TensorFlow's own tf.distribute",
-    "keras": "set KERAS_BACKEND=torch and train the model as a torch module",
+    "tensorflow": "a Keras model trains with `import keras` (3, on torch) and `import horovod.keras as hvd`; "
+    "write others for torch, or keep TensorFlow's own tf.distribute",
     "mxnet": "MXNet is no longer maintained: write the model for torch",
     "spark": "start the script with `shoal run`, or train a task on Spark with shoal's engines",
     "ray": "start the script with `shoal run`, or train a task on Ray with shoal's engines",
@@ -35,7 +36,7 @@ class _SameModule(Loader):
 
 
 class HorovodNames(MetaPathFinder):
-    """Finds `horovod.torch` and its kin here."""
+    """Finds `horovod.torch`, `horovod.keras` and their kin here."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -46,7 +47,8 @@ class HorovodNames(MetaPathFinder):
             return None
         if (first := rest.partition(".")[0]) in _ELSEWHERE:
             raise ImportError(
-                f"{fullname} is not there: Shoal has Horovod's interface for torch only; {_ELSEWHERE[first]}."
+                f"{fullname} is not there: Shoal has Horovod's interface for torch, and for Keras on torch; "
+                f"{_ELSEWHERE[first]}."
             )
         ours = f"{_HOME}.{rest}" if rest else _HOME
         if importlib.util.find_spec(ours) is None:
@@ -57,5 +59,7 @@ class HorovodNames(MetaPathFinder):
 
 def prepare() -> None:
     """From now on, this process finds Horovod here, whether another one is installed or not."""
+    # A script may import keras before it imports horovod.keras, which needs it on torch.
+    os.environ.setdefault("KERAS_BACKEND", "torch")
     if not any(isinstance(finder, HorovodNames) for finder in sys.meta_path):
         sys.meta_path.insert(0, HorovodNames())

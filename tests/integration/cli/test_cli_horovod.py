@@ -14,6 +14,7 @@ from shoal.launch.owner import ZygoteProcess
 
 GUARD_S = 240.0
 ROOT = Path(__file__).parents[3]
+KERAS = ROOT / "tests" / "integration" / "horovod_keras_script.py"
 ELASTIC = ROOT / "tests" / "integration" / "elastic_horovod_script.py"
 
 
@@ -32,6 +33,12 @@ def test_the_example_learns_whatever_it_is_given(shoal):
     assert last.startswith("[0] Test set") and float(last.split()[-1]) > 0.85
 
 
+def test_a_script_that_calls_fit_trains_as_one_process(shoal, tmp_path):
+    answer = shoal("run", "--horovod", "-n", "2", str(KERAS), str(tmp_path))
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert sorted(answer.stdout.splitlines()) == ["[0] as one process", "[1] as one process"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("option", ["--use-adasum", "--fp16-allreduce"])
 def test_the_example_learns_on_four(shoal, option):
@@ -47,10 +54,11 @@ def test_every_name_of_horovod_is_ours(shoal, tmp_path):
         "from horovod.torch.mpi_ops import allreduce\n"
         "assert hvd is shoal.horovod.torch and HorovodInternalError is hvd.HorovodInternalError\n"
         "assert hvd.__spec__.name == 'shoal.horovod.torch' and allreduce is hvd.allreduce\n"
-        "try:\n    import horovod.tensorflow\nexcept ImportError as error:\n    print(error)\n"
+        "try:\n    import horovod.tensorflow.keras\nexcept ImportError as error:\n    print(error)\n"
     )
     answer = shoal("run", "--horovod", "names.py")
-    assert "Horovod's interface for torch only" in answer.stdout, answer.stderr
+    assert "horovod.tensorflow is not there" in answer.stdout, answer.stderr
+    assert "a Keras model trains with `import keras` (3, on torch) and `import horovod.keras" in answer.stdout
     without = shoal("run", "names.py")
     assert without.returncode == 1 and "No module named 'horovod'" in without.stdout + without.stderr
 
