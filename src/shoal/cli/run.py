@@ -25,7 +25,9 @@ ScriptWorkers = Annotated[
 Horovod = Annotated[
     bool,
     typer.Option(
-        "--horovod", help="What the script imports as horovod.torch is Shoal's.", rich_help_panel=CLUSTER
+        "--horovod",
+        help="What the script imports as horovod.torch or horovod.keras is Shoal's.",
+        rich_help_panel=CLUSTER,
     ),
 ]
 ScriptStrategy = Annotated[
