@@ -16,6 +16,7 @@ from torch import nn
 from helpers.commands import GUARD_S, environment
 from helpers.warm_commands import Answer, WarmCommands
 from shoal.launch.owner import ZygoteProcess
+from shoal.spec import parse_strategy
 
 FOLDER = Path(__file__).parents[2] / "docs" / "migration"
 INDEX = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -103,6 +104,14 @@ def test_every_page_has_both_sides_and_is_linked():
         assert not any(name.startswith("shoal") for name in names)
 
 
+def test_every_strategy_that_is_named_exists():
+    found = {name: re.findall(r"--strategy ([\w:=,.]+)", (FOLDER / f"{name}.md").read_text()) for name in PAGES}
+    assert sum(map(len, found.values())) > 8
+    for names in found.values():
+        for name in names:
+            parse_strategy(name)
+
+
 def run_ours(
     warm_commands: WarmCommands, folder: Path, page: str, headings: tuple[str, ...], expected: float
 ) -> None:
@@ -188,7 +197,7 @@ def test_a_keras_model_learns_on_parameter_servers(tmp_path: Path, warm_commands
     ((_, *words),) = commands("tensorflow", AFTER)
     asynchronous = warm_commands(tmp_path, *words, "--json")
     assert asynchronous.status == 0, asynchronous.text
-    assert asynchronous.result["results"]["accuracy"] > 0.9
+    assert asynchronous.result["results"]["accuracy"] > 0.85
     in_step = [word.replace("sync=asp", "sync=bsp") for word in words]
     one, two = (warm_commands(tmp_path, *line, "--json") for line in (["train", "after.py"], in_step))
     assert one.status == two.status == 0, one.text + two.text
