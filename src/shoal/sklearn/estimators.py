@@ -15,7 +15,12 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 from torch import nn
 
 from shoal.launch.runs import train
@@ -67,11 +72,12 @@ class _ShoalEstimator(BaseEstimator):
         self.warm_start = warm_start
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Train on all of it; with `warm_start` from where the last fit ended."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on all of it; with `warm_start` from where the last fit ended. Where samples have weights, each
+        counts its own in the mean of a batch."""
         goes_on = self.warm_start and hasattr(self, "module_")
         inputs, targets = self._checked(X, y, is_first=not goes_on)
-        return self._fit(inputs, targets, epochs=self.epochs, goes_on=goes_on)
+        return self._fit(inputs, targets, sample_weight, epochs=self.epochs, goes_on=goes_on)
 
     def _checked(self, X: Any, y: Any, *, is_first: bool) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets as a network takes them; learns what they are like where `is_first`."""
@@ -83,21 +89,34 @@ class _ShoalEstimator(BaseEstimator):
     def _class_weights(self, targets: np.ndarray) -> tuple[float, ...] | None:
         return None
 
-    def _fit(self, inputs: np.ndarray, targets: np.ndarray, *, epochs: int, goes_on: bool) -> Self:
+    def _arrays(self, inputs: np.ndarray, targets: np.ndarray, sample_weight: Any) -> dict[str, np.ndarray]:
+        """What is trained on, with weights beside it where there are some."""
+        if sample_weight is None:
+            return {"x": inputs, "y": targets}
+        # As scikit-learn does; a network is given no samples that count nothing, of which a batch could be made.
+        weights = _check_sample_weight(sample_weight, inputs, dtype=np.float64, ensure_non_negative=True)
+        counted = weights > 0
+        inputs, targets, weights = inputs[counted], targets[counted], weights[counted]
+        if (of_classes := self._class_weights(targets)) is not None:
+            weights = weights * np.array(of_classes)[targets]
+        return {"x": inputs, "y": targets, "w": (weights / weights.mean()).astype(np.float32)}
+
+    def _fit(
+        self, inputs: np.ndarray, targets: np.ndarray, sample_weight: Any, *, epochs: int, goes_on: bool
+    ) -> Self:
         seed = int(check_random_state(self.random_state).randint(1 << 30))
-        arrays = {"x": inputs, "y": targets}
-        stops = self.early_stopping and len(inputs) > 1
+        arrays = self._arrays(inputs, targets, sample_weight)
+        stops = self.early_stopping and len(arrays["x"]) > 1
         if stops:
-            x, held_x, y, held_y = train_test_split(
-                inputs, targets, test_size=self.validation_fraction, random_state=seed
-            )
-            arrays = {"x": x, "y": y, "held_x": held_x, "held_y": held_y}
+            parts = train_test_split(*arrays.values(), test_size=self.validation_fraction, random_state=seed)
+            held_out = {f"held_{name}": part for name, part in zip(arrays, parts[1::2], strict=True)}
+            arrays = dict(zip(arrays, parts[::2], strict=True)) | held_out
         plan = TrainingPlan(
             module=self.module_ if goes_on else self.module,
             layers=tuple(self.hidden_layer_sizes),
             num_inputs=self.n_features_in_,
             num_outputs=self._num_outputs(),
-            class_weights=self._class_weights(targets),
+            class_weights=self._class_weights(targets) if sample_weight is None else None,
             is_classifier=self._is_classifier,
             optimizer=self.optimizer,
             lr=self.lr,
@@ -186,7 +205,7 @@ class ShoalClassifier(ClassifierMixin, _ShoalEstimator):
         )
         self.class_weight = class_weight
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """One epoch on this, from where the module is; the first call tells all `classes` that will come."""
         is_first = not hasattr(self, "module_")
         if is_first and classes is None:
@@ -194,7 +213,7 @@ class ShoalClassifier(ClassifierMixin, _ShoalEstimator):
         if is_first:
             self.classes_ = np.unique(classes)
         inputs, targets = self._checked(X, y, is_first=is_first, knows_classes=True)
-        return self._fit(inputs, targets, epochs=1, goes_on=not is_first)
+        return self._fit(inputs, targets, sample_weight, epochs=1, goes_on=not is_first)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class."""
@@ -238,11 +257,11 @@ class ShoalRegressor(RegressorMixin, _ShoalEstimator):
 
     _is_classifier = False
 
-    def partial_fit(self, X: Any, y: Any) -> Self:
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """One epoch on this, from where the module is."""
         is_first = not hasattr(self, "module_")
         inputs, targets = self._checked(X, y, is_first=is_first)
-        return self._fit(inputs, targets, epochs=1, goes_on=not is_first)
+        return self._fit(inputs, targets, sample_weight, epochs=1, goes_on=not is_first)
 
     def predict(self, X: Any) -> np.ndarray:
         """The numbers, in the form that `y` had."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from shoal.datasets.arrays import Arrays
 from shoal.errors import SpecError
 from shoal.spec import Plateau, Task
 
@@ -49,25 +50,48 @@ class TrainingPlan:
 
     def task(self, arrays: dict[str, np.ndarray]) -> Task:
         """What to train."""
-        held_out = (arrays["held_x"], arrays["held_y"]) if self.patience is not None else None
+        held_out = _rows(arrays, "held_") if self.patience is not None else None
         stop = None if self.patience is None else Plateau(metric="loss", patience=self.patience)
         return Task(
             model=self.make_module,
             loss=self._loss,
             optimizer=lambda params: self.optimizer(params, lr=self.lr, weight_decay=self.weight_decay),
-            train=(arrays["x"], arrays["y"]),
+            train=_rows(arrays),
             test=held_out,
             batch_size=min(self.batch_size, len(arrays["x"])),
             epochs=self.epochs,
             stop=stop,
+            weight=_total_weight if "w" in arrays else None,
             seed=self.seed,
         )
 
     def _loss(self, outputs: Any, target: Any) -> Any:
+        if isinstance(target, dict):
+            return self._weighted_loss(outputs, target["y"], target["w"])
         if not self.is_classifier:
             return nn.functional.mse_loss(outputs.view(target.shape), target)
         weights = None if self.class_weights is None else outputs.new_tensor(self.class_weights)
         return nn.functional.cross_entropy(outputs, target, weight=weights)
+
+    def _weighted_loss(self, outputs: Any, target: Any, weights: Any) -> Any:
+        """A mean in which each sample counts its weight; class weights are in these already."""
+        if self.is_classifier:
+            losses = nn.functional.cross_entropy(outputs, target, reduction="none")
+        else:
+            losses = (outputs.view(target.shape) - target).square().reshape(len(target), -1).mean(1)
+        return (losses * weights).sum() / weights.sum()
+
+
+def _rows(arrays: dict[str, np.ndarray], prefix: str = "") -> Any:
+    """Inputs and targets, beside which weights lie where samples have some."""
+    inputs, target = arrays[f"{prefix}x"], arrays[f"{prefix}y"]
+    if f"{prefix}w" not in arrays:
+        return inputs, target
+    return Arrays((inputs, {"y": target, "w": arrays[f"{prefix}w"]}))
+
+
+def _total_weight(batch: Any) -> float:
+    return float(batch[1]["w"].sum())
 
 
 def made_module(given: Any, layers: Sequence[int], num_inputs: int, num_outputs: int) -> nn.Module:
