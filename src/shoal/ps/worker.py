@@ -23,7 +23,9 @@ from shoal.ps.messages import (
     Report,
     Values,
     View,
+    size_of,
 )
+from shoal.ps.patience import AnswerPatience
 from shoal.ps.primary import Timing
 from shoal.spec.vocabulary import Role
 
@@ -51,7 +53,8 @@ class WorkerMachine:
         self.leases = leases
         """The cells it is given, where they are leased."""
         self.view: View | None = None
-        self.links = [ShardLink() for _ in range(num_shards)]
+        self._timing = timing or Timing()
+        self.links = [ShardLink(patience=AnswerPatience(self._timing.patience_s)) for _ in range(num_shards)]
         """Its own shards, `first_shard` of the job and those that follow; numbers here count from there."""
         self._first_shard = first_shard
         self.outcomes: Counter[str] = Counter()
@@ -60,7 +63,8 @@ class WorkerMachine:
         """What to report."""
         self.ignored: Counter[str] = Counter()
         self._address = address
-        self._timing = timing or Timing()
+        self._open_bytes = 0
+        """Of pushes that are not acknowledged."""
         self._offers = Offers(num_shards)
         self._report_due = now
         self._settle()
@@ -140,8 +144,10 @@ class WorkerMachine:
             frames=frames,
         )
         self._offers.note_sent(sequence, shard)
+        link.size = size_of(push)
+        self._open_bytes += link.size
         if not link.unacked:
-            link.due = now + self._timing.patience_s
+            link.due = link.patience.begin(now, self._open_bytes)
         link.unacked[sequence] = push
         self._send_to(link, push)
         self._settle()
@@ -156,7 +162,8 @@ class WorkerMachine:
         link.ticket += 1
         link.wants_whole = whole
         link.parts = {}
-        self._ask(shard, now)
+        link.due = link.patience.begin(now, self._open_bytes + link.size * len(self.links))
+        self._send_to(link, link.pull(self._first_shard + shard))
         self._settle()
         return link.ticket
 
@@ -200,6 +207,8 @@ class WorkerMachine:
             self._report(now)
         for shard, link in enumerate(self.links):
             if now >= link.due:
+                if link.is_awaited:
+                    link.patience.note_vain()
                 self._ask(shard, now)
         if self.leases is not None and self.view is not None and now >= self.leases.due:
             self.outbox.append(
@@ -232,6 +241,7 @@ class WorkerMachine:
             changed = link.holders is None or link.holders.generation != holders.generation
             link.holders = holders
             if changed:
+                link.patience.begin_anew()
                 self._ask(shard, now)
 
     def _on_shard(self, message: Ack | Clocks | Refused | Values, now: float) -> None:
@@ -250,6 +260,7 @@ class WorkerMachine:
                 link.advance(message)
             case Values(ticket=ticket) if ticket == link.ticket:
                 link.take_part(message)
+                link.due = link.patience.answer(now, is_last=not link.is_awaited)
             case Refused(generation=generation) if link.holders and generation > link.holders.generation:
                 self._report_due = now
             case Refused() if message.sequence in link.unacked:
@@ -261,7 +272,8 @@ class WorkerMachine:
         push = link.unacked.pop(ack.sequence, None)
         if push is None:
             return
-        link.due = now + self._timing.patience_s
+        self._open_bytes -= size_of(push)
+        link.due = link.patience.answer(now, is_last=not link.is_awaited)
         self.outcomes[ack.outcome] += 1
         if ack.outcome == PushOutcome.OVERLAP:
             self._offers.note_overlap(ack.sequence)
@@ -277,6 +289,8 @@ class WorkerMachine:
         """Say again to the shard's primary whatever it has not answered; else ask it how far it is."""
         link = self.links[shard]
         link.due = now + self._timing.patience_s
+        if link.is_awaited:
+            link.due = link.patience.begin(now, self._open_bytes)
         for message in link.unanswered(self._first_shard + shard, self.rank):
             self._send_to(link, message)
 
