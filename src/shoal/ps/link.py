@@ -35,8 +35,6 @@ class ShardLink:
     """When to ask or to push again."""
     patience: AnswerPatience
     """With pushes and pulls: they are large."""
-    size: int = 0
-    """Bytes of the push before."""
     ticket: int = 0
     """The pull that was asked for last."""
     wants_whole: bool = False

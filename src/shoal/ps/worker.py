@@ -45,7 +45,9 @@ class WorkerMachine:
         leases: LeaseHolder | None = None,
         timing: Timing | None = None,
         first_shard: int = 0,
+        bulk: int = 0,
     ) -> None:
+        """`bulk`: bytes of all shards' values, where they travel as frames."""
         self.outbox: deque[tuple[int, PsMessage]] = deque()
         self.node = node
         self.rank = rank
@@ -63,6 +65,7 @@ class WorkerMachine:
         """What to report."""
         self.ignored: Counter[str] = Counter()
         self._address = address
+        self._bulk = bulk
         self._open_bytes = 0
         """Of pushes that are not acknowledged."""
         self._offers = Offers(num_shards)
@@ -144,10 +147,9 @@ class WorkerMachine:
             frames=frames,
         )
         self._offers.note_sent(sequence, shard)
-        link.size = size_of(push)
-        self._open_bytes += link.size
+        self._open_bytes += size_of(push)
         if not link.unacked:
-            link.due = link.patience.begin(now, self._open_bytes)
+            link.due = link.patience.begin(now, self._bytes_ahead)
         link.unacked[sequence] = push
         self._send_to(link, push)
         self._settle()
@@ -162,7 +164,7 @@ class WorkerMachine:
         link.ticket += 1
         link.wants_whole = whole
         link.parts = {}
-        link.due = link.patience.begin(now, self._open_bytes + link.size * len(self.links))
+        link.due = link.patience.begin(now, self._bytes_ahead)
         self._send_to(link, link.pull(self._first_shard + shard))
         self._settle()
         return link.ticket
@@ -215,6 +217,11 @@ class WorkerMachine:
                 (COORDINATOR, self.leases.request(self.node, self.rank, now, self.facts.get("loss", math.nan)))
             )
         self._settle()
+
+    @property
+    def _bytes_ahead(self) -> int:
+        """What may be on its way before an answer comes: all shards are pushed, or pulled, in one go."""
+        return self._open_bytes + self._bulk
 
     def _is_own(self, shard: int) -> bool:
         return 0 <= shard - self._first_shard < len(self.links)
@@ -290,7 +297,7 @@ class WorkerMachine:
         link = self.links[shard]
         link.due = now + self._timing.patience_s
         if link.is_awaited:
-            link.due = link.patience.begin(now, self._open_bytes)
+            link.due = link.patience.begin(now, self._bytes_ahead)
         for message in link.unanswered(self._first_shard + shard, self.rank):
             self._send_to(link, message)
 
