@@ -92,10 +92,11 @@ def overflows(optimizer: str = "AdamW", steps: int = 40) -> shoal.Task:
     generator = torch.Generator().manual_seed(2)
     inputs, target = torch.randn(88, 16, generator=generator), torch.arange(88) % 3
     target[40] += 3
+    kept = {"momentum": 0.9} if optimizer == "SGD" else {}
     return shoal.Task(
         model=lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 3)),
         loss=overflow,
-        optimizer=lambda params: getattr(torch.optim, optimizer)(params, lr=1e-3),
+        optimizer=lambda params: getattr(torch.optim, optimizer)(params, lr=1e-3, **kept),
         train=TensorDataset(inputs, target),
         batch_size=16,
         epochs=100,

@@ -246,7 +246,7 @@ def test_an_overflow_inside_a_captured_step_changes_nothing(
 ) -> None:
     replays = count_replays(monkeypatch)
     task = load_form("overflows", optimizer=optimizer)
-    inputs, target = torch.randn(16, 16), torch.arange(16) % 3
+    inputs, target = torch.randn(16, 16, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
     with Trainer(task, device="cuda", precision="fp16", form=StepForm(graph=True)) as trainer:
         for _ in range(6):
             trainer.step((inputs, target))
@@ -266,7 +266,7 @@ def test_an_overflow_inside_a_captured_step_changes_nothing(
 @needs_gpu
 def test_the_scale_doubles_inside_a_captured_step(monkeypatch: pytest.MonkeyPatch) -> None:
     replays = count_replays(monkeypatch)
-    inputs, target = torch.randn(16, 16), torch.arange(16) % 3
+    inputs, target = torch.randn(16, 16, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
     with Trainer(load_form("overflows"), device="cuda", precision="fp16", form=StepForm(graph=True)) as trainer:
         trainer.step((inputs, target))
         state = trainer.state_dict()
@@ -284,7 +284,7 @@ def test_the_scale_doubles_inside_a_captured_step(monkeypatch: pytest.MonkeyPatc
 def test_nobody_waits_for_a_captured_step_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
     replays = count_replays(monkeypatch)
     way = StepWay(form=StepForm(graph=True), precision="fp16")
-    task = replace(load_form("overflows"), train=TensorDataset(torch.randn(64, 16), torch.arange(64) % 3))
+    task = replace(load_form("overflows"), train=TensorDataset(torch.randn(64, 16) / 2, torch.arange(64) % 3))
     trial = FormTrial(task, way, "cuda", Start())
     assert trial.begin() is not None
     before = len(replays)
