@@ -196,7 +196,9 @@ class ZmqWire:
 
     def poll(self, timeout_s: float) -> Packet | None:
         """The next packet; None after `timeout_s`, or earlier when something else happened."""
-        if self._packets_since_look < _PACKETS_PER_LOOK and (packet := self._receive()) is not None:
+        if self._packets_since_look >= _PACKETS_PER_LOOK:
+            self._look(0.0)  # What has come already is waited for by nobody.
+        if (packet := self._receive()) is not None:
             self._packets_since_look += 1
             return packet
         self._look(timeout_s)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from shoal.comm.codec import Frame
 from shoal.ps.messages import Ack, Clocks, Hello, PsMessage, Pull, Push, ShardView, Values
+from shoal.ps.patience import AnswerPatience
 
 
 @dataclass(kw_only=True)
@@ -32,6 +33,8 @@ class ShardLink:
     """By sequence, in order."""
     due: float = 0.0
     """When to ask or to push again."""
+    patience: AnswerPatience
+    """With pushes and pulls: they are large."""
     ticket: int = 0
     """The pull that was asked for last."""
     wants_whole: bool = False
@@ -43,6 +46,11 @@ class ShardLink:
         if not self.parts or len(self.parts) < next(iter(self.parts.values())).parts:
             return None
         return [self.parts[number] for number in sorted(self.parts)]
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether something was pushed or asked for that it has not answered."""
+        return bool(self.unacked) or (self.ticket > 0 and self.pulled is None)
 
     def knows(self, generation: int) -> bool:
         """Whether it is known here who held the shard in that generation: it is no newer than the view."""
@@ -74,9 +82,14 @@ class ShardLink:
         }
         yield from self.unacked.values()
         if self.ticket and self.pulled is None:
-            yield Pull(shard=shard, generation=generation, ticket=self.ticket, whole=self.wants_whole)
+            yield self.pull(shard)
         if not self.unacked:
             yield Hello(shard=shard, generation=generation, rank=rank)
+
+    def pull(self, shard: int) -> Pull:
+        """Asks for the values that are wanted."""
+        generation = self.holders.generation if self.holders else 0
+        return Pull(shard=shard, generation=generation, ticket=self.ticket, whole=self.wants_whole)
 
 
 @dataclass(frozen=True, kw_only=True)

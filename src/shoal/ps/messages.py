@@ -35,6 +35,11 @@ class PsMessage:
         KINDS[cls.kind] = cls
 
 
+def size_of(message: PsMessage) -> int:
+    """Bytes of its bulk."""
+    return sum(len(frame) if isinstance(frame, bytes | bytearray) else frame.nbytes for frame in message.frames)
+
+
 class PushOutcome(StrEnum):
     """What became of a push."""
 

@@ -17,6 +17,9 @@ from shoal.spec import World
 _RECONNECT_S = 0.05
 _MOST_AT_ONCE = 256
 """Messages taken in one go before the outbox is emptied."""
+_LONGEST_S = 0.1
+"""And so long at most: with large shards, those messages would keep a server from answering, and from showing that
+it moves, for as long as a hang is waited for."""
 
 
 def open_wire(world: World, address: str) -> ZmqWire:
@@ -47,11 +50,13 @@ class Node:
         now = time.monotonic()
         packet = self.wire.poll(max(0.0, min(timeout_s, self.machine.wakeup - now)))
         heard = packet is not None
+        until = time.monotonic() + _LONGEST_S
         taken = 0
         while packet is not None:
             self._take_in(packet)
             taken += 1
-            packet = self.wire.poll(0.0) if taken < _MOST_AT_ONCE else None
+            goes_on = taken < _MOST_AT_ONCE and time.monotonic() < until
+            packet = self.wire.poll(0.0) if goes_on else None
         self._do_due()
         return heard
 

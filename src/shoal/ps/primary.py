@@ -22,9 +22,11 @@ from shoal.ps.messages import (
     PushOutcome,
     Refused,
     ShardView,
+    size_of,
 )
 from shoal.ps.news import News
 from shoal.ps.packing import pack
+from shoal.ps.patience import AnswerPatience
 from shoal.ps.ring import WorkerRing
 from shoal.ps.rules import Together
 from shoal.ps.scatter import Scatter
@@ -86,6 +88,10 @@ class Primary:
         self._log: deque[LogEntry] = deque()
         self._queue: dict[tuple[int, int], tuple[int, Push | Control]] = {}
         self._due = float("inf")
+        self._patience = AnswerPatience(timing.patience_s)
+        self._filling = AnswerPatience(timing.fill_patience_s)
+        """With the backup: about what is logged, and about all of a shard."""
+        self._fill_bytes = 0
         self._news = News(number, shard)
         kind = _SETTLING.get(shard.rules.together, AllToAll)
         self._settlement: Settling = kind(number, shard, self._reply, timing.patience_s)
@@ -127,6 +133,8 @@ class Primary:
             # A new holder has nothing, except at the very beginning, when all have the same.
             self.backing = Backing.SYNCED if holders.filled and not self.shard.index else Backing.FILLING
         self._keep_journal()
+        self._patience.begin_anew()
+        self._filling.begin_anew()
         # By the coordinator's decision nobody else can take over what was logged before, so nobody is waited for.
         self._confirm_up_to(self.shard.index)
         self._repeat(now)
@@ -187,6 +195,7 @@ class Primary:
         """The backup has everything up to here."""
         if self.backing is Backing.SYNCED and self._log and self._log[0].message.index <= index:
             self._confirm_up_to(index)
+            self._patience.answer(now, is_last=not self._log)
             self._schedule(now)
 
     def on_filled(self, index: int, now: float) -> None:
@@ -194,6 +203,7 @@ class Primary:
         if self.backing is not Backing.FILLING or index != self.shard.index:
             return
         self.backing = Backing.SYNCED
+        self._filling.answer(now)
         self._repeat(now)
         self._work_off(now)
         self._settle(now)
@@ -201,6 +211,7 @@ class Primary:
     def on_tick(self, now: float) -> None:
         """Repeat what was not answered."""
         if now >= self._due:
+            (self._filling if self.backing is Backing.FILLING else self._patience).note_vain()
             self._repeat(now)
         if now >= self._settlement.due:
             self._settle(now)
@@ -289,7 +300,9 @@ class Primary:
 
     def _repeat(self, now: float) -> None:
         if self.backing is Backing.FILLING:
-            self._send(self.holders.backup, self._news.fill(self.holders.generation))
+            fill = self._news.fill(self.holders.generation)
+            self._fill_bytes = size_of(fill)
+            self._send(self.holders.backup, fill)
         elif self.backing is Backing.SYNCED:
             for entry in self._log:
                 self._send(self.holders.backup, entry.message)
@@ -300,8 +313,10 @@ class Primary:
 
     def _schedule(self, now: float) -> None:
         if self.backing is Backing.FILLING:
-            self._due = now + self._timing.fill_patience_s
-        elif self.backing is Backing.SYNCED and (self._log or not self.holders.filled):
+            self._due = self._filling.begin(now, self._fill_bytes)
+        elif self.backing is Backing.SYNCED and self._log:
+            self._due = self._patience.begin(now, sum(size_of(entry.message) for entry in self._log))
+        elif self.backing is Backing.SYNCED and not self.holders.filled:
             self._due = now + self._timing.patience_s
         else:
             self._due = float("inf")

@@ -23,7 +23,9 @@ from shoal.ps.messages import (
     Report,
     Values,
     View,
+    size_of,
 )
+from shoal.ps.patience import AnswerPatience
 from shoal.ps.primary import Timing
 from shoal.spec.vocabulary import Role
 
@@ -43,7 +45,9 @@ class WorkerMachine:
         leases: LeaseHolder | None = None,
         timing: Timing | None = None,
         first_shard: int = 0,
+        bulk: int = 0,
     ) -> None:
+        """`bulk`: bytes of all shards' values, where they travel as frames."""
         self.outbox: deque[tuple[int, PsMessage]] = deque()
         self.node = node
         self.rank = rank
@@ -51,7 +55,8 @@ class WorkerMachine:
         self.leases = leases
         """The cells it is given, where they are leased."""
         self.view: View | None = None
-        self.links = [ShardLink() for _ in range(num_shards)]
+        self._timing = timing or Timing()
+        self.links = [ShardLink(patience=AnswerPatience(self._timing.patience_s)) for _ in range(num_shards)]
         """Its own shards, `first_shard` of the job and those that follow; numbers here count from there."""
         self._first_shard = first_shard
         self.outcomes: Counter[str] = Counter()
@@ -60,7 +65,9 @@ class WorkerMachine:
         """What to report."""
         self.ignored: Counter[str] = Counter()
         self._address = address
-        self._timing = timing or Timing()
+        self._bulk = bulk
+        self._open_bytes = 0
+        """Of pushes that are not acknowledged."""
         self._offers = Offers(num_shards)
         self._report_due = now
         self._settle()
@@ -140,8 +147,9 @@ class WorkerMachine:
             frames=frames,
         )
         self._offers.note_sent(sequence, shard)
+        self._open_bytes += size_of(push)
         if not link.unacked:
-            link.due = now + self._timing.patience_s
+            link.due = link.patience.begin(now, self._bytes_ahead)
         link.unacked[sequence] = push
         self._send_to(link, push)
         self._settle()
@@ -156,7 +164,8 @@ class WorkerMachine:
         link.ticket += 1
         link.wants_whole = whole
         link.parts = {}
-        self._ask(shard, now)
+        link.due = link.patience.begin(now, self._bytes_ahead)
+        self._send_to(link, link.pull(self._first_shard + shard))
         self._settle()
         return link.ticket
 
@@ -200,12 +209,19 @@ class WorkerMachine:
             self._report(now)
         for shard, link in enumerate(self.links):
             if now >= link.due:
+                if link.is_awaited:
+                    link.patience.note_vain()
                 self._ask(shard, now)
         if self.leases is not None and self.view is not None and now >= self.leases.due:
             self.outbox.append(
                 (COORDINATOR, self.leases.request(self.node, self.rank, now, self.facts.get("loss", math.nan)))
             )
         self._settle()
+
+    @property
+    def _bytes_ahead(self) -> int:
+        """What may be on its way before an answer comes: all shards are pushed, or pulled, in one go."""
+        return self._open_bytes + self._bulk
 
     def _is_own(self, shard: int) -> bool:
         return 0 <= shard - self._first_shard < len(self.links)
@@ -232,6 +248,7 @@ class WorkerMachine:
             changed = link.holders is None or link.holders.generation != holders.generation
             link.holders = holders
             if changed:
+                link.patience.begin_anew()
                 self._ask(shard, now)
 
     def _on_shard(self, message: Ack | Clocks | Refused | Values, now: float) -> None:
@@ -250,6 +267,7 @@ class WorkerMachine:
                 link.advance(message)
             case Values(ticket=ticket) if ticket == link.ticket:
                 link.take_part(message)
+                link.due = link.patience.answer(now, is_last=not link.is_awaited)
             case Refused(generation=generation) if link.holders and generation > link.holders.generation:
                 self._report_due = now
             case Refused() if message.sequence in link.unacked:
@@ -261,7 +279,8 @@ class WorkerMachine:
         push = link.unacked.pop(ack.sequence, None)
         if push is None:
             return
-        link.due = now + self._timing.patience_s
+        self._open_bytes -= size_of(push)
+        link.due = link.patience.answer(now, is_last=not link.is_awaited)
         self.outcomes[ack.outcome] += 1
         if ack.outcome == PushOutcome.OVERLAP:
             self._offers.note_overlap(ack.sequence)
@@ -277,6 +296,8 @@ class WorkerMachine:
         """Say again to the shard's primary whatever it has not answered; else ask it how far it is."""
         link = self.links[shard]
         link.due = now + self._timing.patience_s
+        if link.is_awaited:
+            link.due = link.patience.begin(now, self._bytes_ahead)
         for message in link.unanswered(self._first_shard + shard, self.rank):
             self._send_to(link, message)
 

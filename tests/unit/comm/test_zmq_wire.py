@@ -184,3 +184,29 @@ def test_after_many_bytes_a_peer_is_called_anew_and_nothing_is_lost(monkeypatch)
             here.transmit(1, [bytes([number]) * 20_000])
         found = sorted(next_packet(there)[0][0] for _ in range(40))
         assert found == list(range(40)) and not here.gone()
+
+
+def test_whoever_waits_hears_that_the_wire_has_run_out_of_memory(make, monkeypatch):
+    def no_memory(sock: object) -> Iterator[int]:
+        raise MemoryError("Unable to allocate 1.00 MiB")
+        yield
+
+    here, there = make(), make()
+    monkeypatch.setattr("shoal.comm.tcp.stream_wire.read_packet", no_memory)
+    here.connect(7, there.address)
+    here.transmit(7, [b"to", b"there"])
+    with pytest.raises(MemoryError, match=r"1\.00 MiB"):
+        next_packet(there)
+
+
+def test_what_has_come_is_not_waited_for(make):
+    here, there = make(), make()
+    here.connect(7, there.address)
+    numbers = [b"%d" % number for number in range(200)]
+    for number in numbers:
+        here.transmit(7, [number])
+    assert next_packet(there) == [b"0"]
+    time.sleep(0.2)  # all of them are there
+    begun = time.monotonic()
+    assert [bytes(part) for _ in numbers[1:] for part in there.poll(GUARD_S)] == numbers[1:]
+    assert time.monotonic() - begun < GUARD_S / 2

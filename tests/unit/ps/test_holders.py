@@ -63,7 +63,7 @@ def filling() -> tuple[ServerMachine, ServerMachine, Fill]:
 def test_a_shard_stands_still_while_its_backup_is_filled():
     primary, third, fill = filling()
     assert tell(primary, WORKER, make_push(2, generation=2)) == []
-    primary.on_tick(2.0)
+    primary.on_tick(2.01)
     assert [m.index for _, m in sent(primary, Fill)] == [1]
     ((node, filled),) = tell(third, PRIMARY, fill)
     assert (node, filled) == (PRIMARY, Filled(shard=0, generation=2, index=1))

@@ -80,7 +80,7 @@ def test_entries_are_repeated_until_confirmed():
     primary, backup = pair()
     tell(primary, WORKER, make_push(0))
     tell(primary, WORKER, make_push(2), now=0.9)
-    primary.on_tick(1.0)
+    primary.on_tick(1.01)
     repeated = [m for _, m in sent(primary, Replicate)]
     assert [m.index for m in repeated] == [1, 2]
     # After a gap nothing is taken; in order everything is, and what comes again is only confirmed.

@@ -143,7 +143,7 @@ def test_what_is_not_answered_is_said_again_in_order():
     machine.on_message(OLD, ack(1, 1), 0.6)
     machine.on_message(OLD, ack(1, 2), 0.6)
     machine.outbox.clear()
-    machine.on_tick(1.0)
+    machine.on_tick(1.01)
     assert [(m.shard, m.sequence) for _, m in sent(machine, Push)] == [(0, 1), (0, 2)]
 
 
@@ -245,6 +245,14 @@ def test_a_pull_that_is_not_answered_is_repeated():
     machine.outbox.clear()
     machine.on_tick(1.0)
     assert [m.shard for _, m in sent(machine, Pull)] == [0]
+
+
+def test_a_pull_says_nothing_again_that_is_on_its_way():
+    machine = ready()
+    push(machine, 1)
+    machine.outbox.clear()
+    machine.pull(0, 0.1)
+    assert [type(message) for _, message in machine.outbox] == [Pull]
 
 
 def test_it_learns_that_another_has_its_rank():

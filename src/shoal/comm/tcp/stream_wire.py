@@ -55,6 +55,8 @@ class StreamWire:
         self._wake, self._news = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         self._selector.register(self._wake, READ)
         self._is_closing = False
+        self._failure: BaseException | None = None
+        """What ended the thread before its time: memory that ran out, say."""
         self._thread = threading.Thread(target=self._run, name="shoal-wire", daemon=True)
 
     # The owner's side.
@@ -95,6 +97,8 @@ class StreamWire:
         try:
             return self._inbox.popleft()
         except IndexError:
+            if self._failure is not None:  # Nothing comes or goes any more: whoever waits would wait for ever.
+                raise self._failure from None
             return None
 
     def fileno(self) -> int:
@@ -149,6 +153,9 @@ class StreamWire:
         try:
             while not self._is_closing or self._moving or self._orders:
                 self._look()
+        except BaseException as failure:
+            self._failure = failure
+            os.eventfd_write(self._news, 1)
         finally:
             for way in self._moving:
                 way.close()

@@ -48,6 +48,7 @@ class PsClient:
             now=now,
             address=wire.address,
             leases=LeaseHolder(now=now, ahead=cells_ahead(served.spec)) if served.spec.is_leased else None,
+            bulk=0 if served.shares_memory else served.memory.grid.nbytes,
         )
         self._node = Node(world.node, self.machine, wire, world.coordinator_address)
         self.puller = Puller(served, self.machine, self.wait, lambda: self.hear(0.001))
