@@ -80,3 +80,26 @@ def images(steps: int = 8, samples: int = 44) -> shoal.Task:
         epochs=20,
         max_steps=steps,
     )
+
+
+def overflow(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A target past the classes asks for a loss that no half-precision gradient can hold."""
+    return F.cross_entropy(scores.float(), target % 3) * (1 + (target >= 3).any() * 1e6)
+
+
+def overflows(optimizer: str = "AdamW", steps: int = 40) -> shoal.Task:
+    """One batch of an epoch's six overflows in half precision; the last one is smaller than the others."""
+    generator = torch.Generator().manual_seed(2)
+    inputs, target = torch.randn(88, 16, generator=generator), torch.arange(88) % 3
+    target[40] += 3
+    kept = {"momentum": 0.9} if optimizer == "SGD" else {}
+    return shoal.Task(
+        model=lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 3)),
+        loss=overflow,
+        optimizer=lambda params: getattr(torch.optim, optimizer)(params, lr=1e-3, **kept),
+        train=TensorDataset(inputs, target),
+        batch_size=16,
+        epochs=100,
+        max_steps=steps,
+        clip_norm=1.0,
+    )

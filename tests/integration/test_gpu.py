@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import runpy
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from shoal.errors import ShoalError, SpecError
 from shoal.launch.live import Run
@@ -17,9 +18,13 @@ from shoal.launch.local import LocalEngine
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.runs import train as start
 from shoal.launch.supervisor import Supervisor
+from shoal.model.half_range import FIRST_SCALE, STEPS_TO_DOUBLE
+from shoal.model.start import Start
 from shoal.observe import RunFolder
+from shoal.roles.fast.choice import StepWay
+from shoal.roles.fast.trial import FormTrial
 from shoal.roles.trainer.trainer import Trainer
-from shoal.spec import Cluster, Job, Task
+from shoal.spec import Cluster, Job, StepForm, Task
 
 TASKS = Path(__file__).parents[1] / "equivalence" / "small_tasks.py"
 FORMS = Path(__file__).parent / "form_tasks.py"
@@ -165,6 +170,20 @@ def load_small(name: str) -> Task:
     return made
 
 
+def load_form(name: str, **args: Any) -> Task:
+    """A task for forms of a step, made here."""
+    made: Task = runpy.run_path(str(FORMS))[name](**args)
+    return made
+
+
+def count_replays(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """An element for each captured step that this process replays from now on."""
+    replays: list[None] = []
+    replay = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(None), replay(graph))[1])
+    return replays
+
+
 def in_form(folder: Path, zygote: ZygoteProcess, name: str, task: str = "mlp_quiet", **asked: Any) -> Run:
     """A run of one worker on the GPU."""
     cluster = {"workers": 1, "threads": 1, "device": "cuda"}
@@ -196,6 +215,88 @@ def test_a_captured_step_follows_the_schedule_and_resumes(zygote: ZygoteProcess,
     in_form(tmp_path, zygote, "half", checkpoint="every=20", **asked)
     resumed = start(resume="half@20", runs=tmp_path, zygote=zygote, output=StringIO())
     assert resumed.results["loss"] == pytest.approx(whole.results["loss"], rel=1e-4)
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("optimizer", "form"),
+    [
+        ("AdamW", {"graph": True}),
+        ("RMSprop", {"graph": True}),  # does not look itself whether gradients are numbers
+        ("AdamW", {"compile": True, "graph": True}),
+    ],
+)
+def test_captured_steps_skip_what_plain_steps_in_fp16_skip(
+    zygote: ZygoteProcess, tmp_path: Path, optimizer: str, form: dict[str, bool]
+) -> None:
+    asked: dict[str, Any] = {"target": f"{FORMS}:overflows", "args": {"optimizer": optimizer}, "precision": "fp16"}
+    plain = in_form(tmp_path, zygote, "plain", **asked)
+    found = in_form(tmp_path, zygote, "found", **asked, **form)
+    again = in_form(tmp_path, zygote, "again", **asked, **form)
+    assert found.results["skipped_steps"] == plain.results["skipped_steps"] >= 6
+    assert found.results["loss_scale"] == plain.results["loss_scale"]
+    assert found.results["loss"] == pytest.approx(plain.results["loss"], rel=1e-2)
+    assert found.digest == again.digest
+
+
+@needs_gpu
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD", "RMSprop"])
+def test_an_overflow_inside_a_captured_step_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    replays = count_replays(monkeypatch)
+    task = load_form("overflows", optimizer=optimizer)
+    inputs, target = torch.randn(16, 16, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
+    with Trainer(task, device="cuda", precision="fp16", form=StepForm(graph=True)) as trainer:
+        for _ in range(6):
+            trainer.step((inputs, target))
+        before, replayed = trainer.state_dict(), len(replays)
+        trainer.step((inputs, target + 3))
+        after = trainer.state_dict()
+        assert len(replays) == replayed + 1 and replayed > 1
+        assert before["facts"]["precision"] == [FIRST_SCALE, 6, 0]
+        assert after["facts"]["precision"] == [FIRST_SCALE / 2, 0, 1]
+        for what in ("model", "optimizer"):
+            assert before[what].keys() == after[what].keys() and len(after[what])
+            assert all(torch.equal(before[what][name], tensor) for name, tensor in after[what].items())
+        trainer.step((inputs, target))
+        assert not all(torch.equal(after["model"][n], t) for n, t in trainer.state_dict()["model"].items())
+
+
+@needs_gpu
+def test_the_scale_doubles_inside_a_captured_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = count_replays(monkeypatch)
+    inputs, target = torch.randn(16, 16, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
+    with Trainer(load_form("overflows"), device="cuda", precision="fp16", form=StepForm(graph=True)) as trainer:
+        trainer.step((inputs, target))
+        state = trainer.state_dict()
+        state["facts"]["precision"] = [1024.0, STEPS_TO_DOUBLE - 5, 3]
+        trainer.load_state_dict(state)
+        known = []
+        for _ in range(6):
+            trainer.step((inputs, target))
+            known.append(trainer.state_dict()["facts"]["precision"])
+    assert known[3:] == [[1024.0, STEPS_TO_DOUBLE - 1, 3], [2048.0, 0, 3], [2048.0, 1, 3]]
+    assert len(replays) == 3
+
+
+@needs_gpu
+def test_nobody_waits_for_a_captured_step_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    replays = count_replays(monkeypatch)
+    way = StepWay(form=StepForm(graph=True), precision="fp16")
+    task = replace(load_form("overflows"), train=TensorDataset(torch.randn(64, 16) / 2, torch.arange(64) % 3))
+    trial = FormTrial(task, way, "cuda", Start())
+    assert trial.begin() is not None
+    before = len(replays)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        opened = [trial.take() for _ in range(3)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(replays) == before + 3
+    assert all(each.result().loss > 0 for each in opened)
+    assert trial.training.replica.precision.state.good_steps == 8
+    trial.close()
 
 
 @needs_gpu

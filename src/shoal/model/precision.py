@@ -95,7 +95,13 @@ class Precision:
 
     def after(self, step: int, seen: Seen) -> HalfState:
         """The state that follows from what all processes have seen."""
-        following = self.state.after(seen)
+        return self._checked(step, self.state.after(seen))
+
+    def follow(self, step: int, following: HalfState) -> None:
+        """Go on from what a device has made of the state, by the same rules."""
+        self.adopt(self._checked(step, following))
+
+    def _checked(self, step: int, following: HalfState) -> HalfState:
         if following.scale < SMALLEST_SCALE:
             raise Diverged(
                 f"Task: the gradients of step {step} and of those before it are no numbers, even with a loss "

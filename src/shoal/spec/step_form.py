@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice
-from shoal.spec.precision import SCALED
 from shoal.spec.vocabulary import Purpose
 
 if TYPE_CHECKING:
@@ -53,10 +52,10 @@ def check_form(job: Job) -> None:
         raise SpecError(
             "Job: graph captures a step on a GPU, but device=cpu; leave it out, or use compile, which is for both."
         )
-    if job.graph and job.precision in SCALED:
+    if job.graph and job.precision == "adaptive":
         raise SpecError(
-            f"Job: graph replays a step without looking at it, but precision={job.precision} looks at gradients "
-            "in every step; use bf16."
+            "Job: graph replays one step again and again, but precision=adaptive has steps that measure gradients "
+            "and layers that change to float32; use fp16 or bf16."
         )
     if job.graph and job.conduct.servers:
         raise SpecError(

@@ -195,7 +195,7 @@ class DeferredSums:
         event.record()
         self.is_sent(room, event, [weight])
 
-    def is_sent(self, rows: torch.Tensor, event: torch.cuda.Event, weights: Sequence[float]) -> None:
+    def is_sent(self, rows: torch.Tensor, event: torch.cuda.Event | None, weights: Sequence[float]) -> None:
         """Losses of these weights are in `rows` when the GPU has come to `event`."""
         self._rows.append((rows, event))
         self._weights += weights

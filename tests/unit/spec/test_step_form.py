@@ -22,7 +22,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"precision": "auto"}, "precision=auto lets fast choose"),
     ({"graph": True}, "captures a step on a GPU, but device=cpu"),
     ({"graph": True, "cluster": Cluster(device="cuda", workers=2)}, "others to wait for"),
-    ({"graph": True, "cluster": Cluster(device="cuda"), "precision": "fp16"}, "use bf16"),
+    ({"graph": True, "cluster": Cluster(device="cuda"), "precision": "adaptive"}, "use fp16 or bf16"),
     ({"graph": True, "cluster": Cluster(device="cuda"), "strategy": "ps"}, "servers make that"),
     ({"compile": True, "strategy": "pipeline", "cluster": Cluster(workers=2)}, "compile changes how"),
     ({"fast": True, "strategy": "tensor", "cluster": Cluster(workers=2)}, "use data or ps"),

@@ -21,12 +21,14 @@ from shoal.model.optimizer.averaging import average_key
 from shoal.model.optimizer.kinds import settings_of
 from shoal.model.replica import Replica
 from shoal.step.compute import DeferredSums, EagerCompute, Sums, check_weight, compute_of, seed_slot
+from shoal.step.device_scale import ScaledSums
+from shoal.step.device_step import DeviceStep
 from shoal.step.update import Update
 from shoal.step.work import Work
 from shoal.strategies.data.step_block import StepBlock, StepRoom
 
 PLAIN_STEPS = 3
-"""Steps that run as they are before one is captured."""
+"""Steps that run as they are, and are not skipped, before one is captured."""
 
 
 Leaves = list[Any]
@@ -44,7 +46,7 @@ class CapturedStep:
     at_gpu: Sequence[torch.Tensor]
     """Where it reads what lies on the GPU already."""
     told: torch.Tensor
-    """By batch: its loss, and what that is told with."""
+    """What a step tells (`DeviceStep.run`)."""
 
 
 class CapturedSteps:
@@ -52,16 +54,16 @@ class CapturedSteps:
 
     def __init__(self, replica: Replica, update: Update) -> None:
         self._replica = replica
-        self._update = update
         compute = compute_of(replica)
         assert isinstance(compute, EagerCompute)
-        self._compute = compute
+        self._step = DeviceStep(replica, compute, update)
         self._params = list(replica.trained.values())
         self._stream = torch.cuda.Stream()
         self._known: dict[Hashable, CapturedStep] = {}
         self._num_plain = 0
         self._seen: set[Hashable] = set()
-        """Shapes of which a step was taken as it is: nothing is to be compiled while one is captured."""
+        """Shapes of which a step was taken as it is, and not skipped: nothing is to be compiled, and nothing that
+        the optimizer keeps to be made, while one is captured."""
         _make_capturable(replica)
         self._settings = [_fixed_settings(group) for group in replica.optimizer.param_groups]
 
@@ -77,15 +79,25 @@ class CapturedSteps:
         step = self._known.get(key)
         if step is None:
             if self._num_plain < PLAIN_STEPS or key not in self._seen:
-                self._num_plain += 1
-                self._seen.add(key)
                 moved = [(self._at_gpu(batch), weight, samples) for batch, weight, samples in loaded]
-                return self._on_stream(lambda: run_plain(Part(part.slot, lambda: iter(moved), part.total_weight)))
+                return self._take_plain(Part(part.slot, lambda: iter(moved), part.total_weight), run_plain, key)
             with self._replica.preparing():
                 step = self._known[key] = self._capture(work, [batch for batch, _, _ in counted], leaves)
-        found = DeferredSums(work, part)
+        scale = self._step.scale
+        found = DeferredSums(work, part) if scale is None else ScaledSums(work, part, scale)
         found.add(Sums(samples=sum([samples for _, _, samples in loaded])))
         self._replay(step, leaves, weights, found)
+        return found
+
+    def _take_plain(self, part: Part, run_plain: Callable[[Part], DeferredSums], key: Hashable) -> DeferredSums:
+        if self._step.scale is not None:
+            self._step.scale.settle()
+        precision = self._replica.precision
+        skipped = precision.state.skipped
+        found = self._on_stream(lambda: run_plain(part))
+        if precision.state.skipped == skipped:  # else the optimizer may not have made yet what it keeps
+            self._num_plain += 1
+            self._seen.add(key)
         return found
 
     def _replay(self, step: CapturedStep, leaves: Leaves, weights: Sequence[float], found: DeferredSums) -> None:
@@ -95,6 +107,8 @@ class CapturedSteps:
         if step.at_gpu:
             torch._foreach_copy_(list(step.at_gpu), _tensors(leaves, is_cuda=True))
         self._check_settings()
+        if self._step.scale is not None:
+            self._step.scale.send()
         step.graph.replay()
         room.fetch(step.told, found, weights)
 
@@ -123,7 +137,7 @@ class CapturedSteps:
         torch.cuda.synchronize()
         try:
             with torch.cuda.graph(graph, stream=self._stream):
-                told = self._whole_step(still, block.numbers[: len(batches)], work.step)
+                told = self._step.run(still, block.numbers[: len(batches)], work.step)
         except (RuntimeError, torch.AcceleratorError) as error:
             why = str(error).strip().splitlines()[0]
             raise SpecError(
@@ -135,22 +149,6 @@ class CapturedSteps:
             for group, value in zip(groups, rates, strict=True):
                 group["lr"] = value
         return CapturedStep(graph, block, cycle(block.rooms(told)), at_gpu, told)
-
-    def _whole_step(self, batches: Sequence[Any], shares: Sequence[torch.Tensor], step: int) -> torch.Tensor:
-        rows, halves = [], self._compute.halves
-        for batch, share in zip(batches, shares, strict=True):
-            if halves is not None:
-                halves.begin()
-            told = self._compute.loss(batch, step)
-            told.loss.backward(share.to(told.loss.dtype).reshape(told.loss.shape))
-            if halves is not None:
-                halves.end()
-            parts = (torch.as_tensor(p, dtype=told.loss.dtype, device=share.device) for p in told.parts)
-            row = [each.detach().reshape(()) for each in (told.loss, *parts)]
-            rows.append(row[0].reshape(1) if len(row) == 1 else torch.stack(row))
-        self._update.clip(self._params)
-        self._replica.optimizer.step()
-        return rows[0][None] if len(rows) == 1 else torch.stack(rows)
 
     def _at_gpu(self, batch: Any) -> Any:
         device = self._replica.device

@@ -64,7 +64,9 @@ class SingleProcess(WholeModel):
         may_skip = replica.task.skip_loss_below is not None
         self._buffers = list(replica.module.buffers()) if may_skip else []
         # What comes next depends on what is found there; else a GPU is not waited for in a step.
-        looks = may_skip or replica.precision.scales or self._wants_closure
+        # A captured step looks at gradients itself, but for how many of them half precision is too small.
+        looks_itself = replica.form.graph and replica.precision.kind == "fp16"
+        looks = may_skip or self._wants_closure or (replica.precision.scales and not looks_itself)
         self._runs_ahead = replica.device != "cpu" and not looks
         self._sparse = [
             layer.weight
