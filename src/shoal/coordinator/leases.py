@@ -11,7 +11,6 @@ it holds and every shard which cells it has (`settle`); what nobody holds and no
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterable
 
 from shoal.ledger.cells import CellSet
@@ -35,8 +34,8 @@ class Leases:
         self._settled = settled
         self.limit: int | None = None
         """Cells from here on are held back for now."""
-        self.loss = math.nan
-        """The newest that a worker has told."""
+        self.loss: list[float] = []
+        """The newest that a worker has told, if any."""
 
     @property
     def committed(self) -> int:

@@ -5,7 +5,6 @@ Whatever happens to it (a message, a tick, a loss) changes its tables here; what
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 
@@ -261,8 +260,7 @@ class Coordinator(Upkeep):
         leaves = members[node].rank >= self._state.wanted[WORKER]
         wanted = 0 if leaves or self.failed is not None else request.wanted
         cells = self._leases.ask(node, wanted=wanted, done=request.done, held=request.held)
-        if not math.isnan(request.loss):
-            self._leases.loss = request.loss
+        self._leases.loss = request.loss or self._leases.loss
         lease = Lease(
             term=self.term,
             ticket=request.ticket,

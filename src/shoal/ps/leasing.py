@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -21,8 +20,8 @@ class LeaseHolder:
         """The coordinator was asked for more than it had: others hold the last cells."""
         self.committed = 0
         """Cells of the whole run that are known to be done."""
-        self.loss = math.nan
-        """The newest that the coordinator knows of."""
+        self.loss: list[float] = []
+        """The newest that the coordinator knows of, if any."""
         self._ahead = ahead
         self._patience_s = patience_s
         self._term = 0
@@ -102,11 +101,11 @@ class LeaseHolder:
             self._term = term
             self.due = now
 
-    def request(self, node: int, rank: int, now: float, loss: float = math.nan) -> LeaseRequest:
+    def request(self, node: int, rank: int, now: float, loss: Sequence[float] = ()) -> LeaseRequest:
         """What to tell the coordinator now; again after a while, unless its answer leaves nothing to ask."""
         self.due = now + self._patience_s
         self._asked += 1
         wanted, done = len(self._begun) + self._ahead, sorted(self._to_tell)
         return LeaseRequest(
-            node=node, rank=rank, ticket=self._asked, wanted=wanted, done=done, held=self.held, loss=loss
+            node=node, rank=rank, ticket=self._asked, wanted=wanted, done=done, held=self.held, loss=list(loss)
         )

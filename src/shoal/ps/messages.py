@@ -5,7 +5,6 @@ Members are numbered nodes. A node's number is never used again: whoever replace
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -33,11 +32,6 @@ class PsMessage:
         dataclass(frozen=True, kw_only=True)(cls)
         cls.kind = cls.__dict__.get("kind", cls.__name__.lower())
         KINDS[cls.kind] = cls
-
-
-def size_of(message: PsMessage) -> int:
-    """Bytes of its bulk."""
-    return sum(len(frame) if isinstance(frame, bytes | bytearray) else frame.nbytes for frame in message.frames)
 
 
 class PushOutcome(StrEnum):
@@ -216,8 +210,8 @@ class LeaseRequest(PsMessage):
     done: list[int]
     held: list[int]
     """Cells it has been given and that not every shard has acknowledged yet."""
-    loss: float = math.nan
-    """Of the cells it trained on last; no number while it has trained on none."""
+    loss: list[float] = field(default_factory=list)
+    """Of the cells it trained on last; empty while it has trained on none."""
 
 
 class Lease(PsMessage):
@@ -232,8 +226,8 @@ class Lease(PsMessage):
     dry: bool = False
     """The worker has asked for more than there were: others hold the last ones."""
     over: bool = False
-    loss: float = math.nan
-    """The newest that a worker has told: who never had a cell knows no other."""
+    loss: list[float] = field(default_factory=list)
+    """The newest that a worker has told, if any: who never had a cell knows no other."""
 
 
 class Control(PsMessage):

@@ -10,6 +10,7 @@ from enum import Enum, auto
 from shoal.ledger.cells import CellSet
 from shoal.ps.between_servers import Filled, PartRequest, Replicate, RoundPart, Settle
 from shoal.ps.inheritance import note_books, note_entry
+from shoal.ps.link import AnswerPatience, size_of
 from shoal.ps.messages import (
     COORDINATOR,
     NOBODY,
@@ -22,11 +23,9 @@ from shoal.ps.messages import (
     PushOutcome,
     Refused,
     ShardView,
-    size_of,
 )
 from shoal.ps.news import News
 from shoal.ps.packing import pack
-from shoal.ps.patience import AnswerPatience
 from shoal.ps.ring import WorkerRing
 from shoal.ps.rules import Together
 from shoal.ps.scatter import Scatter

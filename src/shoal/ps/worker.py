@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from shoal.comm.codec import Frame
 from shoal.ps.consistency import Consistency
 from shoal.ps.leasing import LeaseHolder
-from shoal.ps.link import Offer, Offers, ShardLink
+from shoal.ps.link import AnswerPatience, Offer, Offers, ShardLink, size_of
 from shoal.ps.messages import (
     COORDINATOR,
     Ack,
@@ -23,9 +22,7 @@ from shoal.ps.messages import (
     Report,
     Values,
     View,
-    size_of,
 )
-from shoal.ps.patience import AnswerPatience
 from shoal.ps.primary import Timing
 from shoal.spec.vocabulary import Role
 
@@ -213,9 +210,8 @@ class WorkerMachine:
                     link.patience.note_vain()
                 self._ask(shard, now)
         if self.leases is not None and self.view is not None and now >= self.leases.due:
-            self.outbox.append(
-                (COORDINATOR, self.leases.request(self.node, self.rank, now, self.facts.get("loss", math.nan)))
-            )
+            loss = [self.facts["loss"]] if "loss" in self.facts else []
+            self.outbox.append((COORDINATOR, self.leases.request(self.node, self.rank, now, loss)))
         self._settle()
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -93,10 +92,10 @@ class Job:
         wanted: int = 1,
         done: tuple[int, ...] = (),
         held: tuple[int, ...] = (),
-        loss: float = math.nan,
+        loss: tuple[float, ...] = (),
     ) -> Lease:
         request = LeaseRequest(
-            node=node, rank=node % 10, ticket=1, wanted=wanted, done=list(done), held=list(held), loss=loss
+            node=node, rank=node % 10, ticket=1, wanted=wanted, done=list(done), held=list(held), loss=list(loss)
         )
         self.say(node, request)
         answers = [message for to, message in self.coordinator.outbox if to == node and isinstance(message, Lease)]

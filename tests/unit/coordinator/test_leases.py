@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
@@ -134,7 +133,7 @@ def test_a_worker_is_told_when_there_were_fewer_cells_than_it_wanted(job):
 
 
 def test_a_worker_that_has_trained_on_nothing_hears_the_newest_loss(job):
-    assert math.isnan(job.ask(20).loss)
-    job.ask(20, loss=0.5)
-    assert job.ask(21).loss == 0.5
-    assert job.ask(21, loss=0.25).loss == job.ask(20).loss == 0.25
+    assert job.ask(20).loss == []
+    job.ask(20, loss=(0.5,))
+    assert job.ask(21).loss == [0.5]
+    assert job.ask(21, loss=(0.25,)).loss == job.ask(20).loss == [0.25]

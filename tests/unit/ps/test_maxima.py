@@ -131,9 +131,9 @@ def test_the_largest_push_travels_and_so_does_all_that_lists_its_cells():
     more = [FAR + MOST_CELLS_PER_PUSH + number for number in range(MOST_CELLS_PER_PUSH)]
     holder.on_lease(Lease(term=1, ticket=0, cells=[*cells, *more], committed=0), 0.0)
     holder.finish(cells, 0.0)
-    asking = holder.request(1, 0, 0.0, loss=0.5)
+    asking = holder.request(1, 0, 0.0, loss=[0.5])
     assert len(asking.done) + len(asking.held) == 2 * MOST_CELLS_PER_PUSH
-    given = Lease(term=1, ticket=0, cells=[*cells, *more], committed=FAR, loss=0.5)
+    given = Lease(term=1, ticket=0, cells=[*cells, *more], committed=FAR, loss=[0.5])
     for message in (push, logged, asking, given):
         assert travel([message]) == [message]
 

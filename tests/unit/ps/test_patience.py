@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.ps.patience import AnswerPatience
+from shoal.ps.link import AnswerPatience
 
 MB = 1_000_000
 

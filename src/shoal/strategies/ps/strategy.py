@@ -242,8 +242,8 @@ class ServedModel(WholeModel):
             self._await_others()
             if done < self._total and self._turns.leaves_out_the_late:
                 loss = self.client.machine.rounds_loss
-            elif math.isnan(loss) and (leases := self.client.machine.leases) is not None:
-                loss = leases.loss  # the others were so quick that none was left to this one
+            elif math.isnan(loss) and (leases := self.client.machine.leases) is not None and leases.loss:
+                (loss,) = leases.loss  # the others were so quick that none was left to this one
             done = self._total
         if self._world.is_first:
             self._warn_if_diverged(loss)
