@@ -206,7 +206,9 @@ def test_what_has_come_is_not_waited_for(make):
     for number in numbers:
         here.transmit(7, [number])
     assert next_packet(there) == [b"0"]
-    time.sleep(0.2)  # all of them are there
-    begun = time.monotonic()
-    assert [bytes(part) for _ in numbers[1:] for part in there.poll(GUARD_S)] == numbers[1:]
+    time.sleep(0.2)  # on any but a very busy machine, all of them are there
+    begun, found = time.monotonic(), [b"0"]
+    while len(found) < len(numbers):
+        found += map(bytes, there.poll(GUARD_S) or ())
+    assert found == numbers
     assert time.monotonic() - begun < GUARD_S / 2

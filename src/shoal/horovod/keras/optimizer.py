@@ -98,12 +98,9 @@ def DistributedOptimizer(  # as Horovod calls it
         raise ValueError("This optimizer is distributed already; wrap it in DistributedOptimizer once.")
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is 1 or more, found {backward_passes_per_step}.")
-    op = ReduceOp(op)
-    if gradient_predivide_factor != 1.0 and op is not Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
     options = ReduceOptions(
         compression=compression,
-        op=op,
+        op=ReduceOp(op),
         predivide=gradient_predivide_factor,
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,

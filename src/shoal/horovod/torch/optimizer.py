@@ -43,6 +43,10 @@ class ReduceOptions:
     sparse_as_dense: bool
     process_set: ProcessSet
 
+    def __post_init__(self) -> None:
+        if self.predivide != 1.0 and self.op is not Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+
     @property
     def scales(self) -> tuple[ReduceOp, float, float]:
         """The operation, and by what gradients are multiplied before it and after it."""
@@ -283,8 +287,6 @@ def DistributedOptimizer(  # as Horovod calls it
 ) -> Any:
     """The optimizer, with everybody's gradients in its steps: an object of a class that is one of its own's."""
     op = ReduceOp(op)
-    if gradient_predivide_factor != 1.0 and op is not Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
     named = _checked_names(optimizer, named_parameters)
     options = ReduceOptions(
         compression=compression,
