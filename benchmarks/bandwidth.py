@@ -139,7 +139,7 @@ def pushes(served: Served, *, with_frames: bool) -> list[Push]:
             generation=1,
             origin=1,
             sequence=1,
-            rank=0,
+            clock_of=0,
             clock=1,
             cells=[0],
             based_on=0,

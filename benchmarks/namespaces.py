@@ -102,9 +102,9 @@ class Network:
         """Put it back."""
         _run("ip", "link", "set", host.cable, "master", self._switch)
 
-    def limit(self, rate: str) -> None:
-        """Let no more than this, as `1gbit`, through any cable, in each direction."""
-        shaping = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+    def limit(self, rate: str, burst: str = "256kb") -> None:
+        """Let no more than this, as `1gbit`, through any cable, each way; `burst`: at once, after a rest."""
+        shaping = ["tbf", "rate", rate, "burst", burst, "latency", "50ms"]
         for host in self.hosts:
             _run("tc", "qdisc", "replace", "dev", host.cable, "root", *shaping)
             _run("ip", "netns", "exec", host.name, "tc", "qdisc", "replace", "dev", CABLE, "root", *shaping)

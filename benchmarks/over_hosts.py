@@ -1,13 +1,15 @@
 """How fast workers train that a network separates: `python -m benchmarks.over_hosts [CONTEST …]`.
 
 Hosts are network namespaces of this machine, which needs root. Beside Shoal runs torch's DDP over gloo, which
-encrypts nothing, on as many processes in the same namespaces; fresh processes, variants in turn.
+encrypts nothing, on as many processes in the same namespaces; fresh processes, variants in turn. On a machine that
+others use, believe the processor time of a step more than the clock.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,18 +18,22 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 from benchmarks.bars import Bar, BarVerdict, judge
 from benchmarks.compare import SpeedRow, compare
 from benchmarks.measurement import Measurement
 from benchmarks.namespaces import Network, why_not
-from benchmarks.table import rows_table, verdicts_table
+from benchmarks.processor_time import ProcessorClock
+from benchmarks.table import rows_table
 from benchmarks.variants import CommandBuilder, peer_command, shoal_command
 from shoal.cli.failures import show_failure
 from shoal.errors import LaunchError, ShoalError
 from shoal.observe.wording import memory
 
 STEPS = {"mlp": 12, "gpt": 40}
+_WIDTH = 120
+"""Of what is printed to no terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,20 +64,32 @@ CONTESTS = {
 }
 
 
-def run_contest(
-    contest: HostContest, folder: Path, *, rounds: int, steps: int | None, tell: Console
-) -> tuple[list[SpeedRow], list[BarVerdict]]:
-    """Measure DDP and the contest's variants of Shoal, in turn."""
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a contest came to."""
 
-    with Network(contest.hosts) as network:
+    rows: list[SpeedRow]
+    verdicts: list[BarVerdict]
+    processor_s: dict[str, list[float]]
+    """By variant, round by round: the processor time of a step, of all processes together."""
+
+
+def run_contest(contest: HostContest, folder: Path, *, rounds: int, steps: int | None, tell: Console) -> Outcome:
+    """Measure DDP and the contest's variants of Shoal, in turn."""
+    processor_s: dict[str, list[float]] = {}
+
+    with Network(contest.hosts) as network, ProcessorClock(host.name for host in network.hosts) as clock:
         carried = [network.carried_bytes()]
 
         def on_measured(run: Measurement) -> None:
             carried.append(network.carried_bytes())
+            processor_s.setdefault(run.variant, []).append(clock.of_step(run))
             tell.print(
                 f"  {run.variant:<10} {run.step_s * 1e3:>8.1f} ms  {run.samples_per_s:>8,.0f} samples/s  "
+                f"{processor_s[run.variant][-1]:.3f} s of processor time a step  "
                 f"{memory(carried[-1] - carried[-2])} between hosts",
                 style="dim",
+                soft_wrap=True,
             )
 
         if contest.rate:
@@ -91,7 +109,29 @@ def run_contest(
             on_measured=on_measured,
         )
     bars = [Bar(contest.model, name, "ddp", floor) for name, floor in contest.floors.items()]
-    return rows, judge(rows, bars)
+    return Outcome(rows=rows, verdicts=judge(rows, bars), processor_s=processor_s)
+
+
+def bars_table(outcomes: dict[str, Outcome]) -> Table:
+    """Every bar of all contests, and what a step took of the processors beside it."""
+    table = Table(title="\nBars: at least so many times the speed of DDP", title_justify="left", box=None)
+    for heading in ("contest", "variant"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("bar", "measured", "range", "processor s/step", "range", "DDP's", "DDP's / ours"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    for name, outcome in outcomes.items():
+        for verdict in outcome.verdicts:
+            variant, found = verdict.bar.subject, verdict.ratios
+            ours, theirs = outcome.processor_s[variant], outcome.processor_s["ddp"]
+            used, ddp = statistics.median(ours), statistics.median(theirs)
+            table.add_row(
+                *(name, variant, f"≥ {verdict.bar.floor:.2f}"),
+                *(f"{verdict.ratio:.2f}", f"{min(found):.2f}–{max(found):.2f}"),
+                *(f"{used:.3f}", f"{min(ours):.3f}–{max(ours):.3f}", f"{ddp:.3f}"),
+                *(f"{ddp / used:.2f}" if used else "", "met" if verdict.met else "missed"),
+            )
+    return table
 
 
 def _ddp_command(namespaces: str, model: str, processes: int, steps: int | None) -> list[str]:
@@ -112,20 +152,21 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     if (reason := why_not()) is not None:
         return show_failure(LaunchError(f"bench: {reason}."))
-    console, kept = Console(highlight=False), True
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    outcomes: dict[str, Outcome] = {}
     try:
         for name in arguments.contests or CONTESTS:
             console.print(name)
             with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-                rows, verdicts = run_contest(
+                outcomes[name] = run_contest(
                     CONTESTS[name], Path(folder), rounds=arguments.rounds, steps=arguments.steps, tell=console
                 )
-            console.print(rows_table(rows, title=name))
-            console.print(verdicts_table(verdicts))
-            kept = kept and all(verdict.met for verdict in verdicts)
+            console.print(rows_table(outcomes[name].rows, title=name))
     except ShoalError as error:
         return show_failure(error)
-    return 0 if kept else 1
+    finally:
+        console.print(bars_table(outcomes))
+    return 0 if all(verdict.met for outcome in outcomes.values() for verdict in outcome.verdicts) else 1
 
 
 if __name__ == "__main__":

@@ -84,6 +84,9 @@ class NamespaceStarter:
     secrets: list[str] = field(default_factory=list)
     """The keys of the run: that of its hosts, and that of its processes once it is over."""
 
+    _invitation: Invitation | None = field(init=False, default=None)
+    _revived: list[AgentProcess] = field(init=False, default_factory=list)
+
     def __post_init__(self) -> None:
         self.count = len(self.network.hosts)
         self.names: Sequence[str] = [f"host-{number}" for number in range(self.count)]
@@ -92,15 +95,16 @@ class NamespaceStarter:
         return address_towards(self.network.hosts[0].address, interface)
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
-        self.agents = {}
+        self._invitation = invitation
         self.door, self.secrets = invitation.address, [invitation.key.text]
-        for name in self.names:
-            host, words = self.host(name), agent_command(invitation, Candidate(name=name))
-            if host.name in self.zygotes:
-                words = ["env", f"{ZYGOTE_VARIABLE}={self.zygotes[host.name].name}", *words]
-            command = host.command(words)
-            self.agents[name] = AgentProcess.run(name, command, invitation.key)
+        self.agents = {name: self._start_agent(name, invitation) for name in self.names}
         return list(self.agents.values())
+
+    def _start_agent(self, name: str, invitation: Invitation, *, is_new: bool = True) -> AgentProcess:
+        host, words = self.host(name), agent_command(invitation, Candidate(name=name))
+        if is_new and host.name in self.zygotes:
+            words = ["env", f"{ZYGOTE_VARIABLE}={self.zygotes[host.name].name}", *words]
+        return AgentProcess.run(name, host.command(words), invitation.key)
 
     def host(self, name: str) -> NamespaceHost:
         return self.network.hosts[self.names.index(name)]
@@ -109,6 +113,17 @@ class NamespaceStarter:
         """As if the power of its host failed: all that runs there ends at once."""
         self.network.cut(self.host(name))  # Nobody hears a farewell.
         namespaces.end_processes(self.host(name))
+
+    def revive(self, name: str) -> None:
+        """Somebody has seen to it: its host is there again, with nothing of what it had."""
+        assert self._invitation is not None
+        self.network.heal(self.host(name))
+        self._revived.append(self._start_agent(name, self._invitation, is_new=False))
+
+    def close(self) -> None:
+        """The run is over: nothing is left of those that it did not start."""
+        for agent in self._revived:
+            agent.abandon()
 
 
 def run_in_namespaces(
@@ -128,7 +143,10 @@ def run_in_namespaces(
         on_event(event, starter)
 
     supervisor = Supervisor(replace(job, run_dir=str(folder)), listen, AgentEngine(starter))
-    results = supervisor.run()
+    try:
+        results = supervisor.run()
+    finally:
+        starter.close()
     starter.secrets.append(supervisor.machine.first_world.secret)
     return results, events
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.comm.linked import LinkedTransport
 from shoal.comm.reliable import Reliability
 from shoal.comm.security import RunKey
+from shoal.comm.tcp.pacing import HostCable
 from shoal.comm.transport import Roster
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import SpecError
@@ -13,7 +14,7 @@ from shoal.errors import SpecError
 class ZmqTransport(LinkedTransport):
     """Messages over a `ZmqWire`. Binds when made; `connect` once the addresses of all are known.
 
-    `address` and `encrypt` are as the wire takes them. Peers are those with the same `key`.
+    `address`, `encrypt` and `cable` are as the wire takes them. Peers are those with the same `key`.
     """
 
     def __init__(
@@ -25,9 +26,10 @@ class ZmqTransport(LinkedTransport):
         generation: int = 0,
         reliability: Reliability | None = None,
         encrypt: bool | None = None,
+        cable: HostCable | None = None,
     ) -> None:
         reliability = reliability or Reliability()
-        self._zmq = ZmqWire(address, key=key, linger_s=reliability.linger_s, encrypt=encrypt)
+        self._zmq = ZmqWire(address, key=key, linger_s=reliability.linger_s, encrypt=encrypt, cable=cable)
         super().__init__(rank, self._zmq, generation=generation, reliability=reliability)
 
     @property

@@ -25,6 +25,7 @@ from shoal.comm.reliable import Packet
 from shoal.comm.security import RunKey
 from shoal.comm.tcp.addresses import TCP
 from shoal.comm.tcp.door import HANDSHAKE_S
+from shoal.comm.tcp.pacing import HostCable
 from shoal.comm.tcp.stream_wire import StreamWire
 from shoal.errors import LaunchError, SpecError
 
@@ -63,7 +64,7 @@ class ZmqWire:
     `ipc:///folder/name`, `ipc:///folder/*` for any free name, or `ipc://@name`, which lies in no file system. At
     Unix sockets only this user comes in. What can be heard outside this host is encrypted; with `encrypt=True`,
     the same for all peers, the rest is too, and with `encrypt=False` nothing is. Over tcp a caller that has not
-    shown the key after `handshake_s` is hung up on.
+    shown the key after `handshake_s` is hung up on, and what goes to other hosts passes through `cable`.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class ZmqWire:
         linger_s: float = 1.0,
         encrypt: bool | None = None,
         handshake_s: float = HANDSHAKE_S,
+        cable: HostCable | None = None,
     ) -> None:
         self._key = key
         self._encrypt = bool(encrypt)
@@ -88,7 +90,9 @@ class ZmqWire:
         self._context = zmq.Context()
         self._router: zmq.Socket[bytes] | None = None
         self._gate: Gate | None = None
-        self._make_streams = partial(StreamWire, key, encrypt=encrypt, linger_s=linger_s, handshake_s=handshake_s)
+        self._make_streams = partial(
+            StreamWire, key, encrypt=encrypt, linger_s=linger_s, handshake_s=handshake_s, cable=cable
+        )
         self._streams: StreamWire | None = None
         """For tcp; none where all are at Unix sockets."""
         try:

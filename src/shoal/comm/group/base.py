@@ -133,6 +133,9 @@ class Group(ABC):
         """Fill a tensor of the host, whose elements lie side by side, with the next one under this tag, which has
         as many bytes; it is there once the transfer is over."""
 
+    def pump(self) -> None:  # noqa: B027 - where others need not be told, nothing has to be done
+        """Take in what has come, for one who is busy otherwise: its sender must know that it arrived."""
+
     @abstractmethod
     def split(self, rows: Rows) -> Group:
         """This process's row as a group of its own; everybody in this group names all rows, in one order."""

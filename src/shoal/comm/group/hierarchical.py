@@ -131,6 +131,9 @@ class HierarchicalGroup(Group):
             return self._inside.receive(room, self._inside.ranks.index(rank), tag)
         return self._mail.receive(room.detach(), rank, self.ranks, tag)
 
+    def pump(self) -> None:
+        self._mail.pump()
+
     def split(self, rows: Rows) -> Group:
         if len(rows) == 1:
             return self

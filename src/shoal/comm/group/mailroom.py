@@ -18,7 +18,9 @@ from shoal.errors import CommError, CommTimeout, ProtocolError
 PATIENCE_S = 300.0
 """For a peer that is busy; one that died is noticed at once."""
 _KIND = "group.tensor"
-_FRAME_BYTES = 16 << 20
+_PIECE_BYTES = 2 << 20
+"""Of a message. What stays unacknowledged is sent again: over a slow link that would be a large message, whole,
+before it could have arrived."""
 _MOST_BYTES, _MOST_MESSAGES = 256 << 20, 128
 """That a worker may have sent to another without knowing that they arrived; a transport would wait with more
 messages, and nobody could leave it."""
@@ -32,19 +34,25 @@ class Mailroom:
         self.transport = transport
         self._on_idle = on_idle
         self._arrived: defaultdict[tuple[int, tuple[int, ...], int], deque[torch.Tensor]] = defaultdict(deque)
+        self._begun: defaultdict[tuple[int, tuple[int, ...], int], list[torch.Tensor]] = defaultdict(list)
+        """Likewise the pieces of one that is not all there yet."""
         self._looked_up_at = time.monotonic()
         self._sizes: defaultdict[int, deque[int]] = defaultdict(deque)
         """By receiver: the bytes of each message that may not have arrived."""
 
     def send(self, tensor: torch.Tensor, rank: int, ranks: tuple[int, ...], tag: int) -> Transfer:
         """Put a tensor on its way, from where it lies."""
-        content = as_bytes(tensor.contiguous())
-        frames = list(content.split(_FRAME_BYTES)) if content.numel() else []
-        while self._is_full(rank):
-            # Until some have arrived, not all: whoever has to say so may be waiting for this worker elsewhere.
-            self._patiently(lambda: self._keep_next(_LOOKS_UP_SOON_S), is_enough=lambda: not self._is_full(rank))
-        self._sizes[rank].append(content.numel())
-        self.transport.send(rank, Message(_KIND, {"ranks": list(ranks), "tag": tag}, frames))
+        pieces = as_bytes(tensor.contiguous()).split(_PIECE_BYTES)
+        for left in range(len(pieces) - 1, -1, -1):
+            piece = pieces[-1 - left]
+            while self._is_full(rank):
+                # Until some have arrived, not all: whoever has to say so may be waiting for this worker elsewhere.
+                self._patiently(
+                    lambda: self._keep_next(_LOOKS_UP_SOON_S), is_enough=lambda: not self._is_full(rank)
+                )
+            self._sizes[rank].append(piece.numel())
+            fields = {"ranks": list(ranks), "tag": tag, "left": left}
+            self.transport.send(rank, Message(_KIND, fields, [piece] if piece.numel() else []))
         return _SocketSending(self)
 
     def receive(self, room: torch.Tensor, rank: int, ranks: tuple[int, ...], tag: int) -> Transfer:
@@ -82,9 +90,14 @@ class Mailroom:
 
     def _keep_next(self, timeout_s: float, awaited: int | None = None) -> None:
         sender, message = self.transport.receive(timeout_s, awaited=awaited)
-        frames = [frame for frame in message.frames if isinstance(frame, torch.Tensor)]
-        content = torch.cat(frames) if len(frames) > 1 else (*frames, torch.empty(0, dtype=torch.uint8))[0]
-        self._arrived[sender, tuple(message.fields["ranks"]), message.fields["tag"]].append(content)
+        key = sender, tuple(message.fields["ranks"]), message.fields["tag"]
+        pieces = self._begun[key]
+        pieces += [frame for frame in message.frames if isinstance(frame, torch.Tensor)]
+        if message.fields["left"]:
+            return
+        del self._begun[key]
+        content = torch.cat(pieces) if len(pieces) > 1 else (*pieces, torch.empty(0, dtype=torch.uint8))[0]
+        self._arrived[key].append(content)
 
     def _patiently(self, act: Callable[[], None], is_enough: Callable[[], bool] = lambda: False) -> None:
         """Do what may take its time, looking up now and then; it is over, too, once that is enough."""

@@ -102,7 +102,6 @@ class SocketGroup(Group):
         return self._mail.take_as(self.ranks[sender], self.ranks, tag, like)
 
     def pump(self) -> None:
-        """Take in what has come, for one who waits elsewhere: its sender must know that it arrived."""
         self._mail.pump()
 
     def split(self, rows: Rows) -> Group:

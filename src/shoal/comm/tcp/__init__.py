@@ -6,6 +6,7 @@ host is encrypted.
 | `addresses.py`      | which address and port of this host others are to call                           |
 | `certificate.py`    | a certificate from the run's key: nobody has to be sent one                      |
 | `handshake.py`      | how caller and listener prove themselves, and TLS afterwards                     |
+| `records.py`        | TLS records of ours, for bulk: many at a time                                    |
 | `door.py`           | a listener; few strangers may wait before it, and not for long                   |
 | `packets.py`        | packets as bytes of a stream                                                     |
 | `outgoing.py`       | the connection to one peer, from the first call on                               |

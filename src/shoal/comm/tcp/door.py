@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from shoal.comm.security import RunKey
 from shoal.comm.tcp.addresses import bound_address, listen
 from shoal.comm.tcp.handshake import READ, Guard, Steps, answer
+from shoal.comm.tcp.records import ByteStream
 from shoal.errors import CommError
 
 MOST_HALF_OPEN = 64
@@ -29,7 +30,7 @@ _MOST_ACCEPTED = 256
 class _Caller:
     fd: int
     sock: socket.socket
-    steps: Steps[socket.socket]
+    steps: Steps[ByteStream]
     deadline: float
 
 
@@ -37,14 +38,21 @@ class Door:
     """Never waits. Until a caller has proven the key, all that is taken from it are the 73 bytes of a proof."""
 
     def __init__(
-        self, address: str, key: RunKey, *, encrypt: bool | None = None, handshake_s: float = HANDSHAKE_S
+        self,
+        address: str,
+        key: RunKey,
+        *,
+        encrypt: bool | None = None,
+        bulk: bool = False,
+        handshake_s: float = HANDSHAKE_S,
     ) -> None:
+        """`bulk`: callers send much, and hear nothing."""
         self._listener = listen(address, backlog=_BACKLOG)
         self.address = bound_address(self._listener)
         """Where this process listens; what others call, letter for letter."""
         self.strangers = 0
         """Connections that ended without having shown the run's key."""
-        self._guard = Guard.of(key, self.address, encrypt=encrypt)
+        self._guard = Guard.of(key, self.address, encrypt=encrypt, bulk=bulk)
         self._handshake_s = handshake_s
         self._callers: dict[int, _Caller] = {}
         """Half open, by descriptor; the oldest first."""
@@ -60,9 +68,9 @@ class Door:
         """Callers that wait before the door; as long as there are any, `admit` is to be called now and then."""
         return len(self._callers)
 
-    def admit(self) -> list[socket.socket]:
+    def admit(self) -> list[ByteStream]:
         """Those who have come in since the last call. Their sockets do not wait."""
-        admitted: list[socket.socket] = []
+        admitted: list[ByteStream] = []
         for ready, _ in self._selector.select(0):
             if ready.fileobj is self._listener:
                 self._take_callers()
@@ -105,7 +113,7 @@ class Door:
         else:
             time.sleep(_REST_S)
 
-    def _go_on(self, caller: _Caller) -> list[socket.socket]:
+    def _go_on(self, caller: _Caller) -> list[ByteStream]:
         try:
             self._selector.modify(caller.fd, next(caller.steps))
         except StopIteration as over:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import secrets
 import selectors
 import socket
@@ -25,10 +26,11 @@ import ssl
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from shoal.comm.security import RunKey, leaves_host
 from shoal.comm.tcp.certificate import certificate_and_key
+from shoal.comm.tcp.records import CIPHERS, LONG_RECORDS, ByteStream, RecordStream
 from shoal.errors import PeerLost, ProtocolError
 
 T = TypeVar("T")
@@ -53,11 +55,13 @@ class Guard:
     key: RunKey
     address: str
     is_encrypted: bool
+    is_bulk: bool = False
+    """Whether callers send much, and hear nothing."""
 
     @classmethod
-    def of(cls, key: RunKey, address: str, *, encrypt: bool | None) -> Guard:
+    def of(cls, key: RunKey, address: str, *, encrypt: bool | None, bulk: bool = False) -> Guard:
         """`encrypt`: None where the address decides: what stays on this host is not encrypted."""
-        return cls(key, address, leaves_host(address) if encrypt is None else encrypt)
+        return cls(key, address, leaves_host(address) if encrypt is None else encrypt, bulk)
 
     @property
     def mode(self) -> bytes:
@@ -69,7 +73,7 @@ class Guard:
         return self.key.proof(purpose, self.mode + nonces + where)
 
 
-def call(sock: socket.socket, guard: Guard) -> Steps[socket.socket]:
+def call(sock: socket.socket, guard: Guard) -> Steps[ByteStream]:
     """The caller's part on a new connection; what to talk through from then on."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     yield from write_all(sock, _LANGUAGE + guard.mode + nonce)
@@ -81,7 +85,7 @@ def call(sock: socket.socket, guard: Guard) -> Steps[socket.socket]:
     return (yield from _secured(sock, guard, server_side=False))
 
 
-def answer(sock: socket.socket, guard: Guard) -> Steps[socket.socket]:
+def answer(sock: socket.socket, guard: Guard) -> Steps[ByteStream]:
     """The listener's part on a new connection; what to talk through from then on."""
     language = yield from read_exactly(sock, len(_LANGUAGE))
     if language != _LANGUAGE:
@@ -98,14 +102,14 @@ def answer(sock: socket.socket, guard: Guard) -> Steps[socket.socket]:
     return (yield from _secured(sock, guard, server_side=True))
 
 
-def read_exactly(sock: socket.socket, count: int) -> Steps[bytes]:
+def read_exactly(sock: ByteStream, count: int) -> Steps[bytes]:
     """So many bytes."""
     found = bytearray(count)
     yield from read_into(sock, memoryview(found))
     return bytes(found)
 
 
-def read_into(sock: socket.socket, room: memoryview) -> Steps[None]:
+def read_into(sock: ByteStream, room: memoryview) -> Steps[None]:
     """As many bytes as there is room for."""
     since_look = 0
     while room:
@@ -126,7 +130,7 @@ def read_into(sock: socket.socket, room: memoryview) -> Steps[None]:
                 yield AGAIN
 
 
-def write_all(sock: socket.socket, content: bytes | bytearray | memoryview) -> Steps[None]:
+def write_all(sock: ByteStream, content: bytes | bytearray | memoryview) -> Steps[None]:
     """All of these bytes."""
     view = memoryview(content)
     while view:
@@ -147,10 +151,20 @@ def attempt(act: Callable[[], T], awaits: int) -> Steps[T]:
             yield awaits
 
 
-def _secured(sock: socket.socket, guard: Guard, *, server_side: bool) -> Steps[socket.socket]:
+def _secured(sock: socket.socket, guard: Guard, *, server_side: bool) -> Steps[ByteStream]:
     if not guard.is_encrypted:
         return sock
-    context = _context(guard.key, server_side)
+    if not guard.is_bulk:
+        return (yield from _handshaken(sock, _context(guard.key, server_side), server_side))
+    with os.fdopen(os.memfd_create("shoal-secrets"), "r+") as told:
+        context = _new_context(guard.key, server_side)
+        context.keylog_filename = f"/proc/self/fd/{told.fileno()}"
+        context.set_alpn_protocols([LONG_RECORDS])
+        secured = yield from _handshaken(sock, context, server_side)
+        return _with_own_records(secured, told)
+
+
+def _handshaken(sock: socket.socket, context: ssl.SSLContext, server_side: bool) -> Steps[ssl.SSLSocket]:
     secured = context.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
     try:
         yield from attempt(secured.do_handshake, READ)
@@ -160,14 +174,30 @@ def _secured(sock: socket.socket, guard: Guard, *, server_side: bool) -> Steps[s
     return secured
 
 
+def _with_own_records(secured: ssl.SSLSocket, told: IO[str]) -> ByteStream:
+    """The connection without OpenSSL, which has read nothing that came after the handshake."""
+    cipher, _, _ = secured.cipher() or ("", "", 0)
+    secret = re.search(r"^CLIENT_TRAFFIC_SECRET_0 [0-9a-f]+ ([0-9a-f]+)$", told.read(), re.MULTILINE)
+    is_long = secured.selected_alpn_protocol() == LONG_RECORDS
+    if cipher not in CIPHERS or secret is None:
+        return secured
+    sock = socket.socket(fileno=secured.detach())
+    sock.setblocking(False)
+    return RecordStream(sock, cipher, bytes.fromhex(secret[1]), is_long=is_long)
+
+
 @lru_cache(maxsize=16)
 def _context(key: RunKey, server_side: bool) -> ssl.SSLContext:
+    return _new_context(key, server_side)
+
+
+def _new_context(key: RunKey, server_side: bool) -> ssl.SSLContext:
     """Both ends show the run's certificate, and take no other. TLS 1.3 begins with AES-GCM."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server_side else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
-    certificate, private = certificate_and_key(key.certificate_seed())
+    certificate, private = _certificate_and_key(key)
     context.load_verify_locations(cadata=certificate)
     if server_side:
         # Callers only send: what nobody reads would make the kernel reset their connections when they close them.
@@ -178,3 +208,8 @@ def _context(key: RunKey, server_side: bool) -> ssl.SSLContext:
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     return context
+
+
+@lru_cache(maxsize=16)
+def _certificate_and_key(key: RunKey) -> tuple[str, str]:
+    return certificate_and_key(key.certificate_seed())

@@ -12,8 +12,10 @@ from contextlib import suppress
 
 from shoal.comm.reliable import Packet
 from shoal.comm.tcp.addresses import target_of
-from shoal.comm.tcp.handshake import READ, WRITE, Guard, Steps, call
+from shoal.comm.tcp.handshake import READ, WRITE, Guard, Steps, call, write_all
+from shoal.comm.tcp.pacing import HostCable, Passage
 from shoal.comm.tcp.packets import write_packet
+from shoal.comm.tcp.records import ByteStream
 from shoal.errors import CommError, PeerLost, ProtocolError
 
 CALL_AGAIN_S = 0.05
@@ -27,17 +29,19 @@ called anew; packets may overtake each other then, as on any wire."""
 class OutgoingStream:
     """Where packets leave for one peer. Only its `queue` and `leave_by` are its owner's."""
 
-    def __init__(self, address: str, guard: Guard) -> None:
+    def __init__(self, address: str, guard: Guard, cable: HostCable | None = None) -> None:
+        """`cable`: what is sent is as slow as through it."""
         self._family, self._target = target_of(address)
         self._guard = guard
         self._deadline = time.monotonic() + PATIENCE_S
         self.queue: deque[Packet] = deque()
+        self.passage = None if cable is None else Passage(cable, self.queue)
         self.leave_by: float | None = None
         """Until when what is queued may leave, once nobody wants this way any more."""
         self.has_ended = False
         self.fd = -1
         """Of the connection, while there is one."""
-        self._sock: socket.socket | None = None
+        self._sock: ByteStream | None = None
         self._steps: Steps[None] | None = None
         self._is_proven = self._is_idle = False
         self._call_at = 0.0
@@ -53,6 +57,8 @@ class OutgoingStream:
             return True
         if self._steps is None:
             return now >= self._call_at
+        if self.passage is not None and self._is_proven:
+            return now >= self.passage.due_at()
         return bool(self._is_idle and self.queue) or (not self._is_proven and now >= self._deadline)
 
     def go_on(self, now: float) -> int:
@@ -87,6 +93,9 @@ class OutgoingStream:
     def _send_all(self) -> Steps[None]:
         sock = yield from self._called()
         self._sock, self._is_proven = sock, True
+        if self.passage is not None:
+            yield from self._send_slowly(sock, self.passage)
+            return
         sent_bytes = 0
         while sent_bytes < RENEW_BYTES or not self._guard.is_encrypted:
             while not self.queue:
@@ -97,7 +106,20 @@ class OutgoingStream:
             sent_bytes += yield from write_packet(sock, self.queue[0])
             self.queue.popleft()
 
-    def _called(self) -> Steps[socket.socket]:
+    def _send_slowly(self, sock: ByteStream, passage: Passage) -> Steps[None]:
+        sent_bytes = 0
+        while True:
+            while (piece := passage.arrived()) is not None:
+                yield from write_all(sock, piece.content)
+                sent_bytes += len(piece.content)
+                if piece.ends_packet:
+                    passage.packet_is_over()
+                    if sent_bytes >= RENEW_BYTES and self._guard.is_encrypted:
+                        return
+            yield READ
+            _check_quiet(sock)
+
+    def _called(self) -> Steps[ByteStream]:
         sock = self._sock = socket.socket(self._family, socket.SOCK_STREAM)
         self.fd = sock.fileno()
         sock.setblocking(False)
@@ -122,7 +144,7 @@ class OutgoingStream:
         self.has_ended = True
 
 
-def _check_quiet(sock: socket.socket) -> None:
+def _check_quiet(sock: ByteStream) -> None:
     """Nobody says anything on this side: what can be read is the end."""
     with suppress(BlockingIOError, ssl.SSLWantReadError):
         raise ProtocolError("A listener speaks.") if sock.recv(1) else PeerLost("The peer has hung up.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ import numpy as np
 from shoal.comm.codec import MAX_FRAME_BYTES, MAX_FRAMES, Buffer
 from shoal.comm.reliable import Packet
 from shoal.comm.tcp.handshake import Steps, read_exactly, read_into, write_all
+from shoal.comm.tcp.records import ByteStream
 from shoal.errors import ProtocolError
 
 _COUNT = struct.Struct("<I")
@@ -19,16 +19,17 @@ _SMALL_BYTES = 16 << 10
 """Parts up to here are copied together: each write costs more than that."""
 
 
-def write_packet(sock: socket.socket, packet: Packet) -> Steps[int]:
+def write_packet(sock: ByteStream, packet: Packet) -> Steps[int]:
     """Write a packet from where it lies; how many bytes that took."""
     written = 0
-    for run in _runs(packet):
+    for run in runs_of(packet):
         yield from write_all(sock, run)
         written += len(run)
     return written
 
 
-def _runs(packet: Packet) -> Iterator[bytearray | memoryview]:
+def runs_of(packet: Packet) -> Iterator[bytearray | memoryview]:
+    """A packet as bytes, in as few pieces as can be had without copying much."""
     views = [_bytes_of(part) for part in packet]
     together = bytearray(_COUNT.pack(len(views)) + struct.pack(f"<{len(views)}Q", *map(len, views)))
     for view in views:
@@ -48,7 +49,7 @@ def _bytes_of(part: Buffer) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
-def read_packet(sock: socket.socket) -> Steps[Packet]:
+def read_packet(sock: ByteStream) -> Steps[Packet]:
     """The next packet. Memory is taken for a part when its time comes, and not for what is only announced."""
     (count,) = _COUNT.unpack((yield from read_exactly(sock, _COUNT.size)))
     if not 0 < count <= _MOST_PARTS:

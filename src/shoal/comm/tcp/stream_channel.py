@@ -21,6 +21,7 @@ from shoal.comm.security import RunKey
 from shoal.comm.tcp.addresses import target_of
 from shoal.comm.tcp.door import Door
 from shoal.comm.tcp.handshake import READ, WRITE, Guard, Steps, call
+from shoal.comm.tcp.records import ByteStream
 from shoal.errors import CommError, CommTimeout, PeerLost, ProtocolError
 
 _LENGTH = struct.Struct("<I")
@@ -34,7 +35,7 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class StreamChannel:
     """One end of it. Several threads may send; one receives."""
 
-    def __init__(self, sock: socket.socket, peer: str) -> None:
+    def __init__(self, sock: ByteStream, peer: str) -> None:
         """`sock`: what `Door.admit` or a call gave; it does not wait."""
         self._socket = sock
         self._peer = peer
@@ -211,7 +212,7 @@ class ChannelDoor:
         self._door.close()
 
 
-def _called(address: str, guard: Guard, deadline: float) -> socket.socket:
+def _called(address: str, guard: Guard, deadline: float) -> ByteStream:
     family, target = target_of(address)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -225,7 +226,7 @@ def _called(address: str, guard: Guard, deadline: float) -> socket.socket:
         raise
 
 
-def _driven(steps: Steps[socket.socket], fd: int, deadline: float, address: str) -> socket.socket:
+def _driven(steps: Steps[ByteStream], fd: int, deadline: float, address: str) -> ByteStream:
     """What the steps come to, waiting for each."""
     events = {READ: select.POLLIN, WRITE: select.POLLOUT}
     poller = select.poll()

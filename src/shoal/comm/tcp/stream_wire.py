@@ -3,9 +3,9 @@ computes."""
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
-import socket
 import threading
 import time
 from collections import deque
@@ -16,7 +16,9 @@ from shoal.comm.security import RunKey
 from shoal.comm.tcp.door import HANDSHAKE_S, Door
 from shoal.comm.tcp.handshake import AGAIN, READ, Guard, Steps
 from shoal.comm.tcp.outgoing import OutgoingStream
+from shoal.comm.tcp.pacing import HostCable
 from shoal.comm.tcp.packets import read_packet
+from shoal.comm.tcp.records import ByteStream
 from shoal.errors import CommError
 
 _LOOK_EVERY_S = 0.5
@@ -38,13 +40,14 @@ class StreamWire:
         encrypt: bool | None = None,
         linger_s: float = 1.0,
         handshake_s: float = HANDSHAKE_S,
+        cable: HostCable | None = None,
     ) -> None:
-        """`encrypt`: None where each address decides."""
-        self._key, self._encrypt = key, encrypt
+        """`encrypt`: None where each address decides; `cable`: through which what goes to other hosts is sent."""
+        self._key, self._encrypt, self._cable = key, encrypt, cable
         self._linger_s, self._handshake_s = linger_s, handshake_s
         self._door: Door | None = None
         self._ways: dict[int, OutgoingStream] = {}
-        self._incoming: dict[int, tuple[socket.socket, Steps[None]]] = {}
+        self._incoming: dict[int, tuple[ByteStream, Steps[None]]] = {}
         self._inbox: deque[Packet] = deque()
         self._ended_at: dict[OutgoingStream, float] = {}
         self._orders: deque[OutgoingStream] = deque()
@@ -63,14 +66,18 @@ class StreamWire:
 
     def listen(self, address: str) -> str:
         """Let others in at this address; the address with its port."""
-        self._door = Door(address, self._key, encrypt=self._encrypt, handshake_s=self._handshake_s)
+        self._door = Door(address, self._key, encrypt=self._encrypt, bulk=True, handshake_s=self._handshake_s)
         self._selector.register(self._door, READ)
         self._start()
         return self._door.address
 
     def connect(self, peer: int, address: str) -> None:
         """Open the way to a peer, in place of an earlier one."""
-        way = OutgoingStream(address, Guard.of(self._key, address, encrypt=self._encrypt))
+        is_slow = self._cable is not None and self._cable.reaches(
+            address, self._door.address if self._door else ""
+        )
+        guard = Guard.of(self._key, address, encrypt=self._encrypt, bulk=True)
+        way = OutgoingStream(address, guard, self._cable if is_slow else None)
         self.disconnect(peer)
         self._ways[peer] = way
         self._orders.append(way)
@@ -89,7 +96,7 @@ class StreamWire:
         way = self._ways.get(peer)
         if way is not None and way not in self._ended_at:
             way.queue.append(packet)
-            if len(way.queue) == 1:
+            if len(way.queue) == 1 or way.passage is not None:
                 os.eventfd_write(self._wake, 1)
 
     def receive(self) -> Packet | None:
@@ -140,6 +147,8 @@ class StreamWire:
             os.eventfd_write(self._wake, 1)
             self._thread.join()
         self._selector.close()
+        if self._cable is not None:
+            self._cable.close()
         os.close(self._wake)
         os.close(self._news)
 
@@ -193,7 +202,11 @@ class StreamWire:
             return 0.0
         is_busy = self._door is not None and self._door.half_open
         is_busy = is_busy or any(way.waits_for_the_clock for way in self._moving)
-        return _LOOK_OFTEN_S if is_busy else _LOOK_EVERY_S
+        patience_s = _LOOK_OFTEN_S if is_busy else _LOOK_EVERY_S
+        if self._cable is None:
+            return patience_s
+        dues = [way.passage.due_at() for way in self._moving if way.passage is not None]
+        return min(patience_s, max(0.0, min(dues, default=math.inf) - time.monotonic()))
 
     def _admit(self) -> None:
         assert self._door is not None
@@ -202,7 +215,7 @@ class StreamWire:
             self._selector.register(sock.fileno(), READ)
             self._again.add(sock.fileno())  # TLS may have read its first packet already
 
-    def _packets(self, sock: socket.socket) -> Steps[None]:
+    def _packets(self, sock: ByteStream) -> Steps[None]:
         while True:
             packet = yield from read_packet(sock)
             self._inbox.append(packet)
