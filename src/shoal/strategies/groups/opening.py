@@ -46,6 +46,7 @@ def open_memory(setting: Setting) -> Group:
 def open_sockets(setting: Setting) -> Group:
     """A group over our own transport, whose key and addresses are left in the shared segment."""
     from shoal.comm.group import SocketGroup
+    from shoal.comm.tcp.pacing import cable_of
     from shoal.comm.zmq_transport import ZmqTransport
     from shoal.strategies.groups.meeting import listening_address, meet
 
@@ -57,6 +58,7 @@ def open_sockets(setting: Setting) -> Group:
         address=listening_address(setting),
         generation=world.generation,
         encrypt=world.encrypts,
+        cable=cable_of(world),
     )
     transport.connect(meeting.exchange_addresses(transport.address))
     return SocketGroup(transport, range(world.world_size), on_idle=setting.company.on_idle)

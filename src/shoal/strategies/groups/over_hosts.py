@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shoal.arena import Segment
 from shoal.comm.group import Group, HierarchicalGroup, LoneGroup, MemoryGroup
+from shoal.comm.tcp.pacing import cable_of
 from shoal.comm.zmq_transport import ZmqTransport
 from shoal.strategies.base import Setting
 from shoal.strategies.groups.meeting import listening_address, meet
@@ -29,6 +30,7 @@ def open_transport(setting: Setting) -> ZmqTransport:
         address=listening_address(setting),
         generation=world.generation,
         encrypt=world.encrypts,
+        cable=cable_of(world),
     )
     try:
         transport.connect(meeting.exchange_addresses(transport.address))
