@@ -20,7 +20,7 @@ def make_push(cell: int, *more_cells: int, slots: int = 2, **changed: Any) -> Pu
         "generation": 1,
         "origin": 10 + rank,
         "sequence": step,
-        "rank": rank,
+        "clock_of": rank,
         "clock": step,
         "cells": cells,
         "based_on": 0,

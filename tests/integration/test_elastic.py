@@ -79,13 +79,22 @@ class Scaler:
 
 
 def train(
-    folder: Path, zygote: ZygoteProcess, strategy: str, sizes: list[dict[str, int]], *, steps: int, workers: int
+    folder: Path,
+    zygote: ZygoteProcess,
+    strategy: str,
+    sizes: list[dict[str, int]],
+    *,
+    steps: int,
+    workers: int,
+    slots: int | None = None,
+    task: str = "mlp",
 ) -> tuple[dict[str, Any], Scaler, list[Event]]:
     folder.mkdir()
     job = Job(
-        target=f"{TASKS}:mlp",
+        target=f"{TASKS}:{task}",
         args={"optimizer": "adamw"},
         strategy=strategy,
+        slots=slots,
         cluster=Cluster(workers=workers, threads=1),
         overrides={"max_steps": steps, "epochs": steps, "evaluate_every": 10_000},
         run_dir=str(folder),
@@ -124,9 +133,81 @@ def test_workers_come_and_go(tmp_path: Path, zygote: ZygoteProcess) -> None:
     assert all(row["once"] == 2 * steps for row in results["audit"]["shards"])
 
 
+@pytest.mark.parametrize(
+    ("task", "strategy"),
+    [
+        ("mlp", "ps:servers=2,shards=6"),
+        pytest.param("mlp", "ps:servers=2,wire=tcp", marks=pytest.mark.long),
+        pytest.param("conv", "ps:servers=2", marks=pytest.mark.long),
+        pytest.param("contrastive", "ps", marks=pytest.mark.long),
+    ],
+)
+def test_workers_of_a_synchronous_run_come_and_go_and_not_one_bit_changes(
+    tmp_path: Path, zygote: ZygoteProcess, task: str, strategy: str
+) -> None:
+    steps, sizes = 900, [{"workers": 4}, {"workers": 1}]
+    shape: dict[str, Any] = {"steps": steps, "workers": 2, "slots": 4, "task": task}
+    calm, _, _ = train(tmp_path / "calm", zygote, "data:via=arena", [], **shape)
+    results, scaler, _ = train(tmp_path / "scaled", zygote, strategy, sizes, **shape)
+    assert scaler.reached == sizes, "the run was over before it had been scaled"
+    assert results["digest"] == calm["digest"]
+    assert results["audit"]["clean"]
+
+
+class Counts:
+    """A run of the model that counts its samples, scaled to one number of workers after the other."""
+
+    EPOCHS, SLOTS = 60, 4
+
+    def __init__(self, folder: Path, zygote: ZygoteProcess, strategy: str, sizes: list[int]) -> None:
+        living, left = Counter[str](), list(sizes)
+        with start(
+            str(COUNTING),
+            args={"signs": str(folder), "epochs": self.EPOCHS, "pause_s": 0.05},
+            strategy=strategy,
+            slots=self.SLOTS,
+            cluster={"workers": 2, "threads": 1},
+            runs=folder / "runs",
+            zygote=zygote,
+        ) as live:
+            for event in live.events():
+                what = event.values.get("what") if event.kind == "decision" else None
+                if what in ("joined", "end") and event.values["role"] == "worker":
+                    living["worker"] += 1 if what == "joined" else -1
+                    left = left[1:] if left and living["worker"] == left[0] and self._asked == left[0] else left
+                if event.kind == "steps" and left and self._asked != left[0]:
+                    self._asked = left[0]
+                    request_scale(live.folder, workers=self._asked)
+                if not left:
+                    (folder / "hurry").touch()
+            self.run = live.wait()
+        self.left = left
+
+    _asked = 0
+
+
+@pytest.mark.parametrize(
+    "sync", ["ssp:2", *(pytest.param(sync, marks=pytest.mark.long) for sync in ("bsp", "alternate:2", "ssp:1"))]
+)
+def test_each_sample_counts_once_whoever_trains_on_it(tmp_path: Path, zygote: ZygoteProcess, sync: str) -> None:
+    counted = Counts(tmp_path, zygote, f"ps:servers=2,sync={sync}", [3, 1, 4])
+    assert counted.left == [], "the run was over before it had been scaled"
+    assert counted.run.results["audit"]["clean"]
+    assert Counter(applied(counted.run.folder / "model.safetensors")) == {Counts.EPOCHS: SAMPLES}
+
+
 @pytest.mark.long
+def test_a_quorum_goes_on_while_its_workers_come_and_go(tmp_path: Path, zygote: ZygoteProcess) -> None:
+    counted = Counts(tmp_path, zygote, "ps:servers=2,sync=quorum:3/4", [3, 1, 4])
+    assert counted.left == [] and counted.run.results["audit"]["clean"]
+    rows = counted.run.results["audit"]["shards"]
+    assert all(row["more_than_once"] == 0 for row in rows) and rows[0]["once"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sync", ["asp", "bsp", "ssp:2"])
 def test_workers_of_servers_come_as_the_load_allows(
-    tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch, sync: str
 ) -> None:
     """Each sample is applied once in each epoch, however many there are."""
     monkeypatch.setattr(LocalHost, "measure_load", lambda host: Load(idle_cores=2.0, waiting=0.0))
@@ -134,7 +215,7 @@ def test_workers_of_servers_come_as_the_load_allows(
     with start(
         str(COUNTING),
         args={"signs": str(tmp_path), "epochs": 40, "pause_s": 0.1},
-        strategy="ps:servers=1,sync=asp",
+        strategy=f"ps:servers=1,sync={sync}",
         cluster={"workers": "1:2", "threads": 1},
         runs=tmp_path / "runs",
         zygote=zygote,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from shoal.coordinator.holding import next_hold
 from shoal.coordinator.members import SERVER, WORKER, Member, Seat
@@ -105,6 +106,9 @@ class Coordinator(Upkeep):
             if node not in living:
                 self._let_go(node)
         members = self._state.members
+        for node in sorted(set(members.gone) & set(living)):  # Who decided that may have died before it said so.
+            role, rank = living[node]
+            self._end(Member(node, role, rank, ""), "it was told to leave")
         coming = {seat for node, seat in living.items() if node not in members and node not in members.gone}
         self._ordered = {seat: at for seat, at in self._ordered.items() if seat in coming}
         self._settle(now)
@@ -130,17 +134,17 @@ class Coordinator(Upkeep):
         self._settle(now)
 
     def _scale_workers(self, workers: int, why: str) -> None:
-        if not self.plan.leased:
-            self._decide(
-                "refused",
-                f"{self.plan.sync} has fixed slots, one rank each; only asp and shares=speed scale their workers",
-            )
+        if self.plan.why_workers_stay:
+            self._decide("refused", self.plan.why_workers_stay)
         elif not 1 <= workers <= self.plan.most_workers:
-            self._decide("refused", f"this job has room for 1 to {self.plan.most_workers} workers, not {workers}")
+            most, hint = self.plan.most_workers, "" if self.plan.leased else "; --slots sets how many there may be"
+            self._decide("refused", f"this job has room for 1 to {most} workers, not {workers}{hint}")
         elif workers != self._state.wanted[WORKER]:
             self._decide("scale", why, workers=workers, before=self._state.wanted[WORKER])
             self._state.wanted[WORKER] = workers
-            self._control("members", ranks=list(range(workers)))
+            self._changed = True
+            if self.plan.leased:
+                self._control("members", ranks=list(range(workers)))
 
     def _scale_servers(self, servers: int, table: ShardTable) -> None:
         most = self.plan.num_shards * (1 + self.plan.replicas)
@@ -187,6 +191,8 @@ class Coordinator(Upkeep):
             self._on_stop(reason)
         if member.role == WORKER and "post" in report.facts:
             self._publish_posts()
+        if member.role == WORKER and self._state.deal is not None and type(report.facts.get("dealt")) is int:
+            self._state.deal.let_go(member.node, report.facts["dealt"])
         if member.role == WORKER:
             self._hold_back()
         if member.role == WORKER and report.facts.get("done") is True:
@@ -217,7 +223,9 @@ class Coordinator(Upkeep):
             return
         facts = {rank: self._reports.facts.get(node, {}) for rank, node in workers.items()}
         facts |= {rank: {"done": True} for rank in self._state.done_ranks}  # They may have left.
-        others = [facts.get(rank, {}) for rank in range(1, self._state.wanted[WORKER])]
+        others: list[Mapping[str, Any]] = [facts.get(r, {}) for r in range(1, self._state.wanted[WORKER])]
+        if self._state.deal is not None:  # Whoever has slots is to come, and nobody else.
+            others = [self._facts_of_owner(node, given_in) for node, given_in in self._state.deal.gifts]
         border = self._lease_border() if self.plan.leased and self._knows_how_far else None
         hold = next_hold(settings.get("hold"), facts.get(0, {}), others, border, self.plan.borders)
         if hold == settings.get("hold"):
@@ -227,6 +235,15 @@ class Coordinator(Upkeep):
             settings["hold"] = hold
         self._limit_leases()
         self._changed = True
+
+    def _facts_of_owner(self, node: int, given_in: int) -> Mapping[str, Any]:
+        """What who fills a slot last said; nothing where it does not work on this one yet, for then it spoke of
+        others. Once one is done so are all slots, and nobody need fill them."""
+        if self._state.done_ranks:
+            return {"done": True}
+        facts = self._reports.facts.get(node, {})
+        works_by = facts.get("dealt")
+        return facts if type(works_by) is int and works_by >= given_in else {}
 
     @property
     def _knows_how_far(self) -> bool:

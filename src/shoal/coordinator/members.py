@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -107,6 +107,10 @@ class Members:
                 self._heard[member.node] = asked
                 admitted.append(member)
         return admitted
+
+    def beyond(self, wanted: Mapping[str, int]) -> list[Member]:
+        """Those who wait for a seat that there is no more, because fewer of their role are wanted."""
+        return [member for member, _ in self._waiting.values() if member.rank >= wanted[member.role]]
 
     def hear(self, node: int, now: float) -> None:
         """A sign of life."""

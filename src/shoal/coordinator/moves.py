@@ -105,7 +105,7 @@ class ShardMoves:
             shard
             for shard in range(len(table))
             if shard in self.targets
-            or (table[shard].filled and (not self._replicas or table[shard].backup not in nodes))
+            or (table[shard].filled and not (self._replicas and table.is_backed_well(shard, nodes)))
         }
         new = sorted(moving - self.announced.keys())
         self.announced = {shard: self.announced.get(shard, number) for shard in sorted(moving)}
@@ -141,13 +141,13 @@ class ShardMoves:
     def _step(
         self, table: ShardTable, servers: Mapping[int, int], nodes: list[int], shard: int, number: int
     ) -> list[Change]:
-        """The next step of a shard that is to move, or whose backup leaves."""
+        """The next step of a shard that is to move, or whose backup leaves, or would be lost with its primary."""
         view = table[shard]
         goal = servers.get(self.targets.get(shard, NOBODY))
         if goal == view.primary:
             del self.targets[shard]
             goal = None
-        backup_leaves = goal is None and view.filled and view.backup not in nodes
+        backup_leaves = goal is None and view.filled and not table.is_backed_well(shard, nodes)
         if backup_leaves:
             goal = table.least_loaded(nodes, but=view.primary)
         if _is_filling(table, shard) or (goal is None and not backup_leaves):
@@ -166,7 +166,7 @@ class ShardMoves:
             return self._vacate(table, shard, number)
         self._voluntary.add(shard)
         table.assign_backup(shard, goal, number)
-        return [Change("filling", "the shard moves, or its backup leaves", {"shard": shard, "to": goal})]
+        return [Change("filling", "the shard moves, or its backup does", {"shard": shard, "to": goal})]
 
     def _vacate(self, table: ShardTable, shard: int, number: int) -> list[Change]:
         """The home is another's: it is told to leave, and the new server comes when it has."""

@@ -54,7 +54,9 @@ class JobPlan:
     borders: range = range(0)
     """Where cells are leased: numbers of cells after which all come together, so that the state can be saved."""
     leased: bool
-    """Cells are handed out one by one; else every rank knows its own."""
+    """Cells are handed out one by one; else slots are dealt to the workers, and each knows its own cells."""
+    why_workers_stay: str = ""
+    """Why there can be neither more nor fewer workers while the job runs; empty where there can."""
     sync: str = "asp"
     adjust: tuple[str, ...] = ("divergence",)
     """Which of `ADJUSTMENTS` are on."""

@@ -111,6 +111,13 @@ class ShardTable:
         apart = [node for node in others if self.hosts.get(node) != self.hosts.get(but)]
         return min(apart or others, key=lambda node: (self.load(node), node), default=None)
 
+    def is_backed_well(self, shard: int, staying: Collection[int]) -> bool:
+        """Whether its backup stays, and is on another host than its primary where there is one that could be."""
+        view = self._shards[shard]
+        at = self.hosts.get(view.primary)
+        is_apart = self.hosts.get(view.backup) != at or all(self.hosts.get(node) == at for node in staying)
+        return view.backup in staying and is_apart
+
     def can_lose(self, node: int, silent: Collection[int] = ()) -> bool:
         """Whether every shard of this primary has a backup that can take over, and that is not silent itself."""
         views = [self._shards[shard] for shard in self.shards_of(node)]

@@ -6,6 +6,7 @@ from typing import Any
 
 from shoal.coordinator.adjusting import Adjuster
 from shoal.coordinator.controls import Controls
+from shoal.coordinator.dealing import SlotDeal
 from shoal.coordinator.members import SERVER, WORKER, Members, Seat
 from shoal.coordinator.moves import ShardMoves
 from shoal.coordinator.plan import JobPlan
@@ -37,6 +38,8 @@ class JobState:
         """How many of each role there should be."""
         self.done_ranks = set(saved.get("done_ranks", ()))
         """Workers that have trained on all that was their own."""
+        self.deal = None if plan.leased else SlotDeal(plan.slots, *saved.get("deal", ()))
+        """Who fills which slot; None where cells are leased."""
         self.settings: dict[str, Any] = saved.get("settings", {})
         self.adjuster = Adjuster(plan, saved.get("adjusting", {}), now)
 
@@ -63,6 +66,7 @@ class JobState:
             "controls": self.controls.plain(),
             "wanted": self.wanted,
             "done_ranks": sorted(self.done_ranks),
+            "deal": () if self.deal is None else self.deal.plain(),
             "settings": self.settings,
             "adjusting": self.adjuster.plain(),
         }
@@ -71,11 +75,12 @@ class JobState:
         """What members are told of it."""
         assert self.table is not None
         moving = list(self.moves.announced)
+        deal = {} if self.deal is None else {"deal": self.deal.told()}
         return View(
             term=term,
             number=self.number,
             shards=self.table.rows(),
             addresses=self.members.addresses,
             workers=self.members.seats(WORKER),
-            settings={**self.settings, **({"moving": moving} if moving else {})},
+            settings={**self.settings, **deal, **({"moving": moving} if moving else {})},
         )

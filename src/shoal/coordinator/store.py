@@ -71,7 +71,7 @@ def superseded_by(term: int, found: int) -> Superseded:
 
 
 class MemoryStore:
-    """For tests: as durable as the object."""
+    """As durable as the object: where a coordinator has no successor."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

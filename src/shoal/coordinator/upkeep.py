@@ -81,7 +81,7 @@ class Upkeep:
     @property
     def _is_trained(self) -> bool:
         """Whether every cell is done. Shards are kept safe after that too, until the launcher ends the job."""
-        all_are_done = len(self._state.done_ranks) >= self._state.wanted[WORKER]
+        all_are_done = self._state.done_ranks.issuperset(range(self._state.wanted[WORKER]))
         if not self.plan.leased or "stop" in self._state.settings:
             return all_are_done
         return self._leases.complete
@@ -98,6 +98,7 @@ class Upkeep:
                 self._form()
             else:
                 self._repair(self._state.table)
+            self._deal_slots()
             self._order_missing(now)
         self._count_progress()
         self._publish(now)
@@ -111,6 +112,10 @@ class Upkeep:
             self._ordered.pop(member.seat, None)
             self._changed = True
             self._decide("joined", "its seat was free", node=member.node, role=member.role, rank=member.rank)
+        for member in self._state.members.beyond(self._state.wanted):
+            self._state.members.remove(member.node)  # It was on its way when fewer were asked for.
+            self._ordered.pop(member.seat, None)  # Once more are asked for again, another is to come.
+            self._end(member, f"the job has fewer {member.role}s now")
 
     def _form(self) -> None:
         """Make the first view once all servers are there. Copies start from the same values: all are filled."""
@@ -146,6 +151,18 @@ class Upkeep:
         for rank, node in servers.items():
             if rank >= wanted and not table.involves(node):
                 self._dismiss(node, "the job has fewer servers now")
+
+    def _deal_slots(self) -> None:
+        """Where workers have slots of their own, give them out as those come and go, and let the others leave."""
+        if (deal := self._state.deal) is None:
+            return
+        workers, wanted = self._state.members.seats(WORKER), self._state.wanted[WORKER]
+        # While all are on their way to a border, what is where stays there: else nobody knew how far it is.
+        may_recall = "hold" not in self._state.settings
+        self._changed |= deal.advance(workers, wanted, self._state.coming, may_recall=may_recall)
+        for rank, node in workers.items():
+            if rank >= wanted and node not in deal.owners:
+                self._dismiss(node, "the job has fewer workers now")
 
     def _order_missing(self, now: float) -> None:
         """Order somebody for every free seat, again if nobody has come for long."""
@@ -205,11 +222,14 @@ class Upkeep:
 
         Which of them, a coordinator that took over does not know until everybody has spoken to it.
         """
+        was_told_to = node in self._state.members.gone
         if node in self._state.members:
             self._remove(node)
         else:
             self._state.members.remove(node)
         self._let_go(node)
+        if was_told_to and not self.plan.leased:
+            return
         if self._may_be_done or self._recovery is not None:
             self._changed |= rank not in self._state.done_ranks
             self._state.done_ranks.add(rank)
@@ -236,6 +256,8 @@ class Upkeep:
         """Nobody waits for a worker that is gone, and others get its cells."""
         if self._recovery is not None:
             self._recovery.on_lost(member.node)
+        if self._state.deal is not None:
+            self._state.deal.release(member.node)
         if cells := self._leases.release(member.node):
             self._decide("reissued", "the worker that held them is gone", cells=cells, rank=member.rank)
 

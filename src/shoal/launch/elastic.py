@@ -73,16 +73,12 @@ def decide(outlook: Outlook, past: Experience) -> tuple[ElasticWish | None, Expe
     return None, past
 
 
-class Autoscaler:
-    """Watches the speed of a run, and decides now and then."""
+class SpeedMeter:
+    """How fast a run is, since something has last changed."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._past = Experience()
+    def __init__(self) -> None:
         self._begun: tuple[float, int] | None = None
         self._latest: tuple[float, int] | None = None
-        self._looked_at = 0.0
-        self.is_on = cluster.is_elastic
 
     def note(self, samples: int, now: float) -> None:
         """So many samples have been trained on by now."""
@@ -90,8 +86,26 @@ class Autoscaler:
         self._latest = now, samples
 
     def begin_period(self) -> None:
-        """The number of workers has changed: what was measured is over."""
+        """Something has changed: what was measured is over."""
         self._begun = self._latest = None
+
+    def speed(self, over_s: float) -> float | None:
+        """Samples per second; None where they were not counted for so long."""
+        if self._begun is None or self._latest is None:
+            return None
+        (begin, before), (end, after) = self._begun, self._latest
+        return (after - before) / (end - begin) if end - begin >= over_s else None
+
+
+class Autoscaler(SpeedMeter):
+    """Watches the speed of a run, and decides now and then."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self._past = Experience()
+        self._looked_at = 0.0
+        self.is_on = cluster.is_elastic
 
     def next_look(self) -> float | None:
         """When to look again."""
@@ -112,14 +126,8 @@ class Autoscaler:
             workers=workers,
             least=self._cluster.min_workers,
             most=self._cluster.places,
-            speed=self._speed(),
+            speed=self.speed(COOL_DOWN_S),
             load=load,
         )
         decision, self._past = decide(outlook, self._past)
         return decision
-
-    def _speed(self) -> float | None:
-        if self._begun is None or self._latest is None:
-            return None
-        (begin, before), (end, after) = self._begun, self._latest
-        return (after - before) / (end - begin) if end - begin >= COOL_DOWN_S else None

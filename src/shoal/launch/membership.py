@@ -211,7 +211,8 @@ class Membership:
             return replace(failure, consequence=True)
         if not (self._could_replace or can_follow) or (code >= 0 and raised is None):
             advice = advice_after_loss(self._bridge.job) if code < 0 else ""
-            return replace(failure, message=failure.message + advice)
+            why = f" {hand.end.lost_why}" if hand.end is not None and hand.end.lost_why else ""
+            return replace(failure, message=f"{failure.message}{why}{advice}")
         enough = replace(failure, is_transient=False)
         if raised is not None and self._log.is_poisoned(raised):
             return replace(enough, message=verdict(raised))
@@ -255,6 +256,9 @@ class Membership:
     def host_came(self, number: int, facts: HostFacts) -> None:
         """It gets places where every host has the whole state."""
         self._redealing.host_came(number, facts)
+
+    def hosts_are(self, count: int, why: str) -> None:
+        """Places are dealt when workers end, and when those that come are ready."""
 
     def objection_to_hosts(self, more: int) -> str | None:
         """Not where nobody can follow those that go, or those that come would have nothing to do."""

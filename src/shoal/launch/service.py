@@ -32,7 +32,7 @@ from shoal.launch.messages import Load, MeasureLoad, ScaleRequest
 from shoal.launch.scaling import ENDING, SCALED_ROLES, Waiting, refusal, tell_numbers
 from shoal.launch.succession import Bridge
 from shoal.launch.verdict import Failure, explain_end, failure_of
-from shoal.launch.worlds import member_world
+from shoal.launch.worlds import member_world, workers_on
 from shoal.observe.happenings import (
     Audited,
     Decided,
@@ -85,6 +85,8 @@ class Service:
         self._raised: dict[Hand, Raised] = {}
         """What workers said about the errors that ended them."""
         self._autoscaler = Autoscaler(bridge.job.cluster)
+        self._share: tuple[int, str] | None = None
+        """How many workers the hosts that there are have together, and why, since some came or went."""
         self._measured = 0
         """For how many workers the speed is being measured."""
 
@@ -280,6 +282,8 @@ class Service:
         left = [one for one in self._crew.hands if one.is_worker and one.is_done and not one.is_alive]
         members, gone = ([_identity(one) for one in hands] for hands in (self._members(), left))
         self._bridge.say(coordinator, MembersLiving(members=members, left=gone))
+        if self._share is not None:
+            self._bridge.say(coordinator, self._waiting.add_own(*self._share))
 
     def _is_needed(self, hand: Hand) -> bool:
         """Whether there is work for it though it is done: a coordinator has some until the workers have."""
@@ -327,6 +331,14 @@ class Service:
 
     def host_came(self, number: int, facts: HostFacts) -> None:
         """Who is started next may go there."""
+
+    def hosts_are(self, count: int, why: str) -> None:
+        """Where hosts come and go, so do workers: each has its share."""
+        job = self._bridge.job
+        if job.cluster.hosts and job.conduct.takes_hosts and count:
+            self._share = workers_on(job, count), why
+            if self._coordinator.state == State.READY:
+                self._bridge.say(self._coordinator, self._waiting.add_own(*self._share))
 
     def objection_to_hosts(self, more: int) -> str | None:
         """Backups and successors follow those that go."""

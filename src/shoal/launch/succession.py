@@ -86,6 +86,9 @@ class Succession(Protocol):
     def host_came(self, number: int, facts: HostFacts) -> None:
         """One more host is there, of this number."""
 
+    def hosts_are(self, count: int, why: str) -> None:
+        """So many hosts are there now."""
+
     def objection_to_hosts(self, more: int) -> str | None:
         """Why the run cannot have so many more hosts, or fewer where that is negative; None where it can."""
 

@@ -7,7 +7,7 @@ of the gradient is there. Where parts are pushed as they are made, that is after
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,12 +60,12 @@ class LabelWords:
 
 
 class Buffers:
-    """The buffers of one worker, and its push under way; `generation`: how many had its rank before."""
+    """The buffers of one worker, and its push under way; `life_of` says of a slot how many had it before."""
 
-    def __init__(self, machine: WorkerMachine, labels: Labels, generation: int) -> None:
+    def __init__(self, machine: WorkerMachine, labels: Labels, life_of: Callable[[int], int]) -> None:
         self._machine = machine
         self._labels = labels
-        self._set = generation % BUFFER_SETS
+        self._life_of = life_of
         self._pushes: dict[int, int] = {}
         """By buffer: the push whose gradient it holds."""
         self._label: Label | None = None
@@ -76,7 +76,8 @@ class Buffers:
 
     def buffer_of(self, slot: int, clock: int) -> int:
         """The buffer for what is computed for a slot in this step."""
-        return BUFFERS_PER_SLOT * slot + BUFFERS_PER_SET * self._set + clock % BUFFERS_PER_SET
+        buffers = self._life_of(slot) % BUFFER_SETS
+        return BUFFERS_PER_SLOT * slot + BUFFERS_PER_SET * buffers + clock % BUFFERS_PER_SET
 
     def is_free(self, buffer: int) -> bool:
         """Whether no server reads the buffer any more."""

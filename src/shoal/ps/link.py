@@ -81,8 +81,10 @@ class ShardLink:
     version: int = 0
     floor: int = 0
     rounds: int = 0
-    yours: int = 0
-    """The clock that it has of this worker's rank, as far as it has told."""
+    clocks: dict[int, int] = field(default_factory=dict)
+    """Those that it has of every slot, or of every rank where cells are leased, as far as it has told."""
+    is_current: bool = False
+    """It has told them since this worker last got a slot."""
     seen: int = 0
     """How many cells its values have seen, as far as it has told."""
     loss: float = 0.0
@@ -132,7 +134,7 @@ class ShardLink:
             self.parts = {}
         self.parts[part.part] = part
 
-    def unanswered(self, shard: int, rank: int) -> Iterator[PsMessage]:
+    def unanswered(self, shard: int) -> Iterator[PsMessage]:
         """What to say to the shard's primary, in its present generation, because nothing has answered it."""
         if self.holders is None:
             return
@@ -145,7 +147,7 @@ class ShardLink:
         if self.ticket and self.pulled is None:
             yield self.pull(shard)
         if not self.unacked:
-            yield Hello(shard=shard, generation=generation, rank=rank)
+            yield Hello(shard=shard, generation=generation)
 
     def pull(self, shard: int) -> Pull:
         """Asks for the values that are wanted."""
@@ -157,6 +159,7 @@ class ShardLink:
 class Offer:
     """A push, as far as it is the same for every shard; its fields are those of `Push`."""
 
+    clock_of: int
     clock: int
     cells: Sequence[int]
     weight: float
@@ -173,7 +176,6 @@ class Offer:
         shard: int,
         *,
         origin: int,
-        rank: int,
         sequence: int,
         generation: int,
         based_on: int,
@@ -185,7 +187,7 @@ class Offer:
             generation=generation,
             origin=origin,
             sequence=sequence,
-            rank=rank,
+            clock_of=self.clock_of,
             clock=self.clock,
             cells=list(self.cells),
             based_on=based_on,

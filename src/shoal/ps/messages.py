@@ -59,9 +59,10 @@ class Push(PsMessage):
     origin: int
     """The node that made it; with `sequence` it names the push for ever."""
     sequence: int
-    rank: int
+    clock_of: int
+    """Whose clock it moves: a slot's, or a rank's where cells are leased."""
     clock: int
-    """Which of its rank's steps this is, from 1."""
+    """Which of that one's steps this is, from 1."""
     cells: list[int]
     """The parts of the data it was computed on, by global number."""
     based_on: int
@@ -100,7 +101,7 @@ class Ack(PsMessage):
     outcome: str
     version: int
     floor: int
-    """Every rank has come so far: the smallest clock."""
+    """Everybody has come so far: the smallest clock."""
     rounds: int
     """The last clock whose pushes were gathered and applied as one update."""
     loss: float = 0.0
@@ -129,8 +130,8 @@ class Clocks(PsMessage):
     version: int
     floor: int
     rounds: int
-    yours: int = 0
-    """The clock of the rank it is sent to."""
+    clocks: dict[int, int] = field(default_factory=dict)
+    """All of them, by slot, or by rank where cells are leased; empty in the news that follow."""
     seen: int = 0
     """How many cells are in the values."""
     loss: float = 0.0
@@ -145,7 +146,6 @@ class Hello(PsMessage):
 
     shard: int
     generation: int
-    rank: int
 
 
 class Pull(PsMessage):
@@ -276,7 +276,8 @@ class View(PsMessage):
     """Rank to node, of those that are there."""
     settings: dict[str, Any]
     """What the coordinator has adjusted: `bound` (of ssp), `shares` by rank, `stop`; `moving`: the shards that are
-    about to change hands."""
+    about to change hands; `deal`: `slots`, for each the node that fills it and how many did before, and those that
+    are `recalled`, for another is to have them."""
 
     @property
     def shard_views(self) -> list[ShardView]:

@@ -32,15 +32,15 @@ class News:
             loss_parts=self._shard.loss_parts,
         )
 
-    def clocks(self, generation: int, rank: int) -> Clocks:
-        """How far the shard is, for a worker."""
+    def clocks(self, generation: int, *, whole: bool = True) -> Clocks:
+        """How far the shard is, for a worker; `whole`: and everybody in it."""
         return Clocks(
             shard=self._number,
             generation=generation,
             version=self._shard.version,
             floor=self._shard.floor,
             rounds=self._shard.rounds,
-            yours=self._shard.clocks.get(rank, 0),
+            clocks=dict(self._shard.clocks) if whole else {},
             seen=len(self._shard.cells),
             loss=self._shard.loss,
             half=self._shard.half,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from shoal.comm.codec import Buffer, Frame, Message, TooLarge, decode, encode
 from shoal.comm.security import RunKey
+from shoal.comm.tcp.pacing import cable_of
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import ProtocolError
 from shoal.ps.contract import Machine
@@ -26,7 +27,7 @@ def open_wire(world: World, address: str) -> ZmqWire:
     """Where a member listens. At a port that is known beforehand somebody else may have been first: there all is
     encrypted."""
     encrypts = world.encrypts if world.is_spread else True if world.coordinator else None
-    return ZmqWire(address, key=RunKey.from_text(world.secret), encrypt=encrypts)
+    return ZmqWire(address, key=RunKey.from_text(world.secret), encrypt=encrypts, cable=cable_of(world))
 
 
 class Node:

@@ -142,8 +142,8 @@ class Primary:
         self._settle(now)
         self._settlement.repeat(now)
         # News may have been lost with the primary before, or with a message.
-        for rank, node in workers.items():
-            self._send(node, self._news.clocks(self.holders.generation, rank))
+        for node in workers.values():
+            self._send(node, self._news.clocks(self.holders.generation))
 
     def on_push(self, sender: int, push: Push, now: float) -> None:
         """Log and apply a push, once; it is answered when it is safe."""
@@ -183,7 +183,7 @@ class Primary:
 
     def on_hello(self, sender: int, hello: Hello) -> None:
         """Say how far the shard is, as far as it is safe."""
-        self._reply(sender, self._news.clocks(self.holders.generation, hello.rank))
+        self._reply(sender, self._news.clocks(self.holders.generation))
 
     def on_pull(self, sender: int, pull: Pull) -> None:
         """Send the values as they are; what is not safe yet and gets lost only makes the reader a little ahead."""
@@ -269,9 +269,9 @@ class Primary:
         elif isinstance(entry, Control):
             self._reply(sender, Controlled(shard=self.number, number=entry.number))
         if self.shard.rules.consistency.waits and self._progress() != progress:
-            for rank, node in self.workers.items():
+            for node in self.workers.values():
                 if node != sender:
-                    self._reply(node, self._news.clocks(self.holders.generation, rank))
+                    self._reply(node, self._news.clocks(self.holders.generation, whole=False))
 
     def _replicate(self, entry: Push | Control | Settle) -> None:
         packed = pack(entry)

@@ -29,7 +29,9 @@ class ShardRules:
     slots: int
     """Parts of a global batch: cell `c` is slot `c % slots` of step `c // slots + 1`."""
     workers: int
-    """Ranks that count from the start."""
+    """Ranks that there are at the start."""
+    leased: bool = False
+    """Cells go to whoever asks next, so that every rank has a clock; else every slot has one."""
     average: bool = False
     """Pushes are parameters to be averaged, not gradients."""
     every: int = 1
@@ -45,7 +47,14 @@ class ShardRules:
     own_slots: range | None = None
     """Where each shard is a whole copy for some of the workers: their slots; else all are."""
     first_rank: int = 0
-    """The first of the ranks that count."""
+    """The first of the ranks that there are."""
+
+    @property
+    def counted(self) -> range:
+        """Whose clocks count from the start."""
+        if self.leased:
+            return range(self.first_rank, self.first_rank + self.workers)
+        return self.own_slots or range(self.slots)
 
     @property
     def adds_up(self) -> bool:

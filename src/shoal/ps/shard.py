@@ -46,9 +46,9 @@ class Shard:
         """Updates of the values."""
         self.rounds = rules.start
         """The last clock that was gathered and applied."""
-        self.members = set(range(rules.first_rank, rules.first_rank + rules.workers))
+        self.members = set(rules.counted)
         self.clocks = dict.fromkeys(self.members, rules.start)
-        """How far each rank has come."""
+        """How far each slot, or each rank where cells are leased, has come."""
         self.sequences: dict[int, int] = {}
         """The last push of each node; its pushes are taken in their order, without gaps."""
         self.cells = CellSet(below=rules.start * rules.slots)
@@ -74,7 +74,7 @@ class Shard:
 
     @property
     def floor(self) -> int:
-        """The smallest clock that all ranks have completed."""
+        """The smallest clock that all have completed."""
         return min((self.clocks[rank] for rank in self.members), default=self.rules.start)
 
     @property
@@ -122,13 +122,13 @@ class Shard:
             return None
         if not entry.cells:  # A step without data: it only says how far its rank is.
             self.sequences[entry.origin] = entry.sequence
-            self.clocks[entry.rank] = max(self.clocks.get(entry.rank, 0), entry.clock)
+            self.clocks[entry.clock_of] = max(self.clocks.get(entry.clock_of, 0), entry.clock)
             return PushOutcome.APPLIED
         outcome = self._outcome(entry)
         self.tally[outcome.value] += 1
         self.sequences[entry.origin] = entry.sequence
         if outcome is not PushOutcome.OVERLAP:
-            self.clocks[entry.rank] = max(self.clocks.get(entry.rank, 0), entry.clock)
+            self.clocks[entry.clock_of] = max(self.clocks.get(entry.clock_of, 0), entry.clock)
         if outcome is PushOutcome.APPLIED:
             self._take(entry)
         return outcome

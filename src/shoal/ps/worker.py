@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.comm.codec import Frame
 from shoal.ps.consistency import Consistency
+from shoal.ps.dealing import SlotHolder
 from shoal.ps.leasing import LeaseHolder
 from shoal.ps.link import AnswerPatience, Offer, Offers, ShardLink, size_of
 from shoal.ps.messages import (
@@ -40,6 +41,7 @@ class WorkerMachine:
         now: float,
         address: str = "",
         leases: LeaseHolder | None = None,
+        slots: SlotHolder | None = None,
         timing: Timing | None = None,
         first_shard: int = 0,
         bulk: int = 0,
@@ -51,6 +53,8 @@ class WorkerMachine:
         self.consistency = consistency
         self.leases = leases
         """The cells it is given, where they are leased."""
+        self.slots = slots
+        """The slots it fills, where they are dealt."""
         self.view: View | None = None
         self._timing = timing or Timing()
         self.links = [ShardLink(patience=AnswerPatience(self._timing.patience_s)) for _ in range(num_shards)]
@@ -66,6 +70,7 @@ class WorkerMachine:
         self._open_bytes = 0
         """Of pushes that are not acknowledged."""
         self._offers = Offers(num_shards)
+        self._was_in = False
         self._report_due = now
         self._settle()
 
@@ -80,9 +85,21 @@ class WorkerMachine:
         return self.view is not None and self.view.workers.get(self.rank, self.node) != self.node
 
     @property
-    def completed(self) -> int:
-        """The clock that every shard has of this rank: whoever replaces a dead worker goes on after it."""
-        return min(link.yours for link in self.links)
+    def is_out(self) -> bool:
+        """Whether it was a member and is none any more: it has nothing left to do."""
+        return self._was_in and self.view is not None and self.node not in self.view.addresses
+
+    def completed(self, clock_of: int | None = None) -> int:
+        """The clock that every shard has of a slot, or of this rank: whoever follows another goes on after it."""
+        whose = self.rank if clock_of is None else clock_of
+        return min(link.clocks.get(whose, 0) for link in self.links)
+
+    @property
+    def reached(self) -> int:
+        """The last clock that any shard has of this rank, or of one of its slots, or that was begun here."""
+        whose = [self.rank] if self.slots is None else self.slots.held
+        begun = 0 if self.slots is None else self.slots.last_begun
+        return max([begun, *(link.clocks.get(each, 0) for link in self.links for each in whose)])
 
     @property
     def versions(self) -> list[int]:
@@ -137,7 +154,6 @@ class WorkerMachine:
         push = self._offers[sequence].for_shard(
             self._first_shard + shard,
             origin=self.node,
-            rank=self.rank,
             sequence=sequence,
             generation=link.holders.generation if link.holders else 0,
             based_on=based_on,
@@ -174,6 +190,24 @@ class WorkerMachine:
         """Tell the coordinator that this rank has trained on all that was its own."""
         self.facts["done"] = True
         self._report(now)
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether it works on the slots that are its own, and knows how far every shard has each of them."""
+        assert self.slots is not None
+        return not self.slots.is_behind and all(link.is_current for link in self.links)
+
+    def follow_deal(self, now: float) -> bool:
+        """Between two steps: take over and let go of slots, as far as that can be now; whether that is all."""
+        assert self.slots is not None
+        if self.slots.is_behind and not self.outstanding:
+            self.facts["dealt"] = self.slots.adopt()
+            self.facts.pop("held", None)  # How far it is was said of other slots.
+            for link in self.links:
+                link.is_current = False
+            self.ask_how_far(now)
+            self.report_now(now)
+        return self.is_dealt
 
     def report_now(self, now: float) -> None:
         """Tell the coordinator at once what there is to report."""
@@ -237,6 +271,9 @@ class WorkerMachine:
         if self.leases is not None and self.view is not None and "hold" in self.view.settings:
             self.leases.due = min(self.leases.due, now)  # What was held back may be had again.
         self.view = view
+        self._was_in |= self.node in view.addresses
+        if self.slots is not None:
+            self.slots.on_view(view)
         if isinstance(bound := view.settings.get("bound"), int):
             self.consistency = self.consistency.with_bound(bound)
         own = view.shard_views[self._first_shard :]
@@ -257,8 +294,10 @@ class WorkerMachine:
             case Ack():
                 self._on_ack(link, message, now)
             case Clocks():
-                link.known = True
-                link.yours = max(link.yours, message.yours)
+                if message.clocks:
+                    link.known = link.is_current = True
+                for whose, clock in message.clocks.items():
+                    link.clocks[whose] = max(link.clocks.get(whose, 0), clock)
                 link.seen = max(link.seen, message.seen)
                 link.advance(message)
             case Values(ticket=ticket) if ticket == link.ticket:
@@ -294,7 +333,7 @@ class WorkerMachine:
         link.due = now + self._timing.patience_s
         if link.is_awaited:
             link.due = link.patience.begin(now, self._bytes_ahead)
-        for message in link.unanswered(self._first_shard + shard, self.rank):
+        for message in link.unanswered(self._first_shard + shard):
             self._send_to(link, message)
 
     def _send_to(self, link: ShardLink, message: PsMessage) -> None:

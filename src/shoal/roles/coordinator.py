@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.checkpoint.listing import read_manifest
 from shoal.comm.channel import Channel
+from shoal.comm.kernel import name_process
 from shoal.comm.words import (
     TO_PROCESSES,
     Coordinate,
@@ -80,6 +81,7 @@ def coordinate(plan: JobPlan, memory: DurableStore, world: World, channel: Chann
         if (called := await_call(world, channel, reporter.pulse)) is None:
             return
         world = called
+        name_process(f"shoal-{world.role}-{world.global_rank}")
     store = PatientStore(memory, reporter.pulse)
     with open_wire(world, world.coordinator_address) as wire:
         wire.watch(channel)
@@ -133,7 +135,7 @@ def plan_training(job: Job, task: Task, world: World, *, begun_at: int, facts: M
         shares_memory=spec.wire != "tcp",
         outlives_servers=outlives,
         has_copies=spec.servers == "host",
-        workers=job.cluster.workers,
+        workers=world.world_size if job.cluster.hosts else job.cluster.workers,  # Others come with their hosts.
         most_workers=spec.room(job.num_slots, job.cluster.workers),
         num_cells=num_cells,
         num_samples=schedule.samples_after(schedule.total_steps) - schedule.samples_after(begun_at),
@@ -141,6 +143,7 @@ def plan_training(job: Job, task: Task, world: World, *, begun_at: int, facts: M
         slots=job.num_slots,
         borders=planned_borders(job, begun_at, num_cells) if spec.is_leased else range(0),
         leased=spec.is_leased,
+        why_workers_stay=spec.why_workers_stay,
         sync=spec.sync,
         adjust=_adjustments(spec),
         silent_after_s=PATIENCE_S,

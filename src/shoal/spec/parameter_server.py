@@ -185,25 +185,33 @@ class ParameterServer(StrategySpec):
             )
 
     def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
-        own_parts = f"with sync={self.sync} every worker has parts of its own; leave slots out, or use sync=bsp"
+        # Leased parts are those of a worker's step; slots are dealt to as many workers as there ever may be. A
+        # quorum says itself of how many it is.
+        usual = cluster.workers * self.cells_per_worker if self.is_leased else cluster.places
+        usual = max(usual, self.slots_of_quorum)
+        own_parts = f"with strategy={self} a step is cut by its workers; leave slots out, or use sync=bsp"
         return Conduct(
-            fills=even_fills(slots or cluster.workers * self.cells_per_worker, cluster.workers),
-            slots_are_free=self.is_lockstep,
+            fills=even_fills(slots or usual, cluster.workers),
+            slots_are_free=self.is_lockstep
+            or not (self.is_leased or self.slots_of_quorum or self.why_workers_stay),
             servers=self.num_servers,
+            mixes_devices=True,
             standbys=self.standby,
-            is_leased=self.is_leased and self.servers != "host",
+            workers_vary=not self.why_workers_stay,
             is_lockstep=self.is_lockstep,
             leaves_out_the_late=self.sync.startswith("quorum:"),
             meets=self.meets,
             can_skip=False,
             spans_hosts=self.wire != "memory" and self.servers != "host",
+            takes_hosts=self.is_leased and self.wire != "memory" and self.servers != "host",
             state=StateHolder.SERVERS if self.push == "gradients" else StateHolder.EACH_WORKER,
             has_one_state=self.push == "gradients",
             why={
                 "spares": f"strategy={self} replaces workers and servers that die by itself; set 0",
                 "on_failure=shrink": f"strategy={self} replaces those that die; use replace or stop",
-                "limits of workers": f"with strategy={self} every worker has parts of its own; use sync=asp, or a "
-                "number",
+                "limits of workers": f"{self.why_workers_stay}; or give a number",
+                "limits of hosts": f"with strategy={self} every worker has parts of its own; use sync=asp, or "
+                "leave hosts out",
                 "slots": own_parts,
                 "spans_hosts": f"strategy={self} works in one host's memory; use wire=tcp and servers=N",
                 "can_skip": f"strategy={self} cannot; use data",
@@ -240,12 +248,13 @@ class ParameterServer(StrategySpec):
                 f"Job: shares=speed lets faster workers take more of the data, which sync={self.sync} cannot; "
                 "use asp or ssp:N."
             )
-        if self.sync.startswith("quorum:") and self.sync.split("/")[1] != str(cluster.workers):
+        if self.slots_of_quorum and self.slots_of_quorum != job.num_slots:
             raise SpecError(
-                f"Job: sync={self.sync} counts {self.sync.split('/')[1]} workers, but there are "
-                f"{cluster.workers}; write quorum:k/{cluster.workers}."
+                f"Job: sync={self.sync} is of {self.slots_of_quorum} slots, but there are {job.num_slots}, at "
+                f"least one for each worker; write quorum:k/{job.num_slots}."
             )
-        if cluster.max_workers is not None and cluster.max_workers > (room := self.room(0, cluster.workers)):
+        room = self.room(job.num_slots, cluster.workers)
+        if cluster.max_workers is not None and cluster.max_workers > room:
             raise SpecError(
                 f"Job: workers={cluster.written_workers} is more than there is room for: a run of strategy={self} "
                 f"that begins with {cluster.workers} may have up to {room}; begin with more, or end with fewer."
@@ -341,6 +350,24 @@ class ParameterServer(StrategySpec):
         """Whether servers update by gradients of a part of the batch, as they come."""
         gathers = self.is_lockstep or self.sync.startswith("quorum:")
         return self.push == "gradients" and not gathers
+
+    @property
+    def slots_of_quorum(self) -> int:
+        """The n of `quorum:k/n`; 0 where there is none."""
+        return int(self.sync.split("/")[1]) if self.sync.startswith("quorum:") else 0
+
+    @property
+    def why_workers_stay(self) -> str:
+        """Why no worker can come or go while a run goes on; empty where they can."""
+        if self.servers == "host":
+            return "with servers=host every server has its own group of workers; use servers=N"
+        if self.via != "direct":
+            return f"with via={self.via} workers add up what they push among themselves; use via=direct"
+        if self.push == "parameters" and not self.is_leased:
+            return (
+                f"with push=parameters and sync={self.sync} a worker's part is trained by it alone; use sync=asp"
+            )
+        return ""
 
     @cached_property
     def is_leased(self) -> bool:

@@ -46,7 +46,8 @@ def plan_of(scenario: Scenario) -> JobPlan:
         replicas=int(has_backups),
         workers=scenario.workers,
         num_cells=scenario.num_cells,
-        slots=scenario.workers,
+        slots=scenario.num_slots,
+        most_workers=scenario.num_slots,
         borders=scenario.borders,
         leased=scenario.leased,
         sync=scenario.sync,
@@ -156,6 +157,14 @@ class Cluster:
             self._drain(node)
         except DiedAtWork:
             return
+        self._check_hands()
+
+    def _check_hands(self) -> None:
+        """No slot is in two hands, of those that are not taken for dead."""
+        workers = [self._processes[node] for node in self._living(WORKER) if node not in self._unreachable]
+        holders = [one.machine.slots for one in workers if isinstance(one, WorkerProcess)]
+        held = [slot for one in holders if one is not None for slot in one.held]
+        assert len(held) == len(set(held)), f"A slot is in two hands: {held}"
 
     def _flush(self, node: int) -> None:
         """A process sends what it has to say in the middle of its work."""
@@ -266,7 +275,8 @@ class Cluster:
     def _scale_if_due(self) -> None:
         is_due = not self.is_scaled and self._scales[0].at <= self.network.sent
         if is_due and self.coordinator is not None and self.view is not None:
-            self.coordinator.scale(servers=self._scales.popleft().servers, now=self.now)
+            due = self._scales.popleft()
+            self.coordinator.scale(servers=due.servers, workers=due.workers, now=self.now)
 
     @property
     def is_scaled(self) -> bool:
@@ -370,7 +380,7 @@ class Cluster:
             and not self._chores
             and self.view is not None
             and sorted(self.view.workers.values()) == sorted(self._living(WORKER))
-            and len(self.view.workers) == self.scenario.workers
+            and len(self.view.workers) == self.scenario.final_workers
             and self.is_scaled
             and sum(node in self.view.addresses for node in self._living(SERVER)) == self.scenario.final_servers
             and (self.is_covered or not self._plan.replicas or self.scenario.final_servers == 1)

@@ -11,6 +11,7 @@ from helpers.ps_sim.scenario import Scenario
 from helpers.ps_sim.values import ChainValues, Gradients, Home, Memory, gradient
 from shoal.ps.buffers import Buffers, Label
 from shoal.ps.consistency import Mode, parse_sync
+from shoal.ps.dealing import ComingSlots, SlotHolder
 from shoal.ps.leasing import LeaseHolder
 from shoal.ps.link import Offer
 from shoal.ps.messages import Ack, PsMessage, PushOutcome
@@ -28,8 +29,9 @@ PART_S = (0.0005, 0.003)
 def rules_of(scenario: Scenario) -> ShardRules:
     return ShardRules(
         consistency=parse_sync(scenario.sync),
-        slots=scenario.workers,
+        slots=scenario.num_slots,
         workers=scenario.workers,
+        leased=scenario.leased,
         together=Together.NORMS if scenario.together else None,
     )
 
@@ -116,6 +118,7 @@ class WorkerProcess:
             consistency=parse_sync(scenario.sync),
             now=now,
             leases=leases,
+            slots=None if scenario.leased else SlotHolder(node),
             timing=TIMING,
             address=f"sim://{node}",
         )
@@ -129,12 +132,15 @@ class WorkerProcess:
         self._memory = memory
         self._may_finish = may_finish
         self._clock = 0
+        self._slot = rank
         self._cell: int | None = None
         self._based_on: list[int] = []
         self._ready_at = float("inf")
         self._gradients = gradients if scenario.in_memory else None
-        self._buffers = Buffers(self.machine, gradients, generation)
-        self._is_successor = generation > 0
+        slots = self.machine.slots
+        self._buffers = Buffers(
+            self.machine, gradients, (lambda _: generation) if slots is None else slots.life_of
+        )
         self._left: tuple[int, Label] | None = None
         """What another has left, and this one only has to push."""
         self._has_joined = False
@@ -177,22 +183,39 @@ class WorkerProcess:
             self._saving.wakeup = float("inf")
         if self._cell is not None or self.is_done or not machine.is_ready:
             return
-        self._clock = max(self._clock, machine.completed)
+        if machine.slots is not None and machine.is_out:
+            self.is_done = True  # It was told to leave.
+            return
+        if machine.slots is not None and not machine.follow_deal(now):
+            return
+        coming = self._coming()
         if self._saving is not None and not self._may_go_on(self._saving, now):
             return
-        has_room = self._buffers.is_free(self._buffers.buffer_of(self.rank, self._clock + 1))
-        if has_room and machine.outstanding < MOST_OUTSTANDING and machine.may_start(self._clock + 1):
-            self._cell = self._next_cell(now)
-        if self._cell is not None:
-            self._clock += 1
+        if coming is not None and machine.outstanding < MOST_OUTSTANDING and machine.may_start(coming.clock):
+            self._slot = coming.slots[0]
+            if self._buffers.is_free(self._buffers.buffer_of(self._slot, coming.clock)):
+                self._cell = self._next_cell(coming, now)
+        if coming is not None and self._cell is not None:
+            self._clock = coming.clock
             self._based_on = [self._read(shard) for shard in range(self._scenario.shards)]
             if self._gradients is not None:
                 self._begin(self._gradients)
-            if self._cell < self._scenario.num_cells - self._scenario.workers or self._may_finish():
+            if not self._is_of_the_last(self._cell) or self._may_finish():
                 self._ready_at = now + self._dice.uniform(*STEP_S)
-        elif not machine.outstanding and self._nothing_is_left() and self._last_round_is_closed():
+        elif not machine.outstanding and self._nothing_is_left():
             self.is_done = True
             machine.facts["done"] = True
+
+    def _coming(self) -> ComingSlots | None:
+        """The next clock, and whose it is."""
+        machine = self.machine
+        if machine.slots is None:
+            return ComingSlots(max(self._clock, machine.completed()) + 1, [self.rank])
+        coming = machine.slots.coming(machine.completed)
+        return None if coming is None or coming.clock > self._scenario.steps else coming
+
+    def _is_of_the_last(self, cell: int) -> bool:
+        return cell >= self._scenario.num_cells - self._scenario.num_slots
 
     def _may_go_on(self, saving: Saving, now: float) -> bool:
         if self.machine.leases is not None:
@@ -200,27 +223,33 @@ class WorkerProcess:
         if not self._has_joined:
             self._has_joined = True
             saving.clear(now)
-        return saving.may_begin(self._clock + 1, now) or self._nothing_is_left()
+        assert self.machine.slots is not None
+        coming = self.machine.slots.coming(self.machine.completed)
+        return coming is None or saving.may_begin(coming.clock, now) or self._nothing_is_left()
 
     def _read(self, shard: int) -> int:
         holders = self.machine.links[shard].holders
         assert holders is not None and (shard, holders.copy) in self._memory, f"Shard {shard} is read too soon."
         return self._memory[shard, holders.copy].updates
 
-    def _next_cell(self, now: float) -> int | None:
+    def _next_cell(self, coming: ComingSlots, now: float) -> int | None:
         if self.machine.leases is not None:
             return self.machine.leases.take(now)
-        if self._clock >= self._scenario.steps:
-            return None
-        return self._clock * self._scenario.workers + self.rank
+        cell = (coming.clock - 1) * self._scenario.num_slots + self._slot
+        if self._is_of_the_last(cell) and not self._may_finish():
+            return None  # Who has begun a cell does not let go of its slot, and others may wait for that.
+        assert self.machine.slots is not None
+        self.machine.slots.begin(ComingSlots(coming.clock, [self._slot]))
+        return cell
 
     def _nothing_is_left(self) -> bool:
-        leases = self.machine.leases
-        return self._clock >= self._scenario.steps if leases is None else leases.is_over
-
-    def _last_round_is_closed(self) -> bool:
-        gathers = self.machine.consistency.gathers(self._clock)
-        return not gathers or all(link.rounds >= self._clock for link in self.machine.links)
+        """Whether all is trained on; who has slots of its own waits for the others, whose it may have to take."""
+        if self.machine.leases is not None:
+            return self.machine.leases.is_over
+        steps, links = self._scenario.steps, self.machine.links
+        if self.machine.consistency.gathers(steps):
+            return all(link.rounds >= steps for link in links)
+        return all(link.floor >= steps for link in links)
 
     def _push(self, now: float) -> None:
         assert self._cell is not None
@@ -232,6 +261,7 @@ class WorkerProcess:
     def _offer(self, cells: list[int], buffer: int = 0) -> Offer:
         spoilt = not self._scenario.spoilt.isdisjoint(cells)
         return Offer(
+            clock_of=self._slot,
             clock=self._clock,
             cells=cells,
             weight=1.0,
@@ -243,7 +273,7 @@ class WorkerProcess:
 
     def _is_pushed(self, now: float) -> None:
         assert self._cell is not None
-        step = self._cell // self._scenario.workers + 1
+        step = self._cell // self._scenario.num_slots + 1
         self._cell, self._ready_at = None, float("inf")
         if self._saving is not None:
             self._saving.on_step(step, now)
@@ -253,12 +283,13 @@ class WorkerProcess:
     def _begin(self, gradients: Gradients) -> None:
         """Take over what another has left, or the buffer in which to compute."""
         assert self._cell is not None
-        self._left = None
-        if self._is_successor and self.machine.leases is None:
-            self._left = self._buffers.left_by_another(self.rank, self._clock, self._cell)
-        self._is_successor = False
+        self._left, slots = None, self.machine.slots
+        if slots is not None and slots.is_fresh(self._slot):
+            self._left = self._buffers.left_by_another(self._slot, self._clock, self._cell)
+        if slots is not None:
+            slots.note_pushed(self._slot)
         if self._left is None:
-            buffer = self._buffers.buffer_of(self.rank, self._clock)
+            buffer = self._buffers.buffer_of(self._slot, self._clock)
             self._buffers.begin(buffer)
             gradients.tear(buffer)
 
@@ -271,7 +302,7 @@ class WorkerProcess:
             return
         cells, buffer, consistency = (
             [self._cell],
-            self._buffers.buffer_of(self.rank, self._clock),
+            self._buffers.buffer_of(self._slot, self._clock),
             self.machine.consistency,
         )
         label = Label(self._clock, self._cell, 1.0, 1.0 / self._clock, True, 1.0)

@@ -71,7 +71,7 @@ class Saving:
             self.wakeup = self._asks_at
             return True
         if border < self._scenario.num_cells and self._hold.is_exact(border):
-            self._save(border // self._scenario.workers)
+            self._save(border // self._scenario.num_slots)
         self._released = number
         self._hold.release()
         return False
@@ -89,7 +89,7 @@ class Saving:
             else:
                 all_are_there = all(link.floor >= clock - 1 for link in machine.links)
             if all_are_there:
-                if self._hold.is_exact((clock - 1) * self._scenario.workers):
+                if self._hold.is_exact((clock - 1) * self._scenario.num_slots):
                     self._save(clock - 1)
                 self._released = number
                 self._hold.release()

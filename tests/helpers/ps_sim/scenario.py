@@ -29,11 +29,12 @@ class Kill:
 
 @dataclass(frozen=True)
 class Scale:
-    """The job gets another number of servers as a message is about to be sent."""
+    """The job gets another number of servers, or workers, as a message is about to be sent."""
 
     at: int
     """The number of that message."""
-    servers: int
+    servers: int | None = None
+    workers: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,8 @@ class Scenario:
     replicas: int = 1
     """Copies of each shard besides its primary's; with one server there are none."""
     workers: int = 2
+    slots: int = 0
+    """Parts of each step; 0: one for each worker."""
     shards: int = 2
     steps: int = 4
     faults: NetFaults = field(default_factory=NetFaults)
@@ -82,7 +85,7 @@ class Scenario:
         """The cells after which the state is saved, as a coordinator that knows them plans them."""
         if not self.save_every or self.saves_on_demand or not self.leased:
             return range(0)
-        return range(self.save_every * self.workers, self.num_cells, self.save_every * self.workers)
+        return range(self.save_every * self.num_slots, self.num_cells, self.save_every * self.num_slots)
 
     @property
     def leased(self) -> bool:
@@ -90,11 +93,19 @@ class Scenario:
 
     @property
     def final_servers(self) -> int:
-        return self.scales[-1].servers if self.scales else self.servers
+        return next((one.servers for one in reversed(self.scales) if one.servers), self.servers)
+
+    @property
+    def final_workers(self) -> int:
+        return next((one.workers for one in reversed(self.scales) if one.workers), self.workers)
+
+    @property
+    def num_slots(self) -> int:
+        return self.slots or self.workers
 
     @property
     def num_cells(self) -> int:
-        return self.steps * self.workers
+        return self.steps * self.num_slots
 
 
 class SimulationFailed(AssertionError):

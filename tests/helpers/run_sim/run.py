@@ -84,11 +84,12 @@ class Plan:
             )
             scenario = None
         else:
-            strategy = f"ps:servers=2,sync={kind}"
-            job = Job(target="toy.py", strategy=strategy, cluster=Cluster(workers=workers, threads=1))
+            strategy, slots = f"ps:servers=2,sync={kind}", None if kind == "asp" else dice.choice((None, 4))
+            job = Job(target="toy.py", strategy=strategy, cluster=Cluster(workers=workers, threads=1), slots=slots)
             scenario = Scenario(
                 sync=kind,
                 workers=workers,
+                slots=slots or 0,
                 steps=dice.choice((2, 4, 8, 16)),
                 in_memory=dice.random() < 0.5,
                 save_every=dice.choice((0, 2)) if kind == "asp" else 0,
@@ -127,6 +128,7 @@ class Plan:
             target="toy.py",
             strategy=f"ps:servers={servers},sync={sync}",
             cluster=Cluster(workers=workers, threads=1, on=f"local:{hosts}"),
+            max_failures=100,  # all that was on a lost host counts
         )
         drop, faults = dice.choice((0.0, 0.02)), tuple(draw_host_losses(dice, hosts=hosts))
         return cls(job=job, scenario=scenario, steps=steps, save_every=0, hosts=hosts, drop=drop, faults=faults)
@@ -307,7 +309,7 @@ class SimRun:
                 self.timeline.after(fault.seconds, lambda: self._fail_disk(-1))
             case Kind.SCALE:
                 self._strike(fault)
-                wish = {"servers" if self.plan.scenario else "workers": fault.number}
+                wish = {"servers" if self.plan.scenario and fault.role != "worker" else "workers": fault.number}
                 self._happen(ScaleRequest(number=1, **wish))
             case Kind.INTERRUPT:
                 self._strike(fault)

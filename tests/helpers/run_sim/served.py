@@ -240,20 +240,12 @@ class TrainingProcess(NodeProcess):
         assert self.machine is not None
         if not self._is_finishing:
             self.machine.machine.facts.pop("done", None)  # It says so when it leaves.
-        self.step = max(self.step, self.machine.machine.completed)
+        self.step = max(self.step, self.machine.machine.reached)
         super().pump()
-        if not self._is_finishing and self.machine.is_done and self._others_are_done():
+        if not self._is_finishing and self.machine.is_done:
             self._is_finishing = True
             takes_s = self.timeline.dice.uniform(0.01, 0.3) if self.rank == 0 else 0.002
             self.later(takes_s, lambda: self._finish("finished"))
-
-    def _others_are_done(self) -> bool:
-        """The first worker waits for the others' last steps, which it is to save."""
-        scenario = self.job.scenario
-        if self.rank != 0 or scenario.leased:
-            return True
-        assert self.machine is not None
-        return all(max(link.floor, link.rounds) >= scenario.steps for link in self.machine.machine.links)
 
     def _finish(self, reason: str) -> None:
         self.say("done", results={"rank": self.rank, "reason": reason})
@@ -306,10 +298,10 @@ class ServedJob:
         for shard, holders in enumerate(self.network.view.shard_views):
             applied = sorted(self.memory[shard, holders.copy].cells)
             assert applied == everything, f"Shard {shard}: every cell once was expected, found {applied}"
-        planned = [border // self.scenario.workers for border in self.scenario.borders]
+        planned = [border // self.scenario.num_slots for border in self.scenario.borders]
         if self.scenario.leased:
             steps = [one.step for one in self.saved]
             assert sorted(set(steps)) == planned, f"Checkpoints were planned after {planned}, taken after {steps}."
         for one in self.saved:
-            whole = list(range(one.step * self.scenario.workers))
+            whole = list(range(one.step * self.scenario.num_slots))
             assert all(cells == whole for cells in one.cells), f"The checkpoint of step {one.step} is not of it."

@@ -47,6 +47,17 @@ def test_where_one_host_is_left_a_backup_there_is_better_than_none(spread_job: A
     assert {shard.backup for shard in spread_job.shards} <= {10, 11}
 
 
+def test_backups_move_one_by_one_to_a_host_that_comes_later(spread_job: Any) -> None:
+    for node in (12, 13):
+        spread_job.lose(node)
+    spread_job.fill(*range(4))
+    spread_job.join(14, "server", 2, host=2)
+    while filling := [number for number, shard in enumerate(spread_job.shards) if not shard.filled]:
+        assert len({spread_job.shards[number].primary for number in filling}) == len(filling), "one of each server"
+        spread_job.fill(*filling)
+    assert {shard.backup for shard in spread_job.shards} == {14}
+
+
 def test_a_successor_of_the_coordinator_knows_the_hosts(spread_job: Any) -> None:
     successor = spread_job.successor()
     successor.living(*HOSTS, 20, 21)

@@ -77,7 +77,8 @@ def test_a_leaving_worker_that_dies_is_not_replaced_and_its_cells_come_back(job)
 @pytest.mark.parametrize(
     ("changes", "counts", "says"),
     [
-        ({"leased": False, "sync": "bsp"}, {"workers": 3}, "bsp has fixed slots"),
+        ({"leased": False, "slots": 2, "most_workers": 2}, {"workers": 3}, "--slots sets how many there may be"),
+        ({"leased": False, "why_workers_stay": "with via=ring"}, {"workers": 3}, "with via=ring"),
         ({}, {"workers": 0}, "room for 1 to"),
         ({}, {"servers": 0}, "at least one server"),
         ({}, {"servers": 9}, "4 shards with one copy of each, so more than 8 servers would hold nothing"),
@@ -259,3 +260,108 @@ def test_a_replacement_does_not_start_moves_of_its_own(make_job):
     job.join(13, "server", 2)
     settle_moves(job)
     assert 13 not in primaries(job) and len(job.decisions("moved")) == 4
+
+
+def dealt(make_job, **changes):
+    """A job in which every worker has slots of its own."""
+    return make_job(leased=False, sync="bsp", slots=4, most_workers=4, **changes).formed()
+
+
+def deal_of(job) -> tuple[list[int], list[int]]:
+    """By slot who fills it, and which are wanted by another."""
+    deal = job.view.settings["deal"]
+    return [node for node, _ in deal["slots"]], deal["recalled"]
+
+
+def test_a_slot_is_given_to_another_when_its_owner_has_let_it_go(make_job):
+    job = dealt(make_job)
+    assert deal_of(job) == ([20, 20, 21, 21], [])
+    scale(job, workers=1)
+    assert deal_of(job) == ([20, 20, 21, 21], [2, 3])
+    job.report(21, dealt=job.view.number - 1)
+    assert deal_of(job) == ([20, 20, 21, 21], [2, 3]), "what it said was of a view before"
+    job.report(21, dealt=job.view.number)
+    assert deal_of(job) == ([20, 20, 20, 20], []) and job.orders() == [end("worker", 1, 21)]
+    assert [lives for _, lives in job.view.settings["deal"]["slots"]] == [0, 0, 1, 1]
+
+
+def test_nothing_is_recalled_for_who_has_not_come(make_job):
+    job = dealt(make_job)
+    scale(job, workers=4)
+    assert deal_of(job) == ([20, 20, 21, 21], [1]), "the second is there to take one"
+    assert job.orders() == [start("worker", 2), start("worker", 3)]
+    job.join(22, "worker", 2)
+    assert deal_of(job) == ([20, 20, 21, 21], [1, 2])
+    job.lose(22)
+    assert deal_of(job) == ([20, 20, 21, 21], [1]), "it stays where it is"
+
+
+def test_the_slots_of_a_dead_worker_wait_for_its_successor_or_go_to_the_others(make_job):
+    job = dealt(make_job)
+    job.lose(21)
+    assert deal_of(job) == ([20, 20, NOBODY, NOBODY], [])
+    scale(job, workers=1)
+    assert deal_of(job) == ([20, 20, 20, 20], [])
+
+
+def test_a_successor_goes_on_with_the_deal(make_job):
+    job = dealt(make_job)
+    scale(job, workers=1)
+    recalled_in, after = job.view.number, job.successor()
+    after.living(10, 11, 20, 21)
+    assert deal_of(after) == ([20, 20, 21, 21], [2, 3])
+    after.report(21, dealt=recalled_in)
+    assert deal_of(after) == ([20, 20, 20, 20], [])
+
+
+@pytest.mark.parametrize("role", ["worker", "server"])
+def test_who_comes_when_fewer_are_wanted_is_sent_away_and_followed_when_more_are(make_job, role):
+    job, more, fewer = dealt(make_job), {f"{role}s": 3}, {f"{role}s": 2}
+    scale(job, **more)
+    assert job.orders() == [start(role, 2)]
+    scale(job, **fewer)
+    job.join(30, role, 2)
+    assert job.orders() == [end(role, 2, 30)]
+    scale(job, **more)
+    assert job.orders() == [start(role, 2)]
+
+
+def test_who_was_told_to_leave_by_a_coordinator_that_died_is_told_again(make_job):
+    job = dealt(make_job)
+    scale(job, workers=1)
+    job.report(21, dealt=job.view.number)
+    after = job.successor()
+    after.living(10, 11, 20, 21)
+    assert end("worker", 1, 21) in after.orders()
+
+
+def test_a_worker_that_was_told_to_leave_does_not_count_as_done(make_job):
+    job = dealt(make_job)
+    scale(job, workers=1)
+    job.report(21, dealt=job.view.number)
+    job.coordinator.on_left(21, 1, job.now)
+    scale(job, workers=2)
+    assert job.orders()[-1] == start("worker", 1)
+
+
+def test_while_all_come_to_a_border_no_slot_changes_hands(make_job):
+    job = dealt(make_job)
+    job.report(20, hold=1)
+    scale(job, workers=1)
+    assert deal_of(job)[1] == []
+    job.report(20, hold=1, released=1)
+    assert deal_of(job)[1] == [2, 3]
+
+
+def test_a_border_is_not_before_a_slot_whose_new_owner_has_not_said_how_far_it_is(make_job):
+    job = dealt(make_job)
+    scale(job, workers=1)
+    recalled_in = job.view.number
+    job.report(20, hold=1, dealt=1)
+    job.report(20, hold=1, dealt=1, held=[1, 4])
+    job.report(21, dealt=recalled_in)
+    assert deal_of(job)[0] == [20, 20, 20, 20] and job.view.settings["hold"] == [1, None]
+    job.report(20, hold=1, dealt=1, held=[1, 4])
+    assert job.view.settings["hold"] == [1, None], "it spoke of the slots that it had before"
+    job.report(20, hold=1, dealt=job.view.number, held=[1, 5])
+    assert job.view.settings["hold"] == [1, 5]

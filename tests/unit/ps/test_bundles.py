@@ -5,7 +5,7 @@ import pytest
 from shoal.ps.messages import Hello, Values
 from shoal.ps.node import bundles, decode_bundle, encode_bundle
 
-SMALL = Hello(shard=0, generation=1, rank=0)
+SMALL = Hello(shard=0, generation=1)
 BULK = Values(shard=0, generation=1, ticket=1, version=1, part=0, parts=1, frames=(b"bulk",))
 
 

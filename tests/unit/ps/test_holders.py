@@ -122,7 +122,7 @@ def test_a_promoted_backup_goes_on_from_its_log():
     ((_, replicate),) = tell(primary, WORKER, make_push(0))
     tell(backup, PRIMARY, replicate)
     news = [m for _, m in tell(backup, COORDINATOR, view(2, primary=BACKUP, backup=NOBODY))]
-    assert [(m.yours, m.rounds) for m in news if isinstance(m, Clocks)] == [(1, 0), (0, 0)]
+    assert [(m.clocks, m.rounds) for m in news if isinstance(m, Clocks)] == [({0: 1, 1: 0}, 0)] * 2
     answers = tell(backup, WORKER + 1, make_push(1, generation=2))
     assert [(n, type(m), m.rounds) for n, m in answers] == [(WORKER + 1, Ack, 1), (WORKER, Clocks, 1)]
     assert [m.outcome for _, m in tell(backup, WORKER, make_push(0, generation=2))] == ["duplicate"]

@@ -120,7 +120,16 @@ def test_a_shard_with_a_hundred_thousand_gaps_fills_a_new_copy():
 def test_the_largest_push_travels_and_so_does_all_that_lists_its_cells():
     cells = [FAR + number for number in range(MOST_CELLS_PER_PUSH)]
     push = Push(
-        shard=0, generation=1, origin=1, sequence=1, rank=0, clock=1, cells=cells, based_on=0, weight=1.0, loss=1.0
+        shard=0,
+        generation=1,
+        origin=1,
+        sequence=1,
+        clock_of=0,
+        clock=1,
+        cells=cells,
+        based_on=0,
+        weight=1.0,
+        loss=1.0,
     )
     entry = pack(push)
     logged = Replicate(shard=0, generation=1, index=1, entry={"kind": entry.kind, "fields": entry.fields})

@@ -18,7 +18,7 @@ from shoal.ps.worker import WorkerMachine
 
 def buffers_of(generation: int, labels: Gradients) -> Buffers:
     machine = WorkerMachine(node=1, rank=0, num_shards=2, consistency=parse_sync("ssp:2"), now=0.0)
-    return Buffers(machine, labels, generation)
+    return Buffers(machine, labels, lambda slot: generation)
 
 
 def test_a_label_is_there_only_while_the_buffer_is_whole():
@@ -26,7 +26,7 @@ def test_a_label_is_there_only_while_the_buffer_is_whole():
     buffers, label = buffers_of(0, labels), Label(3, 7, 2.0, 1.0, True, 1.0)
     buffer = buffers.buffer_of(1, 3)
     buffers.begin(buffer)
-    buffers.open(Offer(clock=3, cells=[7], weight=2.0, loss=1.0, buffer=buffer), label)
+    buffers.open(Offer(clock_of=1, clock=3, cells=[7], weight=2.0, loss=1.0, buffer=buffer), label)
     assert buffers_of(1, labels).left_by_another(1, 3, 7) is None, "its gradient is still being computed"
     assert buffers.complete() == [0, 1]
     assert buffers_of(1, labels).left_by_another(1, 3, 7) == (buffer, label)

@@ -54,7 +54,7 @@ def test_what_only_the_primary_has_is_reported_by_nobody():
     primary, _ = pair()
     for cell in (0, 2):
         tell(primary, WORKER, make_push(cell))
-    assert tell(primary, WORKER, Hello(shard=0, generation=1, rank=0)) == []
+    assert tell(primary, WORKER, Hello(shard=0, generation=1)) == []
     duty = primary.primary(0)
     assert duty is not None
     assert duty.safe_cells().to_plain() == []
@@ -63,7 +63,7 @@ def test_what_only_the_primary_has_is_reported_by_nobody():
     assert duty.safe_cells().to_plain() == [0, 1]
     answers = tell(primary, BACKUP, Replicated(shard=0, generation=1, index=2))
     assert [type(m) for _, m in answers] == [Ack, Clocks]
-    assert answers[1][1].yours == 2
+    assert answers[1][1].clocks == {0: 2, 1: 0}
     assert duty.safe_cells().to_plain() == [0, 1, 2, 3]
 
 

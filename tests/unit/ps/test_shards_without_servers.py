@@ -156,7 +156,7 @@ def test_the_simulation_finds_torn_values_that_are_not_put_back(monkeypatch: pyt
         kill_at_every_message(ALONE, amid=True)
 
 
-BACKUP_TAKEN_AWAY = 300
+BACKUP_TAKEN_AWAY = 838
 """A seed: a primary dies just after its filled backup was to make room for another, before it has heard of it."""
 
 

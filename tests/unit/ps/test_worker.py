@@ -53,7 +53,7 @@ def view(number: int, *primaries: int, term: int = 1, generation: int | None = N
 
 
 def clocks(shard: int, **changed: Any) -> Clocks:
-    fields = {"shard": shard, "generation": 1, "version": 0, "floor": 0, "rounds": 0}
+    fields = {"shard": shard, "generation": 1, "version": 0, "floor": 0, "rounds": 0, "clocks": {0: 0}}
     return Clocks(**(fields | changed))
 
 
@@ -80,7 +80,7 @@ def ready(sync: str = "asp", **how: Any) -> WorkerMachine:
 
 def push(machine: WorkerMachine, clock: int = 1, now: float = 0.0) -> int:
     frames = [(gradient(shard, [clock], 0),) for shard in range(2)]
-    offer = Offer(clock=clock, cells=[clock], weight=1.0, loss=1.0)
+    offer = Offer(clock_of=0, clock=clock, cells=[clock], weight=1.0, loss=1.0)
     return machine.push(offer, based_on=[0, 0], frames=frames, now=now)
 
 
@@ -117,11 +117,11 @@ def test_it_joins_and_asks_every_shard_how_far_it_is():
     assert not machine.may_start(1)
     machine.on_message(COORDINATOR, view(1, OLD, NEW), 0.0)
     assert [(node, m.shard) for node, m in sent(machine, Hello)] == [(OLD, 0), (NEW, 1)]
-    machine.on_message(OLD, clocks(0, yours=3), 0.0)
+    machine.on_message(OLD, clocks(0, clocks={0: 3}), 0.0)
     assert not machine.is_ready
-    machine.on_message(NEW, clocks(1, yours=2), 0.0)
+    machine.on_message(NEW, clocks(1, clocks={0: 2}), 0.0)
     # Whoever died before it had one of the shards a step further: that step is done again.
-    assert (machine.is_ready, machine.completed, machine.may_start(3)) == (True, 2, True)
+    assert (machine.is_ready, machine.completed(), machine.may_start(3)) == (True, 2, True)
 
 
 def test_a_push_is_kept_until_every_shard_has_it():
@@ -210,7 +210,7 @@ def test_cells_of_a_push_that_overlaps_are_done_again_one_by_one():
     machine.on_message(COORDINATOR, lease(3, 4, 5), 0.0)
     together = [leases.take(0.0), leases.take(0.0)]
     assert not leases.is_closed(together)
-    offer = Offer(clock=1, cells=together, weight=1.0, loss=0.0)
+    offer = Offer(clock_of=0, clock=1, cells=together, weight=1.0, loss=0.0)
     machine.push(offer, based_on=[0, 0], frames=[(), ()], now=0.0)
     machine.on_message(OLD, ack(0, 1, "overlap"), 0.0)
     machine.on_message(OLD, ack(1, 1), 0.0)
@@ -265,7 +265,7 @@ def test_it_learns_that_another_has_its_rank():
 def test_strange_messages_are_counted():
     machine = ready()
     machine.on_message(OLD, ack(7, 1), 0.0)
-    machine.on_message(OLD, Hello(shard=0, generation=1, rank=0), 0.0)
+    machine.on_message(OLD, Hello(shard=0, generation=1), 0.0)
     assert machine.ignored == {"unexpected ack": 1, "unexpected hello": 1}
 
 

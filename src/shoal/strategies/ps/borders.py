@@ -78,17 +78,20 @@ class Borders:
     def begin_again(self, clock: int) -> Iterator[Border]:
         """All were held while this worker waited for its turn: where this step is past the border, go there first,
         and wait once more."""
-        while not self._spec.is_leased and not self._hold.may_begin(clock):
+        while not self._spec.is_leased and not self._hold.may_begin(clock) and not self._client.is_redealt:
             yield from self.heed(clock)
             self._client.begin(clock)
 
     def heed(self, clock: int) -> Iterator[Border]:
-        """Where all are to come to one border, go no further."""
-        while self._hold.current is not None and not self._hold.may_begin(clock):
+        """Where all are to come to one border, go no further; but who has got another slot may have to, for it."""
+        while (hold := self._hold.current) is not None and not self._hold.may_begin(clock):
             self._next_clock = clock
-            if self._is_first and self._hold.current[1] is not None:
+            if self._client.is_redealt:
+                break
+            if self._is_first and hold[1] is not None:
                 came = time.monotonic()
-                self._client.await_all(clock - 1)
+                if not self._client.await_all(clock - 1):
+                    continue
                 steps = (clock - 1) * self._spec.every
                 if self._hold.is_exact(steps * self._slots):
                     yield Border(steps, time.monotonic() - came)

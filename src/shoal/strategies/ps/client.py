@@ -12,12 +12,14 @@ from shoal.comm.codec import Frame
 from shoal.comm.compression import make_compression
 from shoal.errors import LaunchError
 from shoal.ps.buffers import Buffers, Label
+from shoal.ps.dealing import SlotHolder
 from shoal.ps.leasing import LeaseHolder
 from shoal.ps.link import Offer
 from shoal.ps.node import Node, open_wire
 from shoal.ps.rules import Together
 from shoal.ps.worker import WorkerMachine
 from shoal.spec import World
+from shoal.spec.served_footprint import BUFFERS_PER_SLOT
 from shoal.spec.update_path import cells_ahead
 from shoal.step.direct import leave, write_directly
 from shoal.step.tap import GradientTap
@@ -38,7 +40,8 @@ class PsClient:
         self.served = served
         self._on_idle = on_idle
         wire = open_wire(world, served.listens_at(world))
-        now = time.monotonic()
+        now, is_leased = time.monotonic(), served.spec.is_leased
+        slots = None if is_leased else SlotHolder(world.node)
         self.machine = WorkerMachine(
             node=world.node,
             rank=world.global_rank,
@@ -47,7 +50,8 @@ class PsClient:
             consistency=served.consistency,
             now=now,
             address=wire.address,
-            leases=LeaseHolder(now=now, ahead=cells_ahead(served.spec)) if served.spec.is_leased else None,
+            leases=LeaseHolder(now=now, ahead=cells_ahead(served.spec)) if is_leased else None,
+            slots=slots,
             bulk=0 if served.shares_memory else served.memory.grid.nbytes,
         )
         self._node = Node(world.node, self.machine, wire, world.coordinator_address)
@@ -60,7 +64,9 @@ class PsClient:
         self._views: dict[int, list[torch.Tensor]] = {}
         self._touched: dict[int, Any] = {}
         self.scale = WorkerScale(served, self.machine, self.views)
-        self._buffers = Buffers(self.machine, served.memory.labels, world.generation)
+        self._buffers = Buffers(
+            self.machine, served.memory.labels, (lambda _: world.generation) if slots is None else slots.life_of
+        )
         self._params_of = [
             {piece.param for block in blocks for piece in block.chunk.pieces} for blocks in served.memory.blocks
         ]
@@ -73,31 +79,39 @@ class PsClient:
         self._open: Contribution
         """The push under way."""
         self._replaces = world.generation > 0
-        self._first_clock = 1
         self.beginning: int | None = None
         """The clock that this worker begins as soon as others let it: there a hold finds it."""
 
     def join(self) -> int:
-        """Become a member; returns the first clock that is this worker's to do."""
+        """Become a member; returns the first clock of this rank, where cells are leased."""
         if self._replaces and self.served.rules.together is Together.CHANGES:
             raise LaunchError(
                 "A worker died, and agree=scatter-sum cannot replace it, for not every copy knows what it pushed; "
                 "use agree=allreduce, or servers=N, which can."
             )
         self.wait(lambda: self.machine.is_ready)
-        is_gathered = self.served.consistency.gathers(self.next_open_round)
-        self._first_clock = self.next_open_round if is_gathered else self.machine.completed + 1
         self.scale.catch_up()
-        return self._first_clock
+        return self.machine.completed() + 1
+
+    @property
+    def is_redealt(self) -> bool:
+        """Whether this worker is to have other slots than it has: between two steps it gives and takes."""
+        return self.machine.slots is not None and self.machine.slots.is_behind
+
+    def follow_deal(self) -> None:
+        """Have the slots that are this worker's own. What was pushed for others is safe everywhere by then."""
+        if not self.machine.is_dealt:
+            self.wait(lambda: self.machine.follow_deal(time.monotonic()))
+            self.scale.catch_up()  # There may have been rounds without this worker.
 
     def inherited(self, clock: int, cell: int, slot: int) -> Contribution | None:
-        """What the worker that this one replaces had made of a cell, if it came so far.
+        """What the worker that had this slot before made of a cell, if it came so far.
 
         Some shards may have it and others not; all must get the same. Not where cells are leased: what was pushed
         together with others' gradients may be somebody else's to do now.
         """
-        may_be_left = self._replaces and clock == self._first_clock and self.served.shares_memory
-        if not may_be_left or self.machine.leases is not None:
+        slots = self.machine.slots
+        if slots is None or not slots.is_fresh(slot) or not self.served.shares_memory:
             return None
         if (left := self._buffers.left_by_another(slot, clock, cell)) is None:
             return None
@@ -113,27 +127,39 @@ class PsClient:
             is_inherited=True,
         )
 
-    def begin(self, clock: int) -> None:
-        """Wait until consistency lets this step begin, and let the replica use the newest parameters."""
+    def begin(self, clock: int) -> bool:
+        """Wait until consistency lets this step begin, and let the replica use the newest parameters; False where
+        slots are to be given or taken first, for which others may wait."""
         self.beginning, ahead = clock, self.served.spec.ahead
         self.wait(lambda: self.machine.outstanding <= ahead)
-        self.puller.begin(clock)
+        if self.machine.slots is not None:
+            self.wait(lambda: self.is_redealt or self.machine.may_start(clock))
+        if not self.is_redealt:
+            self.puller.begin(clock)
         self.beginning = None
+        return not self.is_redealt
 
     @property
     def next_open_round(self) -> int:
         """The first clock that is not closed on every shard."""
         return 1 + min(link.rounds for link in self.machine.links)
 
-    def await_round(self, clock: int) -> None:
-        """Wait until the round of this clock is closed on every shard.
+    def await_round(self, clock: int) -> bool:
+        """Wait until the round of this clock is closed on every shard; False where this worker has got another
+        slot, without which it may never be.
 
         A worker may be missing for it that a hold has stopped: who waits here is past this clock, so the border is
         no earlier, and the other comes to it.
         """
+        slots, links = self.machine.slots, self.machine.links
         before, self.beginning = self.beginning, clock + 1
-        self.wait(lambda: all(link.rounds >= clock for link in self.machine.links))
+
+        def is_closed() -> bool:
+            return all(link.rounds >= clock for link in links)
+
+        self.wait(lambda: is_closed() or (slots is not None and slots.is_given_more))
         self.beginning = before
+        return is_closed()
 
     def await_cells(self, cells: int) -> None:
         """Wait until this worker's shards have seen so many cells; a copy, also what others were pushed."""
@@ -165,7 +191,9 @@ class PsClient:
     def tick(self, clock: int) -> None:
         """Take a step without data."""
         self.wait(lambda: self.machine.may_start(clock))
-        sequence = self.machine.open_push(Offer(clock=clock, cells=[], weight=0.0, loss=0.0))
+        sequence = self.machine.open_push(
+            Offer(clock_of=self.machine.rank, clock=clock, cells=[], weight=0.0, loss=0.0)
+        )
         for shard in self.machine.unsent(sequence):
             self.machine.push_shard(sequence, shard, based_on=0, frames=(), now=time.monotonic())
 
@@ -207,7 +235,11 @@ class PsClient:
             if self.served.moving.are_there:
                 self.served.memory.moved(made.buffer).copy_(self.served.moving.gather())
             label = Label(made.clock, made.cells[0], made.weight, made.loss, made.scaled, made.scale)
+        slot = made.buffer // BUFFERS_PER_SLOT
+        if self.machine.slots is not None:
+            self.machine.slots.note_pushed(slot)
         offer = Offer(
+            clock_of=slot,
             clock=made.clock,
             cells=made.cells,
             weight=made.weight,
@@ -262,12 +294,17 @@ class PsClient:
         """Wait until everything pushed is safe."""
         self.wait(lambda: self.machine.outstanding == 0)
 
-    def await_all(self, clock: int) -> None:
-        """Wait until every rank has come this far on every shard."""
+    def have_all(self, clock: int) -> bool:
+        """Whether every slot has come this far on every shard."""
         if self.served.consistency.gathers(clock):
-            self.await_round(clock)
-        else:
-            self.wait(lambda: all(link.floor >= clock for link in self.machine.links))
+            return all(link.rounds >= clock for link in self.machine.links)
+        return all(link.floor >= clock for link in self.machine.links)
+
+    def await_all(self, clock: int) -> bool:
+        """Wait until every slot has come this far on every shard; False where slots are to be given or taken
+        first, or this worker is out."""
+        self.wait(lambda: self.have_all(clock) or self.is_redealt or self.machine.is_out)
+        return self.have_all(clock)
 
     @property
     def is_told_to_stop(self) -> bool:

@@ -27,6 +27,7 @@ class Departure:
         wants_stop: Callable[[], bool],
         saves: bool = False,
         is_at_rest: Callable[[], bool] = lambda: False,
+        is_used_up: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.meets = saves and not in_lockstep
@@ -35,12 +36,12 @@ class Departure:
         self._is_first = is_first
         self._wants_stop = wants_stop
         self._is_at_rest = is_at_rest
+        self._is_used_up = is_used_up
+        """Whether this worker has nothing left to train on: the run comes to its end by itself."""
         self._clock = clock
         self._asked_at: float | None = None
         self.enough = ""
         """Why the first worker has found that training may end."""
-        self.is_used_up = False
-        """Whether this worker has nothing left to train on: the run comes to its end by itself."""
         self.is_in_step = False
         """Whether this worker may have given something to a step that is not done."""
         self.is_over = False
@@ -48,7 +49,7 @@ class Departure:
 
     def calls_all(self) -> bool:
         """Whether this worker is to bring all to one border, save there, and leave."""
-        is_able = self.meets and self._is_first and not self.is_used_up
+        is_able = self.meets and self._is_first and not self._is_used_up()
         return is_able and (bool(self.enough) or self._wants_stop())
 
     def is_due_at_border(self) -> bool:

@@ -60,8 +60,8 @@ class Hold:
         if self.current is None:
             return True
         number, border = self.current
-        # Where another had this rank before, some shards may have its next push already: the border is past that.
-        told = [number, max(clock - 1, *(link.yours for link in self._machine.links))]
+        # Where another had a slot before, some shards may have its next push already: the border is past that.
+        told = [number, max(clock - 1, self._machine.reached)]
         if border is None and self._machine.facts.get("held") != told and self._machine.outstanding == 0:
             self._say(held=told)
         return border is not None and clock <= border

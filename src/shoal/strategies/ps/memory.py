@@ -77,12 +77,12 @@ class ServedMemory:
         home, tensors = self.home(copy), []
         for block in self.blocks[shard]:
             dtype = self.params[block.chunk.pieces[0].param].dtype
-            scalars = home.scalar_bytes(block.first_piece, len(block.chunk.pieces))
+            scalars = home.scalar_blocks(block.first_piece, len(block.chunk.pieces))
             tensors += [
                 home.flat("params", block.chunk, dtype),
                 *(home.flat(f"state/{key}", block.chunk, dtype) for key in self.schema.mirrored),
                 home.started(block.first_piece, len(block.chunk.pieces)),
-                *([scalars] if scalars.numel() else []),
+                *scalars,
             ]
         return tensors
 

@@ -73,6 +73,7 @@ class Served:
             consistency=consistency,
             slots=slots,
             workers=workers,
+            leased=spec.is_leased,
             average=spec.push == "parameters",
             every=spec.every,
             rate_power=rate_power(spec, replica),

@@ -38,6 +38,10 @@ class StopRequested(ShoalError):
     """The run is to end while this worker waits for others."""
 
 
+class Redealt(BaseException):
+    """A pass waits for a slot that is now this worker's own. Not for the task's code to catch."""
+
+
 class ServedModel(WholeModel):
     """One worker's part in training a served model. The first one evaluates and saves for all."""
 
@@ -61,14 +65,12 @@ class ServedModel(WholeModel):
         self.served = Served.open(spec, replica, world, slots=setting.slots, workers=workers)
         self.client = PsClient(self.served, world, self._on_idle)
         self._borders = Borders(self.client, spec, world, slots=setting.slots)
-        self._own = range(0) if spec.is_leased else setting.slots_of(world.global_rank)
         self._turns = Turns(
             self.client,
             spec,
             world,
             self._borders,
             slots=setting.slots,
-            own=self._own,
             steps=self._total - self._begun_at,
             begun_at=self._begun_at,
         )
@@ -81,6 +83,7 @@ class ServedModel(WholeModel):
             wants_stop=setting.company.wants_stop,
             saves=setting.extent.is_saved,
             is_at_rest=lambda: self._borders.is_at_rest,
+            is_used_up=lambda: self._turns.is_used_up,
         )
 
     def turns(self, first: int, last: int) -> Iterator[ServedTurn]:
@@ -93,8 +96,6 @@ class ServedModel(WholeModel):
                 yield turn
                 if self._is_to_leave():
                     break
-            else:
-                self._departure.is_used_up = True
         except StopRequested:
             self._is_leaving = True
         yield ServedTurn(step=self._reached, coming=())
@@ -109,6 +110,8 @@ class ServedModel(WholeModel):
                 self._departure.enough = work.enough
                 if not self._departure.meets:
                     self._tell_all_to_stop()
+            if not self._is_leaving and turn.is_round:
+                return self._close_round(turn)
             if not self._is_leaving and turn.cells:
                 return self._step(turn, wants_border=work.save)
             self.client.finish()
@@ -128,7 +131,10 @@ class ServedModel(WholeModel):
             self.client.report(loss=math.nan)
             self.client.pause(DIVERGED_PAUSE_S)
             self._turns.is_void = True
-            return StepResult(self._loss, 0.0, False, done=self._begun_at)
+            return self._nothing_new()
+        except Redealt:
+            self._turns.is_void = True
+            return self._nothing_new()
         result = self._complete(turn.clock, parts)
         if wants_border and not self._spec.is_lockstep and self._reached < self._total:
             self._borders.bring_about()
@@ -161,8 +167,14 @@ class ServedModel(WholeModel):
     def _make_passes(self) -> SlotPasses:
         """In which slots can meet: what they bring lies beside what they push."""
         memory, moving = self.served.memory, self.served.moving
-        swap = RoomSwap(memory.segment, self._setting.slots, on_idle=lambda: self.client.hear(0.0))
+        swap = RoomSwap(memory.segment, self._setting.slots, on_idle=self._look_up_in_pass)
         return SlotPasses(swap, (self.client.tap.keep, moving.keep))
+
+    def _look_up_in_pass(self) -> None:
+        """While a slot waits for another that has come to this worker: it is to be computed with this one."""
+        self.client.hear(0.0)
+        if self.client.machine.slots is not None and self.client.machine.slots.is_given_more:
+            raise Redealt
 
     def _complete(self, clock: int, parts: list[Computed]) -> StepResult:
         """What was pushed is on its way: say so, and where all go on together wait for it."""
@@ -178,10 +190,29 @@ class ServedModel(WholeModel):
             self.client.report(first_loss=mean)
         self.client.report(step=step, loss=mean)
         if self.served.consistency.gathers(clock):
-            self.client.await_round(clock)
-            mean, told_means = self.client.machine.rounds_loss, self.client.machine.rounds_loss_parts
-            if self.client.scale.matters:
-                self.client.scale.follow_round(step)
+            if not self.client.await_round(clock):
+                self._turns.open_clock = clock
+                return self._nothing_new(weight)
+            mean, told_means = self._conclude_round(step)
+        return self._is_done(step, mean, told_means, weight)
+
+    def _close_round(self, turn: ServedTurn) -> StepResult:
+        """Wait once more for the others' part of a round: this worker has had to look after its slots before."""
+        if not self.client.await_round(turn.clock):
+            return self._nothing_new()
+        return self._is_done(turn.step, *self._conclude_round(turn.step), 0.0)
+
+    def _conclude_round(self, step: int) -> tuple[float, list[float]]:
+        """A round is closed: its mean loss, and what that is told with."""
+        self._turns.open_clock = 0
+        if self.client.scale.matters:
+            self.client.scale.follow_round(step)
+        return self.client.machine.rounds_loss, self.client.machine.rounds_loss_parts
+
+    def _nothing_new(self, weight: float = 0.0) -> StepResult:
+        return StepResult(self._loss, weight, False, done=self._begun_at)
+
+    def _is_done(self, step: int, mean: float, told_means: list[float], weight: float) -> StepResult:
         named = dict(zip(self._names.names, told_means, strict=False))
         if step > self._reached:
             self._reached, self._loss, self._parts = step, mean, named
@@ -197,7 +228,10 @@ class ServedModel(WholeModel):
         """Whose buffers take what is computed on a cell: what goes into the same ones is pushed together."""
         if self._spec.is_leased:
             return self._world.global_rank
-        return cell % self._setting.slots if self._spec.via == "direct" else self._own.start
+        slots = self._setting.slots
+        return (
+            cell % slots if self._spec.via == "direct" else self._setting.slots_of(self._world.global_rank).start
+        )
 
     def _committed_cells(self) -> int | None:
         """What all workers together have trained on, as far as is known here; None where they go in lockstep."""
@@ -256,8 +290,6 @@ class ServedModel(WholeModel):
         """Others may still train on the last cells."""
         if self.served.host is not None and self._spec.is_leased:
             self.client.await_cells((self._total - self._begun_at) * self._setting.slots)
-        if not self._spec.is_leased:
-            self.client.await_all(self._turns.num_clocks)
 
     def _leave(self) -> StepResult:
         """The run ends before its time."""

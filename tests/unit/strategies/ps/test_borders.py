@@ -11,6 +11,7 @@ import pytest
 
 from shoal.coordinator.holding import next_hold
 from shoal.ps.consistency import parse_sync
+from shoal.ps.dealing import SlotHolder
 from shoal.ps.messages import View
 from shoal.ps.worker import WorkerMachine
 from shoal.spec import ParameterServer, World
@@ -27,7 +28,8 @@ class WaitingClient(PsClient):
 
     def __init__(self, spec: ParameterServer) -> None:
         self.machine = WorkerMachine(node=1, rank=0, num_shards=1, consistency=parse_sync(spec.sync), now=0.0)
-        self.served = cast(Any, SimpleNamespace(spec=spec))
+        self.served = cast(Any, SimpleNamespace(spec=spec, consistency=parse_sync(spec.sync)))
+        self.scale = cast(Any, SimpleNamespace(catch_up=lambda: None))
         self.puller = cast(Any, SimpleNamespace(begin=lambda clock: None))
         self.beginning = None
         self.idle: Callable[[], None] = lambda: None
@@ -37,11 +39,19 @@ class WaitingClient(PsClient):
         view = View(term=1, number=1, shards=[], addresses={}, workers={0: 1, 1: 2}, settings=settings)
         self.machine.on_message(0, view, 0.0)
 
+    def come_after_the_last_step(self) -> None:
+        deal = {"slots": [[1, 0], [2, 0]], "recalled": []}
+        self.machine.slots = SlotHolder(1)
+        self.machine.slots.on_view(
+            View(term=1, number=1, shards=[], addresses={}, workers={0: 1, 1: 2}, settings={"deal": deal})
+        )
+        self.machine.links[0].clocks, self.machine.links[0].rounds = {0: STEPS, 1: STEPS}, STEPS
+
     def join(self) -> int:
-        """It comes when the last step is done."""
-        return STEPS + 1
+        return 1
 
     def wait(self, is_done: Callable[[], bool]) -> None:
+        is_done()
         self.idle()
 
 
@@ -96,6 +106,7 @@ class HeldClient:
             slots=2,
         )
         self.at_rest: list[bool] = []
+        self.is_redealt = False
         self.hear(0.0)
 
     def hear(self, seconds: float) -> None:
@@ -127,7 +138,8 @@ def test_who_has_no_step_left_is_found_past_its_last_one() -> None:
     """The others are held before it, and it waits for them."""
     first, client = make_borders()
     spec, world = ParameterServer(sync="alternate:4"), World(world_size=2)
-    turns = Turns(client, spec, world, first, slots=2, own=range(1), steps=STEPS, begun_at=0)
+    client.come_after_the_last_step()
+    turns = Turns(client, spec, world, first, slots=2, steps=STEPS, begun_at=0)
     assert list(turns) == []
     client.tell_hold()
     first.speak()

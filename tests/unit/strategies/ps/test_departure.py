@@ -39,18 +39,19 @@ def test_the_others_leave_when_no_step_comes():
     assert departure.is_due_while_waiting()
 
 
-def meeting(*, is_first: bool, is_at_rest: bool = False) -> tuple[Departure, Hours]:
+def meeting(*, is_first: bool, is_at_rest: bool = False, is_used_up: bool = False) -> tuple[Departure, Hours]:
     hours = Hours()
-    words = {"in_lockstep": False, "saves": True, "is_first": is_first}
-    departure = Departure(**words, wants_stop=lambda: True, is_at_rest=lambda: is_at_rest, clock=lambda: hours.now)
-    return departure, hours
+    words = {"in_lockstep": False, "saves": True, "is_first": is_first, "wants_stop": lambda: True}
+    ways = {"is_at_rest": lambda: is_at_rest, "is_used_up": lambda: is_used_up, "clock": lambda: hours.now}
+    return Departure(**words, **ways), hours
 
 
 def test_where_the_run_is_saved_the_first_calls_all_and_does_not_leave_before():
     departure, hours = meeting(is_first=True, is_at_rest=True)
     assert departure.calls_all() and not departure.is_due_at_border() and not departure.is_due_while_waiting()
-    departure.is_used_up = True
+    departure, hours = meeting(is_first=True, is_at_rest=True, is_used_up=True)
     assert not departure.calls_all(), "the others have the last of the data, and must not be held"
+    assert not departure.is_due_while_waiting()
     hours.now = 100.0
     assert departure.is_due_while_waiting(), "they did not come"
 

@@ -50,7 +50,7 @@ class Bystander:
             generation=1,
             origin=9,
             sequence=1,
-            rank=0,
+            clock_of=0,
             clock=1,
             cells=[0],
             based_on=0,

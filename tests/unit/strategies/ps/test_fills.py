@@ -50,7 +50,7 @@ def updated(served: Served) -> ShardStore:
             generation=1,
             origin=9,
             sequence=step,
-            rank=0,
+            clock_of=0,
             clock=step,
             cells=[step - 1],
             based_on=step - 1,

@@ -54,6 +54,6 @@ def test_a_successor_is_as_far_as_any_shard_has_its_predecessor() -> None:
     hold = Hold(machine, lambda is_done: None, 1)
     settings = {"hold": [7, None]}
     machine.on_message(0, View(term=1, number=1, shards=[], addresses={}, workers={}, settings=settings), 0.0)
-    machine.links[0].yours, machine.links[1].yours = 5, 4
+    machine.links[0].clocks, machine.links[1].clocks = {1: 5}, {1: 4}
     assert not hold.may_begin(5)
     assert machine.facts["held"] == [7, 5]

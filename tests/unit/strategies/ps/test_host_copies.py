@@ -46,7 +46,7 @@ class Host:
             generation=1,
             origin=100 + rank,
             sequence=step,
-            rank=rank,
+            clock_of=rank,
             clock=step,
             cells=[(step - 1) * WORKERS + rank],
             based_on=step - 1,

@@ -102,7 +102,7 @@ class Hosts:
             generation=0,
             origin=100 + rank,
             sequence=step,
-            rank=rank,
+            clock_of=rank,
             clock=step,
             cells=[(step - 1) * WORKERS + rank],
             based_on=step - 1,

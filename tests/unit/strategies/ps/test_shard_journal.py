@@ -166,7 +166,7 @@ class Host:
                 generation=generation,
                 origin=node,
                 sequence=step,
-                rank=rank,
+                clock_of=rank,
                 clock=step,
                 cells=[(step - 1) * WORKERS + rank],
                 based_on=0,
