@@ -104,12 +104,82 @@ class RayNodes:
         raise RuntimeError(f"Ray did not start: {Path(self._errors.name).read_text()[-2000:]}")
 
 
+class GrowingRay:
+    """A head of one CPU with Ray's autoscaler, which may add another node of one. `env` is for whoever uses it."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp")
+        folder = Path(self._folder.name)
+        port = _free_port()
+        self.address = f"127.0.0.2:{port}"
+        self.env = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_TMPDIR": str(folder)}
+        kinds = {"ray.head.default": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0}}
+        kinds["worker"] = {"resources": {"CPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": 1}
+        wanted = {
+            "cluster_name": "growing",
+            "max_workers": 1,
+            "idle_timeout_minutes": 1,
+            "provider": {
+                "type": "fake_multinode",
+                "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+                "use_node_id_as_ip": True,
+                "gcs_address": self.address,
+            },
+            "available_node_types": kinds,
+            "head_node_type": "ray.head.default",
+            "auth": {},
+            "docker": {},
+            "initialization_commands": [],
+            "setup_commands": [],
+            "head_setup_commands": [],
+            "worker_setup_commands": [],
+            "head_start_ray_commands": [],
+            "worker_start_ray_commands": [],
+            "file_mounts": {},
+            "cluster_synced_files": [],
+            "file_mounts_sync_continuously": False,
+            "rsync_exclude": [],
+            "rsync_filter": [],
+            "upscaling_speed": 1.0,
+        }
+        config = folder / "autoscaling.json"
+        config.write_text(json.dumps(wanted))
+        words = ["start", "--head", "--block", "--node-ip-address=127.0.0.2", f"--port={port}", "--num-cpus=1"]
+        words += [f"--autoscaling-config={config}", "--include-dashboard=false", f"--temp-dir={folder}/ray"]
+        # Not Ray's own ports, which another cluster of this machine may have.
+        for what in ("dashboard-agent-listen", "dashboard", "ray-client-server"):
+            words.append(f"--{what}-port={_free_port()}")
+        self._log = open(folder / "log", "wb")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ray.scripts.scripts", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env={**os.environ, **self.env, "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"},
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + GUARD_S
+        while "Ray runtime started" not in (folder / "log").read_text():
+            assert time.monotonic() < deadline and self._process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.1)
+
+    def __enter__(self) -> GrowingRay:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: Any, trace: TracebackType | None) -> None:
+        started = psutil.Process(self._process.pid)
+        for one in [*started.children(recursive=True), started]:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        self._process.wait()
+        self._log.close()
+        self._folder.cleanup()
+
+
 @contextmanager
 def client_server(nodes: RayNodes) -> Iterator[str]:
     """Where Ray's client is served for this cluster: `ray://…`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = _free_port()
     command = [sys.executable, "-m", "ray.util.client.server", "--host", "127.0.0.1", "--port", str(port)]
     with subprocess.Popen(
         [*command, "--address", nodes.address, "--mode", "proxy"],
@@ -126,6 +196,12 @@ def client_server(nodes: RayNodes) -> Iterator[str]:
             for one in [*served.children(recursive=True), served]:
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def _wait_for_port(port: int) -> None:

@@ -29,6 +29,14 @@ def slurm(
     nodes: Annotated[
         int, typer.Option("--nodes", "-N", min=1, help="How many hosts.", rich_help_panel=ALLOCATION)
     ] = 1,
+    hosts: Annotated[
+        str,
+        typer.Option(
+            help="At least and at most so many, in place of --nodes: as many as Slurm has.",
+            metavar="LEAST:MOST",
+            rich_help_panel=ALLOCATION,
+        ),
+    ] = "",
     time: Annotated[
         str,
         typer.Option(
@@ -77,11 +85,21 @@ def slurm(
     shoal slurm digits.py --nodes 2 --dry-run[/dim]
     """
     train = [target, *(arguments or ())]
-    head = _head(target, nodes=nodes, time=time, partition=partition, gpus=gpus, cpus=cpus, requeue=requeue)
+    least, most = _limits(hosts, nodes)
+    train += ["--hosts", hosts] if hosts else []
+    head = _head(
+        target,
+        nodes=f"{least}-{most}" if hosts else str(nodes),
+        time=time,
+        partition=partition,
+        gpus=gpus,
+        cpus=cpus,
+        requeue=requeue,
+    )
     _check_others(option_of_sbatch or ())
     head += option_of_sbatch or ()
     if gpus:
-        train += [] if _says(train, "--workers", "-w") else ["--workers", str(nodes * gpus)]
+        train += [] if _says(train, "--workers", "-w") else ["--workers", str(most * gpus)]
         train += [] if _says(train, "--device") else ["--device", "cuda"]
     if requeue and not _says(train, "--checkpoint"):
         train += ["--checkpoint", "every=5m"]
@@ -94,7 +112,19 @@ def slurm(
     typer.echo(f"submitted: Slurm job {job}; its output goes to {_stem(target)}-slurm-{job}.out")
 
 
-def _head(target: str, *, nodes: int, time: str, partition: str, gpus: int, cpus: int, requeue: bool) -> list[str]:
+def _limits(hosts: str, nodes: int) -> tuple[int, int]:
+    """Between how many hosts the run may have."""
+    if not hosts:
+        return nodes, nodes
+    least, _, most = hosts.partition(":")
+    if nodes != 1 or not (least.isdecimal() and most.isdecimal()):
+        raise SpecError(
+            f"--hosts takes limits such as 2:8, in place of --nodes, found {hosts!r} and --nodes {nodes}."
+        )
+    return int(least), int(most)
+
+
+def _head(target: str, *, nodes: str, time: str, partition: str, gpus: int, cpus: int, requeue: bool) -> list[str]:
     """What sbatch is asked for."""
     stem = _stem(target)
     wishes = [f"--job-name=shoal-{stem}", f"--nodes={nodes}", "--ntasks-per-node=1"]

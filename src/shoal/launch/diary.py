@@ -61,7 +61,7 @@ class Diary:
         head = {"job": job.to_json(), "key": engine.key.text, "hosts": claims, **self._head}
         head |= {"begun_at": self._now, "begun_wall": time.time()}
         # Where decisions follow from how fast steps go, all of them must be known.
-        is_exact = bool(job.chaos) or job.cluster.is_elastic
+        is_exact = bool(job.chaos or job.cluster.hosts) or job.cluster.is_elastic
         with suppress(DiskRefused):  # Then nobody can go on in this one's place.
             self._journal = Journal.create(RunFolder(Path(job.run_dir)).journal, head, is_exact=is_exact)
 

@@ -48,7 +48,7 @@ from shoal.launch.succession import Succession
 from shoal.launch.verdict import Failure, first_cause, told_failure
 from shoal.launch.vigil import Case, Vigil
 from shoal.launch.worlds import demand_of, describe_world, servers_of
-from shoal.observe.happenings import Done, Failed, Happening, HostAdded, HostGone, Warned
+from shoal.observe.happenings import Done, Failed, Happening, HostAdded, HostGone, StepsTaken, Warned
 from shoal.observe.results import RunResults
 from shoal.spec import Job, World
 from shoal.spec.host_facts import HostFacts
@@ -156,7 +156,9 @@ class SupervisorMachine:
             case HostCame():
                 number = self._fleet.add(news.facts)
                 self.emit(HostAdded(name=news.facts.name))
+                self._host_scaling.host_came(number)
                 self._succession.host_came(number, news.facts)
+                self._succession.hosts_are(len(self._fleet.left), f"host {news.facts.name} has come")
             case HostFailed():
                 self._end(LaunchError(news.text) if self._cause is None else self._cause.error)
 
@@ -168,6 +170,7 @@ class SupervisorMachine:
                 self._vigil.act()
             self._check_stop()
             self._mischief.act()
+            self._host_scaling.act(self._fleet)
             self._succession.act()
         self._judge()
         if self._judge_at is None and self.over is None and self._succession.is_over():
@@ -184,6 +187,7 @@ class SupervisorMachine:
             self._vigil.next_deadline(),
             self._succession.next_deadline(),
             self._mischief.next_deadline(),
+            self._host_scaling.next_deadline(),
         ]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
@@ -242,6 +246,8 @@ class SupervisorMachine:
             )
 
     def _pass_on(self, hand: Hand, word: Happening) -> None:
+        if isinstance(word, StepsTaken):
+            self._host_scaling.note(word.samples)
         if isinstance(word, Done):
             hand.is_done = True
             if hand.global_rank == 0 and self.crew.last_loss is not None:
@@ -324,8 +330,11 @@ class SupervisorMachine:
         self.emit(HostGone(name=host.name, reason=lost.text, processes=len(gone)))
         if not self._fleet.left:
             self.take(HostFailed(lost.text), self.now)
+        self._host_scaling.host_lost(lost.host, self._fleet)
         for hand in gone:
-            self.take(Ended(process=hand.number, exit_code=-signal.SIGKILL, lost_host=host.name), self.now)
+            end = Ended(process=hand.number, exit_code=-signal.SIGKILL, lost_host=host.name, lost_why=lost.text)
+            self.take(end, self.now)
+        self._succession.hosts_are(len(self._fleet.left), f"host {host.name} is gone")
 
     # How the run ends before its time.
 

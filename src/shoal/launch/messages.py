@@ -46,6 +46,8 @@ class Ended:
     """The kernel has killed for want of memory meanwhile."""
     lost_host: str = ""
     """Where its host is gone, and nobody can tell how it ended: the name of that."""
+    lost_why: str = ""
+    """And why that is gone, in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,8 @@ class MeasureLoad:
 class WantHosts:
     """Have so many more hosts come, and answer this request of the user's."""
 
-    request: int
+    request: int | None
+    """None: the run asks by itself, and again where there are none."""
     count: int
 
 

@@ -91,7 +91,10 @@ class Redealing:
         job = self._bridge.job
         preparing = sum(len(guests) for guests in self._guests.values())
         free = job.cluster.places - len(self._members()) - preparing
-        count = min(free, max(1, facts.cores // job.cluster.threads_per_worker))
+        share = (
+            job.cluster.workers_per_host if job.cluster.hosts else facts.cores // job.cluster.threads_per_worker
+        )
+        count = min(free, max(1, share))
         if not self._is_possible or count < 1:
             return
         ground = member_world(self._bridge.first_world, Role.SPARE, 0, generation=self._crew.generation)
@@ -167,9 +170,9 @@ class Redealing:
         return sorted(self._crew.living(Role.WORKER), key=lambda one: (one.host, one.world.local_rank))
 
     def _counts(self, members: list[Hand]) -> list[int]:
-        """How many of these each host has that the run has had."""
+        """How many of these each host has that the run has had: two at least, for it may have begun on one."""
         counts = Counter(one.host for one in members)
-        return [counts[number] for number in range(max(one.host for one in self._crew.hands) + 1)]
+        return [counts[number] for number in range(max(1, *(one.host for one in self._crew.hands)) + 1)]
 
     def _deal(self, guests: list[Hand]) -> None:
         newcomers = (*guests, *self._successors)

@@ -217,9 +217,11 @@ class Supervisor:
             if self._newcomers is None:
                 raise LaunchError("This run's hosts stay the same from the first step to the last.")
             self._newcomers.invite(wanted.count)
-            self._reply(wanted.request, ScaleAnswered(text=BEGUN))
+            answer = ScaleAnswered(text=BEGUN)
         except LaunchError as error:
-            self._reply(wanted.request, refusal(str(error)))
+            answer = refusal(str(error))
+        if wanted.request is not None:
+            self._reply(wanted.request, answer)
 
     def _emit(self, told: Emit) -> None:
         self._on_event(Event(told.what, told.rank))

@@ -28,11 +28,20 @@ def servers_of(job: Job) -> int:
     return job.conduct.servers if job.purpose in (Purpose.TRAIN, Purpose.SCRIPT) else 0
 
 
-def demand_of(job: Job) -> Demand:
-    """Whom the hosts of a run have to hold."""
+def workers_on(job: Job, hosts: int) -> int:
+    """How many workers a run has on so many hosts: where these come and go, each host's share of them."""
+    cluster, servers = job.cluster, servers_of(job)
+    if cluster.hosts and (job.conduct.takes_hosts or not servers):
+        return min(cluster.workers, cluster.workers_per_host * hosts)
+    # With servers a run begins with its least number of workers; without, all places are filled at once.
+    return cluster.workers if servers else cluster.places
+
+
+def demand_of(job: Job, hosts: int = 0) -> Demand:
+    """Whom the hosts of a run have to hold; `hosts`: how many there are, where it begins."""
     cluster = job.cluster
     return Demand(
-        workers=cluster.places,
+        workers=workers_on(job, hosts) if cluster.hosts and hosts else cluster.places,
         servers=servers_of(job),
         on_gpus=cluster.device == "cuda",
         memory_bytes=cluster.memory_bytes,
@@ -44,14 +53,14 @@ def threads_on(job: Job, hosts: Sequence[HostFacts]) -> int:
     cluster = job.cluster
     if not hosts or cluster.threads is not None or os.environ.get("OMP_NUM_THREADS", "").isdigit():
         return cluster.threads_per_worker
-    is_one = len(hosts) == 1
-    sizes = (cluster.places,) if is_one else seat_all(hosts, demand_of(job)).sizes(len(hosts))
+    is_one = len(hosts) == 1 and not cluster.hosts
+    sizes = (cluster.places,) if is_one else seat_all(hosts, demand_of(job, len(hosts))).sizes(len(hosts))
     return max(1, min(host.cores // size for host, size in zip(hosts, sizes, strict=True) if size))
 
 
 def explain_hosts(job: Job, hosts: Sequence[HostFacts]) -> list[str]:
     """A line for each host: who would be there."""
-    return explain_seating(hosts, seat_all(hosts, demand_of(job))) if hosts else []
+    return explain_seating(hosts, seat_all(hosts, demand_of(job, len(hosts)))) if hosts else []
 
 
 def plan_worlds(job: Job, hosts: Sequence[HostFacts] = ()) -> list[World]:
@@ -61,10 +70,10 @@ def plan_worlds(job: Job, hosts: Sequence[HostFacts] = ()) -> list[World]:
     is not this host.
     """
     worlds = _plan(job, hosts)
-    if len(hosts) < 2:
+    if not _spans_hosts(job, hosts):
         return worlds
-    seating = seat_all(hosts, demand_of(job))
-    sizes = seating.sizes(len(hosts))
+    seating = seat_all(hosts, demand_of(job, len(hosts)))
+    sizes = seating.sizes(max(2, len(hosts)))  # One that others may come to is the first of several.
     doors = tuple((meeting_point(host, host.train_port), meeting_point(host, host.test_port)) for host in hosts)
     numbers = [_host_of(world, seating, len(hosts)) for world in worlds]
     return [
@@ -73,10 +82,14 @@ def plan_worlds(job: Job, hosts: Sequence[HostFacts] = ()) -> list[World]:
     ]
 
 
+def _spans_hosts(job: Job, hosts: Sequence[HostFacts]) -> bool:
+    return len(hosts) > 1 or bool(hosts and job.cluster.hosts)
+
+
 def _host_of(world: World, seating: Seating, hosts: int) -> int:
     match world.role:
         case Role.WORKER:
-            return seating.workers[world.global_rank]
+            return seating.workers[world.member]
         case Role.SERVER:
             return seating.servers[world.global_rank]
         case Role.STANDBY:
@@ -91,8 +104,7 @@ def _plan(job: Job, hosts: Sequence[HostFacts]) -> list[World]:
             "hand a worker's place to another process; leave spares at 0."
         )
     spares, servers = job.cluster.spares, servers_of(job)
-    # With servers a run begins with its least number of workers; without, all places are filled at once.
-    workers = job.cluster.workers if servers else job.cluster.places
+    workers = workers_on(job, len(hosts)) if servers else job.cluster.places
     is_alone = workers + spares + servers == 1
     ground = World(
         world_size=workers,
@@ -102,9 +114,13 @@ def _plan(job: Job, hosts: Sequence[HostFacts]) -> list[World]:
         attempt=secrets.token_hex(_ATTEMPT_BYTES),
         ports=job.cluster.ports,
         trusted_network=job.cluster.trusted_network,
+        link=job.cluster.link,
     )
     if not servers:
-        hosted = spread(workers, load.starting_workers(job.cluster))
+        count = workers_on(job, len(hosts)) if job.cluster.hosts else load.starting_workers(job.cluster)
+        hosted = spread(workers, count)
+        if job.cluster.hosts and count < workers:
+            ground = replace(ground, deal=tuple(hosted))
         ranks = [ground.hosting(places, generation=0) for places in hosted]
         return ranks + [member_world(ground, Role.SPARE, number) for number in range(spares)]
     roles = [(Role.COORDINATOR, 0)]
@@ -174,9 +190,11 @@ def describe_world(job: Job, workers: int | None = None, hosts: Sequence[HostFac
     num_threads = threads_on(job, hosts)
     threads = _count(num_threads, "thread")
     where, reach = "1 host", "loopback only"
-    if len(hosts) > 1:
-        where = f"{len(hosts)} hosts ({', '.join(host.name for host in hosts)})"
+    if _spans_hosts(job, hosts):
+        limits = f", of {cluster.min_hosts} to {cluster.max_hosts}" if cluster.hosts else ""
+        where = f"{_count(len(hosts), 'host')} ({', '.join(host.name for host in hosts)}{limits})"
         reach = "in the clear between them" if cluster.trusted_network else "encrypted between them"
+        reach += f", as over {cluster.link}" if cluster.link else ""
     return WorldFormed(
         workers=workers,
         hosts=max(1, len(hosts)),
@@ -192,7 +210,7 @@ def describe_world(job: Job, workers: int | None = None, hosts: Sequence[HostFac
 
 def _meeting_point(job: Job, hosts: Sequence[HostFacts]) -> str:
     """Nothing where nobody asked for a port: on one host Unix sockets do. Of several, the first has one free."""
-    if len(hosts) > 1:
+    if _spans_hosts(job, hosts):
         return meeting_point(hosts[0], job.cluster.port) if servers_of(job) else ""
     # A script's own torch.distributed meets at a port, and at nothing else.
     if job.cluster.port is None and job.purpose != Purpose.SCRIPT:

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from helpers import ssh_server
 from helpers.agents import SeenStarter, run_on_hosts, spread_cluster
 from helpers.counting import TASK as COUNTING
 from helpers.counting import applied
@@ -182,6 +183,33 @@ def test_hosts_that_ssh_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert run.results["steps"] == 3 and run.results["audit"]["clean"]
     told = (run.folder / "events.jsonl").read_text()
     assert "on 2 hosts (127.0.0.1, localhost)" in told
+
+
+NEEDS_SSHD = pytest.mark.skipif(bool(ssh_server.why_not()), reason=ssh_server.why_not() or "it can be started")
+
+
+@pytest.mark.long
+@NEEDS_SSHD
+def test_hosts_that_a_real_ssh_reaches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose shell has another environment and another folder."""
+    cluster = {"workers": 2, "threads": 1, "on": "ssh:127.0.0.1,localhost"}
+    settings: dict[str, Any] = {"args": {"steps": 4}, "runs": tmp_path / "runs", "progress": False}
+    with ssh_server.SshServer(tmp_path / "sshd") as server:
+        monkeypatch.setenv(SSH_VARIABLE, server.command())
+        run = train(f"{TASKS}:mlp", cluster=cluster, **settings)
+    assert run.digest == train(f"{TASKS}:mlp", cluster={"workers": 2, "threads": 1}, **settings).digest
+
+
+@NEEDS_SSHD
+def test_a_host_that_does_not_know_this_users_key_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ssh_server.SshServer(tmp_path / "sshd") as server:
+        monkeypatch.setenv(SSH_VARIABLE, server.command("other_key"))
+        cluster = Cluster(workers=2, on="ssh:127.0.0.1,localhost")
+        sentence = r"Host 127\.0\.0\.1 could not join: .*Permission denied \(publickey\)"
+        with pytest.raises(LaunchError, match=sentence):
+            AgentEngine(starter_of(cluster, print)).reserve(Job(target="toy.py", strategy="ps", cluster=cluster))
 
 
 def test_what_nobody_can_follow_goes_on_from_a_checkpoint_where_hosts_are_left(

@@ -141,7 +141,7 @@ def test_a_worker_that_nobody_can_follow_takes_the_run_with_it() -> None:
     table.wait(5.0)
     over = table.machine.over
     assert over is not None and isinstance(over.error, WorkerFailed) and over.error.is_transient
-    assert "was on host b, which was lost" in str(over.error)
+    assert "was on host b, which was lost. Host b is gone. " in str(over.error), "and why that was"
 
 
 @pytest.fixture

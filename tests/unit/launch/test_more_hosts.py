@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from shoal.errors import LaunchError
 from shoal.launch.engines.mpi import MpiStarter
 from shoal.launch.engines.slurm import SlurmStarter
 from shoal.launch.engines.ssh import SSH_VARIABLE, make, make_listed
-from shoal.launch.remote.starting import GrowingStarter, Invitation
+from shoal.launch.remote.starting import AgentProcess, GrowingStarter, Invitation
 from shoal.spec import Cluster
 
 Grow = Callable[[GrowingStarter, int, Collection[str]], list[str]]
@@ -62,3 +63,22 @@ def test_an_allocation_has_no_more_than_it_has(grow: Grow) -> None:
         LaunchError, match=r"1 more hosts were asked for, .*; ask for more with `shoal slurm --nodes`"
     ):
         grow(SlurmStarter(["n1"]), 1, {"n1"})
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("Traceback\n  File\nerror: no route to host", "no route to host"),
+        (
+            "ssh: no route to host\n-----\nA daemon could not be started.\nThis may be\n-----",
+            "ssh: no route to host",
+        ),
+        ("", r"its agent ended with status 3\."),
+    ],
+)
+def test_why_a_host_could_not_join(said: str, sentence: str) -> None:
+    """The last words of what was to start it; where a launcher draws a box around its advice, the first."""
+    agent = AgentProcess.run("a", ["sh", "-c", f"printf '%s' '{said}' >&2; exit 3"], RunKey.create())
+    agent.process.wait()
+    assert re.fullmatch(f"Host a could not join: {sentence}", agent.failure() or "")
+    agent.close()

@@ -34,6 +34,7 @@ class HandStarter:
         return way_out(interface)
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
+        self.count = min(self.count, invitation.cluster.max_hosts or self.count)
         return self._leave_ticket(invitation, self.count)
 
     def more(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:

@@ -167,6 +167,8 @@ class ClusterClient:
     def hold(self, names: list[str]) -> list[ClientAgent]:
         """The agents that this client has started: it ends when none of them is wanted any more."""
         self._held |= set(names)
+        for name in names:
+            self._over.pop(name, None)  # It may have been there before.
         return [ClientAgent(name, self) for name in names]
 
     def failure_of(self, name: str) -> str | None:

@@ -46,6 +46,8 @@ class MoreWanted(Told, kind="more"):
     """What each of them must have."""
     there: list[str]
     """Nodes that take part already."""
+    calls: bool
+    """Whether to have the cluster grow where it lacks one; whoever asks does so again later."""
     address: str
     ports: str
     key: str

@@ -36,6 +36,8 @@ class HereStarter:
         return address_towards(LOOPBACK, interface)
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
+        self.names = self.names[: invitation.cluster.max_hosts]
+        self.count = len(self.names)
         return self._run(invitation, self.names)
 
     def more(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:

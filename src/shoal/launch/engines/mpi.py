@@ -43,6 +43,7 @@ class MpiStarter:
 
     def __post_init__(self) -> None:
         self.count = len(self.names)
+        self._all = self.names
 
     def own_address(self, interface: str) -> str:
         try:
@@ -51,11 +52,13 @@ class MpiStarter:
             return way_out(interface)  # Only mpirun's own way of starting knows that name.
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
+        self.names = self._all[: invitation.cluster.max_hosts]
+        self.count = len(self.names)
         return [self._reach(name, invitation) for name in self.names]
 
     def more(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
         """Those of these hosts that were lost, or left."""
-        found = not_there(self.names, count, there, "name more when a run is started")
+        found = not_there(self._all, count, there, "name more when a run is started")
         return [self._reach(name, invitation) for name in found]
 
     def _reach(self, name: str, invitation: Invitation) -> AgentProcess:

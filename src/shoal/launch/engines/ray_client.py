@@ -66,6 +66,8 @@ class RayClient(ServingClient):
         self._nodes: list[dict[str, Any]] = []
         self._group: Any = None
         self._bundles: list[dict[str, Any]] = []
+        self._call: tuple[Any, int] | None = None
+        """A placement group that waits for one node more than these, so that an autoscaler adds one."""
         self._actors: dict[str, Any] = {}
         self._calls: dict[Any, str] = {}
         """By what Ray calls the answer of an actor: whose it will be."""
@@ -79,6 +81,7 @@ class RayClient(ServingClient):
     def give_back(self) -> None:
         for actor in self._actors.values():
             ray.kill(actor)
+        self._hang_up()
         if self._group is not None:
             remove_placement_group(self._group)
         ray.shutdown()
@@ -94,7 +97,7 @@ class RayClient(ServingClient):
             case MoreWanted():
                 self._grow(word)
             case AgentUnwanted():
-                ray.kill(self._actors[word.name])
+                self._end_actor(word.name)
 
     def _reach(self, address: str) -> None:
         try:
@@ -172,8 +175,11 @@ class RayClient(ServingClient):
         free = [one for one in self._nodes if one["name"] not in wanted.there]
         fit = [one for one in free if all(one["has"].get(name, 0) >= much for name, much in wanted.bundle.items())]
         if len(fit) < wanted.count:
+            if wanted.calls:
+                self._call_for(wanted)
             self.say(RoomLacking(free=ray.available_resources()))
             return
+        self._hang_up()
         for one in fit[: wanted.count]:
             needs = dict(wanted.bundle)
             actor = (
@@ -189,6 +195,26 @@ class RayClient(ServingClient):
             self._actors[one["name"]] = actor
             self._coming[actor.public.remote()] = (one["name"], wanted)
         self.say(MoreComing(nodes=[one["name"] for one in fit[: wanted.count]]))
+
+    def _call_for(self, wanted: MoreWanted) -> None:
+        """Want a node besides those that there are. What is wanted of these is next to nothing, so that it fits
+        beside all that runs there; who holds nothing any more when a node has come leaves it to the agent."""
+        if self._call is not None and self._call[1] == len(self._nodes):
+            return
+        self._hang_up()
+        others = [{"memory": 1.0}] * len(self._nodes)
+        group = placement_group([wanted.bundle, *others], strategy="STRICT_SPREAD")
+        self._call = group, len(self._nodes)
+
+    def _hang_up(self) -> None:
+        if self._call is not None:
+            remove_placement_group(self._call[0])
+            self._call = None
+
+    def _end_actor(self, name: str) -> None:
+        """End an actor, so that what it held is free."""
+        if (actor := self._actors.pop(name, None)) is not None:
+            ray.kill(actor)
 
     def _look_who_comes(self) -> None:
         if not self._coming:
@@ -214,6 +240,7 @@ class RayClient(ServingClient):
                 text = ray.get(call)
             except RayError as error:
                 text = _why_ended(name, error)
+            self._end_actor(name)
             self.say(AgentOver(name=name, text=text))
 
 

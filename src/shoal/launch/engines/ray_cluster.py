@@ -82,6 +82,7 @@ class RayStarter:
             count=count,
             bundle=bundle,
             there=list(there),
+            calls=bool(invitation.cluster.hosts),
             address=invitation.address,
             ports=invitation.ports,
             key=invitation.key.text,

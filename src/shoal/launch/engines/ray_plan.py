@@ -81,9 +81,17 @@ def plan_bundles(nodes: Sequence[RayNode], wish: RayWish, cluster: Cluster) -> l
     one, and with `device=cuda` a GPU.
     """
     per_worker = _per_worker(cluster)
+    if cluster.hosts and wish.nodes is not None:
+        raise SpecError(f"Cluster: nodes={wish.nodes} and hosts={cluster.hosts} say the same; leave nodes out.")
     fit = [one for one in nodes if all(one.has.get(name, 0) >= much for name, much in wish.resources.items())]
     fit = [one for one in fit if one.room(per_worker) > 0]
     fit.sort(key=lambda one: one.room(per_worker), reverse=True)
+    if cluster.min_hosts is not None:
+        share = cluster.workers_per_host
+        count = min(sum(one.room(per_worker) >= share for one in fit), cluster.max_hosts or 1)
+        if count < cluster.min_hosts:
+            raise LaunchError(too_little(nodes, wish, cluster))
+        return [_bundle(share, per_worker, wish)] * count
     count = min(cluster.workers, len(fit)) if wish.nodes is None else wish.nodes
     rooms = [one.room(per_worker) for one in fit[:count]]
     if wish.nodes is not None and wish.nodes > cluster.workers:
@@ -98,6 +106,8 @@ def plan_bundles(nodes: Sequence[RayNode], wish: RayWish, cluster: Cluster) -> l
 
 def bundles_to_wait_for(wish: RayWish, cluster: Cluster) -> list[dict[str, float]]:
     """The same without looking at nodes: for a cluster that grows when it is asked for more than it has."""
+    if cluster.min_hosts is not None:
+        return [_bundle(cluster.workers_per_host, _per_worker(cluster), wish)] * cluster.min_hosts
     count = wish.nodes or 1
     whole, rest = divmod(cluster.workers, count)
     return [_bundle(whole + (number < rest), _per_worker(cluster), wish) for number in range(count)]
@@ -105,7 +115,8 @@ def bundles_to_wait_for(wish: RayWish, cluster: Cluster) -> list[dict[str, float
 
 def bundle_of_more(wish: RayWish, cluster: Cluster, hosts: int) -> dict[str, float]:
     """What one more node must have, where there are so many with it: room for its share of the workers."""
-    return _bundle(max(1, cluster.workers // hosts), _per_worker(cluster), wish)
+    share = cluster.workers_per_host if cluster.hosts else max(1, cluster.workers // hosts)
+    return _bundle(share, _per_worker(cluster), wish)
 
 
 def too_little(
@@ -117,6 +128,7 @@ def too_little(
     asked = f"{_listed(per_worker, per_worker)} for each of {plural(cluster.workers, 'worker')}"
     asked += f", {_listed(wish.resources, wish.resources)} on each node" if wish.resources else ""
     asked += f", {plural(wish.nodes, 'node')}" if wish.nodes else ""
+    asked += f", {cluster.workers_per_host} on each of at least {cluster.min_hosts} nodes" if cluster.hosts else ""
     has = "; ".join(f"{one.name} {_listed(names, one.has)}" for one in nodes)
     in_use = "" if free is None else f", of which {_listed(names, free)} were free within {wish.wait_s:.0f} s"
     return (

@@ -50,6 +50,7 @@ class SlurmStarter:
 
     def __post_init__(self) -> None:
         self.count = len(self.names)
+        self._all = self.names
 
     def own_address(self, interface: str) -> str:
         try:
@@ -58,15 +59,17 @@ class SlurmStarter:
             return way_out(interface)  # Only Slurm knows that name.
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
+        self.names = self._all[: invitation.cluster.max_hosts]
+        self.count = len(self.names)
         return [self._reach(name, self._cores_of(name), invitation) for name in self.names]
 
     def more(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
         """Those of the allocation that were lost, or left, and are up again."""
-        found = not_there(self.names, count, there, "ask for more with `shoal slurm --nodes`")
+        found = not_there(self._all, count, there, "ask for more with `shoal slurm --nodes`")
         return [self._reach(name, self._cores_of(name), invitation) for name in found]
 
     def _cores_of(self, name: str) -> int:
-        return self.cores[self.names.index(name)] if len(self.cores) == self.count else 0
+        return self.cores[self._all.index(name)] if len(self.cores) == len(self._all) else 0
 
     def _reach(self, name: str, cores: int, invitation: Invitation) -> AgentProcess:
         """An agent has all that the job has of its host, which a step would not get by itself; what it is given to

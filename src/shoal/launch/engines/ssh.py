@@ -55,7 +55,9 @@ class SshStarter:
         return address_towards(first.address or first.name.rpartition("@")[2], interface)
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
-        return self._reach(invitation, self.candidates)
+        first = self.candidates[: invitation.cluster.max_hosts]
+        self.names, self.count = [one.name for one in first], len(first)
+        return self._reach(invitation, first)
 
     def more(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
         """Those of the named hosts that were lost, or left, or are new in the file."""

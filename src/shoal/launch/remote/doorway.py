@@ -20,15 +20,17 @@ class Doorway:
         away: list[AgentHandle],
         welcome: Callable[[RemoteHost], None],
         invite: Callable[[int, Collection[str]], list[AgentHandle]],
+        most: int | None = None,
     ) -> None:
         """`away`: agents of hosts that nothing is heard of, which may come back. `invite` has so many more come,
-        besides those of these names."""
+        besides those of these names; `most` hosts there may be at a time."""
         self._door = door
         self._callers = Callers(door)
         self._hosts = list(hosts)
         self._away = away
         self._welcome = welcome
         self._invite = invite
+        self._most = most
         self._announced: list[Arrival] = []
 
     def fileno(self) -> int:
@@ -47,6 +49,9 @@ class Doorway:
 
     def invite(self, count: int) -> None:
         """Have so many more come."""
+        for agent in [one for one in self._away if one.failure() is not None]:  # It may be tried once more.
+            self._away.remove(agent)
+            agent.abandon()
         there = {host.facts.name for host in self._hosts if host.is_there} | {agent.name for agent in self._away}
         self._away += self._invite(count, there)
 
@@ -62,7 +67,7 @@ class Doorway:
     def _admitted(self, one: Arrival) -> RemoteHost | None:
         agent = next((agent for agent in self._away if agent.name == one.facts.name), None)
         host = RemoteHost(one.channel, one.facts, agent=agent, away=self._away, door=one.door)
-        if (reason := other_versions(one.facts.name, one.versions)) is not None:
+        if (reason := self._objection(one)) is not None:
             host.refuse(reason)
             host.close()
             return None
@@ -71,3 +76,10 @@ class Doorway:
         self._hosts.append(host)
         self._welcome(host)
         return host
+
+    def _objection(self, one: Arrival) -> str | None:
+        """Why a host cannot take part."""
+        there = sum(host.is_there for host in self._hosts)
+        if self._most is not None and there >= self._most:
+            return f"The run has {there} hosts already, which is the most that its --hosts allows."
+        return other_versions(one.facts.name, one.versions)

@@ -21,6 +21,8 @@ from shoal.launch.worlds import threads_on
 from shoal.spec import Job
 
 _LOOK_EVERY_S = 0.1
+_SETTLE_S = 2.0
+"""How long to wait for others, once as many are there as a run needs."""
 
 
 class AgentEngine:
@@ -63,9 +65,12 @@ class AgentEngine:
             agents = starter.start(invitation)
             for agent in agents:
                 at_failure.callback(agent.abandon)
-            gathering = Gathering(starter, door, agents, lease_s=self._lease_s, away=away)
+            least = 1 if self._has_begun else cluster.min_hosts or starter.count
+            gathering = Gathering(
+                starter, door, agents, lease_s=self._lease_s, away=away, least=least, most=cluster.max_hosts
+            )
             at_failure.callback(gathering.close)
-            hosts = gathering.wait(self._wants_end, needs_all=not self._has_begun)
+            hosts = gathering.wait(self._wants_end)
             for text in gathering.abandon_absent():
                 self._tell(f"{text} The run goes on without it.")
             threads = threads_on(job, [host.facts for host in hosts])
@@ -78,6 +83,7 @@ class AgentEngine:
             away,
             lambda host: welcome_all([host], job, self._tell),
             lambda count, there: self._invite(invitation, count, there),
+            cluster.max_hosts,
         )
         self._has_begun = True
         return hosts
@@ -105,9 +111,15 @@ class Gathering:
         agents: Sequence[AgentHandle],
         *,
         lease_s: float,
-        away: list[AgentHandle] | None = None,
+        away: list[AgentHandle],
+        least: int,
+        most: int | None = None,
     ) -> None:
+        """`least`: how many must come. With `most` those that come later than so many are waited for no longer
+        than a moment, and take part when they are there: their agents are left in `away`."""
         self._starter = starter
+        self._least = least
+        self._most = most
         self._lease_s = lease_s
         self._door = door
         self._away = away
@@ -117,29 +129,40 @@ class Gathering:
         self._absent: dict[str, str] = {}
         """By name: why a host cannot come."""
 
-    def wait(self, wants_end: Callable[[], bool], *, needs_all: bool) -> list[RemoteHost]:
-        """All of them. LaunchError as soon as one cannot come, or when time is over; unless those that can do."""
+    def wait(self, wants_end: Callable[[], bool]) -> list[RemoteHost]:
+        """All of them, or enough. LaunchError as soon as too many cannot come, or when time is over."""
         deadline = time.monotonic() + self._starter.patience_s
+        begin_at = deadline
+        count = self._starter.count
         with selectors.DefaultSelector() as selector:
             selector.register(self._door, selectors.EVENT_READ)
-            while len(self._hosts) + len(self._absent) < self._starter.count:
+            while len(self._hosts) + len(self._absent) < count and time.monotonic() < begin_at:
                 # A caller that says something wakes nobody, but not for long.
                 selector.select(_LOOK_EVERY_S)
                 self._look()
                 if wants_end():
                     raise Interrupted("The run was stopped on request, before its hosts were there.")
-                if time.monotonic() > deadline:
-                    self._absent |= dict.fromkeys(self._missing(), self._who_is_missing())
-                if self._absent and (needs_all or len(self._absent) == self._starter.count):
+                if self._most is not None and len(self._hosts) >= self._least:
+                    begin_at = min(begin_at, time.monotonic() + _SETTLE_S)
+                if self._absent and count - len(self._absent) < self._least:
                     raise LaunchError(next(iter(self._absent.values())))
+        if len(self._hosts) < self._least:
+            raise LaunchError(self._who_is_missing())
+        if self._most is None:
+            self._absent |= dict.fromkeys(self._missing(), self._who_is_missing())
         order = self._starter.names or list(self._hosts)
         return [self._hosts[name] for name in order if name in self._hosts]
 
     def abandon_absent(self) -> list[str]:
-        """From here on each host closes its own agent. What no host came of is ended; why none did."""
+        """From here on each host closes its own agent. What no host came of is ended, unless it may come later;
+        why none did."""
         for name, agent in self._agents.items():
-            if name not in self._hosts:
+            if name in self._hosts:
+                continue
+            if self._most is None or name in self._absent:
                 agent.abandon()
+            else:
+                self._away.append(agent)
         return list(self._absent.values())
 
     def close(self) -> None:

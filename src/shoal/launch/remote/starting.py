@@ -77,7 +77,7 @@ class Starter(Protocol):
         """Where agents can reach this host: at this network or address, or by route where none is named."""
 
     def start(self, invitation: Invitation) -> list[AgentHandle]:
-        """Have agents come. LaunchError where that cannot be."""
+        """Have agents come, of the first hosts where a run may not have all. LaunchError where that cannot be."""
 
 
 @runtime_checkable
@@ -132,7 +132,7 @@ class AgentProcess:
             return None
         self.errors.seek(0)
         lines = self.errors.read().decode("utf-8", "replace").strip().splitlines()
-        why = lines[-1].removeprefix("error: ") if lines else f"its agent ended with status {code}."
+        why = _gist(lines).removeprefix("error: ") or f"its agent ended with status {code}."
         return f"Host {self.name} could not join: {why}"
 
     def close(self) -> None:
@@ -146,6 +146,13 @@ class AgentProcess:
     def abandon(self) -> None:
         self.process.terminate()
         self.close()
+
+
+def _gist(lines: Sequence[str]) -> str:
+    """The line that says why: the last one, or where a launcher draws a box around general advice, the first."""
+    said = [line.strip() for line in lines if line.strip(" -=")]
+    is_boxed = bool(lines) and not lines[-1].strip(" -=")
+    return (said[0] if is_boxed else said[-1]) if said else ""
 
 
 def not_there(names: Iterable[str], count: int, there: Collection[str], remedy: str) -> list[str]:
