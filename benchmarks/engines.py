@@ -1,8 +1,8 @@
 """What an engine costs: `python -m benchmarks.engines [ENGINE …]`.
 
 The digits example with 2 workers, as if on 2 hosts of this machine, under each engine that can be started here; in
-turn, in fresh processes. All have to come to the same digest. Clusters are those of the tests (`tests/helpers`),
-and run only while they are measured; `ssh` is a shell of this machine, so that what it costs is the run's own.
+turn, in fresh processes. All have to come to the same digest, and to as many samples/s as `ssh`. Clusters are
+those of the tests (`tests/helpers`), also sshd, and run only while they are measured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,10 +86,9 @@ def _local(folder: Path) -> Iterator[EngineCall]:
 
 @contextmanager
 def _ssh(folder: Path) -> Iterator[EngineCall]:
-    script = folder / "ssh"
-    script.write_text('#!/bin/sh\nexec sh -c "exec $2"\n')
-    script.chmod(0o755)
-    yield EngineCall(words=["-w", "2", "--on", "ssh:127.0.0.1,localhost"], envs=[{"SHOAL_SSH": str(script)}])
+    with _helper("ssh_server").SshServer(folder / "sshd") as server:
+        words = ["-w", "2", "--on", "ssh:127.0.0.1,localhost"]
+        yield EngineCall(words=words, envs=[{"SHOAL_SSH": server.command()}])
 
 
 @contextmanager
@@ -146,6 +145,8 @@ ENGINE_WAYS: dict[str, Callable[[Path], Any]] = {
 
 def why_not(name: str) -> str | None:
     """Why an engine cannot be started here; None where it can."""
+    if name == "ssh":
+        return _helper("ssh_server").why_not() or None
     if name == "slurm":
         return _helper("slurm").why_not() or None
     if name == "mpi" and shutil.which("mpirun") is None:
@@ -235,9 +236,10 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
     parser.add_argument("engines", nargs="*", help=f"of {', '.join(ENGINE_WAYS)}; default all")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=100)
+    parser.add_argument("--epochs", type=int, default=200, help="of 1,437 samples each; default 200")
+    parser.add_argument("--json", action="store_true", help="every run of every engine, as one line of JSON")
     arguments = parser.parse_args(argv)
-    console, rows = Console(highlight=False, soft_wrap=True), []
+    console, rows = Console(highlight=False, soft_wrap=True, stderr=arguments.json), []
     for name in arguments.engines or ENGINE_WAYS:
         if (reason := why_not(name)) is None:
             rows.append(EngineRow(name))
@@ -255,8 +257,12 @@ def main(argv: Sequence[str]) -> int:
                 )
     except ShoalError as error:
         return show_failure(error)
-    console.print(markdown(rows))
     faults = faults_of(rows)
+    if arguments.json:
+        print(
+            json.dumps({"runs": {row.name: [asdict(run) for run in row.runs] for row in rows}, "faults": faults})
+        )
+    console.print(markdown(rows))
     for fault in faults:
         console.print(fault)
     return 1 if faults else 0

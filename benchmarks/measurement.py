@@ -26,6 +26,11 @@ class Measurement:
     """Samples of all processes together."""
     loss: float
     """The last step's loss, to see that variants train the same model."""
+    began_at: float = 0.0
+    ended_at: float = 0.0
+    """When the measured steps did, by the system's clock; 0 where nobody has noted it."""
+    steps: int = 0
+    """How many they were."""
 
     def to_json(self) -> str:
         """This measurement as one line."""
@@ -54,6 +59,7 @@ def summarise(
     batch_per_process: int,
     step_times_s: Sequence[float],
     loss: float,
+    ended_at: float = 0.0,
 ) -> Measurement:
     """The measurement of a run whose measured steps took these times."""
     step_s = statistics.median(step_times_s)
@@ -65,6 +71,9 @@ def summarise(
         spread=_width_of_middle_half(step_times_s) / step_s,
         samples_per_s=batch_per_process * processes / step_s,
         loss=loss,
+        began_at=ended_at - sum(step_times_s) if ended_at else 0.0,
+        ended_at=ended_at,
+        steps=len(step_times_s),
     )
 
 

@@ -43,10 +43,12 @@ RATE, DELAY_S = "100mbit", 0.02
 STRATEGIES = {
     "diloco": f"average:every={ROUND},outer=nesterov",
     "diloco_int8": f"average:every={ROUND},outer=nesterov,compress=int8",
+    "streamed": f"average:every={ROUND},outer=nesterov,parts=4,delay=24",
+    "streamed_int8": f"average:every={ROUND},outer=nesterov,parts=4,delay=8,compress=int8",
     "local_sgd": f"average:every={ROUND}",
     "local_sgd_int8": f"average:every={ROUND},compress=int8",
 }
-FLOORS = {"diloco": 25.0, "diloco_int8": 38.0}
+FLOORS = {"diloco": 25.0, "diloco_int8": 38.0, "streamed_int8": 38.0}
 """What is promised, in times DDP's samples/s."""
 
 

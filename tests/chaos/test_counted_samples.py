@@ -17,8 +17,10 @@ WAYS = {
     "data": ("worker",),
     "ps:servers=2": ("worker", "server", "coordinator"),
     "ps:servers=2,sync=asp": ("worker", "server", "coordinator"),
+    "average:every=5": ("worker",),
 }
-"""Strategies, and the roles of their processes."""
+"""Strategies, and the roles of their processes. A worker that averages moves its own model by each of its samples
+twice, which the other has not: in the mean that is once."""
 
 
 def assail(tmp_path, zygote, strategy: str, *, rounds: int, seed: int, early: int = 0) -> None:
@@ -50,6 +52,7 @@ def assail(tmp_path, zygote, strategy: str, *, rounds: int, seed: int, early: in
         "ps:servers=2,sync=asp",
         pytest.param("data", marks=pytest.mark.long),
         pytest.param("ps:servers=2", marks=pytest.mark.long),
+        pytest.param("average:every=5", marks=pytest.mark.long),
     ],
 )
 def test_each_sample_is_applied_once_per_epoch(tmp_path, zygote, strategy):

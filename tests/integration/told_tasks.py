@@ -16,7 +16,11 @@ import shoal
 from shoal.spec import Mishap
 
 DIARY = "diary.txt"
-OPTIMIZERS = {"SGD": partial(torch.optim.SGD, momentum=0.9), "ASGD": partial(torch.optim.ASGD, t0=5)}
+OPTIMIZERS = {
+    "SGD": partial(torch.optim.SGD, momentum=0.9),
+    "ASGD": partial(torch.optim.ASGD, t0=5),
+    "AdamW": torch.optim.AdamW,
+}
 STEPS = 40
 EVALUATES_AT, SAVES_AT, STOPS_AT = 13, 17, 35
 """After which steps it asks for something, where it does."""
