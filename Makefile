@@ -42,7 +42,7 @@ test-all: lint $(VENV)/packages
 
 # What needs a GPU; all else is skipped there.
 test-gpu: $(VENV)/ready
-	$(BIN)/pytest tests/integration/test_gpu.py
+	$(BIN)/pytest tests/integration/test_gpu.py tests/integration/test_gpu_arena.py
 
 # TensorFlow in an environment of its own; where it cannot be had, the benchmark runs without it and says so.
 bench-peers: $(VENV)/ready

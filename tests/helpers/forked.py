@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import select
@@ -10,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo  # an optimizer's first step would import it in every child
@@ -29,6 +30,13 @@ _memory: list[int] = []
 """For processes that pretend to be on several hosts: a segment for each, and one in which they meet."""
 
 
+class _Child(NamedTuple):
+    pid: int
+    pipe: int
+    stacks: int
+    """Where it writes what its threads are at, shortly before it is given up."""
+
+
 def in_processes(size: int, work: Work) -> list[Any]:
     """What `work(world)` returns in each of `size` processes, by rank; it must be plain data."""
     arena_fd = os.memfd_create("shoal-arena")
@@ -39,14 +47,16 @@ def in_processes(size: int, work: Work) -> list[Any]:
         for fd in (arena_fd, *_memory):
             os.close(fd)
         try:
-            answers = [_read(pipe) for _, pipe in children]
+            answers = [_read(child) for child in children]
         finally:
-            for pid, pipe in children:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                os.close(pipe)
+            for child in children:
+                os.kill(child.pid, signal.SIGKILL)
+                os.waitpid(child.pid, 0)
+                os.close(child.pipe)
+                os.close(child.stacks)
     for rank, answer in enumerate(answers):
-        assert "error" not in answer, f"rank {rank} failed:\n{answer['error']}"
+        errors = "\n".join(one["error"] for one in answers if "error" in one)
+        assert "error" not in answer, f"rank {rank} failed:\n{errors}"
     return [answer["result"] for answer in answers]
 
 
@@ -70,12 +80,14 @@ def on_hosts(world: World, count: int) -> tuple[World, Callable[[str, str], dict
     return spread, lambda name, text: meeting.exchange_addresses(text)
 
 
-def _start(world: World, work: Work) -> tuple[int, int]:
+def _start(world: World, work: Work) -> _Child:
     reader, writer = os.pipe()
+    stacks = os.memfd_create("shoal-stacks")
     pid = os.fork()
     if pid:
         os.close(writer)
-        return pid, reader
+        return _Child(pid, reader, stacks)
+    faulthandler.dump_traceback_later(GUARD_S - 5, file=stacks)
     try:
         torch.set_num_threads(1)
         answer = {"result": work(world)}
@@ -88,12 +100,13 @@ def _start(world: World, work: Work) -> tuple[int, int]:
     os._exit(0)
 
 
-def _read(pipe: int) -> dict[str, Any]:
+def _read(child: _Child) -> dict[str, Any]:
     deadline, text = time.monotonic() + GUARD_S, b""
     while True:
-        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        ready, _, _ = select.select([child.pipe], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            return {"error": f"no answer within {GUARD_S} s"}
-        if not (more := os.read(pipe, 1 << 16)):
+            at_work = os.pread(child.stacks, 1 << 16, 0).decode()
+            return {"error": f"no answer within {GUARD_S} s; it was at\n{at_work}"}
+        if not (more := os.read(child.pipe, 1 << 16)):
             return json.loads(text)
         text += more

@@ -3,17 +3,20 @@
 from shoal.arena.grid import Chunk, Flat, Grid, Piece, make_grid
 from shoal.arena.malloc import keep_freed_memory, return_freed_memory, use_small_stacks
 from shoal.arena.room import GrowingRoom
-from shoal.arena.segment import Segment, counter_bytes, segment_bytes
+from shoal.arena.segment import Segment, SharedMemory, counter_bytes, segment_bytes
+from shoal.arena.shelf import FdShelf
 from shoal.arena.waits import Counters, supported
 
 __all__ = [
     "Chunk",
     "Counters",
+    "FdShelf",
     "Flat",
     "Grid",
     "GrowingRoom",
     "Piece",
     "Segment",
+    "SharedMemory",
     "counter_bytes",
     "keep_freed_memory",
     "make_grid",

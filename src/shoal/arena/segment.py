@@ -12,7 +12,7 @@ import math
 import mmap
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shoal.arena.room import ROOM_BYTES, GrowingRoom
 from shoal.arena.waits import LINE, Counters
@@ -21,6 +21,13 @@ from shoal.spec.footprint import paged
 
 if TYPE_CHECKING:
     import torch
+
+
+class SharedMemory(Protocol):
+    """Regions that several processes map."""
+
+    def tensor(self, name: str, dtype: torch.dtype, *, offset: int = 0, count: int | None = None) -> torch.Tensor:
+        """A flat tensor over (part of) a region; `offset` in bytes, `count` in elements."""
 
 
 class Segment:

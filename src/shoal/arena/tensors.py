@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from shoal.arena.grid import Flat
 
@@ -15,3 +16,8 @@ def flat_of(param: torch.Tensor) -> Flat:
 def dense_stride(param: torch.Tensor) -> tuple[int, ...]:
     """The parameter's own strides where they fill its memory (channels_last is kept), else contiguous ones."""
     return torch.empty_like(param, memory_format=torch.preserve_format, device="meta").stride()
+
+
+def apart(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory in a storage of its own, which a compiled pass takes for any other tensor."""
+    return from_dlpack(to_dlpack(tensor)) if tensor.numel() else tensor

@@ -35,6 +35,7 @@ class Birth:
     log_fd: int
     channel_fd: int
     arena_fd: int | None
+    shelf_fds: tuple[int, ...]
     parent_pid: int
 
     @classmethod
@@ -46,6 +47,7 @@ class Birth:
             log_fd=log_fd,
             channel_fd=channel_fd,
             arena_fd=arena[0] if arena else None,
+            shelf_fds=tuple(arena[1:]),
             parent_pid=parent_pid,
         )
 
@@ -68,11 +70,11 @@ def live(birth: Birth) -> NoReturn:
 
 
 def _take_files(birth: Birth) -> None:
-    """Standard output and error go to the log; of all other files only the channel and the arena stay."""
+    """Standard output and error go to the log; of all other files only the channel, arena and shelf stay."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (birth.log_fd, 1), (birth.log_fd, 2)):
         os.dup2(source, target)
-    keep = {0, 1, 2, birth.channel_fd, birth.arena_fd}
+    keep = {0, 1, 2, birth.channel_fd, birth.arena_fd, *birth.shelf_fds}
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
         if fd not in keep:
             try:
@@ -87,7 +89,7 @@ def _work(birth: Birth) -> int:
     from shoal import roles
 
     channel = Channel.from_fd(birth.channel_fd)
-    world = World(**{**birth.world, "arena_fd": birth.arena_fd})
+    world = World(**{**birth.world, "arena_fd": birth.arena_fd, "shelf_fds": birth.shelf_fds})
     try:
         _settle(birth)
         job = Job.from_json(birth.job)  # which may name a strategy from a package that only the supervisor finds

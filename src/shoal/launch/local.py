@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from shoal.arena.shelf import FdShelf
 from shoal.comm.channel import Channel
 from shoal.comm.socket_folder import SocketFolder
 from shoal.comm.words import StacksOffered
@@ -94,6 +95,9 @@ class LocalHost:
         self._selector.register(self._links, selectors.EVENT_READ)
         # No name in any file system: it is gone when the last process that holds it is.
         self.arena_fd = os.memfd_create("shoal-arena")
+        # Memory of a GPU that workers share lies here for whoever comes next; this process never opens it.
+        self._shelf = FdShelf.make()
+        self._shares_gpu = job.cluster.device != "cpu" and job.conduct.has_places
 
     @cached_property
     def facts(self) -> HostFacts:
@@ -109,7 +113,7 @@ class LocalHost:
         stem = "rank" if world.role == Role.WORKER else world.role
         started = self.processes[process] = LocalProcess(*self._open_log(stem, world.global_rank))
         theirs = self._links.open(process)
-        fds = [started.log_fd, theirs.fileno(), self.arena_fd]
+        fds = [started.log_fd, theirs.fileno(), self.arena_fd, *(self._shelf.fds if self._shares_gpu else ())]
         try:
             self._zygote.send(self._request(process, world), fds, then=theirs.close)
         except PeerLost:
@@ -171,6 +175,7 @@ class LocalHost:
                 os.close(fd)
         self.sockets.close()
         os.close(self.arena_fd)
+        self._shelf.close()
 
     def _request(self, process: int, world: World) -> dict[str, Any]:
         return {

@@ -4,9 +4,9 @@ Run as `python -m shoal.launch.zygote` by `owner.start_zygote`. One zygote serve
 It runs no op, asks about no device and imports no user code, for all of these would break its children;
 it lives as long as its owner, and a supervisor's children live as long as their supervisor's connection.
 
-A client sends `spawn` (with log, channel and perhaps arena as file descriptors, and the names of modules of ours
-to import before the fork) and hears `spawned` (with a pidfd) or `refused`, and later `exited`; to `ping` it hears
-`pong`. When it hangs up, its children are killed; once all are reaped, the zygote hangs up too.
+A client sends `spawn` (with log, channel and perhaps arena and shelf as file descriptors, and the names of
+modules of ours to import before the fork) and hears `spawned` (with a pidfd) or `refused`, and later `exited`; to
+`ping` it hears `pong`. When it hangs up, its children are killed; once all are reaped, the zygote hangs up too.
 """
 
 from __future__ import annotations

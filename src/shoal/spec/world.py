@@ -49,6 +49,8 @@ class World:
     """Where processes may listen for other hosts, as `20000-20100`; nothing: at any free port."""
     trusted_network: bool = False
     """Whether what passes between hosts may be read on the way."""
+    link: str = ""
+    """The network between hosts as it should seem to be (`spec/link.py`); nothing: as it is."""
     sockets: str = ""
     """The host's folder of Unix sockets, which no other user can enter, where the launcher made one."""
     node: int = 0
@@ -59,6 +61,8 @@ class World:
     """Which attempt at a run this is, by a name that no other has: one supervisor's life."""
     arena_fd: int | None = None
     """The host's shared segment, where the launcher made one: a file descriptor of this process."""
+    shelf_fds: tuple[int, ...] = ()
+    """The two ends of the host's shelf (`arena/shelf.py`), likewise."""
     places: tuple[int, ...] = ()
     """The ranks whose work this worker does: its own, and those of workers that are gone or not there yet."""
     deal: tuple[tuple[int, ...], ...] = ()
@@ -80,6 +84,7 @@ class World:
         hosted = (tuple(sorted(self.places)) or (self.global_rank,)) if self.role == Role.WORKER else ()
         object.__setattr__(self, "places", hosted)
         object.__setattr__(self, "hosts", tuple(self.hosts))
+        object.__setattr__(self, "shelf_fds", tuple(self.shelf_fds))
         object.__setattr__(self, "torn", tuple(self.torn))
         object.__setattr__(self, "doors", tuple((train, test) for train, test in self.doors))
         object.__setattr__(self, "deal", tuple(tuple(places) for places in self.deal))
@@ -153,8 +158,9 @@ class World:
 
     def at(self, number: int, address: str) -> World:
         """This process on one of several hosts; a worker's number there follows from its rank."""
-        first, size = sum(self.hosts[:number]), self.hosts[number]
-        rank = self.global_rank - first if self.role == Role.WORKER else 0
+        # On a host that has come since the run began there were to be none.
+        first, size = sum(self.hosts[:number]), sum(self.hosts[number : number + 1])
+        rank = self.member - first if self.role == Role.WORKER else 0
         # A successor may be where fewer were to be.
         local_rank, local_size = max(0, rank), max(1, size, rank + 1)
         return replace(self, host_number=number, host=address, local_rank=local_rank, local_size=local_size)

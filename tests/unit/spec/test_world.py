@@ -50,3 +50,8 @@ def test_a_worker_hosts_its_own_place_or_several() -> None:
     more = world.hosting((3, 1, 0), generation=2)
     assert (more.global_rank, more.places, more.generation) == (0, (0, 1, 3), 2) and more.is_first
     assert World(role="spare", world_size=4).places == ()
+
+
+def test_a_successor_may_be_on_a_host_that_came_later() -> None:
+    moved = World(global_rank=2, world_size=4, hosts=(2, 2)).at(2, "10.0.0.3")
+    assert (moved.host_number, moved.host, moved.local_rank, moved.local_size) == (2, "10.0.0.3", 0, 1)

@@ -30,6 +30,10 @@ def make(spec: Data, world: World, slots: int, *, replaceable: bool = False) -> 
         from shoal.strategies.data.spread import SpreadData
 
         return SpreadData(spec)
+    if spec.via == "arena" and world.device != "cpu":
+        from shoal.strategies.data.device_arena import DeviceArenaData
+
+        return DeviceArenaData(spec)
     if spec.via in ("auto", "arena", "chain"):
         from shoal.strategies.data.arena import ArenaData
 

@@ -24,6 +24,7 @@ from shoal.model.optimizer.kinds import StateSchema, state_schema
 from shoal.model.optimizer.state import named_state
 from shoal.model.replica import Replica
 from shoal.spec import Data, World
+from shoal.spec.model_size import ModelSize, RunSize
 from shoal.spec.vocabulary import Role
 from shoal.step.clipping import clip_factor
 from shoal.step.compute import SAMPLES, Sums, backward_part, check_weight
@@ -49,6 +50,8 @@ class ArenaData(WholeModel):
     def __init__(self, spec: Data) -> None:
         self._spec = spec
         self.handover = self
+        self._is_joined = False
+        """Whether this process is a worker by now."""
 
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
@@ -63,15 +66,12 @@ class ArenaData(WholeModel):
             check_pieces(setting)
         blueprint = Blueprint.of(replica)
         run = size_of_run(blueprint, replica.precision, setting.extent, setting.slots, setting.world.world_size)
-        cut = cut_of_grid(arena_grid(list(replica.trained.values()), setting.clip_norm))
-        regions = self._spec.segment_regions(model_size(blueprint), run, cut)
-        self._shared = SharedState(replica, schema or StateSchema((), ()), setting, regions)
+        self._shared = self._lay_out(replica, schema or StateSchema((), ()), model_size(blueprint), run)
         self._shared.map()
         self._shares = SpeedShares(self._shared) if self._spec.shares == "speed" else None
         # What a job does not have (half precision, moving buffers) is not asked about in every step.
         self._precision = SharedPrecision(self._shared, replica.precision) if replica.precision.scales else None
         self._has_buffers = any(True for _ in replica.module.buffers())
-        self._buffers.bind(self._shared.segment, setting.slots)
         if setting.world.role == Role.WORKER:
             self._join(setting.world)
             self._host(setting.world)
@@ -81,22 +81,40 @@ class ArenaData(WholeModel):
                     f"whole model{'' if run.image and self._spec.journal else ', and its state goes with it'}."
                 )
 
+    def _lay_out(self, replica: Replica, schema: StateSchema, model: ModelSize, run: RunSize) -> SharedState:
+        """Where everything lies, the same in every process."""
+        cut = cut_of_grid(arena_grid(list(replica.trained.values()), self._setting.clip_norm))
+        return SharedState(replica, schema, self._setting, self._spec.segment_regions(model, run, cut))
+
     def _join(self, world: World) -> None:
         """Become a worker: bind the shared state, and lead gradients there."""
         shared, replica = self._shared, self._replica
         shared.setting = self._setting = replace(self._setting, world=world)
+        self._buffers.bind(shared.memory, self._setting.slots)
         if world.is_first and shared.counters[shared.marks.opened] == 0:
             self._buffers.publish()
             if self._precision is not None:
                 self._precision.publish(replica.start.step)
         shared.bind()
-        self._tap = GradientTap(shared.params)
-        self._direct = write_directly(replica.module, shared.params, self._tap, replica.form)
+        self._is_joined = True
+        self._lead_gradients()
         replica.precision.bind(replica.module, report=self._setting.company.report if world.is_first else None)
-        swap = RoomSwap(shared.segment, self._setting.slots, self._setting.company.on_idle)
+        self._prepare_passes()
+
+    def _lead_gradients(self) -> None:
+        """Have backward passes leave gradients where all can read them."""
+        params, replica = self._shared.params, self._replica
+        self._tap = GradientTap(params)
+        self._direct = (
+            [] if replica.is_by_sample else write_directly(replica.module, params, self._tap, replica.form)
+        )
+
+    def _prepare_passes(self) -> None:
+        """Let slots meet in a pass, where the task has them do so."""
+        swap = RoomSwap(self._shared.segment, self._setting.slots, self._setting.company.on_idle)
         self._passes = SlotPasses(swap, (self._tap.keep, self._buffers.keep))
         if self._spec.batchnorm == "sync":
-            synchronise(replica.module, self._passes.asking)
+            synchronise(self._replica.module, self._passes.asking)
 
     def _host(self, world: World) -> None:
         """Own the chunks of these places, and of no others."""
@@ -113,7 +131,7 @@ class ArenaData(WholeModel):
                 )
 
     def reform(self, world: World) -> int:
-        is_new = not self._updates
+        is_new = not self._is_joined
         if is_new:
             self._join(world)
         marks, counters = self._shared.marks, self._shared.counters
@@ -146,6 +164,10 @@ class ArenaData(WholeModel):
             if counters[marks.updated[place]] < step:
                 self._update_place(work, place, update, scale)
         counters.wait_all(marks.updated, step)  # committed
+        return self._result(step, decision)
+
+    def _result(self, step: int, decision: StepDecision) -> StepResult:
+        """What a step came to, which is committed."""
         if self._precision is not None:
             self._replica.precision.adopt(decision.half)
         names = self._replica.loss_parts.names
@@ -303,7 +325,7 @@ class ArenaData(WholeModel):
         self.settle()
         shared, marks, counters = self._shared, self._shared.marks, self._shared.counters
         table = shared.table_of(serial, shape)
-        for place in self._updates:
+        for place in self._setting.world.places:
             if counters[marks.shared_rows[place]] < serial:
                 fill(table, place)
                 counters.publish(marks.shared_rows[place], serial)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from shoal.arena import Grid, Segment, make_grid
+from shoal.arena import Grid, Segment, SharedMemory, make_grid
 from shoal.arena.tensors import dense_stride, flat_of
 from shoal.model.optimizer.chunk import Home, load_state
 from shoal.model.optimizer.kinds import StateSchema
@@ -68,18 +68,26 @@ class SharedState:
         self.params = list(replica.trained.values())
         self._start = replica.start
         self._states = states_to_load(replica, schema) if schema.keeps_any else []
-        flats = [flat_of(p) for p in self.params]
-        self.grid = arena_grid(self.params, setting.clip_norm)
-        self.units = Units(flats)
+        self.grid = self._make_grid()
+        self.units = Units([flat_of(p) for p in self.params])
         self._frozen = list(replica.untrained.values())
         self._frozen_grid = make_grid([flat_of(p) for p in self._frozen])
         self.segment = Segment(setting.world.arena_fd)
+        self.memory: SharedMemory = self.segment
+        """Where the model lies."""
         self.home = Home(segment=self.segment, schema=schema)
         self.lasting = [one.name for one in regions if one.name in _LASTING or one.name.startswith("state/")]
         """The regions that are the job's state between two steps."""
         for region in regions:
             self.segment.reserve(region.name, region.num_bytes)
         self.segment.add_rooms(setting.slots)
+
+    def _make_grid(self) -> Grid:
+        """Where the trained parameters lie, and what is updated at a time."""
+        return arena_grid(self.params, self.setting.clip_norm)
+
+    def finish_writes(self) -> None:
+        """Wait until others can read what this process has written there."""
 
     def map(self) -> None:
         """Map the segment; small tables become numpy arrays, which are quicker to poke than tensors."""
@@ -122,6 +130,7 @@ class SharedState:
             for view, param in zip(shared, own, strict=True):
                 view.copy_(param.data)
             self._fill_past()
+            self.finish_writes()
             self.counters.publish(opened, 1)
         self.counters.wait(opened, 1)
         for view, param in zip(shared, own, strict=True):
@@ -147,7 +156,7 @@ class SharedState:
 
     def _views(self, region: str, grid: Grid, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         return [
-            self.segment.tensor(region, p.dtype, offset=offset, count=p.numel()).as_strided(
+            self.memory.tensor(region, p.dtype, offset=offset, count=p.numel()).as_strided(
                 p.shape, dense_stride(p)
             )
             for offset, p in zip(grid.offsets, params, strict=True)
