@@ -57,7 +57,7 @@ class CompiledCompute(EagerCompute):
         with replica.precision.autocast(step), self._explained():
             return told_loss(replica, self._compiled(batch))
 
-    def _backward(self, backward: Backward, loss: torch.Tensor, share: torch.Tensor | None) -> None:
+    def backward(self, backward: Backward, loss: torch.Tensor, share: torch.Tensor | None) -> None:
         with self._explained():
             backward(loss, share)
         self._leave()

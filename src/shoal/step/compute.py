@@ -270,7 +270,7 @@ class EagerCompute:
                 found.defer(loss, weight, told.parts)
             share = weight if part.total_weight is None else weight / part.total_weight
             share *= replica.precision.scale
-            self._backward(backward, loss, None if share == 1.0 else torch.full_like(loss, share))
+            self.backward(backward, loss, None if share == 1.0 else torch.full_like(loss, share))
             if self.halves is not None:
                 self.halves.end()
         return found
@@ -282,7 +282,8 @@ class EagerCompute:
     def _laid_out(self, batch: Any) -> Any:
         return images_last(batch) if self._has_images_last else batch
 
-    def _backward(self, backward: Backward, loss: torch.Tensor, share: torch.Tensor | None) -> None:
+    def backward(self, backward: Backward, loss: torch.Tensor, share: torch.Tensor | None) -> None:
+        """The backward pass of what `loss` gave, weighted by `share`."""
         backward(loss, share)
 
 

@@ -107,10 +107,16 @@ class ScaledSums(DeferredSums):
         return sums
 
 
+def looks_itself(optimizer: optim.Optimizer) -> bool:
+    """Whether an optimizer leaves all as it is where a number on the device says so; of any other all that it
+    changes must be kept beside it."""
+    return type(optimizer) in _LOOKS_ITSELF and all(group.get("fused") for group in optimizer.param_groups)
+
+
 def step_unless(spoilt: torch.Tensor, optimizer: optim.Optimizer) -> None:
     """Let an optimizer take its step; where gradients are `spoilt`, parameters and what it keeps stay as they
     are."""
-    if type(optimizer) in _LOOKS_ITSELF and all(group.get("fused") for group in optimizer.param_groups):
+    if looks_itself(optimizer):
         optimizer.grad_scale, optimizer.found_inf = None, spoilt  # type: ignore[attr-defined]
         try:
             optimizer.step()

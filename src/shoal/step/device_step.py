@@ -28,8 +28,9 @@ class DeviceStep:
         where the loss is scaled, all that one behind the other, and then the values of the scale."""
         told = self._passes(batches, shares, step)
         if self.scale is None:
-            self._update.clip(self._params)
-            self._optimizer.step()
+            if self._update.flat is not None:
+                self._update.flat.scale = 1.0  # shares have made the gradients those of the mean
+            self._update.step(self._params)
             return told
         spoilt = self.scale.unscale(param.grad for param in self._params if param.grad is not None)
         self._update.clip(self._params)
@@ -44,7 +45,8 @@ class DeviceStep:
                 halves.begin()
             told = self._compute.loss(batch, step)
             weight = share if self.scale is None else self.scale.scaled(share)
-            told.loss.backward(weight.to(told.loss.dtype).reshape(told.loss.shape))
+            weight = weight.to(told.loss.dtype).reshape(told.loss.shape)
+            self._compute.backward(torch.Tensor.backward, told.loss, weight)
             if halves is not None:
                 halves.end()
             parts = (torch.as_tensor(p, dtype=told.loss.dtype, device=share.device) for p in told.parts)

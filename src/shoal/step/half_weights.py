@@ -7,6 +7,7 @@ once in a pass, and its gradient is widened once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from shoal.model.replica import Replica
+from shoal.step.flat_update import FlatUpdate
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -23,6 +25,10 @@ class HalfWeights:
 
     def __init__(self, replica: Replica) -> None:
         self.is_in_use = False
+        self.flat: FlatUpdate | None = None
+        """Who takes gradients as they are, where somebody does."""
+        self.rooms: Mapping[int, torch.Tensor] = {}
+        """By a parameter's id: where its gradient is to lie; nothing for memory of torch's choice."""
         trained, dtype = {id(param) for param in replica.trained.values()}, _DTYPES[replica.precision.kind]
         layers = _casting_alone(replica.module, trained)
         by_number: dict[int, torch.Tensor] = {id(param): param for layer in layers for param in layer.parameters()}
@@ -32,6 +38,16 @@ class HalfWeights:
         for layer in layers:
             bias = None if layer.bias is None else by_id[id(layer.bias)]
             layer.forward = partial(_linear, self, layer, by_id[id(layer.weight)], bias)  # type: ignore[method-assign]
+
+    @property
+    def params(self) -> list[torch.Tensor]:
+        """Those whose halves the layers compute with."""
+        return list(self._params)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What they are rounded to."""
+        return self._halves[0].dtype
 
     def begin(self) -> None:
         """A pass begins: what layers compute with is rounded from what the parameters are now."""
@@ -47,13 +63,19 @@ class HalfWeights:
             for param, half in zip(self._params, self._halves, strict=True)
             if half.grad is not None
         ]
-        wide = [torch.empty_like(param) for param, _ in pairs]
+        if self.flat is not None and self.flat.take({id(param): gradient for param, gradient in pairs}):
+            pairs = [(param, gradient) for param, gradient in pairs if not self.flat.has(param)]
+        wide = [self._room_of(param) for param, _ in pairs]
         if wide:
             torch._foreach_copy_(wide, [gradient for _, gradient in pairs])
         for (param, _), gradient in zip(pairs, wide, strict=True):
             param.grad = gradient if param.grad is None else param.grad.add_(gradient)
         for half in self._halves:
             half.grad = None
+
+    def _room_of(self, param: torch.Tensor) -> torch.Tensor:
+        room = self.rooms.get(id(param)) if param.grad is None else None
+        return torch.empty_like(param) if room is None else room
 
 
 def half_weights(replica: Replica) -> HalfWeights | None:

@@ -9,6 +9,8 @@ import torch
 from shoal.model.half_range import Seen
 from shoal.model.replica import Replica
 from shoal.step.clipping import clip_together
+from shoal.step.flat_update import FlatUpdate
+from shoal.step.offloaded import OffloadedOptimizer
 from shoal.step.work import Work
 
 SumOverAll = Callable[[torch.Tensor], torch.Tensor]
@@ -27,6 +29,10 @@ class Update:
         self._replica = replica
         self._clip_norm = clip_norm
         self._sum_over_all = sum_over_all
+        self.flat: FlatUpdate | None = None
+        """What updates a flat shard in one go, where something does."""
+        self.offloaded: OffloadedOptimizer | None = None
+        """Who takes the optimizer's steps, where the host has its state."""
 
     def scale_and_check(
         self, work: Work, weight: float, gradients: Sequence[torch.Tensor], counted: Named
@@ -47,7 +53,17 @@ class Update:
                 return False
         if factor != 1.0 and gradients:
             torch._foreach_mul_(list(gradients), factor)
+        if self.flat is not None:
+            self.flat.scale = factor
         return True
+
+    def step(self, updated: Sequence[torch.Tensor]) -> None:
+        """Clip the gradients of these parameters, and let the optimizer take its step."""
+        if self.flat is not None and self.flat.is_filled:
+            self.flat.step(updated, self._clip_norm)
+            return
+        self.clip(updated)
+        (self.offloaded or self._replica.optimizer).step()
 
     def clip(self, updated: Sequence[torch.Tensor], counted: Iterable[torch.Tensor] | None = None) -> None:
         """Clip the gradients of these parameters by the norm of the whole model's.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from shoal.arena import Chunk, Segment
+from shoal.arena import Chunk, SharedMemory
 from shoal.model.optimizer.kinds import StateSchema, rebuild, settings_of
 from shoal.spec.model_size import SCALAR_BYTES
 
@@ -19,7 +19,7 @@ class Home:
     """The regions of a segment that hold a model's values and optimizer state, as `ModelSize.regions` names them;
     `suffix` tells copies apart."""
 
-    segment: Segment
+    segment: SharedMemory
     schema: StateSchema
     suffix: str = ""
 
@@ -32,12 +32,15 @@ class Home:
         """By piece: whether the optimizer has made its state."""
         return self.segment.tensor(f"started{self.suffix}", torch.uint8, offset=first_piece, count=count)
 
-    def scalar_bytes(self, first_piece: int, count: int) -> torch.Tensor:
-        """The scalars of these pieces, as bytes."""
-        width = len(self.schema.scalars) * SCALAR_BYTES
-        return self.segment.tensor(
-            f"scalars{self.suffix}", torch.uint8, offset=first_piece * width, count=count * width
-        )
+    def scalar_blocks(self, first_piece: int, count: int) -> list[torch.Tensor]:
+        """The scalars of these pieces as bytes, where there are any; a block in each memory that has some."""
+        if not (width := len(self.schema.scalars) * SCALAR_BYTES):
+            return []
+        return [
+            self.segment.tensor(
+                f"scalars{self.suffix}", torch.uint8, offset=first_piece * width, count=count * width
+            )
+        ]
 
     def scalar(self, piece: int, column: int, dtype: torch.dtype) -> torch.Tensor:
         """One scalar of a piece's optimizer state, as a tensor without dimensions."""
@@ -109,8 +112,8 @@ class ChunkOptimizer:
     @property
     def live(self) -> list[torch.Tensor]:
         """All that a step changes: values, mirrored state, flags, scalars."""
-        scalars = self._home.scalar_bytes(self._first_piece, len(self._pieces))
-        return [self.values, *self._mirrored.values(), self._started, *([scalars] if scalars.numel() else [])]
+        scalars = self._home.scalar_blocks(self._first_piece, len(self._pieces))
+        return [self.values, *self._mirrored.values(), self._started, *scalars]
 
     def _build(self, optimizer: optim.Optimizer, params: Sequence[torch.Tensor]) -> None:
         group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}

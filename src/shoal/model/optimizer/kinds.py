@@ -68,12 +68,22 @@ def prefer_fused(optimizer: optim.Optimizer) -> None:
         if isinstance(group["lr"], torch.Tensor):
             return
         # In half precision fused kernels round less often than the plain ones, and so train another model.
+        devices = ("cpu",) if type(optimizer) is optim.Adagrad else ("cpu", "cuda")
         if not all(
-            p.device.type in ("cpu", "cuda") and p.dtype in (torch.float32, torch.float64) for p in group["params"]
+            p.device.type in devices and p.dtype in (torch.float32, torch.float64) for p in group["params"]
         ):
             return
     for group in optimizer.param_groups:
         group["fused"] = True
+
+
+def begin_momentum(optimizer: optim.Optimizer) -> None:
+    """Let SGD without dampening begin with a momentum of zero, from which it comes to the same. By itself it makes
+    one in the first step, of all parameters or of none, and whether or not that is skipped."""
+    for group in optimizer.param_groups if isinstance(optimizer, optim.SGD) else ():
+        for param in group["params"] if group["momentum"] else ():
+            if param.requires_grad and optimizer.state[param].get("momentum_buffer") is None:
+                optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
 
 
 def settings_of(group: dict[str, Any]) -> dict[str, Any]:

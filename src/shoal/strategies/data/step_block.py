@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-from torch.utils.dlpack import from_dlpack, to_dlpack
 
+from shoal.arena.tensors import apart
 from shoal.step.compute import DeferredSums
 
 ROOMS = 4
@@ -30,8 +30,8 @@ class StepBlock:
         self._like = [(tensor.shape, tensor.dtype) for tensor in like]
         self._num_numbers = numbers
         self.bytes = torch.zeros(self._offsets[-1], dtype=torch.uint8, device=device)
-        self.numbers = [_apart(number) for number in self._numbers_in(self.bytes)]
-        self.tensors = [_apart(tensor) for tensor in self._tensors_in(self.bytes)]
+        self.numbers = [apart(number) for number in self._numbers_in(self.bytes)]
+        self.tensors = [apart(tensor) for tensor in self._tensors_in(self.bytes)]
 
     def rooms(self, told: torch.Tensor) -> list[StepRoom]:
         """Where the host prepares what is read here, and finds what is `told`."""
@@ -86,11 +86,6 @@ class StepRoom:
         self._event.record()
         found.is_sent(self._told, self._event, weights)
         self._last = found
-
-
-def _apart(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory in a storage of its own, which a compiled pass takes for any other tensor."""
-    return from_dlpack(to_dlpack(tensor)) if tensor.numel() else tensor
 
 
 def _aligned(num_bytes: int) -> int:

@@ -7,9 +7,9 @@ of all workers are done, so the same operations give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,15 +21,36 @@ from shoal.step.clipping import ChunkNorms
 from shoal.strategies.data.shared import SharedState, cut_of_grid
 
 
+class Workspace(Protocol):
+    """What a chunk is updated with."""
+
+    @property
+    def sum(self) -> torch.Tensor:
+        """Private bytes for the summed gradient."""
+
+    def rooms(self, live: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        """Where the old values of all that `apply` changes go; `dtype`: that of the chunk's elements."""
+
+
 @dataclass(frozen=True)
-class Workspace:
+class TurnWorkspace:
     """Bytes that a place's chunks use in turn."""
 
     sum: torch.Tensor
-    """Private: the summed gradient."""
     undo: torch.Tensor
     """Shared: the journal's values, and below its flags and scalars."""
     undo_scalars: torch.Tensor
+
+    def rooms(self, live: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        room, small, saved = self.undo.view(dtype), self.undo_scalars, []
+        for one in live:
+            if one.dtype == dtype:
+                saved.append(room[: one.numel()])
+                room = room[one.numel() :]
+            else:
+                saved.append(small[: one.numel()])
+                small = small[one.numel() :]
+        return saved
 
 
 class ChunkUpdate:
@@ -45,20 +66,8 @@ class ChunkUpdate:
         self.sum = workspace.sum.view(dtype)[: self._optimizer.values.numel()]
         self._gradients = [self.sum[span] for span in self._optimizer.spans]
         self._live = self._optimizer.live
-        self._saved = self._journal_rooms(workspace, dtype)
+        self._saved = workspace.rooms(self._live, dtype)
         self._all_have_gradients = False
-
-    def _journal_rooms(self, workspace: Workspace, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Where the old values of all that `apply` changes go."""
-        room, small, saved = workspace.undo.view(dtype), workspace.undo_scalars, []
-        for live in self._live:
-            if live.dtype == dtype:
-                saved.append(room[: live.numel()])
-                room = room[live.numel() :]
-            else:
-                saved.append(small[: live.numel()])
-                small = small[live.numel() :]
-        return saved
 
     def adopt_settings(self, settings: list[dict[str, Any]]) -> None:
         """Take over the learning rate and the like from the user's groups."""
@@ -126,21 +135,40 @@ class ChunkUpdate:
         torch._foreach_copy_(self._live, self._saved)
         self._optimizer.bind_state()
 
+    def bind_state(self) -> None:
+        """Point the optimizer at what lies there now."""
+        self._optimizer.bind_state()
 
-class SlicedUpdate:
-    """One place's chunks, in order."""
 
-    def __init__(self, shared: SharedState, replica: Replica, place: int, *, journal: bool) -> None:
+class ChunkedUpdate:
+    """Chunks that follow the settings of the user's optimizer."""
+
+    def __init__(self, shared: SharedState, replica: Replica, *, journal: bool) -> None:
         self._shared = shared
         self._replica = replica
         self._journal = journal
+        self._chunks: list[ChunkUpdate] = []
+        self._settings = [settings_of(group) for group in replica.optimizer.param_groups]
+
+    def _adopt_settings(self) -> None:
+        current = [settings_of(group) for group in self._replica.optimizer.param_groups]
+        if current != self._settings:
+            self._settings = current
+            for chunk in self._chunks:
+                chunk.adopt_settings(current)
+
+
+class SlicedUpdate(ChunkedUpdate):
+    """One place's chunks, in order."""
+
+    def __init__(self, shared: SharedState, replica: Replica, place: int, *, journal: bool) -> None:
+        super().__init__(shared, replica, journal=journal)
         grid = shared.grid
         self._owned = owned = grid.owned_by(place, shared.setting.world.world_size)
         self.totals: Callable[[int], torch.Tensor] | None = None
         """By chunk: the sums of this step, where other hosts have slots, too."""
         first_piece = sum(len(chunk.pieces) for chunk in grid.chunks[: owned.start])
-        self._chunks: list[ChunkUpdate] = []
-        workspace = Workspace(
+        workspace = TurnWorkspace(
             torch.empty(cut_of_grid(grid).largest_chunk, dtype=torch.uint8),
             shared.segment.tensor(f"undo/{place}", torch.uint8),
             shared.segment.tensor(f"undo-scalars/{place}", torch.uint8),
@@ -154,7 +182,6 @@ class SlicedUpdate:
             if shared.setting.clip_norm is not None
         ]
         self._progress = shared.marks.progress[place]
-        self._settings = [settings_of(group) for group in replica.optimizer.param_groups]
 
     def begin_step(self) -> None:
         """Gradients of another step come: none of the chunks has them."""
@@ -193,10 +220,3 @@ class SlicedUpdate:
     def _reduced(self, number: int, scale: float, touched: Any) -> torch.Tensor:
         given = None if self.totals is None else self.totals(self._owned[number])
         return self._chunks[number].reduce(scale, touched, given)
-
-    def _adopt_settings(self) -> None:
-        current = [settings_of(group) for group in self._replica.optimizer.param_groups]
-        if current != self._settings:
-            self._settings = current
-            for chunk in self._chunks:
-                chunk.adopt_settings(current)
