@@ -29,6 +29,11 @@ FORMS = {
     "compile+graph": StepForm(compile=True, graph=True),
     "pieces": StepForm(loss_in_pieces=True),
     "compile+pieces": StepForm(compile=True, loss_in_pieces=True),
+    "flat": StepForm(flat_update=True),
+    "compile+flat": StepForm(compile=True, flat_update=True),
+    "graph+flat": StepForm(graph=True, flat_update=True),
+    "compile+graph+flat": StepForm(compile=True, graph=True, flat_update=True),
+    "compile+offload": StepForm(compile=True, offload="optimizer"),
 }
 VARIANTS = {
     "gpt": (
@@ -40,8 +45,20 @@ VARIANTS = {
         "shoal compile",
         "shoal compile+pieces",
         "shoal pieces",
+        "shoal compile+flat",
+        "shoal compile+offload",
     ),
-    "mlp": ("loop", "loop compiled", "trainer plain", "shoal plain", "shoal graph", "shoal compile+graph"),
+    "mlp": (
+        "loop",
+        "loop compiled",
+        "trainer plain",
+        "shoal plain",
+        "fp16 plain",
+        "shoal graph",
+        "shoal graph+flat",
+        "shoal compile+graph",
+        "shoal compile+graph+flat",
+    ),
 }
 
 
@@ -134,13 +151,13 @@ def steps_by_hand(task: Task, *, compiled: bool) -> Callable[[int], Any]:
     return step
 
 
-def shoal_steps(task: Task, form: StepForm) -> Callable[[int], Any]:
+def shoal_steps(task: Task, form: StepForm, precision: str = "bf16") -> Callable[[int], Any]:
     """The same through the strategy of one worker, as the training loop takes them: a few are open."""
     from shoal.model.start import Start
     from shoal.roles.fast.choice import StepWay
     from shoal.roles.fast.trial import FormTrial
 
-    trial = FormTrial(task, StepWay(form=form, precision="bf16"), "cuda:0", Start())
+    trial = FormTrial(task, StepWay(form=form, precision=precision), "cuda:0", Start())
     opened: list[Any] = []
 
     def step(number: int) -> Any:
@@ -169,7 +186,9 @@ def steps_of(task: Task, variant: str) -> Callable[[int], Any]:
     who, _, form = variant.partition(" ")
     if who == "loop":
         return steps_by_hand(task, compiled=form == "compiled")
-    return trainer_steps(task, FORMS[form]) if who == "trainer" else shoal_steps(task, FORMS[form])
+    if who == "trainer":
+        return trainer_steps(task, FORMS[form])
+    return shoal_steps(task, FORMS[form], "fp16" if who == "fp16" else "bf16")
 
 
 def measure(model: str, variant: str) -> dict[str, Any]:

@@ -103,3 +103,31 @@ def overflows(optimizer: str = "AdamW", steps: int = 40) -> shoal.Task:
         max_steps=steps,
         clip_norm=1.0,
     )
+
+
+def heavy(steps: int = 16) -> shoal.Task:
+    """Weights whose optimizer keeps much more than a pass does."""
+    torch.manual_seed(2)
+    return shoal.Task(
+        model=lambda: nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.Linear(4096, 3)),
+        loss=F.cross_entropy,
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3),
+        train=TensorDataset(torch.randn(64, 64), torch.arange(64) % 3),
+        batch_size=16,
+        max_steps=steps,
+        epochs=10,
+        clip_norm=1.0,
+    )
+
+
+def hungry(steps: int = 4) -> shoal.Task:
+    """A pass that needs more than any GPU has."""
+    return shoal.Task(
+        model=lambda: nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3)),
+        loss=lambda scores, target: F.cross_entropy(scores, target) + scores.new_ones(1 << 42)[0],
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3),
+        train=TensorDataset(torch.randn(64, 4), torch.arange(64) % 3),
+        batch_size=16,
+        max_steps=steps,
+        epochs=10,
+    )

@@ -34,7 +34,11 @@ WAYS = [
     (1, "data"),
     (1, "data:via=backend"),
     (2, "data"),
+    (2, "data:via=arena"),
     (1, "sharded"),
+    (1, "tensor"),
+    (1, "pipeline"),
+    (1, "mesh"),
     (2, "sharded:stage=1"),
     (2, "sharded:stage=2"),
     (2, "sharded:stage=3"),
@@ -151,11 +155,64 @@ def test_gpu_and_processor_train_one_model(zygote: ZygoteProcess, tmp_path: Path
     assert found == pytest.approx(expected, rel=0.3)
 
 
+@needs_gpu
+@pytest.mark.parametrize(("workers", "strategy"), [(2, "average:every=4"), (2, "average:every=4,outer=nesterov")])
+def test_averages_train_as_on_the_cpu(zygote: ZygoteProcess, tmp_path: Path, workers: int, strategy: str) -> None:
+    expected = train(zygote, tmp_path / "cpu", device="cpu", workers=workers, strategy=strategy)
+    found = train(zygote, tmp_path / "gpu", workers=workers, strategy=strategy)
+    assert found == pytest.approx(expected, rel=1e-2)
+
+
+@needs_gpu
+@pytest.mark.parametrize("strategy", ["data:via=backend", "data:via=backend,shares=2+1"])
+def test_gpu_and_processor_take_one_step_together(zygote: ZygoteProcess, tmp_path: Path, strategy: str) -> None:
+    expected = train(zygote, tmp_path / "cpu", device="cpu", task="gpt_quiet")
+    found = train(zygote, tmp_path / "both", device="cuda+cpu", workers=2, strategy=strategy, task="gpt_quiet")
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+@needs_gpu
+def test_parts_follow_the_speed_of_devices(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    """Whatever is measured: parts of another size train the same model, and a processor that does not pay is left
+    out."""
+    cluster = {"workers": 2, "threads": 1, "device": "cuda+cpu"}
+    alone = in_form(tmp_path, zygote, "alone")
+    told = StringIO()
+    found = in_form(tmp_path, zygote, "both", cluster=cluster, strategy="data:shares=speed", output=told)
+    job = RunFolder(found.folder).read_job()
+    assert job.cluster.device == "cuda" or sum(job.options["cuts"][0][1]) == load_small("mlp_quiet").batch_size
+    assert "cuda+cpu: " in told.getvalue()
+    cut = replace(
+        job,
+        strategy="data:via=backend",
+        cluster=Cluster(**cluster),
+        options={"cuts": [[1, [12, 4]]]},
+        run_dir=str(tmp_path / "cut"),
+    )
+    loss = Supervisor(cut, lambda event: None, LocalEngine(zygote)).run()["loss"]
+    assert loss == pytest.approx(alone.results["loss"], rel=1e-3)
+    assert found.results["loss"] == pytest.approx(alone.results["loss"], rel=1e-3)
+
+
 def test_what_needs_the_hosts_memory_is_refused() -> None:
     with pytest.raises(SpecError, match="via=backend"):
-        Job(target="a.py", strategy="data:via=arena", cluster=Cluster(device="cuda"))
-    with pytest.raises(SpecError, match="spares"):
+        Job(target="a.py", strategy="data:via=chain", cluster=Cluster(device="cuda"))
+    with pytest.raises(SpecError, match=r"spares=1 .*via=arena"):
         Job(target="a.py", cluster=Cluster(device="cuda", spares=1))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "asked", "said"),
+    [
+        ("data:via=arena,batchnorm=sync", {}, "via=backend"),
+        ("data:via=arena", {"graph": True}, "leave graph or via out"),
+        ("data:via=arena,shares=speed", {}, "shares=even"),
+        ("data:journal=off", {}, "via=arena"),
+    ],
+)
+def test_what_a_shared_gpu_cannot_do_is_refused(strategy: str, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        Job(target="a.py", strategy=strategy, cluster=Cluster(device="cuda"), **asked)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -188,7 +245,7 @@ def in_form(folder: Path, zygote: ZygoteProcess, name: str, task: str = "mlp_qui
     """A run of one worker on the GPU."""
     cluster = {"workers": 1, "threads": 1, "device": "cuda"}
     usual: dict[str, Any] = {"target": f"{TASKS}:{task}", "args": {"steps": 40}, "cluster": cluster}
-    return start(name=name, runs=folder, zygote=zygote, output=StringIO(), **(usual | asked))
+    return start(name=name, runs=folder, zygote=zygote, **({"output": StringIO()} | usual | asked))
 
 
 @needs_gpu
@@ -327,3 +384,50 @@ def test_a_trainer_takes_batches_of_the_host(tmp_path: Path) -> None:
         batch = next(iter(DataLoader(task.dataset("train"), batch_size=16)))
         losses = [trainer.step(batch) for _ in range(8)]
     assert losses[-1] < losses[0]
+
+
+@needs_gpu
+def test_an_optimizer_in_the_hosts_memory_changes_no_bit(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"target": f"{FORMS}:heavy", "checkpoint": "every=8,keep=9"}
+    plain = in_form(tmp_path, zygote, "plain", **asked)
+    found = in_form(tmp_path, zygote, "found", offload="optimizer", **asked)
+    resumed = start(resume="found@8", runs=tmp_path, zygote=zygote, output=StringIO())
+    assert found.digest == plain.digest == resumed.digest
+    saved = found.results["offloaded_bytes"]
+    assert saved > 64 << 20
+    less = plain.results["peak_gpu_memory"]["0"] - found.results["peak_gpu_memory"]["0"]
+    assert less > saved // 2
+    report = (Path(found.folder) / "report.md").read_text()
+    assert "of what the optimizer keeps" in report and "taken from the driver" in report
+
+
+@needs_gpu
+@pytest.mark.parametrize("form", [{}, {"graph": True}, {"compile": True}, {"compile": True, "graph": True}])
+def test_a_flat_update_trains_as_torchs_own(zygote: ZygoteProcess, tmp_path: Path, form: dict[str, bool]) -> None:
+    asked: dict[str, Any] = {"task": "gpt_quiet", "precision": "bf16", **form}
+    plain = in_form(tmp_path, zygote, "plain", **asked)
+    found = in_form(tmp_path, zygote, "found", flat_update=True, checkpoint="every=20", **asked)
+    resumed = start(resume="found@20", runs=tmp_path, zygote=zygote, output=StringIO())
+    assert found.results["loss"] == pytest.approx(plain.results["loss"], rel=1e-2)
+    assert resumed.results["loss"] == pytest.approx(found.results["loss"], rel=1e-3)
+
+
+@needs_gpu
+def test_a_gpu_without_room_says_what_held_its_memory(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    with pytest.raises(ShoalError, match=r"which was too little .*activations and all else .*; use accumulate=2"):
+        in_form(tmp_path, zygote, "large", target=f"{FORMS}:hungry")
+
+
+@needs_gpu
+def test_plain_steps_in_fp16_skip_and_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = replace(load_form("overflows"), train=TensorDataset(torch.randn(64, 16) / 2, torch.arange(64) % 3))
+    trial = FormTrial(task, StepWay(precision="fp16"), "cuda", Start())
+    assert trial.begin() is not None
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        opened = [trial.take() for _ in range(3)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(each.result().loss > 0 for each in opened)
+    assert trial.training.replica.precision.state.good_steps == 8
+    trial.close()

@@ -55,9 +55,10 @@ class Seen:
 
 def measure(gradients: Iterable[tuple[int, torch.Tensor]], layers: int, *, in_full: bool) -> Seen:
     """Look at gradients, each with the number of its layer, or -1; `in_full`: at their range, too."""
-    not_finite, nonzero, outside = 0.0, [0.0] * layers, [0.0] * layers
-    for layer, gradient in gradients:
-        not_finite += not bool(torch.isfinite(gradient).all())
+    nonzero, outside = [0.0] * layers, [0.0] * layers
+    looked_at = list(gradients)
+    not_finite = _num_not_finite([gradient.detach() for _, gradient in looked_at])
+    for layer, gradient in looked_at:
         if in_full and layer >= 0:
             size = gradient.detach().abs()
             within = (size >= SMALLEST_NORMAL) & (size <= LARGEST)
@@ -65,6 +66,15 @@ def measure(gradients: Iterable[tuple[int, torch.Tensor]], layers: int, *, in_fu
             nonzero[layer] += count
             outside[layer] += count - int(torch.count_nonzero(within))
     return Seen(not_finite=not_finite, nonzero=tuple(nonzero), outside=tuple(outside))
+
+
+def _num_not_finite(gradients: Sequence[torch.Tensor]) -> float:
+    """How many hold something that is no number. A GPU is asked once for all of them: to wait for each is most of
+    a small step."""
+    if not gradients or not all(gradient.is_cuda for gradient in gradients):
+        return float(sum(not bool(torch.isfinite(gradient).all()) for gradient in gradients))
+    largest = torch._foreach_norm([gradient for gradient in gradients if gradient.numel()], float("inf"))
+    return float((~torch.isfinite(torch.stack(largest))).sum())
 
 
 @dataclass(frozen=True, kw_only=True)

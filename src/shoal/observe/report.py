@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -29,7 +30,7 @@ from shoal.observe.happenings import (
 )
 from shoal.observe.jsonl import read_events
 from shoal.observe.run_folder import RunFolder
-from shoal.observe.summary import UNDOING, RunSummary
+from shoal.observe.summary import UNDOING, RunSummary, Worker
 from shoal.spec import Job
 from shoal.spec.vocabulary import Purpose
 
@@ -78,12 +79,15 @@ def command(job: Job) -> str:
         "on": cluster.on if cluster.is_remote and cluster.engine != "ranks" else None,
         "interface": cluster.interface or None,
         "ports": cluster.ports or None,
+        "link": cluster.link or None,
         "store": cluster.store or None,
         "chaos": job.chaos or None,
         "on_failure": job.on_failure if job.on_failure != "auto" else None,
         "max_failures": job.max_failures if job.max_failures != 10 else None,
         "precision": job.precision if job.precision != "fp32" else None,
+        "privacy": job.protection.told if job.protection is not None else None,
         "memory_format": job.memory_format if job.memory_format != "contiguous" else None,
+        "offload": job.offload if job.offload != "none" else None,
         "checkpoint": job.checkpoint if job.checkpoint != "none" else None,
         "from": job.options.get("from"),
         **job.overrides,
@@ -91,7 +95,7 @@ def command(job: Job) -> str:
     for name, value in flags.items():
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    for name in ("recompute", "compile", "graph", "loss_in_pieces", "fast", "sync_device"):
+    for name in ("recompute", "compile", "graph", "loss_in_pieces", "flat_update", "fast", "sync_device"):
         if getattr(job, name):
             words.append(f"--{name.replace('_', '-')}")
     if cluster.trusted_network:
@@ -187,11 +191,28 @@ def _evaluations(summary: RunSummary) -> list[str]:
 def _memory(summary: RunSummary) -> list[str]:
     has_gpus = any(worker.peak_gpu for worker in summary.workers.values())
     rows = [
-        (str(rank), wording.memory(worker.peak_rss), *[wording.memory(worker.peak_gpu)] * has_gpus)
+        (str(rank), wording.memory(worker.peak_rss), *_gpu_cells(worker) * has_gpus)
         for rank, worker in sorted(summary.workers.items())
         if worker.peak_rss
     ]
-    return _table(("worker", "most memory held", *["of its GPU"] * has_gpus), rows) if rows else []
+    columns = ("of its GPU", "taken from the driver", "unused of that")
+    lines = _table(("worker", "most memory held", *columns * has_gpus), rows) if rows else []
+    if lines and (offloaded := summary.ends.values.get("offloaded_bytes")):
+        lines += [
+            "",
+            f"The host has {wording.memory(offloaded)} of what the optimizer keeps that a GPU would hold.",
+        ]
+    if lines and has_gpus and (settings := os.environ.get("PYTORCH_CUDA_ALLOC_CONF")):
+        lines += ["", f"Settings of the allocator: `{settings}`."]
+    return lines
+
+
+def _gpu_cells(worker: Worker) -> tuple[str, ...]:
+    """The most that was used, the most that was taken for it, and what of that lay in pieces that nobody used."""
+    if not worker.peak_gpu_taken:
+        return wording.memory(worker.peak_gpu), "", ""
+    unused = 1 - worker.peak_gpu / worker.peak_gpu_taken
+    return wording.memory(worker.peak_gpu), wording.memory(worker.peak_gpu_taken), f"{unused:.0%}"
 
 
 def _story(events: Iterable[Event], *kinds: type[Happening]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.observe.happenings import Done
 
-_PEAKS = {"host": "peak_memory", "gpu": "peak_gpu_memory"}
+_PEAKS = {"host": "peak_memory", "gpu": "peak_gpu_memory", "gpu_taken": "peak_gpu_taken"}
 
 
 class RunResults:

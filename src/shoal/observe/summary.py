@@ -47,6 +47,8 @@ class Worker:
     """The most that it has held; told exactly at its end, before that by its beats."""
     peak_is_exact: bool = False
     peak_gpu: int = 0
+    peak_gpu_taken: int = 0
+    """What its process took from the driver for that, used or not."""
     replacements: int = 0
     """How often another process has taken this rank."""
 
@@ -271,6 +273,7 @@ class RunSummary:
             if "host" in memory:
                 worker.peak_rss, worker.peak_is_exact = memory["host"], True
             worker.peak_gpu = max(worker.peak_gpu, memory.get("gpu", 0))
+            worker.peak_gpu_taken = max(worker.peak_gpu_taken, memory.get("gpu_taken", 0))
 
     def _on_saved(self, told: Saved, event: Event) -> None:
         self.saved = told

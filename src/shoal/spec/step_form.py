@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shoal.spec.job import Job
 
 MEMORY_FORMATS = ("contiguous", "channels_last")
+OFFLOADS = ("none", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +29,19 @@ class StepForm:
     loss_in_pieces: bool = False
     """The scores of a large vocabulary are made and used piece by piece, and never exist as a whole."""
 
+    flat_update: bool = False
+    """The weights of linear layers are updated in one kernel, from gradients in half precision."""
+    offload: str = "none"
+    """What lies in the host's memory: `none`, or `optimizer`, all that the optimizer keeps."""
+
     def __str__(self) -> str:
         words = [
             *["compile"] * self.compile,
             *["graph"] * self.graph,
             *[self.memory_format] * (self.memory_format != "contiguous"),
             *["loss in pieces"] * self.loss_in_pieces,
+            *["flat update"] * self.flat_update,
+            *[f"{self.offload} offloaded"] * (self.offload != "none"),
         ]
         return " + ".join(words) or "plain"
 
@@ -41,6 +49,7 @@ class StepForm:
 def check_form(job: Job) -> None:
     """Whether what the job asks for goes together."""
     require_choice("Job", "memory_format", job.memory_format, MEMORY_FORMATS)
+    require_choice("Job", "offload", job.offload, OFFLOADS)
     if job.purpose != Purpose.TRAIN:  # what is saved can be used anywhere
         return
     if job.precision == "auto" and not job.fast:
@@ -66,4 +75,38 @@ def check_form(job: Job) -> None:
         raise SpecError(
             f"Job: graph captures a whole step with its update, but workers={job.cluster.written_workers} and "
             f"slots={job.num_slots} have others to wait for in it; use one worker, or compile."
+        )
+    _check_update(job)
+
+
+def _check_update(job: Job) -> None:
+    """What changes the update of one worker's GPU."""
+    asked = "flat_update" if job.flat_update else f"offload={job.offload}" if job.offload != "none" else ""
+    if not asked:
+        return
+    if job.cluster.device != "cuda":
+        raise SpecError(
+            f"Job: {asked} is about the memory of a GPU, but device={job.cluster.device}; leave it out, or use "
+            "device=cuda."
+        )
+    if job.conduct.servers or job.cluster.places > 1 or job.conduct.open_commits == 1:
+        raise SpecError(
+            f"Job: {asked} changes the update of one worker that has the whole model to itself, but "
+            f"workers={job.cluster.written_workers}, slots={job.num_slots} and strategy={job.strategy} were asked "
+            "for; use one worker and strategy=data, or leave it out."
+        )
+    if job.flat_update and job.precision not in ("bf16", "auto"):
+        raise SpecError(
+            f"Job: flat_update reads gradients in bf16 as they are, but precision={job.precision}; add "
+            "precision=bf16, or leave it out."
+        )
+    if job.flat_update and job.offload != "none":
+        raise SpecError(
+            f"Job: flat_update wants what the optimizer keeps on the GPU, but offload={job.offload}; use one of "
+            "both."
+        )
+    if job.offload != "none" and job.graph:
+        raise SpecError(
+            f"Job: offload={job.offload} copies from the host's memory in the middle of an update, but graph "
+            "replays one without the host; use one of both."
         )

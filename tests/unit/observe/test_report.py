@@ -59,6 +59,16 @@ def test_report_tells_the_whole_run(tmp_path, run_events):
     assert (width, height) == (1040, 728)
 
 
+def test_report_tells_what_a_gpus_memory_was_taken_for(tmp_path, run_events, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    memory = {"host": 500_000_000, "gpu": 3_000_000_000, "gpu_taken": 4_000_000_000}
+    done = Event.of("done", 0, {"results": {"offloaded_bytes": 700_000_000}, "memory": memory})
+    text = write_report(leave_run(tmp_path, [*run_events[:-1], done, run_events[-1]]).path).read_text()
+    assert "| worker | most memory held | of its GPU | taken from the driver | unused of that |" in text
+    assert "| 0 | 500 MB | 3.0 GB | 4.0 GB | 25% |" in text
+    assert "The host has 700 MB of what the optimizer keeps" in text and "`expandable_segments:True`" in text
+
+
 def test_report_tells_what_the_coordinator_decided(tmp_path, run_events):
     decision = Event.of("decision", values={"text": "worker 1 gets less data", "share": 3})
     text = write_report(leave_run(tmp_path, [*run_events, decision]).path).read_text()

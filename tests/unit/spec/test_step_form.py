@@ -27,6 +27,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"compile": True, "strategy": "pipeline", "cluster": Cluster(workers=2)}, "compile changes how"),
     ({"fast": True, "strategy": "tensor", "cluster": Cluster(workers=2)}, "use data or ps"),
     ({"compile": True, "strategy": "data:batchnorm=sync", "cluster": Cluster(workers=2)}, "batchnorm=local"),
+    ({"offload": "weights"}, "offload 'weights' is not known"),
+    ({"offload": "optimizer"}, "memory of a GPU, but device=cpu"),
+    ({"offload": "optimizer", "cluster": Cluster(device="cuda", workers=2)}, "whole model to itself"),
+    ({"offload": "optimizer", "cluster": Cluster(device="cuda"), "strategy": "data:via=backend"}, "strategy=data"),
+    ({"offload": "optimizer", "cluster": Cluster(device="cuda"), "graph": True}, "use one of both"),
+    ({"flat_update": True, "cluster": Cluster(device="cuda")}, "add precision=bf16"),
+    ({"flat_update": True, "cluster": Cluster(device="cuda"), "strategy": "ps"}, "strategy=data"),
+    (
+        {"flat_update": True, "cluster": Cluster(device="cuda"), "precision": "bf16", "offload": "optimizer"},
+        "use one of both",
+    ),
 ]
 
 
@@ -41,6 +52,10 @@ def test_a_form_is_written_as_it_is_read() -> None:
     assert asked.form == StepForm(compile=True, memory_format="channels_last", loss_in_pieces=True)
     assert str(asked.form) == "compile + channels_last + loss in pieces" and str(StepForm()) == "plain"
     assert Job.from_json(asked.to_json()) == asked
+    own = job(flat_update=True, precision="bf16", cluster=Cluster(device="cuda"))
+    assert own.form.flat_update and "--flat-update" in command(own) and str(own.form) == "flat update"
+    kept = job(offload="optimizer", cluster=Cluster(device="cuda"))
+    assert "--offload optimizer" in command(kept) and str(kept.form) == "optimizer offloaded"
     words = command(asked)
     assert "--compile" in words and "--memory-format channels_last" in words and "--loss-in-pieces" in words
 

@@ -19,6 +19,7 @@ from shoal.spec import Cluster, Data, Task, World
 from shoal.step.compute import EagerCompute, compute_of
 from shoal.step.device_scale import DeviceScale, ScaledSums, step_unless
 from shoal.step.device_step import DeviceStep
+from shoal.step.unasked import UnaskedSteps
 from shoal.step.update import Update
 from shoal.step.work import Work
 from shoal.strategies.base import Company, Setting
@@ -116,6 +117,28 @@ def test_device_steps_have_the_bits_of_plain_ones_and_skip_what_they_skip(name: 
         assert found.precision.state == plain.precision.state
     assert found.precision.facts()["skipped_steps"] == len(BAD_STEPS)
     assert found.precision.scale == FIRST_SCALE / 2 ** len(BAD_STEPS)
+
+
+@pytest.mark.parametrize("name", ["fused AdamW", "fused SGD"])
+def test_plain_steps_that_nobody_waits_for_have_the_bits_of_those_that_are_looked_at(name: str) -> None:
+    """Also where the first step is skipped, in which the optimizer would make what it keeps."""
+    plain, found = replica(OPTIMIZERS[name]), replica(OPTIMIZERS[name])
+    take, unasked = plain_steps(plain), UnaskedSteps(found, eager(found), Update(found, 0.5))
+    for step in (BAD_STEPS[0], *range(2, STEPS + 1)):
+        for param in found.trained.values():
+            param.grad = None
+        sums = unasked.take(Work(step, (PART,), 0), loaded(step)).resolve()
+        assert sums.mean_loss == pytest.approx(take(step), rel=1e-6) and sums.samples == BATCH
+        assert all(map(torch.equal, found.module.parameters(), plain.module.parameters())), step
+        assert found.precision.state == plain.precision.state
+    assert are_equal(state_of(found), state_of(plain))
+    assert found.precision.facts()["skipped_steps"] == len(BAD_STEPS) + 1
+
+
+def eager(trained: Replica) -> EagerCompute:
+    compute = compute_of(trained)
+    assert isinstance(compute, EagerCompute)
+    return compute
 
 
 def test_the_device_follows_the_rules_of_the_host() -> None:

@@ -6,10 +6,12 @@ import torch
 
 
 def peak_memory(device: str) -> dict[str, int]:
-    """Bytes: of the host's memory in `host`, pages that others share included, and of a GPU's in `gpu`."""
+    """Bytes: of the host's memory in `host`, pages that others share included, and of a GPU's in `gpu`; in
+    `gpu_taken` what was taken from the driver for that."""
     found = {"host": peak_resident_bytes()}
     if device != "cpu":
         found["gpu"] = torch.cuda.max_memory_allocated(device)
+        found["gpu_taken"] = torch.cuda.max_memory_reserved(device)
     return found
 
 
