@@ -21,12 +21,13 @@ def in_fastest_form(job: Job, zygote: ZygoteProcess | None = None) -> tuple[Job,
 
     It is tried on this host, in one process with as many threads as a worker has.
     """
+    device = "cpu" if job.cluster.device == "cpu" else "cuda"
     with tempfile.TemporaryDirectory(prefix="shoal-fast-") as folder:
         trial = Job(
             target=job.target,
             args=job.args,
             purpose=Purpose.TRY,
-            cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker, device=job.cluster.device),
+            cluster=Cluster(workers=1, threads=job.cluster.threads_per_worker, device=device),
             overrides=job.overrides,
             run_dir=folder,
             options={"job": job.to_json()},
@@ -35,7 +36,7 @@ def in_fastest_form(job: Job, zygote: ZygoteProcess | None = None) -> tuple[Job,
         found = json.loads((Path(folder) / "form.json").read_text(encoding="utf-8"))
     chosen = replace(
         job,
-        **found["form"],
+        **{**found["form"], "offload": job.offload},  # which is for memory, and not for speed
         precision=found["precision"],
         fast=False,
         options={**job.options, "chosen_form": {"text": found["text"], "ratio": found["ratio"]}},

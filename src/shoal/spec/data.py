@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice
-from shoal.spec.cluster import Cluster
+from shoal.spec.cluster import MIXED, Cluster
 from shoal.spec.compressing import check_compression
 from shoal.spec.conduct import Claim, Conduct, even_fills, fills_of
 from shoal.spec.data_footprint import arena_footprint, arena_regions
+from shoal.spec.device_footprint import device_footprint
 from shoal.spec.footprint import Footprint, MemoryRegion
 from shoal.spec.model_size import CutSize, ModelSize, RunSize
 from shoal.spec.strategy import Only, StrategySpec
@@ -46,7 +47,8 @@ class Data(StrategySpec):
     """`local`: each slot normalises by its own part of the batch; `sync`: by the whole batch."""
     shares: str = "even"
     """How many slots each worker fills: `even`, or one number per worker, as in `1+3`. `speed`: even, but how many
-    samples a slot gets follows how fast it is filled."""
+    samples a slot gets follows how fast it is filled; with `device=cuda+cpu`, how fast each device was before the
+    run."""
     partition: str = "spread"
     """`spread`: every batch is cut and shared; `relay`: workers take turns, each with a block of an epoch's
     batches, and hand the model on."""
@@ -114,6 +116,7 @@ class Data(StrategySpec):
                 fills=(range(slots or 1),) * cluster.places,
                 slots_are_free=False,
                 is_relay=True,
+                protects="samples",
                 gathers=cluster.places > 1,
                 spans_hosts=True,
                 why=dict.fromkeys(
@@ -126,12 +129,21 @@ class Data(StrategySpec):
             "has_journal": f"strategy={self} keeps none; leave journal on",
             "spans_hosts": f"strategy={self} sums inside one host; use via=ring, or leave via out",
         }
-        if cluster.device != "cpu":
-            why["has_places"] = f"device={cluster.device} does not use that"
+        on_gpus = cluster.device != "cpu"
+        if on_gpus:
+            why["has_places"] = f"device={cluster.device} does so with via=arena alone; use that, or leave it out"
+            why["meets"] = "on a GPU that workers share they are computed one after the other; use via=backend"
         if self.batchnorm == "sync":
             why["can_skip"] = "batchnorm=sync needs them all in every pass; use batchnorm=local"
             why["has_whole_passes"] = "batchnorm=sync has workers meet inside of it; use batchnorm=local"
-        has_places = self.shares_memory and self.via != "chain" and cluster.device == "cpu"
+        if self.shares == "speed" or self.batchnorm == "sync":
+            said = "shares=speed" if self.shares == "speed" else "batchnorm=sync"
+            why["protects"] = f"with {said} what a sample changes depends on others; leave that out"
+        in_gpu_memory = on_gpus and self.via == "arena"
+        if in_gpu_memory:
+            why["protects"] = "workers that share a GPU's memory compute no gradients by sample; use via=backend"
+        is_protected = not in_gpu_memory and self.shares != "speed" and self.batchnorm != "sync"
+        has_places = self.shares_memory and self.via != "chain" and (not on_gpus or self.via == "arena")
         return Conduct(
             fills=self._fills(cluster.places, slots),
             has_places=has_places,
@@ -139,11 +151,15 @@ class Data(StrategySpec):
             has_journal=self.journal and self.via != "chain",
             can_skip=self.batchnorm != "sync",
             has_whole_passes=self.batchnorm != "sync",
-            meets=self.via != "chain",
+            meets=self.via != "chain" and not in_gpu_memory,
             synchronises=True,
+            protects="samples" if is_protected else "",
             spans_hosts=self.via not in ("arena", "backend"),
             outlives_hosts=self.via == "chain",
+            takes_hosts=self.via == "chain" or (self.via == "auto" and self.batchnorm == "local"),
             open_commits=self._open_commits(cluster, slots),
+            mixes_devices=self.via == "backend" or self.shares == "speed",
+            is_measured_first=cluster.device == MIXED and self.shares == "speed",
             why=why,
         )
 
@@ -160,6 +176,7 @@ class Data(StrategySpec):
             meets=True,
             synchronises=True,
             can_skip=self.batchnorm != "sync",
+            protects="samples",
             spans_hosts=True,
             puts_aside="unsent",
             why=dict.fromkeys(
@@ -191,7 +208,14 @@ class Data(StrategySpec):
                 f"Job: strategy={self} lets workers take turns with whole batches, which does not go together "
                 "with other keys; leave them out."
             )
-        if self.shares == "speed" and cluster.device != "cpu":
+        if self.shares == "speed" and cluster.device == MIXED:
+            if job.slots not in (None, cluster.places) or cluster.max_workers is not None:
+                raise SpecError(
+                    f"Job: shares=speed with device={MIXED} gives every worker one part of a batch, but "
+                    f"slots={job.slots} and workers={cluster.written_workers}; leave slots out, and name a "
+                    "number of workers."
+                )
+        elif self.shares == "speed" and cluster.device != "cpu":
             raise SpecError(
                 f"Job: shares=speed measures workers through shared memory, which device={cluster.device} does "
                 "not use; use device=cpu, or shares=even."
@@ -201,15 +225,30 @@ class Data(StrategySpec):
                 f"Job: between={self.between} is for what travels between hosts, but on={cluster.on} is one host; "
                 "leave it out."
             )
-        if not self.journal and cluster.device != "cpu":
+        if cluster.device != "cpu":
+            self._check_on_gpus(job)
+
+    def _check_on_gpus(self, job: Job) -> None:
+        device = job.cluster.device
+        if not self.journal and self.via != "arena":
             raise SpecError(
-                f"Job: journal=off saves a journal in shared memory, which device={cluster.device} does not use; "
-                "leave it out."
+                f"Job: journal=off saves a journal in shared memory, which device={device} uses with via=arena "
+                "alone; leave it out."
             )
-        if self.via in ("arena", "chain") and cluster.device != "cpu":
+        if self.via == "chain":
             raise SpecError(
-                f"Job: via={self.via} shares the host's memory, but device={cluster.device}; use via=backend on "
-                "GPUs."
+                f"Job: via=chain shares the host's memory, but device={device}; use via=backend on GPUs, or "
+                "via=arena where workers share one."
+            )
+        if self.via == "arena" and self.batchnorm == "sync":
+            raise SpecError(
+                "Job: batchnorm=sync has slots meet in every pass, but with via=arena on a GPU they are computed "
+                "one after the other; use via=backend, or batchnorm=local."
+            )
+        if self.via == "arena" and job.graph:
+            raise SpecError(
+                "Job: graph captures a step with its update, but with via=arena others may have to finish it; "
+                "leave graph or via out."
             )
 
     def footprint(self, model: ModelSize, run: RunSize, cut: CutSize | None = None) -> Footprint:
@@ -217,6 +256,8 @@ class Data(StrategySpec):
             return whole_footprint(model, run)
         if self.partition == "relay" and run.workers > 1:
             return handed_on(model, run, cut or CutSize())
+        if self.via == "arena" and not run.shares_memory:
+            return device_footprint(model, run, cut or CutSize())
         if self.shares_memory and run.shares_memory:
             regions = self.segment_regions(model, run, cut or CutSize())
             return arena_footprint(regions, model, run, cut or CutSize())
@@ -238,6 +279,9 @@ class Data(StrategySpec):
         if self.via != "auto" or self.partition != "spread" or self.compresses:
             return self
         return replace(self, via="ring" if self.batchnorm == "sync" else "chain")
+
+    def across_devices(self, *, mixed: bool) -> Self:
+        return replace(self, via="backend" if mixed else "auto", shares="even")
 
     def for_inference(self) -> Data:
         """Who fills which part of a batch, and when, is a matter of training."""

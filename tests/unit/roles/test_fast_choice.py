@@ -53,7 +53,7 @@ def test_a_loss_in_pieces_that_costs_nothing_is_compiled_with_and_without() -> N
 
 
 def test_the_fastest_of_each_kind_is_captured() -> None:
-    ways = captured_ways([tried(PLAIN, 1.0), tried(COMPILED, 0.5), tried(LAST, 0.9)])
+    ways = captured_ways(Openings(), [tried(PLAIN, 1.0), tried(COMPILED, 0.5), tried(LAST, 0.9)])
     assert [str(way) for way in ways] == ["graph + channels_last", "compile + graph"]
 
 
@@ -79,3 +79,14 @@ def test_losses_agree_up_to_rounding() -> None:
     assert agree([2.0001, 1.0], [2.0, 1.0], 1e-3)
     assert not agree([2.0, 1.1], [2.0, 1.0], 1e-3)
     assert not agree([float("nan")], [2.0], 1e-1)
+
+
+def test_an_update_in_one_kernel_is_tried_where_it_can_be() -> None:
+    flat = StepWay(form=StepForm(flat_update=True), precision="bf16")
+    assert quick_ways(Openings(precisions=("bf16",), can_update_flat=True)) == [flat]
+    assert flat in quick_ways(Openings(precisions=("fp32", "bf16"), can_update_flat=True))
+    assert quick_ways(Openings(can_update_flat=True)) == []
+    captured = captured_ways(Openings(can_update_flat=True), [tried(StepWay(precision="bf16"), 1.0)])
+    assert [str(way) for way in captured] == ["graph, bf16", "graph + flat update, bf16"]
+    compiled = compiled_ways(Openings(precisions=("fp32", "bf16")), [tried(PLAIN, 1.0), tried(flat, 0.5)])
+    assert [str(way) for way in compiled] == ["compile", "compile + flat update, bf16"]

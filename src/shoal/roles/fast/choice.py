@@ -55,6 +55,8 @@ class Openings:
     has_vocabulary: bool = False
     """Whether a loss can be taken in pieces."""
     can_capture: bool = False
+    can_update_flat: bool = False
+    """Whether linear layers can be updated in one kernel, in bf16."""
 
 
 def plain_way(openings: Openings) -> StepWay:
@@ -72,6 +74,8 @@ def quick_ways(openings: Openings) -> list[StepWay]:
     ]
     if openings.has_vocabulary:
         ways.append(StepWay(form=StepForm(loss_in_pieces=True), precision=openings.precisions[0]))
+    if openings.can_update_flat and "bf16" in openings.precisions:
+        ways.append(StepWay(form=StepForm(flat_update=True), precision="bf16"))
     return [way for way in ways if way != plain_way(openings)]
 
 
@@ -84,7 +88,10 @@ def compiled_ways(openings: Openings, tried: Sequence[Tried]) -> list[StepWay]:
         one.way.form.loss_in_pieces and one.step_s < LEAST_GAIN * plain_step(openings, good) for one in good
     )
     form = replace(best, compile=True, loss_in_pieces=pieces)
-    ways = [StepWay(form=form, precision=precision) for precision in openings.precisions]
+    ways = [
+        StepWay(form=replace(form, flat_update=form.flat_update and precision == "bf16"), precision=precision)
+        for precision in openings.precisions
+    ]
     if pieces and not best.loss_in_pieces:
         ways.append(StepWay(form=replace(form, loss_in_pieces=False), precision=openings.precisions[0]))
     return ways
@@ -95,14 +102,17 @@ def plain_step(openings: Openings, tried: Iterable[Tried]) -> float:
     return next(one.step_s for one in tried if one.way == plain_way(openings))
 
 
-def captured_ways(tried: Sequence[Tried]) -> list[StepWay]:
-    """The fastest ways so far, captured: the best of those that are compiled, and of those that are not."""
+def captured_ways(openings: Openings, tried: Sequence[Tried]) -> list[StepWay]:
+    """The fastest ways so far, captured: the best of those that are compiled, and of those that are not. In bf16
+    each also with the update in one kernel, which may save what plain steps do not show: launches."""
     ways = []
     for is_compiled in (False, True):
         good = [one for one in tried if not one.why_not and one.way.form.compile == is_compiled]
         if good:
             best = min(good, key=lambda one: one.step_s).way
             ways.append(replace(best, form=replace(best.form, graph=True)))
+            if openings.can_update_flat and best.precision == "bf16" and not best.form.flat_update:
+                ways.append(replace(best, form=replace(best.form, graph=True, flat_update=True)))
     return ways
 
 

@@ -27,6 +27,7 @@ from shoal.roles.fast.choice import (
     plain_way,
     quick_ways,
 )
+from shoal.roles.fast.devices import measure_devices
 from shoal.roles.fast.trial import FormTrial
 from shoal.roles.loading.start import read_start
 from shoal.roles.loading.task import load_task
@@ -34,6 +35,7 @@ from shoal.roles.process.reporter import Reporter
 from shoal.roles.training.training import make_schedule
 from shoal.spec import Job, Task, World
 from shoal.spec.vocabulary import State
+from shoal.step.flat_rules import why_not_flat
 from shoal.step.pieces import find_vocabulary_layer
 
 FILE_NAME = "form.json"
@@ -60,6 +62,12 @@ def try_forms(job: Job, world: World, reporter: Reporter) -> None:
         batch_size=size,
         batch_per_worker=False,
     )
+    if job.options.get("devices"):
+        whole = replace(slot, batch_size=schedule.batch_size)
+        page = {"batch": schedule.batch_size, "times": measure_devices(whole, wanted, world.device, start)}
+        write_whole(Path(job.run_dir) / FILE_NAME, json.dumps(page) + "\n")
+        reporter.done({"samples": 0})
+        return
     steps = max(1, schedule.total_steps - start.step)
     search = Search(slot, wanted, world.device, steps, start)
     page = search.run()
@@ -102,7 +110,7 @@ class Search:
                 "takes 10 to 60"
             )
         if openings.can_capture:
-            for way in captured_ways(self._tried):
+            for way in captured_ways(openings, self._tried):
                 self._try(way, plain)
         left = list(self._tried[1:])
         while (best := best_of(plain, left, self._steps)) is not plain:
@@ -118,11 +126,16 @@ class Search:
 
     def _openings_of(self, base: FormTrial) -> Openings:
         job, replica = self._job, base.training.replica
+        is_alone = self._device != "cpu" and job.cluster.places == job.num_slots == 1
         return replace(
             self._openings(),
             has_images=has_images(replica.module),
             has_vocabulary=find_vocabulary_layer(replica) is not None,
-            can_capture=self._device != "cpu" and job.cluster.places == job.num_slots == 1,
+            can_capture=is_alone and job.offload == "none",
+            can_update_flat=is_alone
+            and job.offload == "none"
+            and not why_not_flat(replica.optimizer)
+            and replica.task.accumulate == 1,
         )
 
     def _try(self, way: StepWay, plain: Tried) -> None:

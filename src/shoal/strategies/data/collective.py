@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -28,10 +29,12 @@ from shoal.strategies.groups.summed import SummedSwap
 class CollectiveData(WholeModel):
     """One flat gradient per dtype, summed by the algorithm that `via` names."""
 
-    def __init__(self, spec: Data, given: Summing | None = None) -> None:
-        """`given`: how workers sum that have come together already; whoever gave it closes it."""
+    def __init__(self, spec: Data, given: Summing | None = None, *, may_lack_samples: bool = False) -> None:
+        """`given`: how workers sum that have come together already; whoever gave it closes it. `may_lack_samples`:
+        there are others, and these workers' part of a small batch may be nothing."""
         self._spec = spec
         self._given = given
+        self._may_lack_samples = may_lack_samples
 
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica = replica
@@ -49,7 +52,9 @@ class CollectiveData(WholeModel):
         self._flats, self._views = _flat_gradients(self._params)
         self._touched = torch.zeros(len(self._params), dtype=torch.uint8).numpy()
         self._tap = GradientTap(self._params)
-        self._direct = write_directly(replica.module, self._params, self._tap, replica.form)
+        self._direct = (
+            [] if replica.is_by_sample else write_directly(replica.module, self._params, self._tap, replica.form)
+        )
         self._buffers = MovingBuffers(replica.module)
         load_named_state(replica)
         replica.precision.bind(replica.module, report=setting.company.report if setting.world.is_first else None)
@@ -80,6 +85,11 @@ class CollectiveData(WholeModel):
         loss, skipped, skipped_parts, stop, save, counted, *parts = control[: len(head)].tolist()
         weights, counts, touched = control[len(head) :].split([len(weights), len(counts), len(self._touched)])
         sums = Sums(loss, float(weights.sum()), skipped, skipped_parts, parts=tuple(parts))
+        if self._may_lack_samples and not sums.weight + sums.skipped:
+            moved.start()
+            return StepResult(
+                loss=math.nan, weight=0.0, stop=bool(stop), save=bool(save), counts=(0,) * self._setting.slots
+            )
         check_weight(work, sums)
         if sums.weight:
             is_taken = self._sum_up(work, sums.weight)

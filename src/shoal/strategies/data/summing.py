@@ -31,6 +31,7 @@ class SocketSumming:
 
     def __init__(self, via: str, setting: Setting) -> None:
         from shoal.comm.collectives import make_collective
+        from shoal.comm.tcp.pacing import cable_of
         from shoal.comm.zmq_transport import ZmqTransport
 
         world = setting.world
@@ -41,6 +42,7 @@ class SocketSumming:
             address=listening_address(setting),
             generation=world.generation,
             encrypt=world.encrypts,
+            cable=cable_of(world),
         )
         self._transport.connect(meeting.exchange_addresses(self._transport.address))
         collective = make_collective(
