@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.app import run
+from shoal.errors import SpecError
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.runs import train
 from shoal.verification import Row, Verdict, VerifyReport, replay_run, verify
@@ -262,3 +263,15 @@ def test_shares_that_follow_speed_are_compared_with_the_same_cuts(tasks: str, zy
 def test_verify_wants_a_task_or_a_run(tasks: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["verify"]) == 2
     assert "either a task" in capfd.readouterr().err
+
+
+def test_noise_on_clients_has_nothing_to_be_compared_with() -> None:
+    strategy = "average:clients=8,partition=own"
+    with pytest.raises(SpecError, match="leave privacy out"):
+        verify(f"{SMALL}:plain", strategy=strategy, privacy="noise=1")
+
+
+@pytest.mark.long
+def test_workers_draw_the_noise_of_one(zygote: ZygoteProcess) -> None:
+    report = verify(f"{SMALL}:plain", workers=2, privacy="noise=1", zygote=zygote)
+    assert isinstance(report, VerifyReport) and report.ok

@@ -185,6 +185,8 @@ def _spans(book: Book, schedule: Schedule) -> Iterator[Span]:
 def _alike(row: BookRow, cuts: CutLog, schedule: Schedule) -> Iterator[tuple[int, int]]:
     """The first and last steps of stretches of a row whose batches have one size and were cut alike."""
     bounds = {row.first, row.last + 1, *cuts.changes(row.first, row.last)}
+    if not schedule.has_one_size:
+        bounds |= set(range(row.first, row.last + 1))
     if schedule.length % schedule.batch_size:
         ends = range(-(-row.first // schedule.steps_per_epoch), row.last // schedule.steps_per_epoch + 1)
         for end in (epoch * schedule.steps_per_epoch for epoch in ends):

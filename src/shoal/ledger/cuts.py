@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,6 +31,9 @@ class Cut:
 @dataclass(frozen=True)
 class Schedule:
     """All steps of a run. Steps count from 1; the last batch of an epoch may be smaller."""
+
+    has_one_size: ClassVar[bool] = True
+    """Whether all batches but an epoch's last are of the same size."""
 
     length: int
     """Positions of an epoch: how many samples it draws, which may be more or fewer than there are."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from shoal.errors import SpecError
 from shoal.launch.targets import target_of
 from shoal.observe.wording import plural
 from shoal.spec import Claim, Cluster, Job, StrategySpec, Task, parse_strategy
 from shoal.spec.checks import require_count
+from shoal.spec.privacy import Privacy
 from shoal.spec.step_form import StepForm
 from shoal.verification.by_bits import NUM_TRIALS, compare_bits
 from shoal.verification.by_result import compare_results, num_trials
@@ -36,6 +38,7 @@ def verify(
     seed: int | None = None,
     seeds: int = DEFAULT_SEEDS,
     precision: str = "fp32",
+    privacy: str | Privacy = "none",
     form: StepForm | None = None,
     zygote: ZygoteProcess | None = None,
     progress: Progress | None = None,
@@ -46,6 +49,7 @@ def verify(
     timing decides, no two runs are alike: such a strategy trains the whole task (or `steps` of it) with several
     `seeds`, and its results are compared with those of synchronous training on the same samples.
     `precision` is what the model computes in, but for the comparison in float64; `form` is how its steps run.
+    `privacy` is as `train` takes it; all runs have the same noise.
     `progress(number, total, label)` is called before each of the runs.
     """
     form = form or StepForm()
@@ -62,11 +66,14 @@ def verify(
         slots=slots,
         overrides={} if seed is None else {"seed": seed},
         precision=precision,
-        compile=form.compile,
-        graph=form.graph,
-        memory_format=form.memory_format,
-        loss_in_pieces=form.loss_in_pieces,
+        privacy=str(privacy),
+        **asdict(form),
     )
+    if job.protection is not None and job.conduct.clients is not None:
+        raise SpecError(
+            f"verify: privacy adds noise to sums over clients with strategy={spec}, and nothing alike to "
+            "those over samples that it would be compared with; leave privacy out."
+        )
     expected = num_trials(seeds) if spec.claim(workers) is Claim.RESULT else NUM_TRIALS
     with open_laboratory(expected, zygote, progress) as laboratory:
         facts, initial = laboratory.inspect(job)

@@ -16,8 +16,7 @@ from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess, start_zygote
 from shoal.launch.supervisor import inspect_task, run_job
 from shoal.ledger.book import CutLog
 from shoal.observe import Event
-from shoal.observe.happenings import CutsChanged
-from shoal.observe.summary import UNDOING
+from shoal.observe.happenings import CutsChanged, Restarted, Resumed, StepsTaken
 from shoal.spec import Job
 
 if TYPE_CHECKING:
@@ -165,14 +164,21 @@ def open_laboratory(
 
 
 def told_cuts(events: Iterable[Event]) -> CutLog:
-    """How a run cut its batches, as its events tell."""
-    log = CutLog()
+    """How a run cut its batches, as its events tell.
+
+    An attempt that goes on after a step tells first how it cuts the next one; that it goes on there may be told
+    later, though before any of its steps.
+    """
+    log, told = CutLog(), set[int]()
     for event in events:
-        if isinstance(event.what, CutsChanged):
-            log.note(event.what.from_step, event.what.sizes)
-        elif isinstance(event.what, UNDOING):
-            step = event.what.step
-            log.note(step + 1, log.at(step))
+        match event.what:
+            case CutsChanged(from_step=from_step, sizes=sizes):
+                log.note(from_step, sizes)
+                told.add(from_step)
+            case StepsTaken():
+                told.clear()
+            case Resumed(step=step) | Restarted(step=step) if step + 1 not in told:
+                log.note(step + 1, log.at(step))
     return log
 
 

@@ -16,3 +16,12 @@ def test_what_was_undone_is_forgotten() -> None:
     assert [log.at(step) for step in (9, 10, 20, 29, 30)] == [None, (3, 1), (3, 1), (3, 1), None]
     start = Event.of("restarted", None, {**back.values, "step": 0})
     assert told_cuts([cuts(10, [3, 1]), start]).at(10) is None
+
+
+def test_what_an_attempt_told_before_it_was_said_to_go_on_counts() -> None:
+    steps = Event.of("steps", 0, {"steps": [[30, 1.0]]})
+    back = Event.of("resumed", None, {"step": 25})
+    before, again = [cuts(10, [3, 1]), cuts(28, [1, 3]), steps], [cuts(26, [3, 1]), cuts(27, [2, 2])]
+    for late in ([*again, back], [again[0], back, again[1]], [back, *again]):
+        log = told_cuts([*before, *late, steps])
+        assert [log.at(step) for step in (10, 26, 27, 28)] == [(3, 1), (3, 1), (2, 2), (2, 2)]

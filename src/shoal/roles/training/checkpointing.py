@@ -28,6 +28,7 @@ from shoal.observe.run_folder import RunFolder
 from shoal.roles.callbacks.telling import Callbacks
 from shoal.roles.loading.incremental import History
 from shoal.roles.process.reporter import Reporter
+from shoal.roles.training.protection import Protection
 from shoal.spec import Job, vocabulary
 from shoal.spec.checkpointing import CheckpointRule
 
@@ -64,6 +65,8 @@ class Checkpointing:
         self._has_stepped = False
         self.book: Book | None = None
         """What the slots of all committed steps have used, where that is counted here."""
+        self.protection: Protection | None = None
+        """What is done for the privacy of the data, where something is."""
         self.failures = 0
         """Members that the run has lost so far, as far as is known here."""
         self.callbacks: Callbacks | None = None
@@ -207,6 +210,7 @@ class Checkpointing:
             "samples": schedule.samples_after(step),
             "seen": self._history.after(step, self._replica.task, schedule),
             "book": None if self.book is None else self.book.plain(),
+            "privacy": None if self.protection is None else self.protection.plain(step),
             "epoch": schedule.epoch_of(step) + 1,
             "precision": list(self._replica.precision.state.values),
             "evaluations": {str(at): results for at, results in self._evaluations.items()},

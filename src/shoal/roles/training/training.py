@@ -29,10 +29,18 @@ from shoal.roles.training.best import BestKeeper
 from shoal.roles.training.chaos import Sabotage
 from shoal.roles.training.checkpointing import Checkpointing
 from shoal.roles.training.mean_check import MeanCheck
+from shoal.roles.training.protection import (
+    Protection,
+    check_private,
+    drawn_schedule,
+    make_protection,
+    refuse_unprotected,
+)
 from shoal.roles.training.witness import Witness
 from shoal.spec import Conduct, Task, World
 from shoal.spec.clients import ClientRounds
 from shoal.spec.features import GATHER
+from shoal.spec.privacy import Privacy
 from shoal.spec.step_form import StepForm
 from shoal.step.work import Work
 from shoal.strategies.base import Extent, Strategy, handover_of
@@ -113,6 +121,7 @@ class Training:
         precision: str = "fp32",
         recompute: bool = False,
         form: StepForm | None = None,
+        privacy: Privacy | None = None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.task = task
@@ -122,7 +131,7 @@ class Training:
         sets = [train]
         loaders = task.loaders or conduct.preprocess
         _check_readable(task, train, conduct, loaders)
-        self.schedule = make_schedule(task, train, slots, world.world_size, conduct.clients)
+        self.schedule, self.protection = self._plan(train, start or Start(), privacy)
         order = self.schedule.order
         # Its processes are forked here: they hold nothing of a model, and few threads run yet.
         self._feed = Feed(
@@ -134,6 +143,8 @@ class Training:
             leaves_small=form is not None and form.graph,
             warn=warn,
         )
+        if start is not None:
+            start = start.with_members(is_ensemble=conduct.is_ensemble)
         sample_feed = Feed(task, train, numerics=numerics)  # models are made on the CPU, whatever they train on
         self.replica = Replica(
             task,
@@ -146,7 +157,9 @@ class Training:
             recompute=recompute,
             form=form,
         )
-        self.weighing = derived_weight(self.replica)
+        self.client_protection = None if self.protection is None else self.protection.protect(self.replica)
+        """What the strategy does for the privacy of clients, where they are to have some."""
+        self.weighing = derived_weight(self.replica) if self.protection is None else None
         """What a batch counts, where the task leaves that to its loss."""
         if self.weighing is not None:
             self.task = self.replica.task = task = replace(self.replica.task, weight=self.weighing.weight)
@@ -178,6 +191,20 @@ class Training:
         """What the slots of all committed steps have used."""
         self.recorded_cuts: CutLog | None = None
         """How an earlier run cut its batches, where this one is to repeat it."""
+
+    def _plan(self, train: Any, start: Start, privacy: Privacy | None) -> tuple[Schedule, Protection | None]:
+        """The steps of the run, and what is done for the privacy of its data, which may end it early."""
+        task, conduct, workers = self.task, self.conduct, self.world.world_size
+        if privacy is None:
+            refuse_unprotected(start)
+            return make_schedule(task, train, conduct.slots, workers, conduct.clients), None
+        check_private(task, train)
+        if conduct.clients is None:
+            schedule = drawn_schedule(task, train, conduct.slots, privacy)
+        else:
+            schedule = make_schedule(task, train, conduct.slots, workers, conduct.clients)
+        protection = make_protection(privacy, schedule, conduct, start, len(train))
+        return protection.limited(schedule), protection
 
     @property
     def extent(self) -> Extent:
