@@ -51,6 +51,22 @@ def storm_and_calm(
             {"spares": 1},
             marks=pytest.mark.long,
         ),
+        pytest.param(
+            20,
+            "mlp",
+            {**MLP, "optimizer": "adamw"},
+            "average:every=5,combine=ensemble",
+            {},
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            20,
+            "mlp",
+            {**MLP, "optimizer": "momentum"},
+            "average:every=6,init=own,outer=nesterov",
+            {"spares": 1},
+            marks=pytest.mark.long,
+        ),
         pytest.param(20, "gpt", {"optimizer": "adamw"}, "average:every=1", {"spares": 1}, marks=pytest.mark.long),
     ],
 )

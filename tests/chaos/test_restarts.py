@@ -46,6 +46,9 @@ MORE_WAYS = {
     "tensor": (2, "tensor"),
     "mesh": (4, "mesh:data=2,pipeline=2,microbatches=2"),
     "phases": (2, "layer:phases=2"),
+    "streamed": (2, "average:every=6,parts=3,delay=3,outer=nesterov"),
+    "groups": (3, "average:every=4,inside=data,groups=2"),
+    "members": (2, "average:every=4,combine=ensemble,via=sockets"),
     "placed": (2, "layer:place=0@0+1@0+2@1+3@1+4@1"),
 }
 

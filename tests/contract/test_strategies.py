@@ -273,6 +273,32 @@ def test_over_hosts_averages_have_the_bits_of_one_host(hosts: int, size: int) ->
     assert all(values == found[0][1] for _, values, _ in found)
 
 
+@pytest.mark.parametrize(("hosts", "size", "within"), [(3, 3, 0.0), (2, 4, 1e-6)])
+def test_over_hosts_parts_are_agreed_on_while_others_train(hosts: int, size: int, within: float) -> None:
+    """A host adds up what its own workers have before it sends that, so sums of four run in another order."""
+    written = "average:every=3,parts=2,delay=2,outer=nesterov"
+    expected = in_processes(size, averaged(written))
+    found = in_processes(size, averaged(written, hosts))
+    for (losses, values, _), (other_losses, others, _) in zip(found, expected, strict=True):
+        assert [float.fromhex(loss) for loss in losses] == pytest.approx(
+            [float.fromhex(loss) for loss in other_losses], abs=within
+        )
+        for name in values:
+            assert values[name] == pytest.approx(others[name], abs=within), name
+
+
+@pytest.mark.parametrize("keys", ["every=2,outer=nesterov", "every=3,parts=2,delay=2"])
+def test_over_hosts_those_of_a_host_may_train_in_lockstep(keys: str) -> None:
+    """As groups of one host do."""
+    expected = in_processes(4, averaged(f"average:{keys},inside=data,groups=2"))
+    found = in_processes(4, averaged(f"average:{keys},inside=data", 2))
+    for (losses, values, _), (other_losses, others, _) in zip(found, expected, strict=True):
+        assert losses == other_losses
+        for name in values:
+            assert values[name] == pytest.approx(others[name], abs=1e-6), name
+    assert [values for _, values, _ in found[::2]] == [values for _, values, _ in found[1::2]]
+
+
 def test_over_hosts_differences_may_travel_compressed() -> None:
     """All workers of all hosts end with the same bits, close to those of sums that nothing was left out of."""
     (_, exact, _), *_ = in_processes(4, averaged("average:every=2"))

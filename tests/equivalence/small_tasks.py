@@ -79,6 +79,20 @@ def mlp(
     )
 
 
+def plain(optimizer: str = "momentum", steps: int = 20) -> shoal.Task:
+    """Nothing awkward, and little of it."""
+    return shoal.Task(
+        model=lambda: nn.Sequential(nn.Linear(32, 40), nn.Tanh(), nn.Linear(40, 10)),
+        loss=F.cross_entropy,
+        optimizer=OPTIMIZERS[optimizer],
+        train=_classified(204, (32,), 10),
+        test=_classified(50, (32,), 10),
+        batch_size=24,
+        epochs=100,
+        max_steps=steps,
+    )
+
+
 def conv(optimizer: str = "momentum", steps: int = 20, channels_last: bool = False) -> shoal.Task:
     def model() -> nn.Module:
         net = nn.Sequential(

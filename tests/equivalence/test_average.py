@@ -150,6 +150,15 @@ def test_rounds_of_clients_go_on_exactly(resumed: Train) -> None:
     assert_goes_on(saved, resumed.resume(saved, 8), 8)
 
 
+def test_parameters_are_clipped_as_differences_are(train: Train) -> None:
+    """As they are before the mean: after the last agreement none is larger."""
+    how = {"workers": 2, "numerics": "float64", "optimizer": "adamw"}
+    strategy = "average:every=5,clip=value:0.05,clips=parameters"
+    clipped, apart = (train("mlp", strategy=f"{strategy}{via}", **how) for via in ("", ",via=sockets"))
+    assert max(float(one.abs().max()) for one in clipped.model.values()) == pytest.approx(0.05, abs=1e-9)
+    assert clipped.results["digest"] == apart.results["digest"]
+
+
 def test_an_outer_step_of_one_is_the_mean(train: Train) -> None:
     plain, outer = (
         train("mlp", workers=2, strategy=f"average:every=4{keys}", numerics="float64", optimizer="adamw")

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from shoal.arena import Segment, make_grid
+from shoal.arena import SharedMemory, make_grid
 from shoal.arena.tensors import flat_of
 from shoal.errors import TaskError
 from shoal.model.normalising import has_moving_statistics
@@ -56,7 +56,7 @@ class MovingBuffers:
             self._views.append(view)
             self._spans.append(span)
 
-    def bind(self, segment: Segment, slots: int) -> None:
+    def bind(self, segment: SharedMemory, slots: int) -> None:
         """Find the blocks of a segment that was laid out for this many slots."""
         self._committed = segment.tensor("buffers", torch.uint8, count=self.nbytes)
         self._slots = [segment.tensor(f"buffers/{slot}", torch.uint8, count=self.nbytes) for slot in range(slots)]

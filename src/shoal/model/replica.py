@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from shoal.errors import SpecError, TaskError
 from shoal.model.compiled import under_own_names
+from shoal.model.ensemble import Ensemble, members_of
 from shoal.model.fitting_loss import with_fitting_loss
 from shoal.model.loss_parts import LossParts
 from shoal.model.memory_format import lay_out_channels_last
@@ -48,6 +49,8 @@ class Replica:
         """In which form its passes run."""
         self.compute: Any = None
         """Who runs them, made on first use (`step/compute.py`)."""
+        self.is_by_sample = False
+        """Whether passes are computed for many samples side by side (`step/private.py`)."""
         self.preparing: Callable[[], AbstractContextManager[Any]] = nullcontext
         """Entered while a pass is compiled or captured, which takes much longer than passes do."""
         self.task = task = with_fitting_loss(task, numerics=numerics, device=device)
@@ -115,6 +118,8 @@ class Replica:
                 "write for instance model=lambda: nn.Linear(4, 2)."
             )
         module = under_own_names(module)
+        if saved := members_of(self.start.model or {}):
+            module = Ensemble([module, *(under_own_names(self.task.model()) for _ in saved[1:])])
         if self.numerics == "float64":
             module.double()
         if any(is_lazy(p) for p in module.parameters()) and sample is not None:
@@ -137,6 +142,13 @@ class Replica:
             else:
                 call_model(module, batch[0])
         module.train()
+
+    def made_anew(self, seed: int) -> dict[str, torch.Tensor]:
+        """By name: the values that the trained parameters would have, had the task another seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            other = dict(self._make_module(self.sample).named_parameters())
+        return {name: other[name].detach() for name in self.trained}
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         optimizer = self.task.optimizer(list(self.module.parameters()))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from shoal.errors import CheckpointError
+from shoal.model.ensemble import members_of
 from shoal.model.parking.parked import take_over
 
 
@@ -33,6 +34,20 @@ class Start:
     """Samples of each slot in the last step, where they were not even."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What the checkpoint says besides: the order of samples that its steps refer to."""
+    members: Sequence[Mapping[str, torch.Tensor]] = ()
+    """The states of an ensemble's members, where each worker begins with one of them."""
+
+    def with_members(self, *, is_ensemble: bool) -> Start:
+        """For a run in which each worker trains a member of an ensemble, with the first as the model; or for any
+        other run, which can take an ensemble's weights, but not go on with what its optimizers keep."""
+        members = members_of(self.model or {})
+        if self.step and is_ensemble != bool(members):
+            raise CheckpointError(
+                f"The checkpoint is of {'an ensemble' if members else 'one model'}, which "
+                f"combine={'mean' if members else 'ensemble'} cannot go on with: resume it with "
+                f"combine={'ensemble' if members else 'mean'}, or begin anew from its weights with --from."
+            )
+        return replace(self, model=members[0], members=members) if members and is_ensemble else self
 
     def load_model(self, module: nn.Module) -> None:
         """Give the module the values that it had."""

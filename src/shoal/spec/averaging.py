@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from shoal.errors import SpecError
 from shoal.spec.averaging_footprint import arena_average_regions, averaged_footprint
+from shoal.spec.averaging_forms import Clip, check_forms, check_groups
 from shoal.spec.checks import require_choice, require_count
 from shoal.spec.clients import SPREAD, ClientRounds, parse_partition
 from shoal.spec.cluster import Cluster
@@ -27,31 +28,8 @@ RATES = {"mean": 1.0, "momentum": 0.7, "nesterov": 0.7, "adam": 0.01, "yogi": 0.
 KEPT_OUTSIDE = {"mean": 0, "momentum": 1, "nesterov": 1, "adam": 2, "yogi": 2}
 """By outer optimizer: the numbers that it keeps for each element."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Clip:
-    """What is cut off a worker's difference before it is sent."""
-
-    kind: str
-    """`norm`: all of it is made shorter; `value`: each element."""
-    most: float
-
-    @classmethod
-    def parse(cls, text: str) -> Clip | None:
-        """`norm:1`, `value:0.1`, or `none`."""
-        kind, _, number = text.partition(":")
-        if text == "none":
-            return None
-        try:
-            most = float(number)
-        except ValueError:
-            most = math.nan
-        if kind not in ("norm", "value") or not 0 < most < math.inf:
-            raise SpecError(
-                f"average: clip must be none, norm:NUMBER or value:NUMBER, with a number above 0, found {text!r}; "
-                "write for instance clip=norm:1."
-            )
-        return cls(kind=kind, most=most)
+FEWEST_SECURE = 3
+"""Workers of which none can take its own part off a sum to find another's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +43,18 @@ class Average(StrategySpec):
     only: ClassVar[Mapping[str, Only]] = {
         "rate": Only(lambda average: average.outer != "mean", "with an outer optimizer (outer=nesterov)"),
         "momentum": Only(lambda average: average.outer != "mean", "with an outer optimizer (outer=nesterov)"),
-        "outer": Only(lambda average: average.agrees_with_all, "where all agree (with=all)"),
-        "clip": Only(lambda average: average.agrees_with_all, "where all agree (with=all)"),
-        "weight": Only(lambda average: average.agrees_with_all, "where all agree (with=all)"),
-        "compress": Only(lambda average: average.agrees_with_all, "where all agree (with=all)"),
-        "prox": Only(lambda average: average.agrees_with_all, "where all agree (with=all)"),
+        **dict.fromkeys(
+            ("outer", "clip", "weight", "compress", "prox", "parts", "delay"),
+            Only(lambda average: average.agrees_with_all, "where all agree (with=all and combine=mean)"),
+        ),
+        **dict.fromkeys(
+            ("with_", "after"), Only(lambda average: not average.is_ensemble, "where workers agree (combine=mean)")
+        ),
+        "clips": Only(lambda average: average.clip != "none", "with clip=norm:1 or clip=value:0.1"),
+        "groups": Only(lambda average: average.inside != "none", "with inside=data"),
         "share": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
         "partition": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
+        "secure": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
     }
     VIA: ClassVar[tuple[str, ...]] = ("auto", "memory", "sockets", "backend")
 
@@ -88,11 +71,26 @@ class Average(StrategySpec):
     """What a worker counts in the mean: as much as it was trained on (`samples`), or as each other (`even`)."""
     clip: str = "none"
     """How far a worker may have come at most: `norm:1` of all its parameters together, or `value:0.1` of each."""
+    clips: str = "differences"
+    """What `clip` is of: how far a worker has come, or its `parameters` themselves."""
     after: int = 0
     """So many steps are synchronous first, with gradients that are summed up in each."""
     with_: str = "all"
     """Written `with`. Whom a worker agrees with: `all`, its two neighbours in a `ring`, or another one each time
     (`pairs`)."""
+    parts: int = 1
+    """In so many parts the parameters are agreed on, one after the other in every round."""
+    delay: int = 0
+    """So many steps after a part was sent it is taken in, so that it travels while workers train."""
+    init: str = "auto"
+    """How replicas begin: `alike`, from what the seed makes, or each from an `own` initialisation, which follows
+    from the seed and the worker's number; `auto`: own for an ensemble, else alike."""
+    combine: str = "mean"
+    """What replicas come to: one model, their `mean`, or an `ensemble` of all of them, which agree on nothing."""
+    inside: str = "none"
+    """`data`: workers of one host, or of one of `groups`, train one model in lockstep, and these agree."""
+    groups: int = 0
+    """With `inside`: so many groups of neighbouring workers; 0: each host is one."""
     compress: str = "none"
     """How differences travel between hosts: `none`, `bf16`, `fp16`, `int8`, `int8:stochastic`, `topk:0.01`,
     `randomk:0.01`, `sign`, `powersgd:4` or `zstd`; what one rounds off comes later."""
@@ -104,6 +102,8 @@ class Average(StrategySpec):
     """The share of clients that train in a round."""
     partition: str = SPREAD
     """Which samples are a client's: an even part (`own`), or by label in drawn proportions (`dirichlet:0.5`)."""
+    secure: bool = False
+    """Whether a worker masks what its clients have come to, so that others learn the sum of all workers alone."""
     via: str = "auto"
     """How workers of one host talk: through its `memory` (the default), our own `sockets`, or torch's collectives
     (`backend`, the default on GPUs)."""
@@ -111,10 +111,17 @@ class Average(StrategySpec):
     def __post_init__(self) -> None:
         require_count("average", "every", self.every)
         require_count("average", "after", self.after, least=0)
+        require_count("average", "parts", self.parts)
+        require_count("average", "delay", self.delay, least=0)
         require_choice("average", "outer", self.outer, tuple(RATES))
         require_choice("average", "weight", self.weight, ("samples", "even"))
         require_choice("average", "with", self.with_, ("all", "ring", "pairs"))
+        require_choice("average", "init", self.init, ("auto", "alike", "own"))
+        require_choice("average", "combine", self.combine, ("mean", "ensemble"))
+        require_choice("average", "inside", self.inside, ("none", "data"))
+        require_count("average", "groups", self.groups, least=0)
         require_choice("average", "via", self.via, self.VIA)
+        require_choice("average", "clips", self.clips, ("differences", "parameters"))
         Clip.parse(self.clip)
         check_compression(self.compress)
         self._check_clients()
@@ -131,6 +138,7 @@ class Average(StrategySpec):
                 f"average: compress={self.compress} is for what travels over our sockets, but via={self.via}; "
                 "leave one of them out."
             )
+        check_forms(self)
 
     def _check_clients(self) -> None:
         parse_partition(self.partition)
@@ -144,7 +152,16 @@ class Average(StrategySpec):
                 f"average: clients={self.clients} have samples of their own, but partition=spread mixes them; "
                 "write partition=own or partition=dirichlet:0.5."
             )
-        if not self.agrees_with_all or not self.shares_memory:
+        if self.begins_apart or self.is_ensemble:
+            raise SpecError(
+                f"average: clients={self.clients} begin every round from what was agreed on; leave init and "
+                "combine out."
+            )
+        if self.inside != "none":
+            raise SpecError(f"average: clients={self.clients} train by themselves; leave inside out.")
+        if self.is_streamed:
+            raise SpecError(f"average: clients={self.clients} agree on all at once; leave parts and delay out.")
+        if not self.agrees_with_all or self.via not in ("auto", "memory") or self.after:
             raise SpecError(
                 f"average: clients={self.clients} are simulated in the memory of one host, and all agree; leave "
                 "with, after and via out."
@@ -166,7 +183,17 @@ class Average(StrategySpec):
     @property
     def agrees_with_all(self) -> bool:
         """Whether nobody is left apart after an agreement."""
-        return self.with_ == "all"
+        return self.with_ == "all" and not self.is_ensemble
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether workers agree on nothing, and what is saved are all of their models."""
+        return self.combine == "ensemble"
+
+    @property
+    def begins_apart(self) -> bool:
+        """Whether each worker begins with an initialisation of its own."""
+        return self.init == "own" or (self.init == "auto" and self.is_ensemble)
 
     @property
     def outer_rate(self) -> float:
@@ -176,7 +203,23 @@ class Average(StrategySpec):
     @property
     def shares_memory(self) -> bool:
         """Whether workers of one host meet in memory that outlives them, where the host can."""
-        return self.via in ("auto", "memory") and not self.after
+        return self.via in ("auto", "memory") and not self._is_told_apart and not self.secure
+
+    @property
+    def _is_told_apart(self) -> bool:
+        """Whether more is said between workers than the values that each leaves at the end of a round."""
+        return self.after > 0 or self.is_streamed or self.inside != "none"
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether parts of the parameters are agreed on by themselves, or later than they are sent."""
+        return self.parts > 1 or self.delay > 0
+
+    def parts_sent(self, step: int) -> list[int]:
+        """The parts of the parameters that are sent after this step: they are spread over a round, the last one at
+        its end."""
+        at = (step - self.after - 1) % self.every + 1
+        return [part for part in range(self.parts) if self.every * (part + 1) // self.parts == at]
 
     def is_agreement(self, step: int, workers: int) -> bool:
         """Whether so many workers agree after this step, in which each was on its own."""
@@ -193,13 +236,16 @@ class Average(StrategySpec):
             spans_hosts=cluster.device == "cpu" and self.via in ("auto", "sockets"),
             open_commits=self.round_steps(workers),
             clients=self.clients_on(workers),
+            protects="clients" if self.clients and self.clip == "none" else "",
             meets=False,
             state=StateHolder.EACH_WORKER,
             has_one_state=False,
             puts_aside="replica",
+            is_ensemble=self.is_ensemble,
             has_places=in_memory,
             has_journal=in_memory,
             why={
+                "protects": self._why_not_protected(),
                 "has_places": alone,
                 "hosts_several": alone,
                 "slots": f"strategy={self} gives each worker one part of every batch",
@@ -207,9 +253,18 @@ class Average(StrategySpec):
             },
         )
 
+    def _why_not_protected(self) -> str:
+        if self.clients:
+            return f"clip={self.clip} cuts differences off, too; write privacy's own clip alone"
+        return (
+            f"strategy={self} has no clients whose differences are clipped; use clients=100,partition=own, or data"
+        )
+
     def claim(self, workers: int, optimizer: str = "SGD") -> Claim:
         is_plain = self.outer == "mean" and self.weight == "samples" and not (self.clients or self.prox)
         is_plain = is_plain and self.clip == self.compress == "none"
+        is_plain = is_plain and not self.is_streamed
+        is_plain = is_plain and not (self.is_ensemble or (self.begins_apart and workers > 1))
         if workers == 1 and is_plain:
             return Claim.SUMS
         return (
@@ -229,10 +284,21 @@ class Average(StrategySpec):
                 f"Job: clients={self.clients} are simulated in the memory of one host, but on={cluster.on} and "
                 f"device={cluster.device}; use one host and device=cpu."
             )
+        check_groups(self, cluster)
+        if self.secure and cluster.places < FEWEST_SECURE:
+            raise SpecError(
+                f"Job: secure=on tells workers the sum of all alone, but of {cluster.places} each would know the "
+                f"other's part from it; use at least {FEWEST_SECURE} workers."
+            )
         if self.compress != "none" and not cluster.is_spread and self.via != "sockets":
             raise SpecError(
                 f"Job: compress={self.compress} is for what travels between hosts, but on={cluster.on} is one "
                 "host, whose memory all share; leave it out."
+            )
+        if self.is_streamed and cluster.device != "cpu" and self.via != "sockets":
+            raise SpecError(
+                f"Job: parts and delay are for what we send ourselves, but device={cluster.device} uses torch; "
+                "add via=sockets."
             )
         if self.via == "memory" and cluster.device != "cpu":
             raise SpecError(
@@ -247,7 +313,9 @@ class Average(StrategySpec):
             cut or CutSize(),
             every=self.round_steps(run.workers),
             outer_kept=KEPT_OUTSIDE[self.outer],
-            is_gossip=not self.agrees_with_all,
+            is_gossip=not (self.agrees_with_all or self.is_ensemble),
+            is_ensemble=self.is_ensemble,
+            has_groups=self.inside != "none",
             in_memory=self._is_in_memory(run),
         )
 

@@ -18,14 +18,24 @@ _NAMED_BYTES = 256
 
 
 def averaged_footprint(
-    model: ModelSize, run: RunSize, cut: CutSize, *, every: int, outer_kept: int, is_gossip: bool, in_memory: bool
+    model: ModelSize,
+    run: RunSize,
+    cut: CutSize,
+    *,
+    every: int,
+    outer_kept: int,
+    is_gossip: bool,
+    is_ensemble: bool,
+    has_groups: bool,
+    in_memory: bool,
 ) -> Footprint:
     """`every`: steps from one agreement to the next; `outer_kept`: numbers that the outer optimizer keeps for each
-    element; `is_gossip`: only neighbours tell each other; `in_memory`: through memory that outlives a worker."""
+    element; `is_gossip`: only neighbours tell each other; `is_ensemble`: nobody does;
+    `has_groups`: workers of a group are in lockstep; `in_memory`: through memory that outlives a worker."""
     size = model.parameters + model.moving
     regions = (
         *whole_footprint(model, run).worker,
-        of_worker("what all agreed on last", size, Stay.TRAINING),
+        *(() if is_ensemble else (of_worker("what all agreed on last", size, Stay.TRAINING),)),
         of_worker("the outer optimizer's state", outer_kept * model.parameters, Stay.TRAINING),
     )
     sent = 2 * size if is_gossip else 2 * (run.workers - 1) * size // run.workers
@@ -37,13 +47,19 @@ def averaged_footprint(
         medium=Medium.MEMORY if cut.talk or in_memory else Medium.NETWORK,
         num_bytes=sent // every,
     )
+    inside = Flow(
+        what="gradients, summed up inside each group in every step",
+        medium=Medium.MEMORY,
+        num_bytes=2 * model.parameters,
+    )
+    flows = (flow,) * (not is_ensemble) + (inside,) * has_groups
     return Footprint(
         shared=arena_average_regions(model, run, cut, every=every, outer_kept=outer_kept)
         if in_memory
         else talk_regions(cut),
         worker=regions,
         workers=run.workers,
-        flows=(flow,) if run.workers > 1 else (),
+        flows=flows if run.workers > 1 else (),
     )
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from shoal.step.private import ClientProtection
+
 Fill = Callable[["torch.Tensor", int], None]
 """Writes the rows of a table that belong to one lane."""
 Report = Callable[[str], None]
@@ -161,6 +163,8 @@ class Setting:
     port: int | None = None
     memory_bytes: int | None = None
     """The most that each worker may use, where that is limited."""
+    protection: ClientProtection | None = None
+    """What is to be done for the privacy of clients, where there are some."""
 
     @property
     def slots(self) -> int:

@@ -158,7 +158,8 @@ def begins_before_the_last_push_is_safe(written: str) -> bool:
     asked: list[bool] = []
     client: Any = SimpleNamespace(
         served=SimpleNamespace(spec=parse_strategy(written)),
-        machine=SimpleNamespace(outstanding=1),
+        machine=SimpleNamespace(outstanding=1, slots=None),
+        is_redealt=False,
         puller=SimpleNamespace(begin=lambda clock: None),
         wait=lambda is_done: asked.append(is_done()),
     )
@@ -239,6 +240,13 @@ def agreements(written: str) -> list[int]:
     spec = parse_strategy(written)
     assert isinstance(spec, Average)
     return [step for step in range(1, 11) if spec.is_agreement(step, 2)]
+
+
+def sent_after(written: str) -> dict[int, list[int]]:
+    """By step of a round of four: the parts of the parameters that are sent."""
+    spec = parse_strategy(written)
+    assert isinstance(spec, Average)
+    return {step: parts for step in range(1, 5) if (parts := spec.parts_sent(step))}
 
 
 def met_by_each(written: str) -> Any:
@@ -360,6 +368,7 @@ EFFECTS = [
     Effect("layer.every", "layer:phases=2,every=1", "layer:phases=2,every=2", turns, [0, 0, 1, 1, 0, 0]),
     Effect("layer.decoupled", "layer", "layer:decoupled=on", lambda w: conduct(w).puts_aside, "head"),
     Effect("average.every", "average", "average:every=3", agreements, [3, 6, 9]),
+    Effect("average.parts", "average:every=4", "average:every=4,parts=2", sent_after, {2: [0], 4: [1]}),
     Effect("average.after", "average:every=3", "average:every=3,after=4", agreements, [7, 10]),
     Effect("average.with_", "average", "average:with=ring", met_by_each, [[1, 3], [0, 2], [1, 3], [0, 2]]),
     Effect("average.with_", "average:with=ring", "average:with=pairs", met_by_each, [[3], [2], [1], [0]]),
@@ -385,6 +394,11 @@ IN_REAL_RUNS = {
         ],
         "equivalence/test_average.py",
     ),
+    **dict.fromkeys(["average.init", "average.combine"], "equivalence/test_ensembles.py"),
+    **dict.fromkeys(["average.inside", "average.groups"], "equivalence/test_inside.py"),
+    "average.clips": "equivalence/test_average.py",
+    "average.delay": "equivalence/test_streaming.py",
+    "average.secure": "equivalence/test_private.py",
     "ps.standby": "integration/launch/test_several_hosts.py",
     "data.between": "contract/test_strategies.py",
     "sharded.stage": "integration/test_sharded_memory.py",
@@ -457,6 +471,11 @@ def test_keys_of_one_axis_are_those_of_a_mesh() -> None:
         ("average:share=0.5", "share=0.5 acts only with clients"),
         ("average:with=ring,clip=norm:1", "clip=norm:1 acts only where all agree"),
         ("average:with=pairs,outer=adam", "outer=adam acts only where all agree"),
+        ("average:combine=ensemble,outer=adam", "outer=adam acts only where all agree"),
+        ("average:clips=parameters", "clips=parameters acts only with clip="),
+        ("average:groups=2", "groups=2 acts only with inside=data"),
+        ("average:with=ring,parts=2", "parts=2 acts only where all agree"),
+        ("average:combine=ensemble,with=ring", "with=ring acts only where workers agree"),
         ("layer:every=3", "every=3 acts only where layers take turns"),
         ("layer:weights=1+2", "weights=1\\+2 acts only with decoupled=on"),
     ],
@@ -466,9 +485,10 @@ def test_a_key_that_would_change_nothing_is_refused(written: str, words: str) ->
         parse_strategy(written)
 
 
-def test_there_is_no_journal_on_a_gpu() -> None:
-    with pytest.raises(SpecError, match="which device=cuda does not use; leave it out"):
+def test_on_a_gpu_there_is_a_journal_only_where_its_memory_is_shared() -> None:
+    with pytest.raises(SpecError, match="which device=cuda uses with via=arena alone; leave it out"):
         Job(target="a.py", strategy="data:journal=off", cluster=Cluster(workers=2, device="cuda"))
+    Job(target="a.py", strategy="data:journal=off,via=arena", cluster=Cluster(workers=2, device="cuda"))
 
 
 def test_there_is_nothing_to_offload_on_the_cpu() -> None:

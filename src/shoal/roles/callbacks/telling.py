@@ -112,11 +112,14 @@ class Callbacks:
         self._taken = max(self._taken, step)
         return bool(self.marks[Mark.WANTED]) and self._is_first()
 
-    def step_is_done(self, step: int, loss: float, learning_rate: float) -> None:
-        """A step is committed."""
+    def step_is_done(
+        self, step: int, loss: float, learning_rate: float, parts: Mapping[str, float] | None = None
+    ) -> None:
+        """A step is committed; `parts`: what its loss was told with."""
         facts = {
             "step": step,
             "loss": loss,
+            "parts": parts or {},
             "lr": learning_rate,
             "epoch": self._schedule.epoch_of(step) + 1,
             "samples": self._schedule.samples_after(step),

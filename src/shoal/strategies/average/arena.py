@@ -28,11 +28,13 @@ from shoal.spec.vocabulary import Role
 from shoal.step.work import Work
 from shoal.strategies.average.gossip import mean_with
 from shoal.strategies.average.meaning import mean_difference
+from shoal.strategies.average.members import EnsembleMember, begin_apart, mean_of
 from shoal.strategies.average.memory import AverageMemory, LeftHead
 from shoal.strategies.average.outer import kind_name
 from shoal.strategies.average.rounds import Rounds
 from shoal.strategies.average.sizes import cut_size
 from shoal.strategies.average.strategy import AveragedModel
+from shoal.strategies.average.team import Team
 from shoal.strategies.average.values import AgreedValues
 from shoal.strategies.base import Fill, Past, Setting, StepResult
 from shoal.strategies.data.sizes import size_of_run
@@ -72,12 +74,25 @@ class ArenaAverage(AveragedModel):
         self._begin()
         if met := self._memory.counters[self._memory.marks.arrived[self._index]]:
             self._follow(met)
+        elif self._agrees_at_first:
+            self._meet()
+            self._agree_at_first()
         return self._step
+
+    @property
+    def _agrees_at_first(self) -> bool:
+        """Whether all begin apart, and count how far they come from the mean of where they begin."""
+        return self._spec.begins_apart and self._spec.agrees_with_all and self._replica.start.model is None
+
+    def _agree_at_first(self) -> None:
+        for kind, vector in mean_of(self._found()).items():
+            self._agreed[kind].copy_(vector)
+        self._tell_agreed()
 
     def _begin(self) -> None:
         """As all begin: with the task's own values, or a checkpoint's."""
         replica, counters, marks = self._replica, self._memory.counters, self._memory.marks
-        self._together = None
+        self._together, self._team = None, Team(number=self._index, count=self._size)
         self._step = replica.start.step
         self._rounds = Rounds(self._index, self._size, self._setting.slots, self._speak)
         self._rounds.names = lambda: replica.loss_parts.names
@@ -93,6 +108,7 @@ class ArenaAverage(AveragedModel):
             counters.wait(marks.opened, 1)
         if replica.start.model is None:
             AgreedValues(replica).write(self._memory.agreed(0))
+        begin_apart(replica, self._index, self._size, is_own=self._spec.begins_apart)
         self._go_apart()
         self._moved = MovedSettings(replica.optimizer) if state_schema(replica.optimizer) is None else None
         if is_to_open:
@@ -129,11 +145,14 @@ class ArenaAverage(AveragedModel):
         self._meet()
         if self._spec.is_agreement(self._step, self._size):
             self._agree()
+        elif self._agrees_at_first and not head.agreements:
+            self._agree_at_first()
 
     def committed(self) -> int:
         """The step of the last agreement whose result is there."""
         steps, begun = self._spec.round_steps(self._size), self._replica.start.step
-        if agreements := self._memory.counters[self._memory.marks.agreed]:
+        agreements = self._memory.counters[self._memory.marks.agreed] - self._agrees_at_first
+        if agreements > 0:
             return (begun // steps + agreements) * steps
         return begun
 
@@ -221,7 +240,9 @@ class ArenaAverage(AveragedModel):
     def _agree(self) -> None:
         """What all come to from what each has left; all compute the same."""
         shares, found = self._shares(), self._found()
-        if not self._spec.agrees_with_all:
+        if self._spec.is_ensemble:
+            pass  # nobody takes anything from anybody
+        elif not self._spec.agrees_with_all:
             self._values.write(self._after_gossip(self._index))
         elif shares is not None:
             mean = mean_difference(self._agreed, found, shares.tolist(), self._values.num_params, self._clip)
@@ -230,6 +251,10 @@ class ArenaAverage(AveragedModel):
             for each, left in zip(self._values.whole_numbers(), numbers, strict=True):
                 each.copy_(left)
         self._end_round()
+        self._tell_agreed()
+
+    def _tell_agreed(self) -> None:
+        """Once more all have agreed."""
         self._agreements += 1
         if self._index == 0 and self._memory.counters[self._memory.marks.agreed] < self._agreements:
             self._publish()
@@ -256,11 +281,15 @@ class ArenaAverage(AveragedModel):
                 return self._agreed
             change = mean_difference(self._agreed, found, shares.tolist(), self._values.num_params, None)
             return {kind: vector + change[kind] for kind, vector in self._agreed.items()}
-        mean = {kind: vector / self._size for kind, vector in found[0].items()}
-        for each in found[1:]:
-            for kind, vector in mean.items():
-                vector.add_(each[kind] / self._size)
-        return mean
+        return mean_of(found)
+
+    def _members(self) -> list[EnsembleMember]:
+        self._meet_here()
+        memory, meeting = self._memory, self._meeting
+        return [
+            EnsembleMember(memory.left_values(place, meeting), memory.left_numbers(place, meeting))
+            for place in range(self._size)
+        ]
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         memory, rows = self._memory, self._memory.marks.shared_rows
@@ -285,7 +314,7 @@ class ArenaAverage(AveragedModel):
             if self._replica.precision.scales:
                 half = torch.tensor(image.beside()[0], dtype=torch.float64)
                 aside[f"{place}/precision/values"] = half
-            if self._is_apart:
+            if self._is_apart and not self._spec.is_ensemble:  # whose values are the model's
                 left = memory.left_values(place, self._meeting)
                 if self._spec.is_agreement(
                     self._step, self._size

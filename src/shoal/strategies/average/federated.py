@@ -17,16 +17,18 @@ from shoal.checkpoint.model_stream import TensorStream
 from shoal.errors import SpecError
 from shoal.model.replica import Replica
 from shoal.spec import Average
+from shoal.spec.averaging import Clip
 from shoal.step.work import Work
 from shoal.strategies.average.arena import ArenaAverage
-from shoal.strategies.average.outer import clip_
+from shoal.strategies.average.outer import difference_
+from shoal.strategies.average.strategy import AveragedModel
 from shoal.strategies.base import Setting, StepResult
 from shoal.strategies.groups.kept_apart import OF_ALL
 from shoal.strategies.groups.vectors import Vectors
 
 
-class FederatedAverage(ArenaAverage):
-    """One worker's part in it."""
+class ClientTurns(AveragedModel):
+    """What a worker does with its clients, however workers agree."""
 
     def __init__(self, spec: Average) -> None:
         super().__init__(spec)
@@ -44,6 +46,8 @@ class FederatedAverage(ArenaAverage):
                 f"from step {replica.start.step} to {total}, which are no whole rounds; set --max-steps to a "
                 f"multiple of {steps}."
             )
+        if (protection := setting.protection) is not None:
+            self._client_clip = Clip(kind="norm", most=protection.clip)
         super().open(replica, setting)
 
     def take(self, work: Work) -> Any:
@@ -66,10 +70,8 @@ class FederatedAverage(ArenaAverage):
         """Keep how far it has come; the next one begins from what was agreed on."""
         weight = self._own_weight if self._spec.weight == "samples" else float(self._own_weight > 0)
         self._own_weight = 0.0
-        difference = self._values.read()
-        for kind, vector in difference.items():
-            vector.sub_(self._agreed[kind])
-        clip_(self._values.params_of(difference), self._client_clip)
+        values = self._values
+        difference = difference_(values.read(), self._agreed, values.params_of, self._client_clip)
         for kind, vector in difference.items():
             before = self._moved_by.get(kind)
             self._moved_by[kind] = vector.mul_(weight) if before is None else before.add_(vector, alpha=weight)
@@ -82,6 +84,15 @@ class FederatedAverage(ArenaAverage):
         self._values.write({kind: self._agreed[kind] + vector * share for kind, vector in self._moved_by.items()})
         self._moved_by, self._counted = {}, 0.0
 
+    @torch.no_grad()
+    def _take_outer_step(self, mean: Vectors) -> None:
+        """With noise on the sum of all clients, where their privacy is asked for: all draw the same."""
+        if (protection := self._setting.protection) is not None:
+            draw = protection.noise.of(self._step)
+            for vector in self._values.params_of(mean).values():
+                vector.add_(draw.like(vector), alpha=1 / protection.clients)
+        super()._take_outer_step(mean)
+
     def _mean_model(self, own: Vectors) -> Vectors:
         return self._agreed
 
@@ -93,3 +104,7 @@ class FederatedAverage(ArenaAverage):
         found = {f"{OF_ALL}/round/weights": torch.zeros_like(self._rounds.weights)}
         found |= {f"{OF_ALL}/outer/{name}": one for name, one in self._outer.state().items()}
         return TensorStream.of(put_aside({f"replica/{name}": one for name, one in found.items()}))
+
+
+class FederatedAverage(ClientTurns, ArenaAverage):
+    """Workers that leave their clients' mean in memory, where another can go on for one that died."""

@@ -21,7 +21,7 @@ def mean_difference(
     num_params: Mapping[torch.dtype, int],
     clip: Clip | None,
 ) -> Vectors:
-    """What was agreed on last, taken from each of `found`, clipped, and added up by shares in their order: the
+    """What was agreed on last, taken from each of `found`, one or the other clipped, and added up by shares: the
     bits that workers get who add up what each of them has computed for itself.
 
     `num_params`: by kind, so many elements come first that are clipped.
@@ -33,15 +33,22 @@ def mean_difference(
         for block, is_clipped in _blocks(len(base), count):
             total = torch.zeros_like(base[block])
             for each, share, factor in zip(found, shares, factors, strict=True):
-                part = each[kind][block] - base[block]
-                if is_clipped and clip is not None and clip.kind == "value":
-                    part.clamp_(-clip.most, clip.most)
-                elif is_clipped and factor is not None:
-                    part.mul_(factor)
+                if is_clipped and clip is not None and not clip.is_of_difference:
+                    part = _cut(each[kind][block].clone(), clip, factor).sub_(base[block])
+                else:
+                    part = each[kind][block] - base[block]
+                    if is_clipped and clip is not None:
+                        _cut(part, clip, factor)
                 part.mul_(share)
                 total.add_(part)
             mean[kind][block] = total
     return mean
+
+
+def _cut(values: torch.Tensor, clip: Clip, factor: float | None) -> torch.Tensor:
+    if clip.kind == "value":
+        return values.clamp_(-clip.most, clip.most)
+    return values if factor is None else values.mul_(factor)
 
 
 def _blocks(length: int, count: int) -> Iterator[tuple[slice, bool]]:
@@ -57,9 +64,14 @@ def _factor(
     num_params: Mapping[torch.dtype, int],
     clip: Clip | None,
 ) -> float | None:
-    """What makes one's difference as short as it may be; None where it is."""
+    """What makes one's difference, or one's parameters, as short as they may be; None where they are."""
     if clip is None or clip.kind != "norm":
         return None
-    norms = [(found[kind][:count] - agreed[kind][:count]).double().norm() for kind, count in num_params.items()]
+    norms = [
+        (found[kind][:count] - agreed[kind][:count] if clip.is_of_difference else found[kind][:count])
+        .double()
+        .norm()
+        for kind, count in num_params.items()
+    ]
     norm = float(torch.stack(norms).norm())
     return clip.most / norm if norm > clip.most else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -15,18 +15,35 @@ _ADAM_SECOND, _ADAM_LEAST = 0.99, 1e-3
 
 
 @torch.no_grad()
-def clip_(difference: Vectors, clip: Clip | None) -> None:
-    """Cut off, in place, what a worker has come too far."""
+def clip_(values: Vectors, clip: Clip | None) -> None:
+    """Cut off, in place, what is too much."""
     if clip is None:
         return
     if clip.kind == "value":
-        for vector in difference.values():
+        for vector in values.values():
             vector.clamp_(-clip.most, clip.most)
         return
-    norm = torch.stack([vector.double().norm() for vector in difference.values()]).norm()
+    norm = torch.stack([vector.double().norm() for vector in values.values()]).norm()
     if float(norm) > clip.most:
-        for vector in difference.values():
+        for vector in values.values():
             vector.mul_(clip.most / float(norm))
+
+
+@torch.no_grad()
+def difference_(
+    found: Vectors,
+    agreed: Mapping[torch.dtype, torch.Tensor],
+    params_of: Callable[[Vectors], Vectors],
+    clip: Clip | None,
+) -> Vectors:
+    """Make of what a worker has, in place, how far it has come. `params_of`: what of it is clipped."""
+    if clip is not None and not clip.is_of_difference:
+        clip_(params_of(found), clip)
+    for kind, vector in found.items():
+        vector.sub_(agreed[kind])
+    if clip is not None and clip.is_of_difference:
+        clip_(params_of(found), clip)
+    return found
 
 
 class OuterStep:

@@ -23,14 +23,22 @@ from shoal.spec import Average, Data
 from shoal.spec.averaging import Clip
 from shoal.step.work import Work
 from shoal.strategies.average.gossip import agree_with, neighbours
-from shoal.strategies.average.outer import OuterStep, clip_, kind_name
+from shoal.strategies.average.members import (
+    EnsembleMember,
+    begin_apart,
+    ensemble_in_use,
+    ensemble_stream,
+    gathered,
+)
+from shoal.strategies.average.outer import OuterStep, difference_, kind_name
 from shoal.strategies.average.rounds import Rounds
+from shoal.strategies.average.team import Team
 from shoal.strategies.average.values import AgreedValues
 from shoal.strategies.base import Commit, Fill, Setting, StepResult, WholeModel
 from shoal.strategies.data.collective import CollectiveData
-from shoal.strategies.data.single import SingleProcess
 from shoal.strategies.groups.kept_apart import OF_ALL, KeptApart
 from shoal.strategies.groups.opening import open_group
+from shoal.strategies.groups.plain import share_plain
 from shoal.strategies.groups.vector_sums import VectorSums, make_sums
 from shoal.strategies.groups.vectors import Vectors
 
@@ -40,14 +48,15 @@ class AveragedModel(WholeModel):
 
     def __init__(self, spec: Average) -> None:
         self._spec = spec
-        self._clip = Clip.parse(spec.clip)
+        self._clip = Clip.parse(spec.clip, spec.clips)
 
     def open(self, replica: Replica, setting: Setting) -> None:
         self._replica, self._setting = replica, setting
         self._group = group = open_group(self._spec.via, setting)
         self._index, self._size = group.index, group.size
-        self._sums = make_sums(self._spec.compress, group, setting)
-        self._rounds = Rounds(group.index, group.size, setting.slots, group.all_reduce_)
+        self._team = Team.of(self._spec, group, setting)
+        self._sums = self._open_sums(setting)
+        self._rounds = Rounds(self._team.number, self._team.count, setting.slots, group.all_reduce_)
         self._rounds.names = lambda: replica.loss_parts.names
         self._rounds.facts = self._facts
         self._step = replica.start.step
@@ -55,20 +64,27 @@ class AveragedModel(WholeModel):
         """Takes the first steps, where these are synchronous."""
         self._take_up(replica)
         self._begin_alike(replica)
+        begin_apart(replica, self._team.number, self._team.count, is_own=self._spec.begins_apart)
         if self._step < self._spec.after:
             self._together = CollectiveData(Data(via="ring"), group)
             self._together.open(replica, setting)
         else:
             self._go_apart()
+            if self._spec.begins_apart and replica.start.model is None:
+                for kind, vector in self._mean_of_own(self._agreed).items():
+                    self._agreed[kind].copy_(vector)
+
+    def _open_sums(self, setting: Setting) -> VectorSums:
+        return make_sums(self._spec.compress, self._group, setting)
 
     def _take_up(self, replica: Replica) -> None:
         """Begin where the checkpoint's workers were."""
         kept = KeptApart("replica", replica.start.aside)
         weights = kept.of(OF_ALL, "round").get("weights")
         self._saved_workers = 0 if weights is None else len(weights)
-        """How many workers have left their state in the checkpoint."""
+        """How many workers, or teams of these, have left their state in the checkpoint."""
         if self._saved_workers:
-            self._whose = self._index % self._saved_workers
+            self._whose = self._team.number % self._saved_workers
             if self._whose:  # the first one's state is where any strategy finds it
                 replica.start = replace(replica.start, optimizer=kept.of(self._whose, "state"))
             if (scaled := kept.of(self._whose, "precision").get("values")) is not None:
@@ -91,18 +107,20 @@ class AveragedModel(WholeModel):
             self._together = None
             # The optimizer has taken that up before, and has moved on.
             replica.start = replace(replica.start, optimizer={})
-        self._alone = SingleProcess(may_lack_samples=True)
-        self._alone.open(replica, setting)
+        self._alone = self._team.open(replica, setting)
         self._values = AgreedValues(replica)
         self._agreed: Vectors = self._values.read() if self._spec.agrees_with_all else {}
         """What all have agreed on last."""
-        self._outer = OuterStep(self._spec, self._values.params_of(self._agreed) if self._agreed else {})
+        self._outer = self._make_outer()
         if self._spec.prox:
             self._replica.optimizer.register_step_pre_hook(self._draw_back)
-        self._is_apart = not self._spec.agrees_with_all and self._step > 0
+        self._is_apart = self._spec.begins_apart or (not self._spec.agrees_with_all and self._step > 0)
         """Whether workers have other models than they agreed on last."""
         if self._saved_workers:
             self._go_on()
+
+    def _make_outer(self) -> OuterStep:
+        return OuterStep(self._spec, self._values.params_of(self._agreed) if self._agreed else {})
 
     @torch.no_grad()
     def _draw_back(self, *_: object) -> None:
@@ -114,21 +132,22 @@ class AveragedModel(WholeModel):
 
     def _go_on(self) -> None:
         """Take up, from the checkpoint, how far this worker was in its round."""
-        kept, size = KeptApart("replica", self._replica.start.aside), self._size
+        kept, size = KeptApart("replica", self._replica.start.aside), self._team.count
         self._outer.load(kept.of(OF_ALL, "outer"))
         if self._saved_workers != size:
             if self._setting.world.is_first:
+                who = "workers" if self._spec.inside == "none" else "groups of workers"
                 self._setting.company.report(
-                    f"average: the checkpoint is of {self._saved_workers} workers, and these are {size}: all "
+                    f"average: the checkpoint is of {self._saved_workers} {who}, and these are {size}: all "
                     "begin from the mean of their models, with their optimizers' states in turn"
                 )
             return
-        self._load_unsent(kept.of(self._whose, "unsent"))
+        self._load_unsent(kept.of(self._index, "unsent"))
         self._rounds.weights.copy_(kept.of(OF_ALL, "round")["weights"])
-        if values := _by_kind(kept.of(self._whose, "value")):
+        if values := by_kind(kept.of(self._whose, "value")):
             self._values.write(values)
             self._is_apart = True
-        for kind, vector in _by_kind(kept.of(OF_ALL, "agreed")).items():
+        for kind, vector in by_kind(kept.of(OF_ALL, "agreed")).items():
             self._agreed[kind].copy_(vector)
 
     def _load_unsent(self, unsent: Mapping[str, torch.Tensor]) -> None:
@@ -154,7 +173,7 @@ class AveragedModel(WholeModel):
         """A step of this worker's own."""
         # What a part counts among all others does not matter to who is on its own.
         own = replace(work, parts=tuple(replace(part, total_weight=None) for part in work.parts))
-        return self._alone.take(own).result()
+        return self._team.told(self._alone.take(own).result(), work)
 
     def _block(self) -> None:
         if self._setting.company.on_block is not None:
@@ -165,7 +184,9 @@ class AveragedModel(WholeModel):
     def _agree(self) -> None:
         """The end of a round: one model for all, or one that is closer to those of the neighbours."""
         shares = self._shares()
-        if not self._spec.agrees_with_all:
+        if self._spec.is_ensemble:
+            pass  # nobody takes anything from anybody
+        elif not self._spec.agrees_with_all:
             own = self._values.read()
             self._values.write(agree_with(self._group, self._peers_of(self._index), own))
         elif shares is not None:
@@ -201,12 +222,9 @@ class AveragedModel(WholeModel):
 
     def _mean_difference(self, shares: torch.Tensor, *, clip: Clip | None, sums: VectorSums) -> Vectors:
         """How far all have come since they agreed, in the mean; the same bits at all."""
-        found = self._values.read()
-        for kind, vector in found.items():
-            vector.sub_(self._agreed[kind])
-        clip_(self._values.params_of(found), clip)
+        found = difference_(self._values.read(), self._agreed, self._values.params_of, clip)
         for vector in found.values():
-            vector.mul_(float(shares[self._index]))
+            vector.mul_(float(shares[self._team.number]) if self._team.speaks else 0.0)
         sums.all_reduce_(found, self._values.params)
         return found
 
@@ -219,8 +237,13 @@ class AveragedModel(WholeModel):
 
     @contextmanager
     def _mean_in_use(self) -> Iterator[None]:
-        """In this block the replica has the mean of all workers' models. All enter it together."""
+        """In this block the replica has the mean of all workers' models, or is their ensemble. All enter it
+        together."""
         self._rounds.settle()
+        if self._spec.is_ensemble:
+            with ensemble_in_use(self._replica, self._values, self._members()):
+                yield
+            return
         if self._is_whole:
             yield
             return
@@ -234,7 +257,7 @@ class AveragedModel(WholeModel):
     @property
     def _is_whole(self) -> bool:
         """Whether all workers have the same model, or this one is alone."""
-        return self._together is not None or not self._is_apart or self._size == 1
+        return self._together is not None or not self._is_apart or self._team.count == 1
 
     def _mean_model(self, own: Vectors) -> Vectors:
         if self._agreed:
@@ -244,10 +267,21 @@ class AveragedModel(WholeModel):
             plain = make_sums("none", self._group, self._setting)
             change = self._mean_difference(shares, clip=None, sums=plain)
             return {kind: vector + change[kind] for kind, vector in self._agreed.items()}
-        mean = {kind: vector / self._size for kind, vector in own.items()}
+        return self._mean_of_own(own)
+
+    def _mean_of_own(self, own: Vectors) -> Vectors:
+        """The mean of what all have, each counting the same."""
+        share = 1 / self._team.count if self._team.speaks else 0.0
+        mean = {kind: vector * share for kind, vector in own.items()}
         for vector in mean.values():
             self._group.all_reduce_(vector)
         return mean
+
+    def _members(self) -> list[EnsembleMember]:
+        """Of an ensemble: what each worker has by now."""
+        found = gathered(self._values, self._group)
+        speakers = share_plain(self._team.speaks, self._group)
+        return [member for member, speaks in zip(found, speakers, strict=True) if speaks]
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         table = torch.zeros(shape, dtype=torch.float64)
@@ -256,8 +290,11 @@ class AveragedModel(WholeModel):
         return self._group.all_reduce_(table)  # each row is somebody's, and zero elsewhere
 
     def model_stream(self, replica: Replica) -> TensorStream:
-        """The mean of all workers' models, or the one that they agree on."""
+        """The mean of all workers' models, or the one that they agree on, or all of them as an ensemble."""
         self._rounds.settle()
+        if self._spec.is_ensemble:
+            members = self._members()
+            return ensemble_stream(replica, self._values, members if self._index == 0 else ())
         own = TensorStream.of(replica.module.state_dict())
         if self._is_whole:
             return own
@@ -271,21 +308,23 @@ class AveragedModel(WholeModel):
 
     def state_stream(self) -> TensorStream:
         """The first worker's, and what all others have aside."""
-        index, replica = self._index, self._replica
-        aside = {f"{index}/state/{path}": one for path, one in self.snapshot().items() if index}
+        number, replica = self._team.number, self._replica
+        unsent = {f"{self._index}/unsent/{name}": one for name, one in self._sums.state().items()}
+        if not self._team.speaks:  # others have all that it has but this
+            return KeptApart("replica", unsent).stream({}, self._group)
+        aside = unsent | {f"{number}/state/{path}": one for path, one in self.snapshot().items() if number}
         if replica.precision.scales:
             values = torch.tensor(replica.precision.state.values, dtype=torch.float64)
-            aside[f"{index}/precision/values"] = values
+            aside[f"{number}/precision/values"] = values
         if self._together is None:
             aside |= self._kept_apart()
-        elif index == 0:
+        elif number == 0:
             aside[f"{OF_ALL}/round/weights"] = self._rounds.weights.clone()
         return KeptApart("replica", aside).stream(self.snapshot(), self._group)
 
     def _kept_apart(self) -> dict[str, torch.Tensor]:
-        index = self._index
-        found = {f"{index}/unsent/{name}": one for name, one in self._sums.state().items()}
-        if self._is_apart:
+        index, found = self._team.number, dict[str, torch.Tensor]()
+        if self._is_apart and not self._spec.is_ensemble:  # whose values are the model's
             found |= {f"{index}/value/{kind_name(kind)}": one for kind, one in self._values.read().items()}
         return found | self._kept_of_all() if index == 0 else found
 
@@ -300,6 +339,8 @@ class AveragedModel(WholeModel):
     def _facts(self) -> Mapping[str, Any]:
         """How often all have agreed, and what that took."""
         rounds = max(0, self._step - self._spec.after) // self._spec.round_steps(self._size)
+        if self._spec.is_ensemble:
+            return {"agreements": 0, "members": self._team.count}
         return {"agreements": rounds, "wire": self._wire()}
 
     def _wire(self) -> dict[str, Any]:
@@ -311,5 +352,6 @@ class AveragedModel(WholeModel):
         self._group.close()
 
 
-def _by_kind(named: Mapping[str, torch.Tensor]) -> Vectors:
+def by_kind(named: Mapping[str, torch.Tensor]) -> Vectors:
+    """Vectors of a checkpoint, which are called by their kinds."""
     return {getattr(torch, name): vector for name, vector in named.items()}

@@ -26,8 +26,9 @@ class AgreedValues:
             kind: max(s.stop for s in self.params if s.kind == kind) for kind in self._kinds(self.params)
         }
         """By kind: the elements of parameters."""
-        self._buffers = self._lay_out(self._floats(), self.num_params)
-        spans = [*self.params, *self._buffers]
+        self.buffers = self._lay_out(self.floats(), self.num_params)
+        """Behind them, by their own names."""
+        spans = [*self.params, *self.buffers]
         self.sizes = {kind: max(s.stop for s in spans if s.kind == kind) for kind in self._kinds(spans)}
         """By kind: all elements."""
 
@@ -58,7 +59,7 @@ class AgreedValues:
             ends[kind] = start + tensor.numel()
         return spans
 
-    def _floats(self) -> dict[str, torch.Tensor]:
+    def floats(self) -> dict[str, torch.Tensor]:
         """Looked up whenever it is asked for: buffers may be put elsewhere."""
         found = moving_buffers(self._replica.module)
         return {f"buffer {number}": each for number, each in enumerate(found) if each.is_floating_point()}
@@ -69,7 +70,7 @@ class AgreedValues:
 
     def _all(self) -> Iterator[tuple[ValueSpan, torch.Tensor]]:
         yield from zip(self.params, self._replica.trained.values(), strict=True)
-        yield from zip(self._buffers, self._floats().values(), strict=True)
+        yield from zip(self.buffers, self.floats().values(), strict=True)
 
     @torch.no_grad()
     def read(self) -> Vectors:
@@ -90,6 +91,12 @@ class AgreedValues:
         """Give the replica these values."""
         for span, tensor in self._all():
             tensor.detach().copy_(span.of(vectors))
+
+    @torch.no_grad()
+    def begin_with(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Give the trained parameters these values, by name."""
+        for name, param in self._replica.trained.items():
+            param.detach().copy_(values[name])
 
     def params_of(self, vectors: Mapping[torch.dtype, torch.Tensor]) -> Vectors:
         """The part of these vectors that parameters have."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from shoal.comm.group import Group
+from shoal.comm.group.base import Transfer
 
 
 def share_plain(value: Any, group: Group) -> list[Any]:
@@ -31,17 +32,22 @@ def broadcast_plain(value: Any, index: int, group: Group) -> Any:
 
 def send_plain(value: Any, to: int, group: Group) -> None:
     """Send it to the one with this index; waits until it is taken."""
+    for transfer in put_plain(value, to, group):
+        transfer.wait()
+
+
+def put_plain(value: Any, to: int, group: Group, tag: int = 0) -> list[Transfer]:
+    """Put it on its way to the one with this index, and go on."""
     text = _written(value)
-    group.send(torch.tensor([len(text)]), to).wait()
-    group.send(text, to).wait()
+    return [group.send(torch.tensor([len(text)]), to, tag), group.send(text, to, tag)]
 
 
-def receive_plain(sender: int, group: Group) -> Any:
-    """Wait for what `send_plain` sends."""
+def receive_plain(sender: int, group: Group, tag: int = 0) -> Any:
+    """Wait for what was sent under this tag."""
     length = torch.zeros(1, dtype=torch.int64)
-    group.receive(length, sender).wait()
+    group.receive(length, sender, tag).wait()
     text = torch.empty(int(length), dtype=torch.uint8)
-    group.receive(text, sender).wait()
+    group.receive(text, sender, tag).wait()
     return _read(text)
 
 

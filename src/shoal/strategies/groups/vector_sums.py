@@ -15,7 +15,7 @@ from shoal.comm.group import Group
 from shoal.errors import ProtocolError
 from shoal.strategies.base import Setting
 from shoal.strategies.groups.over_hosts import ranks_by_host
-from shoal.strategies.groups.plain import receive_plain, send_plain
+from shoal.strategies.groups.plain import put_plain, receive_plain
 from shoal.strategies.groups.vectors import ValueSpan, Vectors
 
 _PLAIN_BYTES = "bytes"
@@ -42,6 +42,11 @@ def make_sums(compress: str, group: Group, setting: Setting) -> VectorSums:
     """In the way that a key of the strategy asks for."""
     if compress == "none" or group.size == 1:
         return UncompressedSums(group, is_spread=setting.world.is_spread)
+    return make_sent_sums(compress, group, setting)
+
+
+def make_sent_sums(compress: str, group: Group, setting: Setting) -> CompressedSums:
+    """Sums that can be under way while their workers do something else: each host sends to all others."""
     world = setting.world
     hosts = ranks_by_host(world.hosts) if world.is_spread else [range(rank, rank + 1) for rank in group.ranks]
     return CompressedSums(group, hosts, make_compression(compress))
@@ -84,34 +89,27 @@ class CompressedSums:
         self._plain = make_compression("none")
         """For what is no parameter: a variance of which a part is left out may be none any more."""
 
-    @torch.no_grad()
     def all_reduce_(self, vectors: Vectors, spans: Sequence[ValueSpan]) -> None:
+        self.begin(vectors, spans).end()
+
+    @torch.no_grad()
+    def begin(self, vectors: Vectors, spans: Sequence[ValueSpan], tag: int = 0) -> SumUnderWay:
+        """Send what this host has, and go on. Sums under one tag end in the order in which they began."""
         for vector in vectors.values() if self._inside.size > 1 else ():
             self._inside.all_reduce_(vector)
-        if self._inside.is_first:
-            self._sum_across(vectors, spans)
-        for vector in vectors.values() if self._inside.size > 1 else ():
-            self._inside.broadcast_(vector)
-
-    def _sum_across(self, vectors: Vectors, spans: Sequence[ValueSpan]) -> None:
-        across = self._across
+        own: list[Packed] = []
         pieces = [(self._compression, name, piece) for name, piece in _matrices(vectors, spans)]
         pieces += [(self._plain, name, piece) for name, piece in _rest(vectors, spans)]
-        own = [codec.encode(name, piece.detach().cpu()) for codec, name, piece in pieces]
-        peers = [index for index in range(across.size) if index != across.index]
-        head, content = _written(own)
-        for peer in peers:
-            send_plain(head, peer, across)
-            across.send(content, peer)  # nobody changes it, so nobody need wait until it has left
-        totals = [torch.zeros(piece.shape, dtype=piece.dtype) for _, _, piece in pieces]
-        for index in range(across.size):
-            found = own if index == across.index else _received(index, across)
-            for (codec, _, _), total, packed in zip(pieces, totals, found, strict=True):
-                part = torch.empty_like(total)
-                codec.decode(packed, part)
-                total.add_(part)
-        for (_, _, piece), total in zip(pieces, totals, strict=True):
-            piece.copy_(total)
+        if self._inside.is_first:
+            own = [codec.encode(name, piece.detach().cpu()) for codec, name, piece in pieces]
+            head, content = _written(own)
+            for peer in range(self._across.size):
+                if peer != self._across.index:
+                    # Nobody changes these, so nobody need wait until they have left.
+                    put_plain(head, peer, self._across, tag)
+                    self._across.send(content, peer, tag)
+        sent = [(codec, piece) for codec, _, piece in pieces]
+        return SumUnderWay(vectors, sent, own, self._inside, self._across, tag)
 
     def state(self) -> dict[str, torch.Tensor]:
         return self._compression.remembered()
@@ -123,6 +121,43 @@ class CompressedSums:
         codecs = (self._compression, self._plain)
         raw, wire = (sum(getattr(codec, name) for codec in codecs) for name in ("raw_bytes", "wire_bytes"))
         return _facts(self._compression.text, raw, wire)
+
+
+class SumUnderWay:
+    """A sum of which this host has sent its part."""
+
+    def __init__(
+        self,
+        vectors: Vectors,
+        pieces: Sequence[tuple[Compression, torch.Tensor]],
+        own: Sequence[Packed],
+        inside: Group,
+        across: Group,
+        tag: int,
+    ) -> None:
+        """`pieces`: of the vectors, with who decodes them; `own`: what this host has sent of each."""
+        self._vectors, self._pieces, self._own = vectors, pieces, own
+        self._inside, self._across, self._tag = inside, across, tag
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """Wait for the others' parts; the vectors are then the sum of all."""
+        if self._inside.is_first:
+            self._add_up()
+        for vector in self._vectors.values() if self._inside.size > 1 else ():
+            self._inside.broadcast_(vector)
+
+    def _add_up(self) -> None:
+        across = self._across
+        totals = [torch.zeros(piece.shape, dtype=piece.dtype) for _, piece in self._pieces]
+        for index in range(across.size):
+            found = self._own if index == across.index else _received(index, across, self._tag)
+            for (codec, _), total, packed in zip(self._pieces, totals, found, strict=True):
+                part = torch.empty_like(total)
+                codec.decode(packed, part)
+                total.add_(part)
+        for (_, piece), total in zip(self._pieces, totals, strict=True):
+            piece.copy_(total)
 
 
 def _facts(compress: str, raw_bytes: int, wire_bytes: int) -> dict[str, Any]:
@@ -164,12 +199,12 @@ def _bytes_of(frame: Frame) -> torch.Tensor:
     return torch.frombuffer(bytearray(memoryview(frame)), dtype=torch.uint8)
 
 
-def _received(sender: int, group: Group) -> list[Packed]:
-    head = receive_plain(sender, group)
+def _received(sender: int, group: Group, tag: int) -> list[Packed]:
+    head = receive_plain(sender, group, tag)
     content = torch.empty(
         sum(_num_bytes(kind, shape) for _, frames in head for kind, shape in frames), dtype=torch.uint8
     )
-    group.receive(content, sender).wait()
+    group.receive(content, sender, tag).wait()
     found, at = [], 0
     for fields, frames in head:
         read = []

@@ -8,7 +8,8 @@ import torch
 from shoal.errors import SpecError
 from shoal.spec import Average
 from shoal.spec.averaging import Clip
-from shoal.strategies.average.outer import OuterStep, clip_
+from shoal.strategies.average.meaning import mean_difference
+from shoal.strategies.average.outer import OuterStep, clip_, difference_
 
 KIND = torch.float64
 
@@ -25,6 +26,26 @@ def test_too_much_is_cut_off(text: str, expected: tuple[float, float]) -> None:
     difference = vectors(3.0, -4.0)
     clip_(difference, Clip.parse(text))
     assert difference[KIND].tolist() == pytest.approx(list(expected))
+
+
+@pytest.mark.parametrize("text", ["none", "norm:1", "value:0.1"])
+@pytest.mark.parametrize("of", ["differences", "parameters"])
+def test_who_reads_all_and_who_computes_its_own_come_to_the_same_bits(text: str, of: str) -> None:
+    """In memory all compute the mean from what each has left; else each brings its own, clipped."""
+    clip, counts = Clip.parse(text, of), {torch.float32: 900}
+    agreed = {torch.float32: torch.randn(1000)}
+    found = [{torch.float32: torch.randn(1000)} for _ in range(3)]
+    shares, total = [0.5, 0.3, 0.2], torch.zeros(1000)
+    mean = mean_difference(agreed, found, shares, counts, clip)
+    for each, share in zip(found, shares, strict=True):
+        copied = {torch.float32: each[torch.float32].clone()}
+        difference = difference_(copied, agreed, lambda own: {torch.float32: own[torch.float32][:900]}, clip)
+        total += difference[torch.float32] * share
+        if text != "none":
+            kept = difference[torch.float32] + (agreed[torch.float32] if of == "parameters" else 0)
+            most = float(kept[:900].norm() if text == "norm:1" else kept[:900].abs().max())
+            assert most == pytest.approx(clip.most, rel=1e-3)
+    assert torch.equal(mean[torch.float32], total)
 
 
 @pytest.mark.parametrize("text", ["1", "norm", "norm:", "norm:0", "value:-1", "length:1", "norm:inf"])
