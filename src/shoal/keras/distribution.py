@@ -1,35 +1,28 @@
-"""`distribute`: Keras's own `fit` in several processes, each of which computes a part of every batch.
+"""`distribute`: Keras's `fit` in several processes that run the same script.
 
-All processes run the same script and go through the same batches. In `train_step` each takes its rows, and a
-`Trainer` makes the step of all; outputs are gathered in the same pass, so every process has the losses and metrics
-of the whole batch, and callbacks see the same numbers everywhere.
+Where a step can be given its batches, the loop is Keras's own (`batches.py`); else each epoch is trained as a task
+(`epochs.py`). A model that makes its steps itself does so in every process (`own_step.py`). Every process has the
+same numbers, and its callbacks decide the same.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
-
-import numpy as np
-import torch
-from torch import nn
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from shoal.errors import TaskError
-from shoal.keras.graph import as_module
+from shoal.keras.batches import BatchFit
+from shoal.keras.epochs import EpochFit
 from shoal.keras.installed import load_keras
-from shoal.keras.loss import TARGET, WEIGHTS, KerasLoss
-from shoal.keras.operation import KerasOperation
-from shoal.keras.optimizers import as_torch
-from shoal.keras.task import dtype_of, variables_of
-from shoal.model.gathering import gather
-from shoal.roles.trainer.trainer import Trainer
-from shoal.spec import Task, parse_strategy
+from shoal.keras.own_step import OwnStepFit
+from shoal.roles.process.station import current_station
+from shoal.roles.trainer.step import why_no_step
+from shoal.spec import Cluster, Job, World, parse_strategy
 
 _OWNER = "shoal.keras.distribute"
 _WRITERS = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "SwapEMAWeights", "TensorBoard")
 """Callbacks that write files, which the first process does for all."""
-_MANY = 4096
-"""Samples of a batch that could be cut for any number of processes."""
 
 
 def distribute(model: Any, *, strategy: str = "data") -> Any:
@@ -41,138 +34,71 @@ def distribute(model: Any, *, strategy: str = "data") -> Any:
     keras = load_keras()
     if not isinstance(model, keras.Model) or not model.compiled:
         raise TaskError(f"{_OWNER}: a compiled Keras model is needed, found {type(model).__name__}.")
-    if type(model).train_step is not keras.Model.train_step:
-        raise TaskError(
-            f"{_OWNER}: {type(model).__name__} has a train_step of its own, which makes the update, too."
-        )
-    if parse_strategy(strategy).name != "data":
-        raise TaskError(
-            f"{_OWNER}: strategy={strategy} does not take batches of a loop that is Keras's; use data, or "
-            "Task.from_keras and shoal train for all strategies."
-        )
     if model.optimizer.use_ema:
         raise TaskError(
             f"{_OWNER}: use_ema overwrites the weights by averages at the end of fit, which each process has a "
             "part of; use Task.from_keras with ema=."
         )
-    Distribution(model, strategy).begin()
+    station = current_station()
+    if station is not None and station.has_servers:
+        raise TaskError(
+            f"{_OWNER}: `shoal run --strategy {station.job.strategy}` starts servers for one Trainer.fit(), but "
+            "Keras's fit trains epoch by epoch, each with servers of its own; leave --strategy out, and say "
+            f"distribute(model, strategy={station.job.strategy!r})."
+        )
+    Distribution(model, _way_of(model, strategy)).begin()
     return model
 
 
-class Distribution:
-    """What a distributed model has in the place of its own `fit`, `train_step` and `save`."""
+class WayToFit(Protocol):
+    """How a distributed model is trained."""
 
-    def __init__(self, model: Any, strategy: str) -> None:
-        self._model = model
-        self._strategy = strategy
-        self._own_fit, self._own_save = model.fit, model.save
-        self._loss = KerasLoss(None)
-        self._module: nn.Module | None = None
-        self._trainer: Trainer | None = None
-        self._output: Any = None
+    @property
+    def fit(self) -> Callable[..., Any]:
+        """As Keras's own `fit`, with `is_first` besides; `callbacks` are those that this process calls."""
+
+
+def _way_of(model: Any, strategy: str) -> WayToFit:
+    workers = World.from_environment().world_size
+    job = Job(target=_OWNER, strategy=str(parse_strategy(strategy)), cluster=Cluster(workers=workers))
+    conduct = job.conduct
+    takes_batches = not why_no_step(job) and conduct.meets and not conduct.gathers
+    if type(model).train_step is load_keras().Model.train_step:
+        return BatchFit(model, strategy) if takes_batches else EpochFit(model, strategy)
+    if strategy != "data":
+        raise TaskError(
+            f"{_OWNER}: {type(model).__name__} has a train_step of its own, which makes the update, too, but "
+            f"strategy={strategy} would make it otherwise; use strategy='data', or put what is special about it "
+            "into compute_loss."
+        )
+    return OwnStepFit(model)
+
+
+class Distribution:
+    """What a distributed model has in the place of its own `fit` and `save`."""
+
+    def __init__(self, model: Any, way: WayToFit) -> None:
+        self._model, self._way = model, way
+        self._own_save = model.save
 
     def begin(self) -> None:
         """From now on Keras calls these. They are no part of what it saves."""
         put = self._model.__dict__
-        put["fit"], put["train_step"], put["save"] = self.fit, self.train_step, self.save
+        put["fit"], put["save"] = self.fit, self.save
 
     def fit(self, *args: Any, callbacks: Any = None, verbose: Any = "auto", **settings: Any) -> Any:
         """As Keras's own. The first process shows how it goes, and writes files."""
-        keras = load_keras()
         is_first = _is_first()
         given = (
             [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
         )
         kept = [each for each in given if is_first or type(each).__name__ not in _WRITERS]
-        settled = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: self._settle())
-        # Who shuffles draws from torch, and all must draw the same.
-        torch.manual_seed(int(self._model.optimizer.iterations))
-        return self._own_fit(*args, callbacks=[settled, *kept], verbose=verbose if is_first else 0, **settings)
+        return self._way.fit(*args, callbacks=kept, verbose=verbose, is_first=is_first, **settings)
 
     def save(self, *args: Any, **settings: Any) -> None:
         """As Keras's own, once: the first process writes."""
         if _is_first():
             self._own_save(*args, **settings)
-
-    def train_step(self, data: Any) -> Any:
-        """One step of all processes on a batch that all of them have."""
-        keras, model = load_keras(), self._model
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        trainer = self._opened()
-        lr, drawn = float(model.optimizer.learning_rate), torch.get_rng_state()
-        for group in trainer.optimizer.param_groups:
-            group["lr"] = lr
-        rows = next(each for each in keras.tree.flatten(x) if each is not None).shape[0]
-        if rows < trainer.lanes:
-            raise TaskError(
-                f"{_OWNER}: a batch of {rows} samples cannot be cut for {trainer.lanes} processes; choose another "
-                "batch_size."
-            )
-        own = np.array_split(np.arange(rows), trainer.lanes)[trainer.lane]
-        part = keras.tree.map_structure(
-            lambda each: None if each is None else each[own[0] : own[-1] + 1], (x, y, weights)
-        )
-        trackers = _trackers(model)
-        kept = [[variable.value.clone() for variable in tracker.variables] for tracker in trackers]
-        loss = trainer.step(_as_batch(*part))
-        torch.set_rng_state(drawn)  # a step's numbers are its own; what is shuffled next follows from fit's
-        with torch.no_grad():
-            model.optimizer._iterations.assign_add(1)
-            model._loss_tracker.update_state(loss, sample_weight=rows)
-            for tracker, values in zip(trackers, kept, strict=True):
-                for variable, value in zip(tracker.variables, values, strict=True):
-                    variable.assign(value)
-                tracker.update_state(trainer.loss_parts[tracker.name], sample_weight=rows)
-            return model.compute_metrics(x, y, self._output, sample_weight=weights)
-
-    def _opened(self) -> Trainer:
-        if self._trainer is None:
-            # Keras has built the model by now: it has seen a batch.
-            self._module = as_module(self._model)
-            self._loss.learn(self._model, dtype_of(self._model))
-            task = Task(
-                model=lambda: self._module,
-                optimizer=self._optimizer,
-                loss=self._told,
-                # Keras has the data; what a step takes is what `train_step` gives it.
-                train=[(torch.zeros(1), torch.zeros(1))] * _MANY,
-                batch_size=_MANY,
-            )
-            self._trainer = Trainer(task, strategy=self._strategy)
-        return self._trainer
-
-    def _optimizer(self, params: Any) -> Any:
-        assert self._module is not None
-        known = variables_of(self._module)
-        return as_torch(self._model.optimizer, params, [known[id(param)] for param in params])
-
-    def _told(self, output: Any, target: Any) -> Any:
-        """The loss; beside it, all processes' outputs are kept for the metrics."""
-        keras = load_keras()
-        self._output = keras.tree.map_structure(lambda each: gather(each.detach()), output)
-        return self._loss(output, target)
-
-    def _settle(self) -> None:
-        """Let Keras's variables be the committed ones, moving statistics among them."""
-        if self._trainer is None:
-            return
-        self._trainer.settle()
-        for part in self._trainer.model.modules():
-            if isinstance(part, KerasOperation):
-                for bound in part.bound:
-                    bound.refresh()
-
-
-def _trackers(model: Any) -> list[Any]:
-    """The means of each output's own loss, which a pass begins anew for its part of a batch."""
-    found = [] if model._compile_loss is None else list(model._compile_loss.metrics)
-    return found if len(found) > 1 else []
-
-
-def _as_batch(x: Any, y: Any, weights: Any) -> Any:
-    inputs = tuple(x) if isinstance(x, (list, tuple)) else x
-    target = tuple(y) if isinstance(y, (list, tuple)) else y
-    return (inputs, target) if weights is None else (inputs, {TARGET: target, WEIGHTS: weights})
 
 
 def _is_first() -> bool:

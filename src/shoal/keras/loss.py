@@ -121,6 +121,12 @@ class CompiledMetric:
     def __call__(self, output: Any, target: Any) -> float:
         return self.value([self.keep(output, target)])
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is a mean over samples, so that those of parts add up to that of all."""
+        keras = load_keras()
+        return not self._is_weighted and type(self._metric).result is keras.metrics.Mean.result
+
     def keep(self, output: Any, target: Any) -> Sequence[Any]:
         """Output and target; a weight becomes a column more of a target's rows."""
         y, weights = split_target(target)

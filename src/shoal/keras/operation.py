@@ -79,6 +79,9 @@ class Quiet:
         return None
 
 
+_QUIET = "_shoal_quiet"
+
+
 class Holder(nn.Module):
     """The variables of a layer that lies inside another."""
 
@@ -124,7 +127,7 @@ class KerasOperation(nn.Module):
         self.__dict__["operation"] = operation
         self.__dict__["bound"] = []
         self.__dict__["generators"] = [one for layer in layers for one in getattr(layer, "_seed_generators", ())]
-        self.__dict__["quiet"] = quiet = Quiet()
+        self.__dict__["quiet"] = _quiet_of(operation, layers)
         self.takes_training = "training" in getattr(operation, "_call_context_args", ())
         moving = {id(v) for layer in layers for v in layer._non_trainable_variables}
         by_variable = {
@@ -134,10 +137,6 @@ class KerasOperation(nn.Module):
         }
         for variable in getattr(operation, "weights", ()):
             self._register(variable, by_variable.get(id(variable)), id(variable) in moving)
-        if len(layers) > 1:
-            for layer in layers:
-                if not layer._layers and not _is_batchnorm(layer):
-                    layer.register_forward_pre_hook(quiet.tell, with_kwargs=True)
 
     def _register(self, variable: Any, layer: Any, moves: bool) -> None:
         owner: nn.Module = self
@@ -249,6 +248,18 @@ class KerasInput(nn.Module):
 def as_operation(operation: Any) -> KerasOperation:
     """A layer or function of Keras's as one step of a graph."""
     return BatchNormOperation(operation) if _is_batchnorm(operation) else KerasOperation(operation)
+
+
+def _quiet_of(operation: Any, layers: Sequence[Any]) -> Quiet:
+    """What the layers inside are told by, once and for all: a model may be dressed anew for every epoch."""
+    known: dict[str, Any] = operation.__dict__
+    if _QUIET not in known:
+        known[_QUIET] = quiet = Quiet()
+        for layer in layers if len(layers) > 1 else ():
+            if not layer._layers and not _is_batchnorm(layer):
+                layer.register_forward_pre_hook(quiet.tell, with_kwargs=True)
+    found: Quiet = known[_QUIET]
+    return found
 
 
 def _is_batchnorm(layer: Any) -> bool:

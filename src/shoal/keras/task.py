@@ -42,7 +42,7 @@ def make_task(
             f"({type(build).__name__}); give a function that builds and compiles it."
         )
     parts = KerasParts(build, KerasLoss(class_weight))
-    sets = {"train": _as_set("train", train), "test": None if test is None else _as_set("test", test)}
+    sets = {"train": as_set("train", train), "test": None if test is None else as_set("test", test)}
     parts.source = sets["train"]
     parts.collate = collate or collated
     tried = parts.build()
@@ -155,18 +155,19 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _as_set(part: str, given: Any) -> Any:
+def as_set(part: str, given: Any) -> Any:
     """Arrays `(x, y)` or `(x, y, weights)`, each perhaps several, as a set; all else as it is."""
-    if not isinstance(given, tuple) or len(given) not in (2, 3) or not _is_arrays(given):
+    if not isinstance(given, tuple) or len(given) not in (2, 3) or not is_arrays(given):
         return given
     return Arrays(_numbers(as_pair(given)), part)
 
 
-def _is_arrays(value: Any) -> bool:
+def is_arrays(value: Any) -> bool:
+    """Whether it is arrays of rows, perhaps several, in tuples, lists or dicts."""
     if isinstance(value, (tuple, list)):
-        return bool(value) and all(map(_is_arrays, value))
+        return bool(value) and all(map(is_arrays, value))
     if isinstance(value, Mapping):
-        return bool(value) and all(map(_is_arrays, value.values()))
+        return bool(value) and all(map(is_arrays, value.values()))
     return isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim > 0
 
 
