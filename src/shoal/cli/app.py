@@ -18,6 +18,7 @@ from shoal.cli.export import export
 from shoal.cli.failures import show_failure
 from shoal.cli.host import host
 from shoal.cli.k8s import k8s
+from shoal.cli.kv import kv
 from shoal.cli.predict import predict
 from shoal.cli.run import run as run_verb
 from shoal.cli.scale import scale
@@ -57,6 +58,7 @@ app.command(rich_help_panel=TRAINING, context_settings={"allow_extra_args": True
     submit
 )
 app.add_typer(checkpoint, name="checkpoint", rich_help_panel=TRAINING)
+app.add_typer(kv, name="kv", rich_help_panel=TRAINING)
 app.command(rich_help_panel=CHECKING)(verify)
 app.command(rich_help_panel=CHECKING)(bench)
 app.command(rich_help_panel=CHECKING)(doctor)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +41,15 @@ ScriptStrategy = Annotated[
         rich_help_panel=CLUSTER,
     ),
 ]
+KvServersCount = Annotated[
+    int,
+    typer.Option(
+        "--servers",
+        min=0,
+        help="Servers of a key-value store beside the workers, for kv.create in the script.",
+        rich_help_panel=CLUSTER,
+    ),
+]
 
 
 def run(
@@ -49,6 +60,7 @@ def run(
     ] = None,
     workers: ScriptWorkers = "1",
     strategy: ScriptStrategy = "data",
+    servers: KvServersCount = 0,
     port: Port = None,
     threads: Threads = None,
     horovod: Horovod = False,
@@ -60,6 +72,7 @@ def run(
     The exit status is that of the worker that failed.
     With a strategy that has servers, these run the script, too, up to its `Trainer.fit()`.
 
+    With --servers the store of its `kv.create` is held by processes that outlive any worker.
     With --horovod a script written for Horovod runs as it is; with --workers 1:4, an elastic one.
 
     [dim]shoal run --workers 2 loop.py --lr 0.1[/dim]
@@ -80,6 +93,8 @@ def run(
 
     least, most = _limits(workers, horovod=horovod)
     if least is not None:
+        if servers:
+            raise SpecError("--servers is for scripts of a fixed number of workers, not for elastic ones.")
         from shoal.horovod.elastic.driver import ElasticLimits
         from shoal.horovod.run import start
 
@@ -87,15 +102,29 @@ def run(
         start(script, arguments or (), limits=limits, threads=threads, zygote=ctx.obj)
         return
     cluster = Cluster(workers=most, port=port, threads=threads)
-    run_script(
-        script,
-        arguments or (),
-        cluster=cluster,
-        strategy=strategy,
-        before="shoal.horovod.names" if horovod else None,
-        on_event=show,
-        zygote=ctx.obj,
-    )
+    with _kv_servers(servers) as variables:
+        run_script(
+            script,
+            arguments or (),
+            cluster=cluster,
+            strategy=strategy,
+            before="shoal.horovod.names" if horovod else None,
+            variables=variables,
+            on_event=show,
+            zygote=ctx.obj,
+        )
+
+
+@contextmanager
+def _kv_servers(count: int) -> Iterator[dict[str, str]]:
+    """Servers of a key-value store while the script runs, and the variables by which it finds them."""
+    if not count:
+        yield {}
+        return
+    from shoal.kv.servers import SERVERS_VARIABLE, KvServers
+
+    with KvServers.of_this_host(count) as servers:
+        yield {SERVERS_VARIABLE: servers.place.text}
 
 
 def _limits(workers: str, *, horovod: bool) -> tuple[int | None, int]:

@@ -1,12 +1,17 @@
 """A key-value store on servers: `store = shoal.kv.create("dist_async")`.
 
+requests    what a store asks of a server, and is answered
 rules       what a push does to rows; pure functions
-vault       memory that outlives a server, with an undo journal
+vault       memory that outlives its writers, with a journal; all processes of a host may use it
 desk        keys, who may go on, each change once; no sockets
-messages    requests and answers on the wire
+holders     who holds a shard, and what a server wishes that to be; pure functions
+shard_copy  one shard at one server, primary or backup; no sockets, no clocks
+register    where servers agree on holders
+messages    what all of them say on the wire
 serve       one server's process
 servers     all of them: started, watched, followed by others
-lines       from a store to a server
+pushes      which of several goes first
+lines       from a store to a shard, through memory or a wire
 store       `create` and `KVStore`
 """
 

@@ -1,11 +1,14 @@
-"""One server's process: `python -m shoal.kv.serve`, started by `KvServers`, which writes the key to its input."""
+"""One server's process, `python -m shoal.kv.serve`; `KvServers` starts it, and writes what it is to its input."""
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
+import secrets
 import signal
 import sys
+import time
+from collections.abc import Sequence
 
 import torch
 
@@ -15,20 +18,51 @@ from shoal.comm.kernel import die_with_parent
 from shoal.comm.security import RunKey
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import ProtocolError
-from shoal.kv.desk import KvDesk, StoreConsistency
-from shoal.kv.messages import read_kv_request, write_kv_answer
-from shoal.kv.vault import Vault
+from shoal.kv.holders import Seat, wish
+from shoal.kv.messages import Letter, Ping, read_kv_request, read_letter, write_kv_answer, write_letter
+from shoal.kv.register import Register, open_register
+from shoal.kv.requests import KvAnswer, KvRequest
+from shoal.kv.shard_copy import KvBacking, ShardCopy
 
-_LOOK_EVERY_S = 0.1
+_LOOK_EVERY_S, _SOON_S = 0.1, 0.001
+_PING_EVERY_S, _REPEAT_EVERY_S = 0.2, 0.5
+DEAD_AFTER_S = 2.0
+"""A server that was not heard of for so long has died, for all that the others know."""
+_RECONNECT_S = 0.2
+_BACKED_FIRST = 2
+"""The generation in which a shard has its first backup, where all goes well."""
 
 
 class KvServer:
-    """A desk on an authenticated wire."""
+    """One of a store's servers on an authenticated wire, with a memory for each shard that it may come to hold."""
 
-    def __init__(self, desk: KvDesk, address: str, key: RunKey) -> None:
-        self._desk = desk
-        self._wire = ZmqWire(address, key=key)
+    def __init__(
+        self,
+        number: int,
+        addresses: Sequence[str],
+        memories: Sequence[int],
+        key: RunKey,
+        *,
+        register: Register | None = None,
+        holder: int = 0,
+        dead_after_s: float = DEAD_AFTER_S,
+    ) -> None:
+        """`holder`: the process that has the memory as long as it lives, whoever serves it."""
+        self.seat = Seat(number, secrets.token_hex(8))
+        self._addresses, self._register = list(addresses), register
+        self._holder = holder or os.getpid()
+        shards = [number] if register is None else range(len(addresses))
+        self._copies = {
+            shard: ShardCopy(shard, self.seat, memory, is_alone=register is None)
+            for shard, memory in zip(shards, memories, strict=True)
+        }
+        self._wire = ZmqWire(addresses[number], key=key)
         self._callers: dict[bytes, tuple[int, str]] = {}
+        self._heard: dict[int, tuple[str, float]] = {}
+        self._tried_at: dict[int, float] = {}
+        self._dead_after_s = dead_after_s
+        self._began = time.monotonic()
+        self._ping_at = self._repeat_at = 0.0
 
     def run(self) -> None:
         """Serve without end."""
@@ -36,43 +70,142 @@ class KvServer:
             self.serve_once()
 
     def serve_once(self) -> None:
-        """The next request, if one comes soon."""
-        packet = self._wire.poll(_LOOK_EVERY_S)
+        """The next request, if one comes soon; and what has to be done in time."""
+        waits = any(copy.has_waiting for copy in self._copies.values())
+        # Processes that use the memory themselves say nothing to those who wait here.
+        packet = self._wire.poll(_SOON_S if waits and self._register is None else _LOOK_EVERY_S)
         for peer in self._wire.gone():
-            self._wire.disconnect(peer)
-        if packet is None:
-            return
-        try:
-            request, reply_to = read_kv_request(decode(packet))
-        except ProtocolError:
-            return  # damaged on the way, or nothing of ours: it is asked for again
-        self._callers.setdefault(request.client, (len(self._callers), reply_to))
-        for client, answer in self._desk.take(request):
-            peer, address = self._callers[client]
-            if peer not in self._wire.peers:
-                self._wire.connect(peer, address)
-            self._wire.transmit(peer, encode(write_kv_answer(answer)))
+            if peer >= len(self._addresses):
+                self._wire.disconnect(peer)
+        if packet is not None:
+            self._take(packet)
+        self._do_due(time.monotonic())
+        self._send()
 
     def close(self) -> None:
         """Serve nobody any more."""
         self._wire.close()
+        if self._register is not None:
+            self._register.close()
+        for copy in self._copies.values():
+            copy.vault.close()
+
+    def _take(self, packet: Sequence[bytes | bytearray | memoryview]) -> None:
+        try:
+            message = decode(packet)
+            letter = read_letter(message)
+            if letter is None:
+                self._on_request(*read_kv_request(message))
+            elif isinstance(letter, Ping):
+                self._heard[letter.server] = letter.life, time.monotonic()
+            elif (copy := self._copies.get(letter.shard)) is not None:
+                copy.on_letter(letter)
+        except ProtocolError:
+            return  # damaged on the way, or nothing of ours: it is asked for again
+
+    def _on_request(self, request: KvRequest, reply_to: str) -> None:
+        self._callers.setdefault(request.client, (len(self._addresses) + len(self._callers), reply_to))
+        copy = self._copies.get(request.shard)
+        if copy is None:
+            self._answer(request.client, KvAnswer(sequence=request.sequence, moved_to=request.shard))
+        elif request.ask == "hello" and copy.is_primary:
+            self._answer(request.client, self._greet(request, copy))
+        else:
+            copy.on_request(request)
+
+    def _greet(self, request: KvRequest, copy: ShardCopy) -> KvAnswer:
+        """A new client begins once there is a copy of what it will push: the first ever waits for one, later ones
+        where another server lives that is about to have it."""
+        if self._register is not None:
+            assert copy.holders is not None
+            is_new = copy.holders.generation <= _BACKED_FIRST
+            waits = not copy.holders.filled and (is_new or len(self._living(copy)) > 1)
+            return KvAnswer(sequence=request.sequence, waits=waits)
+        memory = f"{os.getpid()}:{copy.vault.fd}:{self._holder}:{copy.vault.token}"
+        return KvAnswer(sequence=request.sequence, memory=memory)
+
+    def _do_due(self, now: float) -> None:
+        if now >= self._repeat_at:
+            self._repeat_at = now + _REPEAT_EVERY_S
+            for copy in self._copies.values():
+                copy.on_tick()
+        if self._register is None:
+            for copy in self._copies.values():
+                copy.look_again()
+        elif now >= self._ping_at:
+            self._ping_at = now + _PING_EVERY_S
+            for server in range(len(self._addresses)):
+                if server != self.seat.server:
+                    self._reach(server, Ping(server=self.seat.server, life=self.seat.life))
+            for copy in self._copies.values():
+                self._mind_holders(copy, self._register)
+
+    def _mind_holders(self, copy: ShardCopy, register: Register) -> None:
+        seen = register.seen(copy.shard)
+        if register.is_wished(copy.shard):
+            return
+        if seen is not None:
+            copy.on_holders(seen)
+        wanted = wish(
+            copy.shard,
+            copy.holders,
+            self.seat,
+            self._living(copy),
+            remembers=copy.vault.generation,
+            has_synced=copy.backing is KvBacking.SYNCED,
+        )
+        if wanted is not None:
+            copy.is_fenced = not copy.is_primary
+            register.wish(copy.shard, copy.holders, wanted)
+
+    def _living(self, copy: ShardCopy) -> dict[int, str]:
+        """The servers that were heard of lately. At first those that hold the shard are thought to live."""
+        now, holders, living = time.monotonic(), copy.holders, {self.seat.server: self.seat.life}
+        if now < self._began + self._dead_after_s and holders is not None:
+            seats = [seat for seat in (holders.primary, holders.backup) if seat is not None]
+            living = {**{seat.server: seat.life for seat in seats}, **living}
+        heard = {one: life for one, (life, when) in self._heard.items() if now < when + self._dead_after_s}
+        return {**living, **heard}
+
+    def _send(self) -> None:
+        for copy in self._copies.values():
+            while copy.letters:
+                self._reach(*copy.letters.popleft())
+            while copy.answers:
+                self._answer(*copy.answers.popleft())
+
+    def _reach(self, server: int, letter: Letter) -> None:
+        now = time.monotonic()
+        if server not in self._wire.peers or server in self._wire.gone():
+            if now < self._tried_at.get(server, 0.0) + _RECONNECT_S:
+                return  # what matters is said again
+            self._tried_at[server] = now
+            self._wire.connect(server, self._addresses[server])
+        self._wire.transmit(server, encode(write_letter(letter)))
+
+    def _answer(self, client: bytes, answer: KvAnswer) -> None:
+        peer, address = self._callers[client]
+        if peer not in self._wire.peers:
+            self._wire.connect(peer, address)
+        self._wire.transmit(peer, encode(write_kv_answer(answer)))
 
 
 def main() -> None:
-    """Serve the vault of a descriptor until whoever started this ends."""
-    parser = argparse.ArgumentParser(prog="python -m shoal.kv.serve", description=__doc__)
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--kind", required=True)
-    parser.add_argument("--workers", type=int, required=True)
-    given = parser.parse_args()
+    """Serve memory of these descriptors until whoever started this ends."""
     die_with_parent(os.getppid(), signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the workers, and servers end with them
     torch.set_num_threads(1)
     keep_freed_memory()
-    key = RunKey.from_text(sys.stdin.readline().strip())
-    desk = KvDesk(Vault(given.fd), StoreConsistency.parse(given.kind), given.workers)
-    KvServer(desk, given.address, key).run()
+    given = json.loads(sys.stdin.readline())
+    KvServer(
+        given["number"],
+        given["addresses"],
+        given["memories"],
+        RunKey.from_text(given["key"]),
+        register=Register(open_register(given["register"])) if given["register"] else None,
+        holder=os.getppid(),
+        dead_after_s=given["dead_after_s"],
+    ).run()
 
 
 if __name__ == "__main__":

@@ -2,55 +2,114 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from shoal.comm.security import RunKey
 from shoal.comm.socket_folder import SocketFolder
 from shoal.errors import SpecError
+from shoal.kv.serve import DEAD_AFTER_S
 from shoal.kv.vault import make_memory
 
 _LOOK_EVERY_S = 0.05
-KEY_FILE = "key"
+KEY_FILE, REGISTER_FILE = "key", "register.sqlite"
+SERVERS_VARIABLE = "SHOAL_KV_SERVERS"
+"""Where `shoal run --servers` leaves the place of the run's servers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServersPlace:
+    """Where a store's servers are, as others are told: a file with the key, not the key itself."""
+
+    key_file: str
+    addresses: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """What `parse` reads."""
+        return " ".join([self.key_file, *self.addresses])
+
+    @classmethod
+    def parse(cls, text: str) -> ServersPlace:
+        """What `text` was."""
+        key_file, *addresses = text.split(" ")
+        return cls(key_file=key_file, addresses=tuple(addresses))
 
 
 class KvServers:
-    """So many servers of a store, for so many workers, until it is closed. Whoever is killed is followed by
-    another, which goes on with what it held."""
+    """Servers of a store, or some of them, until it is closed. Whoever is killed is followed by another, which
+    goes on with what it held.
 
-    def __init__(self, kind: str, workers: int, servers: int = 1) -> None:
-        if servers < 1:
-            raise SpecError(f"kv: a store has 1 or more servers, found {servers}.")
-        self._kind, self._workers = kind, workers
-        self._folder = SocketFolder()
-        self._key = RunKey.create()
-        self._key.save(Path(self._folder.path) / KEY_FILE)
-        self.addresses = [f"ipc://{self._folder.path}/server-{number}" for number in range(servers)]
-        self.key_file = str(Path(self._folder.path) / KEY_FILE)
+    Args:
+        addresses: Of all servers of the store.
+        key: By which servers and workers know each other.
+        numbers: Which of them are started here; default all.
+        register: With copies of all shards on other servers: where servers agree on who holds what, a file or
+            `etcd://…`. Without it each shard is held by one server.
+        dead_after_s: A server that was not heard of for so long is followed by its backup.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        key: RunKey,
+        *,
+        numbers: Sequence[int] | None = None,
+        register: str = "",
+        dead_after_s: float = DEAD_AFTER_S,
+    ) -> None:
+        self.addresses = list(addresses)
         self.restarts = 0
         """How often a server was followed by another."""
-        self._memories = [make_memory() for _ in range(servers)]
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._key, self._register, self._dead_after_s = key, register, dead_after_s
+        self._folder: SocketFolder | None = None
+        self._numbers = list(range(len(addresses)) if numbers is None else numbers)
+        num_memories = len(addresses) if register else 1
+        self._memories = {number: [make_memory() for _ in range(num_memories)] for number in self._numbers}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._live, name="shoal-kv-servers", daemon=True)
         self._has_started = threading.Event()
         self._thread.start()
         self._has_started.wait()
 
+    @classmethod
+    def of_this_host(cls, servers: int) -> Self:
+        """So many at Unix sockets that no other user can reach, with a key of their own."""
+        if servers < 1:
+            raise SpecError(f"kv: a store has 1 or more servers, found {servers}.")
+        folder, key = SocketFolder(), RunKey.create()
+        key.save(Path(folder.path) / KEY_FILE)
+        made = cls([f"ipc://{folder.path}/server-{number}" for number in range(servers)], key)
+        made._folder = folder
+        return made
+
+    @property
+    def place(self) -> ServersPlace:
+        """Where others find them, of servers of this host."""
+        assert self._folder is not None
+        key_file = str(Path(self._folder.path) / KEY_FILE)
+        return ServersPlace(key_file=key_file, addresses=tuple(self.addresses))
+
     @property
     def pids(self) -> list[int]:
         """Of the servers as they are now."""
-        return [process.pid for process in self._processes]
+        return [self._processes[number].pid for number in self._numbers]
 
     def close(self) -> None:
         """End them; what they held is gone."""
         self._is_over.set()
         self._thread.join()
+        if self._folder is not None:
+            self._folder.close()
 
     def __enter__(self) -> Self:
         return self
@@ -61,33 +120,39 @@ class KvServers:
     def _live(self) -> None:
         # All in this thread: children end with the thread that started them.
         try:
-            for number in range(len(self.addresses)):
-                self._processes.append(self._start(number))
+            for number in self._numbers:
+                self._processes[number] = self._start(number)
             self._has_started.set()
             while not self._is_over.wait(_LOOK_EVERY_S):
-                for number, process in enumerate(self._processes):
+                for number, process in self._processes.items():
                     if process.poll() is not None:
                         self.restarts += 1
                         self._processes[number] = self._start(number)
         finally:
             self._has_started.set()
-            for process in self._processes:
+            for process in self._processes.values():
                 process.kill()
                 process.wait()
-            for fd in self._memories:
+            for fd in [one for memories in self._memories.values() for one in memories]:
                 os.close(fd)
-            self._folder.close()
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
-        with suppress(FileNotFoundError):
-            os.unlink(self.addresses[number].removeprefix("ipc://"))  # which a killed one has left
-        fd = self._memories[number]
-        words = ["--fd", fd, "--address", self.addresses[number], "--kind", self._kind, "--workers", self._workers]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.kv.serve", *map(str, words)], stdin=subprocess.PIPE, pass_fds=[fd]
-        )
+        address, memories = self.addresses[number], self._memories[number]
+        if address.startswith("ipc:///"):
+            with suppress(FileNotFoundError):
+                os.unlink(address.removeprefix("ipc://"))  # which a killed one has left
+        given = {
+            "number": number,
+            "addresses": self.addresses,
+            "memories": memories,
+            "key": self._key.text,
+            "register": self._register,
+            "dead_after_s": self._dead_after_s,
+        }
+        command = [sys.executable, "-m", "shoal.kv.serve"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=memories)
         assert process.stdin is not None
         with suppress(BrokenPipeError):
-            process.stdin.write(f"{self._key.text}\n".encode())
+            process.stdin.write(f"{json.dumps(given)}\n".encode())
             process.stdin.close()
         return process

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -14,12 +15,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from shoal.comm.compression import Compression, make_compression
 from shoal.comm.security import RunKey
 from shoal.errors import SpecError, unknown
-from shoal.kv.desk import KvDesk, KvRequest, StoreConsistency
-from shoal.kv.lines import HomeLine, KvLine, WireLine
+from shoal.kv.desk import KvDesk
+from shoal.kv.lines import HomeLine, KvLine, ShardLine
+from shoal.kv.pushes import PushQueue
+from shoal.kv.requests import KvPacked, KvRequest, StoreConsistency
 from shoal.kv.rules import read_optimizer, settings_of
-from shoal.kv.servers import KvServers
+from shoal.kv.servers import SERVERS_VARIABLE, KvServers, ServersPlace
 from shoal.kv.vault import Vault, make_memory
 from shoal.roles.process.joining import Fellows, orphan_watch
 from shoal.spec import World
@@ -27,7 +31,6 @@ from shoal.spec import World
 _PIECE_BYTES = 16 << 20
 _CUT_BYTES = 1 << 20
 """Keys from here on are cut by rows over all servers."""
-_CASTS = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 TIMEOUT_S = 120.0
 
 Keys = str | int | Sequence[str | int]
@@ -36,20 +39,27 @@ Keys = str | int | Sequence[str | int]
 class KVStore:
     """Of one worker. Pushes go on in the background; what is pulled has this worker's own pushes in it."""
 
-    def __init__(self, kind: str, lines: Sequence[KvLine], world: World, fellows: Fellows | None) -> None:
+    def __init__(
+        self, kind: str, lines: Sequence[KvLine], world: World, *, opens: str | None = None, drops: bool = False
+    ) -> None:
+        """`opens`: the kind that the servers know it by. `drops`: they hold nothing once it is closed."""
         self.type = kind
         self.rank, self.num_workers = world.global_rank, world.world_size
-        self._lines, self._fellows = list(lines), fellows
+        self._lines, self._drops = list(lines), drops
         self._locks = [threading.Lock() for _ in self._lines]
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="shoal-kv")
+        self._queue = PushQueue()
         self._each = ThreadPoolExecutor(len(self._lines), thread_name_prefix="shoal-kv-line")
         self._looks: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
         self._pushed: dict[str, Future[None]] = {}
         self._open: dict[int, Future[None]] = {}
         self._timestamp = 0
-        self._cast: torch.dtype | None = None
+        self._compression: Compression | None = None
         self.servers: KvServers | None = None
-        """Of the first worker: the processes that hold the store."""
+        """The processes that hold the store, where this worker has started them."""
+        self.fellows: Fellows | None = None
+        """Those whom the first worker has told where they are."""
+        for number in range(len(self._lines)):
+            self._ask(number, KvRequest(ask="open", look=(opens or kind, self.num_workers)))
 
     def init(self, key: Keys, value: Tensor | Sequence[Tensor]) -> None:
         """Add keys, at any time. All workers may, with values of one shape; those of the first to come count."""
@@ -60,32 +70,25 @@ class KVStore:
             for number, (start, stop) in self._homes(name, len(rows)).items():
                 part = rows[start:stop]
                 for piece, at, _ in _pieces(part):
-                    request = KvRequest(
-                        ask="init",
-                        client=b"",
-                        sequence=0,
-                        key=name,
-                        start=at,
-                        look=(len(part), part.shape[1], look),
-                        values=piece,
-                    )
-                    self._ask(number, request)
+                    shape = (len(part), part.shape[1], look)
+                    self._ask(number, KvRequest(ask="init", key=name, start=at, look=shape, values=piece))
 
     def push(self, key: Keys, value: Any, priority: int = 0) -> int:
         """Send values, or gradients where there is an optimizer; sparse tensors send their rows alone. A list of
-        values for one key is added up. Returns at once: `wait` for what it returns, or pull. `priority` is taken
-        for what other stores make of it; pushes keep their order here."""
+        values for one key is added up. Returns at once: `wait` for what it returns, or pull. Of pushes that wait
+        to be sent, those of a higher `priority` go first; a key's own keep their order."""
         for name, given in _pairs(key, value):
             tensor = _total(given)
             self._check(name, tensor)
             if tensor.is_sparse:
                 found = tensor.detach().coalesce()
-                self._begin(name, found.indices()[0].clone(), found.values().clone())
+                self._begin(name, found.indices()[0].clone(), found.values().clone(), priority)
             else:
-                self._begin(name, None, tensor.detach().cpu().clone(memory_format=torch.contiguous_format))
+                whole = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+                self._begin(name, None, whole, priority)
         return self._timestamp
 
-    def row_sparse_push(self, key: str | int, row_ids: Tensor, values: Tensor) -> int:
+    def row_sparse_push(self, key: str | int, row_ids: Tensor, values: Tensor, priority: int = 0) -> int:
         """Send some rows; a row that is named twice counts with the sum."""
         name, rows = str(key), row_ids.detach().cpu().view(-1)
         shape, _ = self._look(name)
@@ -93,12 +96,13 @@ class KVStore:
             raise SpecError(f"kv: rows of the key {name!r} are below {shape[0]}, found up to {int(rows.max())}.")
         unique, back = rows.unique(return_inverse=True)
         given = values.detach().cpu().reshape(len(rows), -1)
-        total = given.new_zeros(len(unique), given.shape[1]).index_add_(0, back, given)
-        self._begin(name, unique, total)
+        total = given.new_zeros(len(unique), given.shape[1])
+        self._begin(name, unique, total.scatter_add_(0, back[:, None].expand_as(given), given), priority)
         return self._timestamp
 
     def pull(self, key: Keys, out: Any = None, priority: int = 0) -> Any:
-        """The values of keys, in `out` where it is given."""
+        """The values of keys, in `out` where it is given. They are waited for, one after the other: `priority` is
+        taken as other stores take it, and changes nothing."""
         names = _names(key)
         found = [self._pull(name) for name in names]
         for tensor, room in zip(found, _listed(out, len(names)), strict=True):
@@ -139,14 +143,17 @@ class KVStore:
             name, found = read_optimizer(optimizer)
         if self.rank == 0:
             for number in range(len(self._lines)):
-                self._ask(number, KvRequest(ask="optimizer", client=b"", sequence=0, rule=(name, dict(found))))
+                self._ask(number, KvRequest(ask="optimizer", rule=(name, dict(found))))
         self.barrier()
 
-    def set_gradient_compression(self, how: str) -> None:
-        """Send what is pushed as `bf16` or `fp16`; `none`: as it is."""
-        if how not in _CASTS:
-            raise unknown("kv: the compression", how, _CASTS)
-        self._cast = _CASTS[how]
+    def set_gradient_compression(self, how: str | Mapping[str, Any]) -> None:
+        """Send what is pushed smaller: `bf16`, `fp16`, `int8`, `sign`, `topk:0.01` and so on; `none`: as it is.
+        What is rounded off one push of a whole tensor is part of the next. Rows that are pushed alone are other
+        ones each time: they are sent as `bf16`, `fp16`, `int8` or `zstd`, and with the others as they are."""
+        text = how if isinstance(how, str) else str(how.get("type"))
+        if text in ("1bit", "2bit"):
+            raise SpecError(f"kv: {text} is none of the compressions here; `sign` is nearest to it, or `int8`.")
+        self._compression = None if text == "none" else make_compression(text)
 
     def wait(self, timestamp: int | None = None) -> None:
         """Until the push that returned this is acknowledged, and all before it; None: all."""
@@ -156,21 +163,25 @@ class KVStore:
     def barrier(self) -> None:
         """Until all workers have come here, and what they have pushed is acknowledged."""
         self.wait()
-        if self._fellows is not None:
-            for _ in range(2):
-                self._fellows.hear_first()
+        for ask in ("arrive", "gather"):
+            self._ask(0, KvRequest(ask=ask, worker=self.rank))
 
     def close(self) -> None:
-        """Leave; the first worker ends the servers once all have come here."""
+        """Leave, once all have come here; what the workers have started ends with that."""
         try:
             self.barrier()
+            if self._drops:
+                for number in range(len(self._lines)):
+                    self._ask(number, KvRequest(ask="leave"))
+            if self.fellows is not None:
+                self.fellows.hear_first()  # who has started the servers goes last
         finally:
-            self._pool.shutdown()
+            self._queue.close()
             self._each.shutdown()
             for line in self._lines:
                 line.close()
-            if self._fellows is not None:
-                self._fellows.close()
+            if self.fellows is not None:
+                self.fellows.close()
             if self.servers is not None:
                 self.servers.close()
 
@@ -180,12 +191,11 @@ class KVStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, name: str, rows: Tensor | None, values: Tensor) -> None:
+    def _begin(self, name: str, rows: Tensor | None, values: Tensor, priority: int) -> None:
         self._timestamp += 1
         for number in [one for one, future in self._open.items() if future.done()]:
             self._open.pop(number).result()  # raises what went wrong meanwhile
-        sent = values if self._cast is None or not values.is_floating_point() else values.to(self._cast)
-        future = self._pool.submit(self._push, name, rows, sent)
+        future = self._queue.add(name, priority, partial(self._push, name, rows, values))
         self._open[self._timestamp] = self._pushed[name] = future
 
     def _push(self, name: str, rows: Tensor | None, values: Tensor) -> None:
@@ -194,16 +204,28 @@ class KVStore:
             whole = _as_rows(values)
             for number, (start, stop) in self._homes(name, len(whole)).items():
                 for piece, at, is_last in _pieces(whole[start:stop]):
-                    self._ask(number, self._request("push", name, start=at, is_last=is_last, values=piece))
+                    what = self._sent(piece, (name, number, at))
+                    self._ask(number, self._request("push", name, start=at, is_last=is_last, **what))
             return
         wide = values.reshape(len(rows), -1)
 
         def send(number: int, at: Tensor, own: Tensor) -> None:
             part = wide if len(at) == len(wide) else wide[at]
-            self._ask(number, self._request("push", name, rows=own, values=part))
+            self._ask(number, self._request("push", name, rows=own, **self._sent(part, None)))
 
         # Also to servers of which no row is pushed: rounds and clocks count there, too.
         self._over(self._rows_by_home(name, rows, shape[0]), send)
+
+    def _sent(self, values: Tensor, key: Hashable) -> dict[str, Any]:
+        """How values travel; `key` names what is pushed whole each time."""
+        compression = self._compression
+        if compression is None or not values.is_floating_point() or not len(values):
+            return {"values": values}
+        if key is None:
+            if not compression.keeps_all_elements:
+                return {"values": values}
+            compression = make_compression(compression.text, error_feedback=False)
+        return {"packed": KvPacked.of(values, compression, key)}
 
     def _pull(self, name: str) -> Tensor:
         self._settle(name)
@@ -222,7 +244,7 @@ class KVStore:
             pushed.result()
 
     def _request(self, ask: str, key: str, **more: Any) -> KvRequest:
-        return KvRequest(ask=ask, client=b"", sequence=0, worker=self.rank, key=key, **more)
+        return KvRequest(ask=ask, worker=self.rank, key=key, **more)
 
     def _ask(self, number: int, request: KvRequest) -> Tensor | None:
         with self._locks[number]:
@@ -268,33 +290,74 @@ class KVStore:
             raise SpecError(f"kv: the key {name!r} has the shape {list(shape)}, found {list(value.shape)}.")
 
 
-def create(kind: str = "local", *, servers: int = 1, world: World | None = None) -> KVStore:
+def create(
+    kind: str = "local",
+    *,
+    servers: int | str | Sequence[str] | None = None,
+    key: RunKey | str | Path | None = None,
+    world: World | None = None,
+) -> KVStore:
     """A store: `local`, in this process; or `dist_sync`, `dist_async` or `dist_ssp:3`, which all workers that
-    `shoal run` or torchrun started have in common, in so many server processes of this host. All call this."""
+    `shoal run` or torchrun started have in common. All call this.
+
+    Args:
+        kind: Who waits for whom.
+        servers: How many processes of this host hold it, which the first worker starts: 1 where nothing is said.
+            With `shoal run --servers 2` those of the run. Or the addresses of servers that `shoal kv serve` has
+            started, on any hosts, which keep what they hold when the workers leave.
+        key: With addresses: the servers' key, or the file it is in.
+        world: Where this process stands; default what `shoal run` or torchrun says.
+    """
     if kind == "local":
         fd = make_memory()
-        desk = KvDesk(Vault(fd), StoreConsistency(kind="dist_sync"), 1)
+        desk = KvDesk(Vault(fd))
         os.close(fd)
-        return KVStore(kind, [HomeLine(desk)], World(), None)
+        return KVStore(kind, [HomeLine(desk)], World(), opens="dist_sync")
     StoreConsistency.parse(kind)
     world = World.from_environment() if world is None else world
+    if isinstance(servers, str):
+        servers = [one for one in servers.split(",") if one]
+    if servers is not None and not isinstance(servers, int):
+        if key is None:
+            raise SpecError("kv: servers that are named by their addresses need their key; give key=FILE.")
+        return _connected(kind, servers, key if isinstance(key, RunKey) else RunKey.load(key), world)
+    if key is not None:
+        raise SpecError("kv: key= is for servers that are named by their addresses; leave it out.")
+    if (given := os.environ.get(SERVERS_VARIABLE)) is not None:
+        place = ServersPlace.parse(given)
+        if servers not in (None, len(place.addresses)):
+            raise SpecError(
+                f"kv: servers={servers}, but the run has --servers {len(place.addresses)}; leave it out."
+            )
+        return _connected(kind, place.addresses, RunKey.load(place.key_file), world, drops=True)
+    return _with_own_servers(kind, 1 if servers is None else servers, world)
+
+
+def _with_own_servers(kind: str, servers: int, world: World) -> KVStore:
+    """The first worker starts them."""
     fellows = Fellows(world, orphan_watch())
-    held = KvServers(kind, world.world_size, servers) if world.global_rank == 0 else None
+    held = KvServers.of_this_host(servers) if world.global_rank == 0 else None
     try:
-        # A file's name and not the key itself: where they meet, others might listen.
-        told = fellows.hear_first("" if held is None else " ".join([held.key_file, *held.addresses]))
-        key_file, *addresses = told.split(" ")
-        key = RunKey.load(Path(key_file))
-        lines = [WireLine(address, key, TIMEOUT_S) for address in addresses]
-        for line in lines:
-            line.ask(KvRequest(ask="hello", client=b"", sequence=0))
+        place = ServersPlace.parse(fellows.hear_first("" if held is None else held.place.text))
+        store = _connected(kind, place.addresses, RunKey.load(place.key_file), world)
     except BaseException:
         if held is not None:
             held.close()
         raise
-    store = KVStore(kind, lines, world, fellows)
-    store.servers = held
+    store.servers, store.fellows = held, fellows
     return store
+
+
+def _connected(kind: str, addresses: Sequence[str], key: RunKey, world: World, *, drops: bool = False) -> KVStore:
+    lines: list[ShardLine] = []
+    try:
+        for shard in range(len(addresses)):
+            lines.append(ShardLine(shard, addresses, key, TIMEOUT_S))
+        return KVStore(kind, lines, world, drops=drops)
+    except BaseException:
+        for line in lines:
+            line.close()
+        raise
 
 
 def _names(key: Keys) -> list[str]:

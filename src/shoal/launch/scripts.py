@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +25,7 @@ def run_script(
     cluster: Cluster,
     strategy: str = "data",
     before: str | None = None,
+    variables: Mapping[str, str] | None = None,
     stream: BinaryIO | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     zygote: ZygoteProcess | None = None,
@@ -32,7 +33,8 @@ def run_script(
     """Run `script` once per worker, under the variables that torchrun would set, and wait for all.
 
     `strategy` is that of its Trainers, where they name none. What servers it asks for are started beside the
-    workers, and run the script, too. `before` names a module whose `prepare` is called first.
+    workers, and run the script, too. `before` names a module whose `prepare` is called first; `variables` are
+    added to the script's environment.
     """
     if not Path(script).is_file():
         raise SpecError(f"There is no script {str(script)!r} in {Path.cwd()}; check the path.")
@@ -41,8 +43,17 @@ def run_script(
         target=str(script),
         strategy=strategy,
         cluster=cluster,
-        options={"argv": list(arguments), **({} if before is None else {"before": before})},
+        options={
+            "argv": list(arguments),
+            **({} if before is None else {"before": before}),
+            **({"variables": dict(variables)} if variables else {}),
+        },
     )
+    if variables and servers_of(job):
+        raise SpecError(
+            f"--servers holds a key-value store, but the servers of --strategy {strategy} would run the script, "
+            "and so use the store, too; give one of the two."
+        )
     with Echo(stream or sys.stdout.buffer, alone=cluster.workers == 1 and not servers_of(job)) as echo:
         try:
             Supervisor(job, on_event, LocalEngine(zygote, echo=echo)).run()

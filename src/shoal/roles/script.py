@@ -72,6 +72,7 @@ def script_environment(job: Job, world: World) -> dict[str, str]:
     arena = {} if world.arena_fd is None else {ARENA_VARIABLE: str(world.arena_fd)}
     return {
         **arena,
+        **job.options.get("variables", {}),
         SOCKETS_VARIABLE: world.sockets,
         "RANK": rank,
         "WORLD_SIZE": size,

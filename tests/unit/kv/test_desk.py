@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import SpecError
-from shoal.kv.desk import KvAnswer, KvDesk, KvRequest, StoreConsistency
+from shoal.kv.desk import KvDesk
+from shoal.kv.holders import Seat
+from shoal.kv.requests import KvAnswer, KvRequest, StoreConsistency
 from shoal.kv.rules import read_optimizer, settings_of
+from shoal.kv.shard_copy import ShardCopy
 from shoal.kv.vault import Vault, make_memory
 
 FIRST, SECOND = b"a" * 16, b"b" * 16
@@ -31,10 +36,10 @@ def memory() -> Iterator[int]:
 
 
 class Asking:
-    """A client of a desk, with its numbers."""
+    """A client of a shard, with its numbers."""
 
-    def __init__(self, desk: KvDesk, client: bytes = FIRST, worker: int = 0) -> None:
-        self.desk, self.client, self.worker, self.sequence = desk, client, worker, 0
+    def __init__(self, shard: ShardCopy, client: bytes = FIRST, worker: int = 0) -> None:
+        self.shard, self.client, self.worker, self.sequence = shard, client, worker, 0
 
     def __call__(self, ask: str, *, again: bool = False, **more: Any) -> list[tuple[bytes, KvAnswer]]:
         self.sequence += not again
@@ -46,7 +51,10 @@ class Asking:
             key=more.pop("key", "t"),
             **more,
         )
-        return self.desk.take(request)
+        self.shard.on_request(request)
+        answers = list(self.shard.answers)
+        self.shard.answers.clear()
+        return answers
 
     def done(self, ask: str, **more: Any) -> Tensor | None:
         ((client, answer),) = self(ask, **more)
@@ -54,15 +62,17 @@ class Asking:
         return answer.values
 
 
-def table(desk: KvDesk, rows: int = 6, columns: int = 2) -> Asking:
+def table(desk: ShardCopy, rows: int = 6, columns: int = 2) -> Asking:
     ask = Asking(desk)
     values = torch.arange(float(rows * columns)).view(rows, columns)
     ask.done("init", look=(rows, columns, "float32"), values=values)
     return ask
 
 
-def make(memory: int, kind: str = "dist_async", workers: int = 1) -> KvDesk:
-    return KvDesk(Vault(memory), StoreConsistency.parse(kind), workers)
+def make(memory: int, kind: str = "dist_async", workers: int = 1) -> ShardCopy:
+    shard = ShardCopy(0, Seat(0, "life"), memory, is_alone=True)
+    Asking(shard, b"o" * 16).done("open", look=(kind, workers))
+    return shard
 
 
 @pytest.mark.parametrize(
@@ -146,11 +156,10 @@ def test_a_repeated_push_is_made_once(memory):
 
 
 @pytest.mark.parametrize("kind", ["dist_async", "dist_sync"])
-@pytest.mark.parametrize("moment", ["before", "rows", "all", "number"])
+@pytest.mark.parametrize("moment", [None, 0, 1, 3])
 def test_who_follows_a_dead_server_finds_all_of_a_push_or_nothing(memory, kind, moment, monkeypatch):
     """The push is repeated, as its client would, and made once."""
-    desk = make(memory, kind)
-    ask = table(desk)
+    ask = table(make(memory, kind))
     ask.done("optimizer", rule=("adam", {"lr": 0.1}))
     ask.done("push", rows=torch.tensor([0, 3]), values=torch.ones(2, 2))
     before = ask.done("pull", start=0, count=6)
@@ -159,13 +168,12 @@ def test_who_follows_a_dead_server_finds_all_of_a_push_or_nothing(memory, kind, 
         with pytest.raises(Died):
             ask("push", rows=torch.tensor([3, 5]), values=torch.ones(2, 2))
     successor = make(memory, kind)
-    ask.desk = successor
-    if moment != "number":
+    ask.shard = successor
+    if moment is None:
         assert torch.equal(Asking(successor, SECOND).done("pull", start=0, count=6), before)
     ask("push", again=True, rows=torch.tensor([3, 5]), values=torch.ones(2, 2))
     found = ask.done("pull", start=0, count=6)
-    whole = os.memfd_create("reference")
-    os.ftruncate(whole, os.fstat(memory).st_size)
+    whole = make_memory()
     reference = table(make(whole, kind))
     reference.done("optimizer", rule=("adam", {"lr": 0.1}))
     reference.done("push", rows=torch.tensor([0, 3]), values=torch.ones(2, 2))
@@ -174,33 +182,23 @@ def test_who_follows_a_dead_server_finds_all_of_a_push_or_nothing(memory, kind, 
     os.close(whole)
 
 
-def die_in(patch: pytest.MonkeyPatch, moment: str) -> None:
-    """In a change: before it, when some tables are changed, when all are, when its number is written."""
-    change, copies = Vault.change, [0]
+def die_in(patch: pytest.MonkeyPatch, moment: int | None) -> None:
+    """In a change: before it is made, or when so many tables are written over."""
+    write, written = Vault._write_note, [0]
 
-    @contextmanager
-    def dying(self: Vault, *args: Any) -> Iterator[None]:
-        manager = change(self, *args)
-        manager.__enter__()
-        if moment == "before":
+    def dying(self: Vault, at: int) -> int:
+        if written[0] == moment:
             raise Died
-        yield
-        if moment == "number":
-            manager.__exit__(None, None, None)
+        written[0] += 1
+        return write(self, at)
+
+    def die(self: Vault) -> None:
         raise Died
 
-    if moment != "rows":
-        patch.setattr(Vault, "change", dying)
-        return
-    copy = Tensor.index_copy_
-
-    def counting(self: Tensor, *args: Any) -> Tensor:
-        copies[0] += 1
-        if copies[0] == 3:
-            raise Died
-        return copy(self, *args)
-
-    patch.setattr(Tensor, "index_copy_", counting)
+    if moment is None:
+        patch.setattr(Vault, "_write_over", die)
+    else:
+        patch.setattr(Vault, "_write_note", dying)
 
 
 def test_a_change_that_fails_in_the_middle_is_undone(memory, monkeypatch):
@@ -208,11 +206,11 @@ def test_a_change_that_fails_in_the_middle_is_undone(memory, monkeypatch):
     ask.done("optimizer", rule=("adam", {"lr": 0.1}))
     before = ask.done("pull", start=0, count=6)
 
-    def fail(*args: Any) -> None:
+    def fail(*args: Any, **more: Any) -> None:
         raise RuntimeError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Tensor, "index_copy_", fail)
+        patch.setattr(Tensor, "addcdiv_", fail)
         ((_, answer),) = ask("push", rows=torch.tensor([1, 2]), values=torch.ones(2, 2))
     assert answer.reason == "no room"
     assert torch.equal(ask.done("pull", start=0, count=6), before)
@@ -236,3 +234,70 @@ def test_what_cannot_be_is_refused_and_the_desk_goes_on(memory):
         settings_of("sgd", {"momentun": 1})
     with pytest.raises(SpecError, match="plain forms"):
         read_optimizer(torch.optim.SGD([torch.zeros(1)], lr=1, momentum=0.1, nesterov=True))
+
+
+def test_several_desks_over_one_memory_are_one(memory):
+    """As processes of one host have them: what one does, and what keys it makes, the others see."""
+    first = table(make(memory))
+    vault = Vault(memory)
+    second = KvDesk(vault)
+
+    def ask(number: int, what: str, **more: Any) -> KvAnswer | None:
+        return second.take(KvRequest(ask=what, client=SECOND, sequence=number, **more))
+
+    first.done("optimizer", rule=("sgd", {"lr": 1.0}))
+    first.done("push", rows=torch.tensor([0]), values=torch.ones(1, 2))
+    answer = ask(1, "push", key="t", rows=torch.tensor([0]), values=torch.ones(1, 2))
+    assert answer is not None and answer.reason == ""
+    assert first.done("pull", start=0, count=1).tolist() == [[-2, -1]]
+    assert ask(2, "init", key="u", look=(1, 1, "float32"), values=torch.full((1, 1), 7.0)).reason == ""
+    assert first.done("pull", key="u", count=1).tolist() == [[7]]
+    vault.close()
+
+
+def test_workers_meet_and_with_the_last_all_goes(memory):
+    desk = make(memory, workers=2)
+    first, second = table(desk), Asking(desk, SECOND, 1)
+    first.done("arrive")
+    assert first("gather") == []
+    waiting = first.sequence
+    ((_, heard),) = first("gather", again=True)
+    assert heard.waits and heard.sequence == waiting, "who asks again hears that the server lives"
+    answers = second("arrive")
+    assert [(client, answer.waits) for client, answer in answers] == [(SECOND, False), (FIRST, False)]
+    second.done("gather")
+    for one in (first, second):
+        one.done("leave")
+    ((_, answer),) = first("pull", count=1)
+    assert "'t' is not known" in answer.reason
+    first.done("open", look=("dist_sync", 1))
+    first.done("init", look=(3, 2, "float64"), values=torch.zeros(3, 2, dtype=torch.float64))
+    assert first.done("pull", count=3).tolist() == [[0, 0]] * 3
+
+
+def test_a_worker_that_is_killed_leaves_all_of_its_push_or_nothing(memory):
+    """Processes that use the memory themselves, killed whenever it happens to be."""
+    ask = table(make(memory), rows=3000, columns=16)
+    ask.done("optimizer", rule=("sgd", {"lr": 1.0}))
+    before, rows = ask.done("pull", start=0, count=3000), torch.arange(3000)
+    for turn in range(12):
+        if not (child := os.fork()):
+            push_until_killed(memory, bytes([turn]) * 16, rows)
+        begun = ask.shard.vault.index
+        while ask.shard.vault.index < begun + 2:
+            time.sleep(1e-4 * turn)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        after = ask.done("pull", start=0, count=3000)
+        moved = before - after
+        assert 2 <= float(moved.min()) == float(moved.max()), "every row has moved by the same"
+        before = after
+
+
+def push_until_killed(memory: int, client: bytes, rows: Tensor) -> None:
+    """A process of its own, with a desk over the same memory."""
+    torch.set_num_threads(1)
+    desk = KvDesk(Vault(memory))
+    for number in itertools.count(1):
+        values = torch.ones(len(rows), 16)
+        desk.take(KvRequest(ask="push", client=client, sequence=number, key="t", rows=rows, values=values))
