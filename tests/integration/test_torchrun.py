@@ -13,6 +13,8 @@ import test_trainer_strategies
 from test_trainer_strategies import OTHERS, SAME
 
 GUARD_S = 240
+SERVED = "ps:servers=2"
+"""Nobody starts servers here: the first process serves."""
 BOTH = """
 import runpy, sys
 
@@ -33,7 +35,7 @@ def test_two_processes_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (folder / "script.py").write_text(script)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*torchrun, str(tmp_path / "both.py"), str(steps), str(fits), *SAME, *OTHERS],
+        [*torchrun, str(tmp_path / "both.py"), str(steps), str(fits), *SAME, *OTHERS, SERVED],
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
         stderr=subprocess.PIPE,
         text=True,
@@ -42,4 +44,4 @@ def test_two_processes_of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     assert done.returncode == 0, done.stderr
     test_trainer.check_answers(steps)
-    test_trainer_strategies.check_answers(fits)
+    test_trainer_strategies.check_answers(fits, SERVED)

@@ -12,13 +12,14 @@ from typing import Any
 
 import every_way
 import pytest
+import torch
 
 import shoal
 from helpers.observed import ObservedEngine
 from helpers.training import Train, Trained
 from shoal.checkpoint.listing import read_manifest
 from shoal.checkpoint.model_file import digest, load_tensors
-from shoal.errors import Interrupted, SpecError, WorkerFailed
+from shoal.errors import Interrupted, WorkerFailed
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.scripts import run_script
 from shoal.observe import Event
@@ -269,13 +270,13 @@ def test_what_cannot_be_is_said(scripts: Scripts, strategy: str, code: str, mess
         scripts(MAKE + code + "\n", strategy)
 
 
-@pytest.mark.parametrize("env", [{}, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}])
-def test_neither_a_plain_process_nor_torchrun_has_servers(
-    monkeypatch: pytest.MonkeyPatch, env: dict[str, str]
-) -> None:
+def test_a_plain_process_serves_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    workers = env.get("WORLD_SIZE", "1")
-    with pytest.raises(SpecError, match=f"start the script with `shoal run --workers {workers} --strategy ps`"):
-        Trainer(every_way.task(), strategy="ps")
+    with Trainer(every_way.task()) as alone:
+        expected = alone.fit()
+    with Trainer(every_way.task(), strategy="ps:servers=2") as trainer:
+        outcome = trainer.fit()
+        for name, tensor in alone.model.state_dict().items():
+            assert torch.equal(trainer.model.state_dict()[name], tensor), name
+    assert outcome.facts["audit"]["clean"] and outcome.step == expected.step
+    assert (outcome.loss, outcome.results) == (expected.loss, expected.results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -70,17 +71,18 @@ def test_two_processes_of_shoal_run_fit_under_every_strategy(script: Path, zygot
     check_answers(script.parent)
 
 
-def check_answers(folder: Path) -> None:
-    """Both processes tell the same, and where nothing else is claimed, it is what one process tells."""
+def check_answers(folder: Path, *served: str) -> None:
+    """Both processes tell the same, and where nothing else is claimed, it is what one process tells; `served`:
+    more strategies that do, after the others."""
     first, second = (json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2))
     assert first == second
     with Trainer(every_way.task()) as alone:
         outcome = alone.fit()
         model = {name: tensor.clone() for name, tensor in alone.model.state_dict().items()}
-    for number, strategy in enumerate((*SAME, *OTHERS)):
+    for number, strategy in enumerate((*SAME, *OTHERS, *served)):
         told, saved = first[number], load_tensors(folder / f"model-{number}.safetensors")
         assert told["again"] == pytest.approx(told["results"]), strategy
-        if strategy in SAME:
+        if strategy not in OTHERS:
             assert told["loss"] == pytest.approx(outcome.loss, rel=1e-4), strategy
             assert told["results"] == pytest.approx(outcome.results, rel=1e-4), strategy
             assert largest_difference(saved, model) < 1e-4, strategy
@@ -129,9 +131,40 @@ def test_a_step_that_cannot_be_is_refused(strategy: str, why: str) -> None:
         assert f"strategy={strategy} {why}" in told
 
 
-def test_servers_are_not_started_here() -> None:
-    with pytest.raises(SpecError, match="strategy=ps needs processes besides those that train"):
-        Trainer(every_way.task(), strategy="ps")
+@pytest.mark.parametrize(
+    ("strategy", "workers"),
+    [
+        ("ps:servers=2", 2),
+        *(pytest.param(f"ps:sync={sync}", 3, marks=pytest.mark.long) for sync in ("bsp", "asp")),
+    ],
+)
+def test_the_first_process_serves_where_nobody_starts_servers(strategy: str, workers: int) -> None:
+    def train(world: World) -> tuple[int, bool | None, str]:
+        with Trainer(every_way.task(), strategy=strategy, world=world) as trainer:
+            outcome = trainer.fit()
+            audit = outcome.facts.get("audit")
+            return outcome.step, None if audit is None else audit["clean"], digest_of(trainer)
+
+    def train_in_lockstep(world: World) -> str:
+        with Trainer(every_way.task(), world=world) as trainer:
+            trainer.fit()
+            return digest_of(trainer)
+
+    steps, audits, digests = zip(*in_processes(workers, train), strict=True)
+    assert len(set(steps)) == 1 and audits == (True, *[None] * (workers - 1))
+    assert len(set(digests)) == 1, "each has the model as the servers had it"
+    if "asp" not in strategy:
+        assert digests[0] == in_processes(workers, train_in_lockstep)[0]
+
+
+def digest_of(trainer: Trainer) -> str:
+    model = trainer.state_dict()["model"]
+    return hashlib.sha256(b"".join(model[name].numpy().tobytes() for name in sorted(model))).hexdigest()
+
+
+def test_a_coordinator_that_nobody_can_follow_has_no_standby() -> None:
+    with pytest.raises(SpecError, match="leave standby out, or use `shoal run`"):
+        Trainer(every_way.task(), strategy="ps:standby=1")
 
 
 @pytest.mark.parametrize("strategy", ["sharded", "tensor", "pipeline", "data:via=ring", "data:partition=relay"])

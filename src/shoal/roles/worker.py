@@ -13,6 +13,7 @@ from typing import Any
 from shoal.checkpoint.freeing import Shelf
 from shoal.checkpoint.model_stream import save_stream
 from shoal.comm.channel import Channel
+from shoal.errors import SpecError
 from shoal.ledger.book import CutLog, audit
 from shoal.model.optimizer.averaging import average_key, averaged_model
 from shoal.observe.happenings import Audited, Saved
@@ -25,6 +26,7 @@ from shoal.roles.inspection import inspect
 from shoal.roles.loading.incremental import History
 from shoal.roles.loading.start import read_start
 from shoal.roles.loading.task import load_task
+from shoal.roles.memory.gpu import gpu_memory_explained
 from shoal.roles.memory.limit import check_fits, limit_memory, make_parking, memory_explained
 from shoal.roles.process.beat import Beat
 from shoal.roles.process.devices import choose_device
@@ -72,6 +74,11 @@ def run_worker(job: Job, world: World, channel: Channel) -> int:
 
 
 def _train(job: Job, world: World, reporter: Reporter) -> None:
+    if job.conduct.is_measured_first:
+        raise SpecError(
+            f"Job: strategy={job.strategy} with device={job.cluster.device} is measured before its run; start it "
+            "with shoal train, or shoal.train."
+        )
     reporter.on_state(State.STARTING, 0)
     strategy = make_strategy(job.spec, world, job.num_slots, replaceable=job.cluster.spares > 0)
     task = _task_of(job)
@@ -87,12 +94,15 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
         precision=job.precision,
         recompute=job.recompute,
         form=job.form,
+        privacy=job.protection,
         warn=reporter.warn,
     )
     training.replica.preparing = lambda: reporter.pulse.interlude(State.PREPARING)
     check_position(training.replica.start, training.schedule, task.seed, may_be_over=lacks_model(job))
     if training.weighing is not None and world.is_first:
         reporter.line(training.weighing.text)
+    if training.protection is not None and world.is_first:
+        reporter.line(training.protection.budget.told())
     training.checkpoints = Checkpointing(job, training.replica, training.schedule, reporter)
     training.callbacks = training.checkpoints.callbacks = callbacks_of(job, training, reporter)
     if task.best_by is not None and job.run_dir:
@@ -102,7 +112,8 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     _open_ledger(job, training)
     _check_mean(job, training, reporter)
     setting = make_setting(job, training, reporter)
-    strategy.open(training.replica, setting)
+    with gpu_memory_explained(job, training.replica):
+        strategy.open(training.replica, setting)
     loop = Loop(training, setting, reporter)
     committed = 0
     if world.role == Role.SPARE:
@@ -118,7 +129,8 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     reporter.on_state(State.TRAINING, committed)
     training.sabotage = reporter.sabotage
     try:
-        outcome = loop.run(committed)
+        with gpu_memory_explained(job, training.replica):
+            outcome = loop.run(committed)
     except Exception as error:
         reporter.send(training.witness.testify(error))
         raise
@@ -167,6 +179,7 @@ def _open_ledger(job: Job, training: Training) -> None:
         training.book = None
     if training.checkpoints is not None:
         training.checkpoints.book = training.book
+        training.checkpoints.protection = training.protection
     if (cuts := job.options.get("cuts")) is not None:
         training.recorded_cuts = CutLog.from_plain(cuts)
 
@@ -174,6 +187,8 @@ def _open_ledger(job: Job, training: Training) -> None:
 def _check_mean(job: Job, training: Training, reporter: Reporter) -> None:
     """Where batches are cut, let one worker see whether that changes what is trained."""
     parts = training.slots * training.task.accumulate
+    if training.protection is not None:  # each sample is computed by itself, however a batch is cut
+        return
     if not training.world.is_first or parts == 1 or job.options.get("quiet"):
         return
     check = MeanCheck(training.replica, parts, reporter.warn)
@@ -231,6 +246,7 @@ def make_setting(job: Job, training: Training, reporter: Reporter) -> Setting:
         clip_norm=training.task.clip_norm,
         port=job.cluster.port,
         memory_bytes=job.cluster.memory_bytes,
+        protection=training.client_protection,
     )
 
 
@@ -249,6 +265,8 @@ def _finish(
         **outcome.facts,
         **audited,
     }
+    if training.protection is not None and training.world.is_first:
+        results |= training.protection.facts(outcome.step)
     if not math.isnan(outcome.loss):
         results["loss"] = outcome.loss
     if num_skipped := History(job).num_skipped:

@@ -22,8 +22,9 @@ from shoal.spec.vocabulary import Role, State
 from shoal.strategies.base import Setting, StepResult, Strategy
 
 
-def service_of(job: Job, station: Station | None) -> Station | None:
-    """The station of a Trainer whose run has servers; None where it needs none. Refused where they differ."""
+def service_of(job: Job, station: Station | None, *, may_serve: bool = False) -> Station | None:
+    """The station of a Trainer whose run has servers; None where it needs none, or has to have its own. Refused
+    where they differ, or where `shoal run` could have started processes for them, unless this may serve."""
     if station is not None and station.has_servers:
         if job.strategy != station.job.strategy:
             raise SpecError(
@@ -31,18 +32,12 @@ def service_of(job: Job, station: Station | None) -> Station | None:
                 "started servers for; leave strategy= out, or change the flag."
             )
         return station
-    if not job.conduct.servers:
-        return None
-    if station is not None:
+    if job.conduct.servers and station is not None and not may_serve:
         raise SpecError(
             f"Trainer: strategy={job.strategy} needs servers, and this run has none, for `shoal run` was not told "
             f"of them; write `shoal run --strategy {job.strategy}` before the script."
         )
-    raise SpecError(
-        f"Trainer: strategy={job.strategy} needs processes besides those that train, which neither torchrun nor a "
-        f"plain process has; start the script with `shoal run --workers {job.cluster.workers} --strategy "
-        f"{job.strategy}`, or use data here."
-    )
+    return None
 
 
 class WatchedNotes(StepNotes):
@@ -76,16 +71,18 @@ def looking_up(look: Callable[[], None], reporter: Reporter) -> Callable[[], Non
     return look_up
 
 
-def train_served(reporter: Reporter, training: Training, setting: Setting, loop: Loop) -> Outcome:
+def train_served(
+    on_state: Callable[[State, int], None], training: Training, setting: Setting, loop: Loop
+) -> Outcome:
     """A worker's part. Afterwards it has all to itself: model and optimizer state as the servers had them.
 
     One that raises says no goodbye. It is gone, and others decide what follows.
     """
     strategy, replica = training.strategy, training.replica
     strategy.open(replica, setting)
-    reporter.on_state(State.TRAINING, replica.start.step)
+    on_state(State.TRAINING, replica.start.step)
     outcome = loop.run()
-    reporter.on_state(State.SCRIPT, outcome.step)  # no step shows any more that this process moves
+    on_state(State.SCRIPT, outcome.step)  # no step shows any more that this process moves
     _take_home(strategy, replica)
     strategy.close()
     return outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +24,7 @@ from shoal.roles.memory.limit import limit_memory
 from shoal.roles.process.devices import choose_device
 from shoal.roles.process.joining import Fellows, GivenFellows, orphan_watch
 from shoal.roles.process.station import Station, current_station, world_at
+from shoal.roles.trainer.attendants import Attendants, attended_world, check_attended
 from shoal.roles.trainer.service import WatchedNotes, attend, looking_up, service_of, train_served
 from shoal.roles.trainer.state import StepNotes, snapshot_of, streamed, write_state
 from shoal.roles.trainer.step import num_samples, why_no_step
@@ -34,7 +35,7 @@ from shoal.roles.training.training import Training
 from shoal.spec import Cluster, Job, StrategySpec, Task, World, parse_strategy
 from shoal.spec.features import check_task
 from shoal.spec.step_form import StepForm
-from shoal.spec.vocabulary import Role
+from shoal.spec.vocabulary import Role, State
 from shoal.step.work import Work
 from shoal.strategies import make_strategy
 from shoal.strategies.base import Company, Setting
@@ -60,8 +61,13 @@ class Trainer:
         precision: str = "fp32",
         recompute: bool = False,
         form: StepForm | None = None,
+        report: Callable[[str], None] = print,
+        serves: bool = False,
     ) -> None:
-        """`device` is `cpu` or `cuda`; `form` says how steps run, as `StepForm(compile=True)`."""
+        """`device` is `cpu` or `cuda`; `form` says how steps run, as `StepForm(compile=True)`; `report` is told
+        what the strategy has to say; `serves`: servers may be threads of the first process under `shoal run`, too,
+        as they are elsewhere."""
+        self._report = report
         form = form or StepForm()
         station = current_station() if world is None else None
         world = world_at(station) if world is None else world
@@ -74,12 +80,14 @@ class Trainer:
             slots=slots,
             precision=precision,
             recompute=recompute,
-            compile=form.compile,
-            graph=form.graph,
-            memory_format=form.memory_format,
-            loss_in_pieces=form.loss_in_pieces,
+            **asdict(form),
         )
-        self._service = service_of(job, station)
+        self._service = service_of(job, station, may_serve=serves)
+        self._is_attended = self._service is None and job.conduct.servers > 0
+        """Whether the first process runs coordinator and servers, too."""
+        self._attendants: Attendants | None = None
+        if self._is_attended:
+            check_attended(job)
         limit_memory(None, is_frugal=job.conduct.frees_parameters)
         task = numbered(task)
         check_task(task, job.conduct, job.strategy)
@@ -105,6 +113,8 @@ class Trainer:
         """Join the others, and begin where all of them do."""
         task, job, conduct = self._task, self._job, self._job.conduct
         self.world = world = self._fellows.gather()
+        if self._is_attended:
+            self.world = world = attended_world(world, job, self._fellows)
         strategy = make_strategy(job.spec, world, conduct.slots)
         self._training = training = Training(
             task,
@@ -116,8 +126,10 @@ class Trainer:
             recompute=job.recompute,
             form=job.form,
         )
-        has_servers = self._service is not None
-        training.callbacks = callbacks = script_callbacks(training, self._fellows, has_servers=has_servers)
+        has_servers = job.conduct.servers > 0
+        training.callbacks = callbacks = script_callbacks(
+            training, self._fellows, has_servers=self._service is not None
+        )
         # Who owns the loop may have taken more steps than the task has.
         total_steps = max(training.extent.total_steps, start.step)
         self._setting = Setting(
@@ -125,19 +137,18 @@ class Trainer:
             conduct=conduct,
             extent=replace(training.extent, total_steps=total_steps, is_kept=True),
             company=Company(
-                on_idle=self._on_idle, wants_stop=lambda: callbacks is not None and callbacks.wants_stop
+                report=self._report,
+                on_idle=self._look_up,
+                wants_stop=lambda: callbacks is not None and callbacks.wants_stop,
             ),
             supply=training,
             clip_norm=task.clip_norm,
         )
         if training.weighing is not None and world.is_first:
             self._setting.company.report(training.weighing.text)
-        if self._service is None:
-            self._strategy, self._notes = strategy, StepNotes(start)
-        else:
-            # Servers have the model in `fit`; before it and after, each process has it to itself.
-            self._strategy = make_strategy(job.spec.for_inference(), World(), 1)
-            self._notes = WatchedNotes(start, self._service.reporter)
+        # Servers have the model in `fit`; before it and after, each process has it to itself.
+        self._strategy = make_strategy(job.spec.for_inference(), World(), 1) if has_servers else strategy
+        self._notes = StepNotes(start) if self._service is None else WatchedNotes(start, self._service.reporter)
         self._strategy.open(training.replica, self._setting)
         self._is_open = True
         self._loop = Loop(training, self._setting, self._notes)
@@ -215,7 +226,10 @@ class Trainer:
             if self._service.world.role != Role.WORKER:
                 self._attend(self._service, start)
         try:
-            outcome = self._loop.run() if self._service is None else self._train_with(self._service)
+            if self._service is not None:
+                outcome = self._train_with(self._service.reporter.on_state)
+            else:
+                outcome = self._train_attended(start) if self._is_attended else self._loop.run()
         finally:
             self._training.close()
         self._fellows.enter(outcome.step)
@@ -232,8 +246,29 @@ class Trainer:
         attend(service, self._job, self._task, start)
         raise SystemExit(0)
 
-    def _train_with(self, service: Station) -> Outcome:
-        outcome = train_served(service.reporter, self._training, self._setting, self._loop)
+    def _train_attended(self, start: Start) -> Outcome:
+        """The first process serves, too, until all have what they need of its servers."""
+        if self.world.is_first:
+            self._attendants = Attendants(self._job, self._task, start, self.world)
+        try:
+            outcome = self._train_with(lambda state, step: None)
+            self._fellows.hear_first()
+            if self._attendants is None:
+                return outcome
+            self._attendants.close()
+            return replace(outcome, facts={**outcome.facts, "audit": self._attendants.audit})
+        except BaseException:
+            if self._attendants is not None:
+                self._attendants.abandon()
+            raise
+
+    def _look_up(self) -> None:
+        self._on_idle()
+        if self._attendants is not None:
+            self._attendants.look()
+
+    def _train_with(self, on_state: Callable[[State, int], None]) -> Outcome:
+        outcome = train_served(on_state, self._training, self._setting, self._loop)
         if self.world.is_first or self._training.evaluator is None:
             return outcome
         return replace(outcome, results=self.evaluate())  # the first one alone has evaluated
@@ -249,6 +284,11 @@ class Trainer:
         all have come: who changes parameters afterwards disturbs nobody who was still reading them."""
         self._fellows.hear_first()
         self._strategy.model_stream(self._training.replica).drain()
+
+    def hear_first(self, text: str = "") -> str:
+        """What the first process says, up to 1,024 bytes; `text` is its own. All call this, and the first goes on
+        when all have heard it."""
+        return self._fellows.hear_first(text)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the training state after the last step: the model, what the optimizer keeps, and what the

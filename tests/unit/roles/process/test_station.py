@@ -83,7 +83,8 @@ def test_a_trainer_has_servers_where_its_run_has_them_for_it() -> None:
     served, plain = station("ps"), station("data")
     assert service_of(job("ps"), served) is served
     assert service_of(job("sharded"), plain) is None is service_of(job("data"), None)
-    for strategy, where in (("data", served), ("ps:servers=2", served), ("ps", plain), ("ps", None)):
+    assert service_of(job("ps"), None) is None is service_of(job("ps"), plain, may_serve=True)  # it serves itself
+    for strategy, where in (("data", served), ("ps:servers=2", served), ("ps", plain)):
         with pytest.raises(SpecError, match=f"Trainer: strategy={strategy} "):
             service_of(job(strategy), where)
 
