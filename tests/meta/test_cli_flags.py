@@ -15,25 +15,27 @@ from shoal.spec import Cluster, Job
 REPOSITORY = Path(__file__).parents[2]
 FLAGS = {
     "train": "workers strategy slots spares on-failure max-failures chaos threads device port memory on "
-    "interface ports trusted-network store grace ps_hosts worker_hosts job_name task_index arg batch-size "
-    "epochs max-steps seed accumulate evaluate-every fold "
-    "skip-loss-below loaders precision recompute compile no-compile graph no-graph memory-format "
-    "loss-in-pieces no-loss-in-pieces fast sync-device from skip-seen checkpoint resume trust name runs "
-    "overwrite again log tensorboard explain progress plain json help",
+    "interface ports trusted-network link store grace hosts ps_hosts worker_hosts job_name task_index arg "
+    "batch-size epochs max-steps seed accumulate evaluate-every fold "
+    "skip-loss-below loaders precision privacy recompute compile no-compile graph no-graph memory-format "
+    "loss-in-pieces no-loss-in-pieces flat-update no-flat-update offload fast sync-device from skip-seen "
+    "checkpoint archive resume trust name runs overwrite again log tensorboard explain progress plain json help",
     "evaluate": "data workers strategy threads device memory on interface ports trust progress plain json help",
     "predict": "out data input workers strategy threads device memory on interface ports trust progress plain "
     "help",
     "export": "to out trust help",
-    "run": "workers strategy port threads horovod help",
+    "run": "workers strategy servers port threads horovod help",
     "scale": "workers servers hosts runs json help",
     "host": "join ticket name cores workers interface ports owner probe joined help",
-    "slurm": "nodes time partition gpus cpus sbatch requeue no-requeue name runs dry-run help",
+    "slurm": "nodes hosts time partition gpus cpus sbatch requeue no-requeue name runs dry-run help",
     "k8s": "image hosts name runs namespace cores ram gpus env volume kind runtime port restarts out help",
     "submit": "on wait no-wait runs help",
-    "verify": "workers strategy slots steps arg seed seeds precision compile no-compile memory-format "
+    "verify": "workers strategy slots steps arg seed seeds precision privacy compile no-compile memory-format "
     "loss-in-pieces no-loss-in-pieces replay trust json help",
     "bench": "workers strategies threads device rounds steps seconds arg batch-size seed precision out json help",
     "doctor": "json help",
+    "kv": "help",
+    "kv serve": "at number key store dead-after help",
     "checkpoint": "help",
     "checkpoint ls": "runs json help",
     "checkpoint show": "tensors runs json help",
@@ -59,7 +61,8 @@ def options(verb):
 
 def test_verbs():
     assert set(ROOT.commands) == {verb.split()[0] for verb in FLAGS}
-    assert {f"checkpoint {verb}" for verb in ROOT.commands["checkpoint"].commands} < set(FLAGS)
+    for group in ("checkpoint", "kv"):
+        assert {f"{group} {verb}" for verb in ROOT.commands[group].commands} < set(FLAGS)
     assert set(VERBS_WITH_WORKERS) <= set(FLAGS)
 
 
@@ -85,7 +88,7 @@ def documented_commands():
 @pytest.mark.parametrize(("page", "words"), list(documented_commands()), ids=str)
 def test_documented_commands_parse(page, words):
     verb, *rest = words
-    if verb == "checkpoint":
+    if verb in ("checkpoint", "kv"):
         verb, rest = " ".join(words[:2]), words[2:]
     assert verb in FLAGS, f"{page} shows `shoal {verb}`"
     context = command_of(verb).make_context(verb, rest)

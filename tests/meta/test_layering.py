@@ -23,6 +23,7 @@ FLOORS = {
     "comm": 5,
     "layout": 6,
     "ledger": 6,
+    "privacy": 6,
     "feed": 7,
     "ps": 7,
     "coordinator": 8,

@@ -25,6 +25,7 @@ PROMISED = [
     "ParameterServer",
     "Pipeline",
     "Plateau",
+    "Privacy",
     "Run",
     "Sharded",
     "ShoalError",

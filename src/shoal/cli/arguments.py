@@ -54,6 +54,15 @@ On = Annotated[
         rich_help_panel=CLUSTER,
     ),
 ]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        help="With --on: how many hosts at least and at most, as 2:8. The run begins when the least are there, "
+        "takes in others that come, and goes on without those that leave.",
+        metavar="LEAST:MOST",
+        rich_help_panel=CLUSTER,
+    ),
+]
 Interface = Annotated[
     str | None,
     typer.Option(
@@ -85,6 +94,16 @@ TrustedNetwork = Annotated[
         help="With several hosts: do not encrypt what passes between them.",
         rich_help_panel=CLUSTER,
         show_default=False,
+    ),
+]
+LinkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--link",
+        help="With several hosts: let the network between them seem to be another, as "
+        "bandwidth=100mbit,latency=20ms,loss=0.1%.",
+        metavar="KEYS",
+        rich_help_panel=CLUSTER,
     ),
 ]
 Store = Annotated[
@@ -180,6 +199,16 @@ Runs = Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel
 DataPart = Annotated[str, typer.Option(help="Which of the task's sets: test or train.", metavar="test|train")]
 
 
+PrivacyAsked = Annotated[
+    str | None,
+    typer.Option(
+        "--privacy",
+        help="What the model may tell of its data: epsilon=8,delta=1e-5 finds the noise, noise=1.1 names it; "
+        ",clip=1 behind it.",
+        metavar="KEY=VALUE,…",
+        rich_help_panel=TASK,
+    ),
+]
 Compile = Annotated[
     bool | None,
     typer.Option(
@@ -213,6 +242,23 @@ LossInPieces = Annotated[
         help="Make the scores of a large vocabulary piece by piece, so that they never exist as a whole.",
         rich_help_panel=TASK,
         show_default=False,
+    ),
+]
+FlatUpdate = Annotated[
+    bool | None,
+    typer.Option(
+        "--flat-update/--no-flat-update",
+        help="Update linear layers on a GPU in one kernel, from gradients in bf16.",
+        rich_help_panel=TASK,
+        show_default=False,
+    ),
+]
+Offload = Annotated[
+    str | None,
+    typer.Option(
+        help="What of a GPU's lies in the host's memory: all that the optimizer keeps.",
+        metavar="none|optimizer",
+        rich_help_panel=TASK,
     ),
 ]
 

@@ -200,15 +200,27 @@ def check_processes() -> list[Check]:
                 begin = time.monotonic()
                 run_script(probe.__file__, [str(answer)], cluster=Cluster(threads=1), zygote=zygote)
                 seconds.append(time.monotonic() - begin)
-            wake_s = json.loads(answer.read_text())["wake_s"]
+            told = json.loads(answer.read_text())
         except (ShoalError, OSError) as error:
             advice = "Run `python -c 'import torch'` to see whether torch itself loads."
             return [Check("processes", "fail", str(error), advice)]
     cold_s, warm_s = seconds
     return [
         Check("processes", "ok", f"first worker after {cold_s:.1f} s, the next within {warm_s:.2f} s"),
-        Check("futex", "ok", f"another process woke up within {wake_s * 1e6:.0f} µs"),
+        Check("futex", "ok", f"another process woke up within {told['wake_s'] * 1e6:.0f} µs"),
+        check_accelerator(*told["accelerator"]),
     ]
+
+
+def check_accelerator(kind: str, number: int) -> Check:
+    """What torch can compute on, as it says itself: of other kinds than GPUs with CUDA nothing is used."""
+    if not kind:
+        return Check("accelerators", "ok", "torch finds none")
+    found = f"torch finds {number} x {kind}"
+    if kind == "cuda":
+        return Check("accelerators", "ok", found)
+    advice = f"left out: workers compute on cpu and cuda, and {kind} is neither; use --device cpu."
+    return Check("accelerators", "warn", found, advice)
 
 
 _QUICK: tuple[Callable[[], Check], ...] = (

@@ -1,6 +1,6 @@
 """What the doctor has a forked worker do: wake another process through shared memory, and time it.
 
-Run as a script; it writes `{"wake_s": seconds}` to the file that it is given.
+Run as a script; it writes `{"wake_s": seconds, "accelerator": [kind, number]}` to the file that it is given.
 """
 
 from __future__ import annotations
@@ -38,5 +38,14 @@ def measure_wake_s(rounds: int = ROUNDS) -> float:
     return seconds / rounds / 2
 
 
+def find_accelerator() -> tuple[str, int]:
+    """What torch says that it can compute on besides processors, whoever has taught it to; `""`: nothing."""
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return ("", 0) if found is None else (found.type, torch.accelerator.device_count())
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps({"wake_s": measure_wake_s()}))
+    found = {"wake_s": measure_wake_s(), "accelerator": find_accelerator()}
+    Path(sys.argv[1]).write_text(json.dumps(found))

@@ -74,7 +74,9 @@ def train(
     interface: option.Interface = None,
     ports: option.Ports = None,
     trusted_network: option.TrustedNetwork = None,
+    link: option.LinkOption = None,
     grace: option.Grace = None,
+    hosts: option.Hosts = None,
     ps_hosts: option.PsHosts = "",
     worker_hosts: option.WorkerHosts = "",
     job_name: option.JobName = "",
@@ -131,10 +133,13 @@ def train(
             show_default=False,
         ),
     ] = None,
+    privacy: option.PrivacyAsked = None,
     compile: option.Compile = None,
     graph: option.Graph = None,
     memory_format: option.MemoryFormat = None,
     loss_in_pieces: option.LossInPieces = None,
+    flat_update: option.FlatUpdate = None,
+    offload: option.Offload = None,
     fast: Annotated[
         bool | None,
         typer.Option(
@@ -178,10 +183,19 @@ def train(
             rich_help_panel=RECORD,
         ),
     ] = None,
+    archive: Annotated[
+        str | None,
+        typer.Option(
+            help="Put checkpoints, model, logs and report under a URL, too, as s3://bucket/runs; none: no more.",
+            metavar="URL",
+            rich_help_panel=RECORD,
+        ),
+    ] = None,
     resume: Annotated[
         str | None,
         typer.Option(
-            help="Go on with a run after its newest checkpoint, or that of a step; what is not given stays.",
+            help="Go on with a run after its newest checkpoint, or that of a step; what is not given stays. Also "
+            "one of an archive, URL/RUN.",
             metavar="RUN[@STEP]",
             rich_help_panel=RECORD,
         ),
@@ -240,7 +254,7 @@ def train(
     cluster |= given(on=on, interface=interface, ports=ports, trusted_network=trusted_network, grace=grace)
     if target is None and resume is None:
         raise typer.BadParameter("name a task, path.py:factory, or a run with --resume.", ctx, param_hint="TARGET")
-    cluster |= given(store=store)
+    cluster |= given(store=store, link=link, hosts=hosts)
     overrides = given(
         batch_size=batch_size,
         epochs=epochs,
@@ -255,7 +269,9 @@ def train(
     said: dict[str, Any] = {"strategy": strategy, "cluster": cluster, "slots": slots, "chaos": chaos}
     said |= {"checkpoint": checkpoint, "on_failure": on_failure, "max_failures": max_failures}
     said |= {"precision": precision, "recompute": recompute, "compile": compile, "graph": graph, "fast": fast}
+    said |= {"privacy": privacy}
     said |= {"memory_format": memory_format, "loss_in_pieces": loss_in_pieces, "sync_device": sync_device}
+    said |= {"flat_update": flat_update, "offload": offload}
     arguments = parse_arguments(arg or ())
     found = _found_world(on, ps_hosts, worker_hosts, job_name, task_index)
     with taking_part(found, said, runs, ctx.obj, to_stderr=as_json):
@@ -270,6 +286,7 @@ def train(
         run = start(
             target,
             args=arguments,
+            archive=archive,
             resume=resume,
             trust=trust,
             weights_from=weights_from,

@@ -17,6 +17,7 @@ from shoal.cli.arguments import (
     FactoryArguments,
     LossInPieces,
     MemoryFormat,
+    PrivacyAsked,
     Seed,
     Trust,
     Workers,
@@ -65,6 +66,7 @@ def verify(
             rich_help_panel=TASK,
         ),
     ] = "fp32",
+    privacy: PrivacyAsked = None,
     compile: Compile = None,
     memory_format: MemoryFormat = None,
     loss_in_pieces: LossInPieces = None,
@@ -108,6 +110,7 @@ def verify(
                 seed=seed,
                 seeds=seeds,
                 precision=precision,
+                privacy=privacy or "none",
                 form=StepForm(
                     compile=bool(compile),
                     memory_format=memory_format or "contiguous",

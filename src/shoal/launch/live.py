@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.comm.words import ScaleWanted
 from shoal.errors import DiskRefused, Interrupted, ShoalError, SpecError, WorkerFailed
+from shoal.launch.archive.putting import Archive
 from shoal.launch.attempts import Attempts
 from shoal.launch.control import accepted, is_sensible
 from shoal.launch.owner import ZygoteProcess
@@ -251,7 +252,8 @@ class LiveRun:
         file = JsonlSink(folder.path, lambda text: bus.emit(Event(Warned(text=text))))
         streams = [] if self._stream is None else [self._stream]
         # The last is closed first: whoever fails then is told of to those before it.
-        bus = Bus([file, record, beginning, *streams, *self._shown, FolderWatch(folder.path)])
+        archives = [Archive(folder, job, lambda what: bus.emit(Event(what)))] if "archive" in job.options else []
+        bus = Bus([file, record, beginning, *streams, *self._shown, *archives, FolderWatch(folder.path)])
         if self._adoption is not None:
             hosts = plural(len(self._adoption.hosts), "host")
             text = f"taking over {folder.name}, whose supervisor is gone, on {hosts}"
@@ -274,9 +276,12 @@ class LiveRun:
             error.args = (f"{error} {how_to_go_on(folder, record.total_steps)}".strip(),)
         finally:
             missing = leave_behind(folder, record, record.ending(stopped), bus)
+            missing = " ".join(filter(None, [missing, *(archive.finish() for archive in archives)]))
         if record.results or failure is None:
             self._outcome = Run(folder.path, record.results)
         if failure is not None:
+            if archives and missing:
+                failure.args = (f"{failure} {missing}",)
             raise failure
         if missing:
             raise DiskRefused(f"The run came to its end, but not all that it made could be kept: {missing}")

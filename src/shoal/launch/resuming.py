@@ -28,8 +28,9 @@ _ASIDE = {
 }
 """By the first word of their names: what tensors are that were put aside."""
 _KEPT_UNLESS_SAID = (
-    *("checkpoint", "on_failure", "max_failures", "precision", "recompute"),
-    *("compile", "graph", "memory_format", "loss_in_pieces", "fast", "sync_device"),
+    *("checkpoint", "on_failure", "max_failures", "precision", "recompute", "privacy"),
+    *("compile", "graph", "memory_format", "loss_in_pieces", "flat_update", "offload"),
+    *("fast", "sync_device"),
 )
 
 

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from shoal.errors import LaunchError, SpecError, unknown
+from shoal.launch.archive.fetching import fetch_run
+from shoal.launch.archive.store import UrlFolder, is_url
 from shoal.launch.control import request_scale
 from shoal.launch.fast import in_fastest_form
 from shoal.launch.inside import refuse_inside
 from shoal.launch.live import EventStream, LiveRun, Run
+from shoal.launch.mixing import with_measured_shares
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import find_whole, first_options, left_out, resumed_job
 from shoal.launch.targets import locate, target_of
@@ -28,14 +31,16 @@ from shoal.observe.told_marks import rewind_told
 from shoal.observe.trust import trusted_job
 from shoal.spec import Cluster, Job, StrategySpec, Task
 from shoal.spec.job import OVERRIDES
+from shoal.spec.privacy import Privacy
 
 if TYPE_CHECKING:
     from shoal.launch.remote.adoption import Adoption
 
 _OF_JOB = (
     *("strategy", "cluster", "slots", "checkpoint", "chaos", "overrides"),
-    *("on_failure", "max_failures", "precision", "recompute"),
-    *("compile", "graph", "memory_format", "loss_in_pieces", "fast", "sync_device"),
+    *("on_failure", "max_failures", "precision", "recompute", "privacy"),
+    *("compile", "graph", "memory_format", "loss_in_pieces", "flat_update", "offload"),
+    *("fast", "sync_device"),
 )
 """What a job is made of, besides its target."""
 Tell = Callable[[Happening], None]
@@ -54,13 +59,17 @@ def train(
     max_failures: int | None = None,
     precision: str | None = None,
     recompute: bool | None = None,
+    privacy: str | Privacy | None = None,
     compile: bool | None = None,
     graph: bool | None = None,
     memory_format: str | None = None,
     loss_in_pieces: bool | None = None,
+    flat_update: bool | None = None,
+    offload: str | None = None,
     fast: bool | None = None,
     sync_device: bool | None = None,
     checkpoint: str | None = None,
+    archive: str | None = None,
     resume: str | None = None,
     trust: bool = False,
     weights_from: str | None = None,
@@ -86,15 +95,23 @@ def train(
     `precision` is what the model computes in: `fp32`, `bf16`, `fp16` or `adaptive`. `recompute` saves memory:
     blocks of the model are computed again in the backward pass.
 
+    `privacy` limits what the model tells of its data: `epsilon=8,delta=1e-5` finds the noise that is added to
+    clipped gradients, or clients' differences; `noise=1.1` names it.
+
     `compile`, `graph` (on a GPU), `memory_format` ("channels_last") and `loss_in_pieces` change how a step is
     computed; `fast` tries them before the run, and bf16 where `precision` is `auto`, and takes the fastest.
-    `sync_device` makes a GPU do one thing after the other.
+    `flat_update` updates linear layers on a GPU in one kernel; `offload` ("optimizer") keeps what the optimizer
+    keeps in the host's memory. `sync_device` makes a GPU do one thing after the other.
 
     `checkpoint` says when to save the training state: `every=200`. `resume` goes on with an earlier run, `RUN` or
     `RUN@STEP`, in its folder, with its task and settings but for those given here; of a `cluster` also single
     fields. Code that others could have written is refused there, unless you `trust` it. `weights_from` begins a
     new run from the weights of another, a checkpoint or a file; with `skip_seen` it leaves out the samples that
     the checkpoint has seen.
+
+    `archive` is a URL under which the run is put as it goes on, in a folder of its name: checkpoints, model, logs
+    and report (`s3://bucket/runs`, any store that fsspec knows); `none`: from now on nowhere. `resume` takes what
+    lies there, too: `s3://bucket/runs/RUN@STEP`.
 
     `log` names loggers, or is some: `csv`, `tensorboard`, `wandb`, `mlflow:sqlite:///mlflow.db`, one or a list.
     `tensorboard=True` is the same as `log="tensorboard"`.
@@ -166,10 +183,15 @@ def _prepared(
     warn = _warning(tell)
     log = _said_loggers(said)
     loggers = find_loggers(log or ())
+    if (archive := said["archive"]) not in (None, "none"):
+        UrlFolder(archive)  # What cannot be used is said before anything is begun.
     wishes = {name: said[name] for name in _OF_JOB}
     wishes["strategy"] = None if said["strategy"] is None else str(said["strategy"])
+    wishes["privacy"] = None if said["privacy"] is None else str(said["privacy"])
     if said["workers"] is not None and said["cluster"] is None:
         wishes["cluster"] = {"workers": said["workers"]}
+    if said["resume"] is not None and is_url(said["resume"]):
+        said = {**said, "resume": fetch_run(said["resume"], said["runs"], warn, trust=said["trust"])}
     if said["resume"] is not None:
         folder = _resumable(said)
         prepare = partial(_resumed, said, wishes, folder, tell)
@@ -182,6 +204,9 @@ def _prepared(
         at_end.enter_context(RunLock(folder.path, warn))
         adoption = None if said["resume"] is None else _adopted(said, wishes, folder)
         job = adoption.past.job if adoption is not None else replace(prepare(), run_dir=str(folder.path))
+        if job.conduct.is_measured_first and adoption is None:
+            job, text = with_measured_shares(job, said["zygote"])
+            tell(LineSaid(text=text))
         if job.fast and adoption is None:
             job, text = in_fastest_form(job, said["zygote"])
             tell(LineSaid(text=text))
@@ -189,6 +214,9 @@ def _prepared(
             job = replace(job, options={**job.options, "log": [one for one in log if isinstance(one, str)]})
         else:
             loggers = find_loggers(job.options.get("log", ()))
+        if archive is not None:
+            others = {name: value for name, value in job.options.items() if name != "archive"}
+            job = replace(job, options=others if archive == "none" else {**others, "archive": archive})
         sinks: list[Sink] = [*shown, *logger_sinks(loggers, folder, job)]
         left = at_end.pop_all()
         return LiveRun(job, folder, sinks, stream=stream, zygote=said["zygote"], at_end=left, adoption=adoption)

@@ -340,7 +340,7 @@ class Done(Happening, kind="done"):
 
     results: Numbers
     memory: dict[str, int] | None = None
-    """The most bytes that it held, by kind: `host`, `gpu`."""
+    """The most bytes that it held, by kind: `host`, `gpu`, `gpu_taken`."""
 
 
 class Finished(Happening, kind="finished"):

@@ -207,6 +207,16 @@ def is_raised(event: Event) -> bool:
     return isinstance(event.what, Failed) or (isinstance(event.what, Stopped) and event.what.reason == FAILED)
 
 
+def spent_privacy(told: Mapping[str, Any]) -> str:
+    """What a run has told of its data at most."""
+    text = f"epsilon {told['epsilon']:.4g}"
+    if told["budget"] is not None:
+        text += f" of {told['budget']:g}"
+    text += f" at delta {told['delta']:g} spent on {told['unit']}: {told['rounds']:,} rounds with noise "
+    text += f"{told['noise']:.4g} × clip {told['clip']:g}, {told['sampling']} sampling at a rate of "
+    return f"{text}{told['rate']:.4g} ({told['accountant']})"
+
+
 def final_rows(summary: RunSummary) -> list[tuple[str, str]]:
     """The table at the end of a run: what came out, how fast, where it is."""
     ended = summary.outcome
@@ -240,6 +250,8 @@ def final_rows(summary: RunSummary) -> list[tuple[str, str]]:
         rows.append(("learnt already", f"{what} were skipped"))
     if summary.precision:
         rows.append(("precision", precision(summary.precision)))
+    if (privacy := summary.ends.values.get("privacy")) is not None:
+        rows.append(("privacy", spent_privacy(privacy)))
     if peaks := [worker.peak_rss for worker in summary.workers.values() if worker.peak_rss]:
         rows.append(("memory", f"{memory(max(peaks))} at most in a worker"))
     if summary.stalls:

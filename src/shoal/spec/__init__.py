@@ -9,6 +9,7 @@ from shoal.spec.job import Job
 from shoal.spec.layerwise import Layer, LayerForm
 from shoal.spec.model_parallel import Mesh, ModelParallel, Pipeline, Sharded, TensorParallel, as_mesh
 from shoal.spec.parameter_server import ParameterServer
+from shoal.spec.privacy import Privacy
 from shoal.spec.sampling import Fold, Stratified, Weighted
 from shoal.spec.step_form import StepForm
 from shoal.spec.strategy import StrategySpec, parse_strategy
@@ -33,6 +34,7 @@ __all__ = [
     "ParameterServer",
     "Pipeline",
     "Plateau",
+    "Privacy",
     "Sharded",
     "StepForm",
     "StrategySpec",

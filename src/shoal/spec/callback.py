@@ -45,6 +45,8 @@ class CallbackContext:
     """Its epoch, from 1."""
     loss: float = math.nan
     """Its loss, over the whole batch."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """The numbers that its loss was told with, where that is a dict; none of a step that is replayed."""
     lr: float = math.nan
     """Its learning rate."""
     samples: int = 0

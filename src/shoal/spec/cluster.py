@@ -10,11 +10,14 @@ from importlib.metadata import entry_points
 
 from shoal.errors import SpecError
 from shoal.spec.checks import require_choice, require_count, require_number
+from shoal.spec.link import NetworkLink
 from shoal.spec.store import StoreAddress
 
 ENGINES = ("local", "ssh", "hosts", "join", "mpi", "slurm", "ranks", "k8s", "ray", "spark")
 ENGINE_POINTS = "shoal.engines"
 """Where packages name engines of their own: `moon = "their.module:make"`."""
+FIXED_ENGINES = ("spark", "ranks", "k8s")
+"""Those that give a run all of its hosts when it begins."""
 MIXED = "cuda+cpu"
 """Both kinds in one job."""
 DEVICES = ("cpu", "cuda", MIXED)
@@ -45,20 +48,26 @@ class Cluster:
     `mpi` or `mpi:a,b` (hosts that mpirun reaches), `slurm` (those of an allocation), `ranks:FOLDER` (those of
     processes that have met there), `k8s` (pods of a Kubernetes job, in which this runs), `ray` (nodes of a
     Ray cluster), `spark://host:7077` (executors of Spark)."""
+    hosts: str = ""
+    """Limits of hosts, as `2:8`: the run begins when 2 are there, takes in others that come, up to 8, and goes on
+    without those that leave. Each has its share of `workers`, which are as many as there are at most."""
     interface: str = ""
     """With several hosts: the network or address at which they reach this one; default by route."""
     ports: str = ""
     """With several hosts: where processes may listen, as `20000-20100`; default any free port."""
     trusted_network: bool = False
     """With several hosts: do not encrypt what passes between them."""
+    link: str = ""
+    """With several hosts: let the network between them seem to be another, as
+    `bandwidth=100mbit,latency=20ms,loss=0.1%`."""
     grace: float = 60.0
     """With several hosts: how many seconds they go on when their supervisor has ended, until another takes its
     place; 0: not at all."""
     threads: int | None = None
     """Threads of each process; default its share of the machine's cores."""
     device: str = "cpu"
-    """`cpu`, or `cuda`: each worker takes one of the machine's GPUs. `cuda+cpu`, with `ps`: the first workers take
-    a GPU each, and those that are left compute on the processor."""
+    """`cpu`, or `cuda`: each worker takes one of the machine's GPUs. `cuda+cpu`, with `ps` or
+    `data:shares=speed`: the first workers take a GPU each, and those that are left compute on the processor."""
     port: int | None = None
     """A fixed port for the workers' sockets, where a strategy needs one; default any free one."""
     min_workers: int | None = None
@@ -82,6 +91,8 @@ class Cluster:
         self._check_limits()
         require_count("Cluster", "spares", self.spares, least=0)
         self._check_engine()
+        if self.hosts:
+            self._check_hosts()
         if not 0 <= self.grace < math.inf:
             raise SpecError(f"Cluster: grace must be a number of seconds, 0 or more, found {self.grace!r}.")
         require_choice("Cluster", "device", self.device, DEVICES)
@@ -117,13 +128,39 @@ class Cluster:
             raise SpecError(f"Cluster: on={self.on} needs {what}.")
         if self.engine in ("local", "join") and self.on != "local":
             require_number("Cluster", f"on={self.engine}", self.engine_argument)
-        if not self.is_remote and (self.interface or self.ports or self.trusted_network):
+        if not self.is_remote and (self.interface or self.ports or self.trusted_network or self.link):
             raise SpecError(
-                f"Cluster: interface, ports and trusted_network are about several hosts, but on={self.on}; leave "
-                "them out."
+                f"Cluster: interface, ports, trusted_network and link are about several hosts, but on={self.on}; "
+                "leave them out."
             )
+        if self.link:
+            NetworkLink.parse(self.link)
         if self.ports and not re.fullmatch(r"[1-9]\d{0,4}-[1-9]\d{0,4}", self.ports):
             raise SpecError(f"Cluster: ports must be a range such as 20000-20100, found {self.ports!r}.")
+
+    def _check_hosts(self) -> None:
+        if (found := re.fullmatch(r"([1-9]\d{0,4}):([1-9]\d{0,4})", self.hosts)) is None:
+            raise SpecError(f"Cluster: hosts must be limits such as 2:8, found {self.hosts!r}.")
+        least, most = map(int, found.groups())
+        if most < max(2, least):
+            raise SpecError(
+                f"Cluster: hosts={self.hosts} must end with 2 or more, and no fewer than it begins with."
+            )
+        if not self.is_remote or self.engine in FIXED_ENGINES:
+            raise SpecError(
+                f"Cluster: hosts={self.hosts} lets hosts come and go, but on={self.on} has the same ones from the "
+                "first step to the last; use ssh, hosts:FILE, join, ray, slurm, mpi or local:2, or leave them out."
+            )
+        if self.max_workers is not None:
+            raise SpecError(
+                f"Cluster: hosts={self.hosts} says how many workers there are, a share of them on each host, and "
+                f"so does workers={self.written_workers}; give workers as one number, that of all hosts together."
+            )
+        if most > self.workers:
+            raise SpecError(
+                f"Cluster: hosts={self.hosts} allows {most} hosts, but there are workers={self.workers} for all "
+                f"of them together; give at least workers={most}."
+            )
 
     @property
     def engine(self) -> str:
@@ -143,10 +180,28 @@ class Cluster:
     @property
     def is_spread(self) -> bool:
         """Whether there may be more than one of them."""
+        if self.hosts:
+            return True
         is_one = (self.engine == "ssh" and "," not in self.engine_argument) or (
             "nodes=1" in self.engine_argument.split(",")
         )
         return self.is_remote and not is_one and self.engine_argument != "1"
+
+    @property
+    def min_hosts(self) -> int | None:
+        """How many hosts a run begins with at least; None where it has those that it is given."""
+        return int(self.hosts.partition(":")[0]) if self.hosts else None
+
+    @property
+    def max_hosts(self) -> int | None:
+        """How many it has at most."""
+        return int(self.hosts.partition(":")[2]) if self.hosts else None
+
+    @property
+    def workers_per_host(self) -> int:
+        """Where hosts come and go: each one's share of the workers when all are there."""
+        assert self.max_hosts is not None
+        return math.ceil(self.workers / self.max_hosts)
 
     @property
     def places(self) -> int:

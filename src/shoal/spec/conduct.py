@@ -55,8 +55,8 @@ class Conduct:
     """Any number of slots is computed by any number of workers, so that another run can go on with the same."""
     servers: int = 0
     """Processes besides the workers that hold the model; where there are any, there is a coordinator."""
-    is_leased: bool = False
-    """Parts of the data go to whoever asks next, so that workers may come and go."""
+    workers_vary: bool = False
+    """Workers may come and go while the run goes on: what they do is not theirs for good."""
     standbys: int = 0
     """Processes that wait to be the coordinator."""
     is_cut: bool = False
@@ -75,6 +75,10 @@ class Conduct:
     """A step may be taken without the part of somebody who is slow."""
     open_commits: int = 1
     """Steps that a worker may have taken before it is known what the first of them came to."""
+    mixes_devices: bool = False
+    """Workers may compute on devices of very different speeds."""
+    is_measured_first: bool = False
+    """How batches are cut follows from what is measured before the run; the job that is run says it."""
     is_relay: bool = False
     """Workers take turns with whole batches."""
     has_phases: bool = False
@@ -82,6 +86,8 @@ class Conduct:
     puts_aside: str = ""
     """What is saved besides the model and its optimizer, by the first word of its tensors' names: `head`, of
     groups of layers, `replica`, of workers whose models are their own, or `unsent`, of what compression left."""
+    is_ensemble: bool = False
+    """Each worker trains a member of an ensemble, which is what is saved."""
     has_places: bool = False
     """The work is cut into places in memory that all workers of a host share: any process can host any of them."""
     hosts_several: bool = False
@@ -92,6 +98,8 @@ class Conduct:
     """Workers and servers may be on several hosts, which share no memory."""
     outlives_hosts: bool = False
     """Every host has the whole state: when one is lost, those that are left do its work in the same step."""
+    takes_hosts: bool = False
+    """On several hosts, others may come and have a part of the work, and any may leave."""
     meets: bool = False
     """Slots can bring rows to each other inside a forward or backward pass."""
     repeats_passes: bool = True
@@ -116,6 +124,9 @@ class Conduct:
     width: Width | None = None
     clients: ClientRounds | None = None
     """Whose samples a slot takes, where they are those of clients that are simulated in turn."""
+    protects: str = ""
+    """Whose privacy noise can protect: that of `samples`, where a step's gradients are one sum over slots, or of
+    `clients`, where a round is one sum over them."""
     preprocess: int = 0
     """Processes of each worker that prepare samples."""
     why: Mapping[str, str] = field(default_factory=dict)

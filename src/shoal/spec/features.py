@@ -28,6 +28,8 @@ class Feature(Generic[Asker]):
     does: str = ""
     needs: tuple[str, ...]
     """Facts of the job's `Conduct`."""
+    suffices: str = ""
+    """A fact that is enough, whatever else is missing."""
     remedy: str = "leave it out"
 
     def is_possible(self, conduct: Conduct) -> bool:
@@ -36,6 +38,8 @@ class Feature(Generic[Asker]):
 
     def lacking(self, conduct: Conduct) -> str | None:
         """The first fact that is missing."""
+        if self.suffices and getattr(conduct, self.suffices):
+            return None
         return next((fact for fact in self.needs if not getattr(conduct, fact)), None)
 
     def refusal(self, asker: Asker, conduct: Conduct, strategy: str) -> str:
@@ -50,6 +54,7 @@ class Feature(Generic[Asker]):
 
 _LACKS = {
     "spans_hosts": "strategy={strategy} works in memory or with GPUs of one host",
+    "takes_hosts": "strategy={strategy} has the same workers from the first step to the last",
     "has_places": "strategy={strategy} does not use that",
     "has_journal": "strategy={strategy} keeps none",
     "hosts_several": "with strategy={strategy} each worker does its own work alone",
@@ -59,6 +64,7 @@ _LACKS = {
     "slots_are_free": "strategy={strategy} cuts batches in its own way",
     "has_one_loss": "with strategy={strategy} each group of layers has a loss of its own",
     "can_skip": "strategy={strategy} cannot do without them",
+    "protects": "with strategy={strategy} there is no one sum over samples or clients to add noise to",
     "has_one_state": "with strategy={strategy} each worker has an optimizer of its own",
 }
 """By fact: why a job cannot have what needs it, where its strategy gives no words of its own."""
@@ -74,31 +80,46 @@ JOB_FEATURES: tuple[Feature[Job], ...] = (
         remedy="leave via out, use device=cpu, or one host",
     ),
     Feature(
+        name="limits of hosts",
+        asked=lambda job: f"hosts={job.cluster.hosts}" if job.cluster.hosts else "",
+        does="lets hosts come and go",
+        needs=("takes_hosts",),
+        remedy="use data or ps:sync=asp, or leave hosts out",
+    ),
+    Feature(
         name="spares",
         asked=lambda job: f"spares={job.cluster.spares}" if job.cluster.spares else "",
         does="take a dead worker's place in the host's shared memory, with its journal",
         needs=("has_places", "has_journal"),
-        remedy="use data:via=arena on cpu, or no spares",
+        remedy="use data:via=arena, or no spares",
     ),
     Feature(
         name="limits of workers",
-        asked=lambda job: _limits(job),
+        asked=lambda job: "" if job.cluster.max_workers is None else f"workers={job.cluster.written_workers}",
         does=_ANOTHERS_WORK,
         needs=("has_places", "has_journal", "hosts_several"),
-        remedy="use data:via=arena on cpu, or a number",
+        suffices="workers_vary",
+        remedy="use data:via=arena, or a number",
     ),
     Feature(
         name="on_failure=shrink",
         asked=lambda job: "on_failure=shrink" if job.on_failure == "shrink" else "",
         does=_ANOTHERS_WORK,
         needs=("has_places", "has_journal", "hosts_several"),
-        remedy="use data:via=arena on cpu, or another on_failure",
+        remedy="use data:via=arena, or another on_failure",
     ),
     Feature(
         name="slots",
         asked=lambda job: f"slots={job.slots}" if job.slots not in (None, job.own_slots) else "",
         needs=("slots_are_free",),
         remedy="leave slots out",
+    ),
+    Feature(
+        name="privacy",
+        asked=lambda job: "privacy" if job.protection is not None else "",
+        does="adds noise once to a sum of clipped parts",
+        needs=("protects",),
+        remedy="use data, or average with clients",
     ),
     Feature(
         name="recompute",
@@ -122,12 +143,6 @@ def _asked_form(job: Job) -> str:
     if job.purpose != Purpose.TRAIN:
         return ""
     return "fast" if job.fast else "" if job.form == StepForm() else str(job.form)
-
-
-def _limits(job: Job) -> str:
-    """As they were written; nothing where workers may come and go without doing another's work."""
-    is_free = job.cluster.max_workers is None or job.conduct.is_leased
-    return "" if is_free else f"workers={job.cluster.written_workers}"
 
 
 TASK_FEATURES: tuple[Feature[Task], ...] = (

@@ -16,6 +16,7 @@ from shoal.spec.cluster import MIXED, Cluster
 from shoal.spec.conduct import Conduct
 from shoal.spec.features import check_job
 from shoal.spec.precision import check_precision
+from shoal.spec.privacy import OFF, Privacy, check_privacy
 from shoal.spec.sampling import Fold
 from shoal.spec.step_form import StepForm, check_form
 from shoal.spec.strategy import StrategySpec, parse_strategy
@@ -68,11 +69,17 @@ class Job:
     """How images lie in memory: `contiguous`, or `channels_last`."""
     loss_in_pieces: bool = False
     """Whether the scores of a large vocabulary are made and used piece by piece."""
+    flat_update: bool = False
+    """Whether the weights of linear layers are updated on a GPU in one kernel, from gradients in bf16."""
+    offload: str = "none"
+    """What of one worker's GPU lies in the host's memory: `none`, or `optimizer`, all that the optimizer keeps."""
     fast: bool = False
     """Whether these, and with `precision=auto` bf16, are tried before the run, and the fastest taken. What was
     chosen takes the place of this in the job that is run."""
     sync_device: bool = False
     """Whether a GPU does one thing after the other, so that errors point at the line that caused them."""
+    privacy: str = OFF
+    """What the model may tell of its data: `epsilon=8,delta=1e-5`, or `noise=1.1`; `none`: whatever it learns."""
     chaos: str = ""
     """Faults to inject: `kill worker:1 at step 50; slow worker:0 x4`, or `random:mtbf=10s`."""
     checkpoint: str = "none"
@@ -109,6 +116,8 @@ class Job:
         if "fold" in self.overrides:
             Fold.parse(self.overrides["fold"])
         object.__setattr__(self, "checkpoint", str(CheckpointRule.parse(self.checkpoint)))
+        if (privacy := Privacy.parse(self.privacy)) is not None:
+            object.__setattr__(self, "privacy", str(privacy.with_key()))
         spec = parse_strategy(self.strategy)
         if self.cluster.is_spread:
             spec = spec.across_hosts()
@@ -142,15 +151,16 @@ class Job:
                 f"Job: store={self.cluster.store} is for a coordinator's decisions, but strategy={self.strategy} "
                 "has no coordinator; leave it out, or use ps."
             )
-        if self.cluster.device == MIXED and (self.cluster.is_remote or not self.conduct.servers):
+        if self.cluster.device == MIXED and (self.cluster.is_remote or not self.conduct.mixes_devices):
             raise SpecError(
                 f"Job: device={MIXED} has workers of one machine go at very different speeds, but "
-                f"on={self.cluster.on} and strategy={self.strategy} were asked for; use ps:sync=asp on this "
-                "machine, or one kind of device."
+                f"on={self.cluster.on} and strategy={self.strategy} were asked for; use ps:sync=asp or "
+                "data:shares=speed on this machine, or one kind of device."
             )
         check_precision(self)
         check_form(self)
         check_job(self)
+        check_privacy(self)
         spec.check(self)
         if self.chaos:
             _check_chaos(self)
@@ -159,6 +169,11 @@ class Job:
     def conduct(self) -> Conduct:
         """How this job behaves: what everybody asks in place of its strategy's name."""
         return self.spec.conduct(self.cluster, self.slots)
+
+    @cached_property
+    def protection(self) -> Privacy | None:
+        """What is asked of training for the privacy of its data."""
+        return Privacy.parse(self.privacy) if self.purpose == Purpose.TRAIN else None
 
     @property
     def num_slots(self) -> int:
@@ -173,6 +188,8 @@ class Job:
             graph=self.graph,
             memory_format=self.memory_format,
             loss_in_pieces=self.loss_in_pieces,
+            flat_update=self.flat_update,
+            offload=self.offload,
         )
 
     @property

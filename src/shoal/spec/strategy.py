@@ -102,6 +102,10 @@ class StrategySpec(ABC):
         """The same where processes are on several hosts: what `auto` means there."""
         return self
 
+    def across_devices(self, *, mixed: bool) -> Self:
+        """The same once it was measured how fast the devices are: with both kinds (`mixed`), or on GPUs alone."""
+        return self
+
     def for_inference(self) -> StrategySpec:
         """What evaluates a saved model, or predicts with it, for whoever names this."""
         return self

@@ -9,7 +9,7 @@ import pytest
 
 import shoal as package
 from helpers.commands import GUARD_S, command
-from shoal.cli.checks import check_cores, check_extras
+from shoal.cli.checks import check_accelerator, check_cores, check_extras
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,7 @@ def test_the_doctor_finds_this_machine_fit(shoal):
         "open files",
         "loopback",
         "GPUs",
+        "accelerators",
         "processor",
         "compiler",
         "extras",
@@ -64,6 +65,12 @@ def test_the_doctor_finds_this_machine_fit(shoal):
     }
     assert all(check["status"] in ("ok", "warn") for check in checks.values())
     assert all(check["advice"] for check in checks.values() if check["status"] != "ok")
+
+
+def test_accelerators_that_torch_knows_and_nobody_uses_are_left_out():
+    assert check_accelerator("cuda", 2).status == check_accelerator("", 0).status == "ok"
+    found = check_accelerator("xpu", 2)
+    assert (found.status, found.found) == ("warn", "torch finds 2 x xpu") and "left out" in found.advice
 
 
 def test_the_doctor_says_what_to_do(monkeypatch):

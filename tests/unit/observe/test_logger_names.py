@@ -57,6 +57,7 @@ def test_settings_are_those_of_the_job(tmp_path: Path) -> None:
         args={"width": 8},
         cluster=Cluster(workers=2),
         overrides={"epochs": 3},
+        privacy="noise=1,key=987654321",
         run_dir="/elsewhere",
     )
     folder = RunFolder(tmp_path)
@@ -66,6 +67,7 @@ def test_settings_are_those_of_the_job(tmp_path: Path) -> None:
     settings = read_csv(folder.logged / "csv").settings
     expected = {"target": "digits.py:task", "args.width": "8", "cluster.workers": "2", "overrides.epochs": "3"}
     assert expected.items() <= settings.items()
+    assert settings["privacy"] == "delta=1e-05,clip=1,noise=1", "who reads a log cannot take the noise off"
     assert not {"run_dir", "options", "slots"} & settings.keys(), "neither what is ours, nor what was not said"
 
 

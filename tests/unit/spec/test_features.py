@@ -37,7 +37,7 @@ def test_a_new_feature_needs_no_word_in_any_strategy(monkeypatch: pytest.MonkeyP
     )
 
 
-@pytest.mark.parametrize("strategy", ["data:via=ring", "ps", "sharded", "layer", "layer:phases=2"])
+@pytest.mark.parametrize("strategy", ["data:via=ring", "ps:via=ring", "sharded", "layer", "layer:phases=2"])
 @pytest.mark.parametrize(
     "asked",
     [{"on_failure": "shrink"}, {"cluster": Cluster(workers="1:2")}, {"cluster": Cluster(workers=2, spares=1)}],

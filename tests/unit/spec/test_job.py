@@ -61,6 +61,10 @@ def test_strategies_are_kept_in_one_spelling() -> None:
         ({"strategy": "data:shares=speed", "cluster": Cluster(device="cuda")}, "use device=cpu, or shares=even"),
         ({"cluster": Cluster(device="cuda+cpu", workers=2)}, "very different speeds.* use ps:sync=asp"),
         (
+            {"strategy": "data:shares=speed", "cluster": Cluster(device="cuda+cpu", workers=2), "slots": 4},
+            "one part of a batch, but slots=4",
+        ),
+        (
             {"strategy": "ps:servers=host", "cluster": Cluster(device="cuda", workers=2)},
             "in the host's memory, but device=cuda",
         ),
@@ -73,8 +77,16 @@ def test_strategies_are_kept_in_one_spelling() -> None:
         ({"on_failure": "shrink", "strategy": "data:via=ring"}, "on_failure=shrink .* use data:via=arena"),
         ({"on_failure": "shrink", "strategy": "ps"}, "use replace or stop"),
         (
-            {"cluster": Cluster(workers="1:4"), "strategy": "ps"},
-            "workers=1:4 .* parts of its own; use sync=asp",
+            {"cluster": Cluster(workers="1:4"), "strategy": "ps:via=ring"},
+            "workers=1:4 .* add up what they push among themselves; use via=direct; or give a number",
+        ),
+        (
+            {"cluster": Cluster(workers="1:4"), "strategy": "ps:push=parameters"},
+            "workers=1:4 .* trained by it alone; use sync=asp; or give a number",
+        ),
+        (
+            {"cluster": Cluster(workers=3), "strategy": "ps:sync=quorum:1/2"},
+            "is of 2 slots, but there are 3, at least one for each worker; write quorum:k/3",
         ),
         ({"cluster": Cluster(workers="1:40"), "strategy": "ps:sync=asp"}, "begins with 1 may have up to 9"),
         ({"cluster": Cluster(workers="1:4"), "strategy": "data:journal=off"}, "workers=1:4 .* its journal"),
@@ -155,3 +167,26 @@ def test_threads_are_given_or_from_the_environment_or_a_share(monkeypatch: pytes
 def test_what_follows_a_death(on_failure: str, checkpoint: str, replaces: bool, restarts: bool) -> None:
     job = Job(target="digits.py", on_failure=on_failure, checkpoint=checkpoint)
     assert (job.replaces, job.restarts) == (replaces, restarts)
+
+
+@pytest.mark.parametrize(
+    ("workers", "strategy", "slots"),
+    [
+        ("2:8", "ps", 8),
+        ("2:8", "ps:sync=ssp:3", 8),
+        ("2:8", "ps:sync=asp", 2),
+        ("2:8", "ps:sync=quorum:6/8", 8),
+        (2, "ps:sync=quorum:2/3", 3),
+        (2, "ps:sync=alternate:2", 2),
+    ],
+)
+def test_where_slots_are_dealt_there_are_as_many_as_workers_may_fill(
+    workers: int | str, strategy: str, slots: int
+) -> None:
+    job = Job(target="digits.py", strategy=strategy, cluster=Cluster(workers=workers))
+    assert job.num_slots == slots and job.cluster.workers == 2
+
+
+def test_an_asynchronous_run_takes_more_slots_than_it_has_workers() -> None:
+    job = Job(target="digits.py", strategy="ps:sync=ssp:2", cluster=Cluster(workers=2), slots=5)
+    assert job.conduct.fills == (range(2), range(2, 5))

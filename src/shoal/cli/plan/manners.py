@@ -45,9 +45,9 @@ def _data_meaning(spec: Data, job: Job) -> str:
             f"{plural(workers, 'worker')} take turns, each with a block of an epoch's batches, and hand the model "
             "and optimizer state on."
         )
-    shares_memory = spec.shares_memory and job.cluster.device == "cpu"
     shares = job.conduct.slots_per_worker
     slots = " + ".join(map(str, shares)) if len(set(shares)) > 1 else f"{shares[0]} each"
+    shares_memory = spec.shares_memory and (job.cluster.device == "cpu" or spec.via == "arena")
     how = "in shared memory" if shares_memory else f"via {spec.via}"
     return (
         f"{plural(workers, 'worker')} compute the gradients of their slots ({slots}), add them up {how}, and all "

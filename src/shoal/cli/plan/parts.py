@@ -51,6 +51,8 @@ class Manner:
 
 def without_successors(job: Job, why: str = "") -> str:
     """What follows a death where nobody can take the place of who died; `why` that is."""
+    if job.conduct.outlives_hosts and job.replaces:
+        return "A worker that dies is followed on its host, and others do what a lost host did; no bit changes."
     if job.restarts:
         beginning = "the start" if job.checkpoint == "none" else "the newest checkpoint"
         return f"When a worker dies, all begin again from {beginning}{why}; no bit changes."

@@ -78,4 +78,6 @@ def _settings(job: Job) -> dict[str, Any]:
             flat |= {f"{name}.{key}": one for key, one in value.items()}
         else:
             flat[name] = value
+    if job.protection is not None:
+        flat["privacy"] = job.protection.told  # the key is for nobody else
     return {name: value for name, value in flat.items() if value is not None}
