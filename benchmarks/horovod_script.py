@@ -20,7 +20,7 @@ optimizer = hvd.DistributedOptimizer(
 )
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-times_s, loss = timed_steps(workload, model, optimizer, rank=hvd.rank(), steps=steps)
+times_s, loss, _ = timed_steps(workload, model, optimizer, rank=hvd.rank(), steps=steps)
 if hvd.rank() == 0:
     measurement = summarise(
         variant="horovod",

@@ -30,8 +30,8 @@ PEER_TIMEOUT = timedelta(seconds=60)
 
 def timed_steps(
     workload: Workload, model: nn.Module, optimizer: optim.Optimizer, *, rank: int, steps: int
-) -> tuple[list[float], float]:
-    """A plain training loop: the times of its steps after the warm-up, and the last loss."""
+) -> tuple[list[float], float, float]:
+    """A plain training loop: the times of its steps after the warm-up, the last loss, and when it ended."""
     warmup = warm_up_steps(steps)
     times_s: list[float] = []
     loss = torch.tensor(float("nan"))
@@ -43,10 +43,10 @@ def timed_steps(
         loss.backward()
         optimizer.step()
         times_s.append(time.perf_counter() - begin)
-    return times_s[warmup:], loss.item()
+    return times_s[warmup:], loss.item(), time.time()
 
 
-def run_single(workload: Workload, peer: Peer, steps: int) -> tuple[list[float], float]:
+def run_single(workload: Workload, peer: Peer, steps: int) -> tuple[list[float], float, float]:
     """One process, as one writes it by hand."""
     model = workload.model()
     optimizer = workload.optimizer(model.parameters(), fused=_fused(peer))
@@ -62,7 +62,7 @@ def run_ddp_rank(
     processes: int,
     store: Path,
     straggler: str | None = None,
-) -> tuple[list[float], float]:
+) -> tuple[list[float], float, float]:
     """One of several processes under torch's DDP."""
     # A file and not a port: torch's TCP store would listen on every interface of the machine.
     distributed.init_process_group(
@@ -115,7 +115,7 @@ def measure(arguments: argparse.Namespace) -> Measurement:
     steps = arguments.steps or workload.steps
     processes = arguments.processes if peer.distributed else 1
     if peer.distributed:
-        times_s, loss = run_ddp_rank(
+        times_s, loss, ended_at = run_ddp_rank(
             workload,
             peer,
             steps,
@@ -125,7 +125,7 @@ def measure(arguments: argparse.Namespace) -> Measurement:
             straggler=arguments.straggler,
         )
     else:
-        times_s, loss = run_single(workload, peer, steps)
+        times_s, loss, ended_at = run_single(workload, peer, steps)
     return summarise(
         variant=arguments.variant,
         model=workload.name,
@@ -133,6 +133,7 @@ def measure(arguments: argparse.Namespace) -> Measurement:
         batch_per_process=workload.batch_per_process,
         step_times_s=times_s,
         loss=loss,
+        ended_at=ended_at,
     )
 
 

@@ -33,7 +33,12 @@ def measure(arguments: argparse.Namespace) -> Measurement:
     about = {"variant": arguments.name, "model": workload.name, "processes": arguments.processes, "loss": loss}
     if lockstep:
         times_s = [after - before for (before, _), (after, _) in itertools.pairwise(timeline)]
-        return summarise(step_times_s=times_s[-measured:], batch_per_process=workload.batch_per_process, **about)
+        return summarise(
+            step_times_s=times_s[-measured:],
+            batch_per_process=workload.batch_per_process,
+            ended_at=timeline[-1][0],
+            **about,
+        )
     window = range(warm_up * batch, (warm_up + measured) * batch)
     return summarise_timeline(timeline, batch=batch, window=window, **about)
 
