@@ -16,10 +16,12 @@ NEEDS_NAMESPACES = pytest.mark.skipif(
 """For tests of hosts that share no disk."""
 
 
-def ssh_to_others(script: Path, hidden: Sequence[Path]) -> str:
+def ssh_to_others(script: Path, hidden: Sequence[Path], *, disk: str = "") -> str:
     """A command that takes what ssh takes, and runs it here. Host `first` has these folders; others see them
-    empty."""
+    empty, and have as much disk (`64k`) for what they are sent, if that is said."""
     covers = " && ".join(f"mount -t tmpfs none {folder}" for folder in hidden)
+    if disk:
+        covers += f" && mount -t tmpfs -o size={disk} none /mnt && export TMPDIR=/mnt"
     script.write_text(
         "#!/bin/sh\n"
         '[ "$1" != first ] || exec sh -c "exec $2"\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from helpers.apart import NEEDS_NAMESPACES, ssh_to_others, write_task
 from shoal.checkpoint.wholeness import check_folder
+from shoal.errors import LaunchError
 from shoal.launch.engines.ssh import SSH_VARIABLE
 from shoal.launch.runs import train
 from shoal.observe.checkpoint_names import folder_name, step_folders
@@ -46,6 +48,21 @@ def test_the_task_travels_and_what_it_makes_comes_home(target: str, tmp_path: Pa
     here = train(target, cluster=HERE, name="here", **settings(tmp_path))
     assert apart.digest == here.digest
     assert not [path for path in glob.glob(f"{tempfile.gettempdir()}/shoal-host-*/*") if "work" in path]
+
+
+@NEEDS_NAMESPACES
+def test_a_host_whose_disk_is_full_is_named_or_done_without(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = [tmp_path / "work", tmp_path / "runs"]
+    monkeypatch.setenv(SSH_VARIABLE, ssh_to_others(tmp_path / "ssh-to-full", hidden, disk="4k"))
+    found = r"Host other \(127\.0\.0\.1\) cannot take part: what is sent to it cannot be kept in .*disk is full"
+    with pytest.raises(LaunchError, match=found):
+        train(target, cluster=APART, name="refused", **settings(tmp_path))
+    alone = train(target, cluster={**APART, "hosts": "1:2"}, name="alone", **settings(tmp_path))
+    told = (alone.folder / "events.jsonl").read_text()
+    assert re.search(f"{found}.* The run goes on without it", told)
+    assert len(step_folders(alone.folder / "checkpoints")) == 2
 
 
 @NEEDS_NAMESPACES

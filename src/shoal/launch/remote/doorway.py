@@ -18,12 +18,13 @@ class Doorway:
         door: ChannelDoor,
         hosts: Sequence[RemoteHost],
         away: list[AgentHandle],
-        welcome: Callable[[RemoteHost], None],
+        welcome: Callable[[RemoteHost], bool],
         invite: Callable[[int, Collection[str]], list[AgentHandle]],
         most: int | None = None,
     ) -> None:
-        """`away`: agents of hosts that nothing is heard of, which may come back. `invite` has so many more come,
-        besides those of these names; `most` hosts there may be at a time."""
+        """`away`: agents of hosts that nothing is heard of, which may come back. `welcome` says
+        whether a host can take part. `invite` has so many more come, besides those of these names; `most` hosts
+        there may be at a time."""
         self._door = door
         self._callers = Callers(door)
         self._hosts = list(hosts)
@@ -73,8 +74,10 @@ class Doorway:
             return None
         if agent is not None:
             self._away.remove(agent)
+        if not self._welcome(host):
+            host.close()
+            return None
         self._hosts.append(host)
-        self._welcome(host)
         return host
 
     def _objection(self, one: Arrival) -> str | None:

@@ -14,7 +14,7 @@ from shoal.comm.tcp.stream_channel import ChannelDoor
 from shoal.errors import Interrupted, LaunchError
 from shoal.launch.remote.callers import Arrival, Callers, other_versions
 from shoal.launch.remote.doorway import Doorway
-from shoal.launch.remote.luggage import welcome_all
+from shoal.launch.remote.luggage import equip
 from shoal.launch.remote.remote_host import LEASE_S, RemoteHost
 from shoal.launch.remote.starting import AgentHandle, GrowingStarter, Invitation, KnownMeeting, Starter
 from shoal.launch.worlds import threads_on
@@ -73,20 +73,33 @@ class AgentEngine:
             hosts = gathering.wait(self._wants_end)
             for text in gathering.abandon_absent():
                 self._tell(f"{text} The run goes on without it.")
-            threads = threads_on(job, [host.facts for host in hosts])
+            equipped = equip(hosts, job, self._tell, least=least)
+            threads = threads_on(job, [one.host.facts for one in equipped])
             job = replace(job, cluster=replace(cluster, threads=threads))
-            welcome_all(hosts, job, self._tell)
+            for one in equipped:
+                one.host.welcome(job, one.moved)
             at_failure.pop_all()
+        useful = [one.host for one in equipped]
+        for host in hosts:
+            if host not in useful:
+                host.close()
         self._doorway = Doorway(
             door,
-            hosts,
+            useful,
             away,
-            lambda host: welcome_all([host], job, self._tell),
+            lambda host: self._let_in(host, job),
             lambda count, there: self._invite(invitation, count, there),
             cluster.max_hosts,
         )
         self._has_begun = True
-        return hosts
+        return useful
+
+    def _let_in(self, host: RemoteHost, job: Job) -> bool:
+        """Have a host take part that comes later; whether it can."""
+        for one in equip([host], job, self._tell, least=0):
+            one.host.welcome(job, one.moved)
+            return True
+        return False
 
     def _invite(self, invitation: Invitation, count: int, there: Collection[str]) -> list[AgentHandle]:
         if not isinstance(self._starter, GrowingStarter):

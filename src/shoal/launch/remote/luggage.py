@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.comm.host_words import FilesLacking, FilesOffered
@@ -23,15 +24,35 @@ from shoal.spec import Job
 _COMPARE_S = 60.0
 
 
-def welcome_all(hosts: Sequence[RemoteHost], job: Job, tell: Callable[[str], None]) -> None:
-    """Let these hosts take part, with all that they lack. `tell` takes a line for the user."""
-    luggage = Luggage(job)
+@dataclass(frozen=True)
+class Equipped:
+    """A host that has all that a job needs."""
+
+    host: RemoteHost
+    moved: dict[str, str]
+    """By path here: where that is in the host's own folder."""
+
+
+def equip(hosts: Sequence[RemoteHost], job: Job, tell: Callable[[str], None], *, least: int) -> list[Equipped]:
+    """Send these hosts all that they lack; those that could keep it. LaunchError where they are fewer than
+    `least`. `tell` takes a line for the user."""
+    luggage, found = Luggage(job), []
     mark = _Mark(job.run_dir)
     try:
-        for host in hosts:
-            host.welcome(job, luggage.give(host, mark.path, tell))
+        for left, host in zip(range(len(hosts) - 1, -1, -1), hosts, strict=True):
+            try:
+                found.append(Equipped(host, luggage.give(host, mark.path, tell)))
+            except HostUnequipped as error:
+                if len(found) + left < least:
+                    raise
+                tell(f"{error} The run goes on without it.")
     finally:
         mark.remove()
+    return found
+
+
+class HostUnequipped(LaunchError):
+    """A host cannot have what a job needs: its disk is full, say."""
 
 
 class _Mark:
@@ -64,7 +85,7 @@ class Luggage:
             FilesOffered(root=str(sources.root), files=sources.files, mark=mark), FilesLacking, _COMPARE_S
         )
         if answer is None:
-            raise LaunchError(f"Host {host.facts.name} did not say which files it has; see what it does.")
+            raise self._objection(host)
         moved: dict[str, str] = {}
         if answer.names:
             self._send_code(host, tell)
@@ -76,7 +97,18 @@ class Luggage:
                 self._send(host, written, f"{RUN}/{written.name}")
         if not self._job.run_dir:  # nothing says whether its disk is this one's
             moved = {**self._send_what_is_read(host), **moved}
-        return moved if any(there != here for there, here in moved.items()) else {}
+        moved = moved if any(there != here for there, here in moved.items()) else {}
+        if moved:
+            # It answers in order: by then it has kept everything, or said that it cannot.
+            answer = host.ask(FilesOffered(root="/", files={}, mark=""), FilesLacking, _COMPARE_S)
+            if answer is None or host.trouble:
+                raise self._objection(host)
+        return moved
+
+    @staticmethod
+    def _objection(host: RemoteHost) -> HostUnequipped:
+        why = host.trouble or "it did not say which files it has; see what it does"
+        return HostUnequipped(f"Host {host.facts.name} ({host.facts.address}) cannot take part: {why}.")
 
     def _send_what_is_read(self, host: RemoteHost) -> dict[str, str]:
         """A model, and new data for it, where the host does not have the same."""

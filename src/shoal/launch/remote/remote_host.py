@@ -208,6 +208,11 @@ class RemoteHost:
             (self._agent.abandon if is_lost else self._agent.close)()
 
     @property
+    def trouble(self) -> str:
+        """Why it is of no use any more; nothing where it is."""
+        return self._broken
+
+    @property
     def is_there(self) -> bool:
         """Whether it is of use."""
         return not self._broken and not self._is_closed
