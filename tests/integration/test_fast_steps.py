@@ -36,6 +36,17 @@ def test_channels_last_gives_the_same_bits_on_any_workers(zygote: ZygoteProcess,
     assert two.results["loss"] == pytest.approx(plain.results["loss"], rel=1e-3)
 
 
+def test_onednn_gives_the_same_bits_on_any_workers(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    plain = run(zygote, tmp_path, "plain", "words")
+    two = run(zygote, tmp_path, "two", "words", products="onednn", checkpoint="every=4")
+    one = run(zygote, tmp_path, "one", "words", workers=1, slots=2, products="onednn")
+    assert two.digest == one.digest
+    assert two.digest != plain.digest, "products were rounded in another order"
+    assert two.results["loss"] == pytest.approx(plain.results["loss"], rel=1e-4)
+    resumed = train(resume="two@4", runs=tmp_path, zygote=zygote, output=StringIO())
+    assert resumed.digest == one.digest and RunFolder(resumed.folder).read_job().products == "onednn"
+
+
 def test_images_are_asked_for(zygote: ZygoteProcess, tmp_path: Path) -> None:
     with pytest.raises(ShoalError, match="has none; leave it out"):
         run(zygote, tmp_path, "none", "words", workers=1, memory_format="channels_last")
@@ -86,10 +97,18 @@ def test_fast_chooses_records_and_says_so(zygote: ZygoteProcess, tmp_path: Path)
 
 @needs_compiler
 @pytest.mark.long
-@pytest.mark.parametrize("form", [StepForm(compile=True), StepForm(memory_format="channels_last")])
+@pytest.mark.parametrize(
+    ("task", "form"),
+    [
+        ("images", StepForm(compile=True)),
+        ("images", StepForm(memory_format="channels_last")),
+        ("words", StepForm(products="onednn")),
+        ("words", StepForm(products="onednn", compile=True)),
+    ],
+)
 @pytest.mark.parametrize("strategy", ["data", "ps"])
-def test_other_forms_are_verified(zygote: ZygoteProcess, strategy: str, form: StepForm) -> None:
-    report = verify(f"{TASKS}:images", workers=2, strategy=strategy, steps=6, form=form, zygote=zygote)
+def test_other_forms_are_verified(zygote: ZygoteProcess, strategy: str, task: str, form: StepForm) -> None:
+    report = verify(f"{TASKS}:{task}", workers=2, strategy=strategy, steps=6, form=form, zygote=zygote)
     assert report.ok
 
 

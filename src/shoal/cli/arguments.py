@@ -235,6 +235,14 @@ MemoryFormat = Annotated[
         rich_help_panel=TASK,
     ),
 ]
+Products = Annotated[
+    str | None,
+    typer.Option(
+        help="Who multiplies in float32 on a CPU; on other processors than Intel's onednn may be twice as fast.",
+        metavar="torch|onednn",
+        rich_help_panel=TASK,
+    ),
+]
 LossInPieces = Annotated[
     bool | None,
     typer.Option(

@@ -137,6 +137,7 @@ def train(
     compile: option.Compile = None,
     graph: option.Graph = None,
     memory_format: option.MemoryFormat = None,
+    products: option.Products = None,
     loss_in_pieces: option.LossInPieces = None,
     flat_update: option.FlatUpdate = None,
     offload: option.Offload = None,
@@ -270,7 +271,8 @@ def train(
     said |= {"checkpoint": checkpoint, "on_failure": on_failure, "max_failures": max_failures}
     said |= {"precision": precision, "recompute": recompute, "compile": compile, "graph": graph, "fast": fast}
     said |= {"privacy": privacy}
-    said |= {"memory_format": memory_format, "loss_in_pieces": loss_in_pieces, "sync_device": sync_device}
+    said |= {"memory_format": memory_format, "products": products, "loss_in_pieces": loss_in_pieces}
+    said |= {"sync_device": sync_device}
     said |= {"flat_update": flat_update, "offload": offload}
     arguments = parse_arguments(arg or ())
     found = _found_world(on, ps_hosts, worker_hosts, job_name, task_index)

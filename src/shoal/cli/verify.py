@@ -18,6 +18,7 @@ from shoal.cli.arguments import (
     LossInPieces,
     MemoryFormat,
     PrivacyAsked,
+    Products,
     Seed,
     Trust,
     Workers,
@@ -69,6 +70,7 @@ def verify(
     privacy: PrivacyAsked = None,
     compile: Compile = None,
     memory_format: MemoryFormat = None,
+    products: Products = None,
     loss_in_pieces: LossInPieces = None,
     replay: Annotated[
         str | None,
@@ -114,6 +116,7 @@ def verify(
                 form=StepForm(
                     compile=bool(compile),
                     memory_format=memory_format or "contiguous",
+                    products=products or "torch",
                     loss_in_pieces=bool(loss_in_pieces),
                 ),
                 zygote=ctx.obj,

@@ -22,6 +22,7 @@ from shoal.model.optimizer.averaging import check_average, with_average
 from shoal.model.optimizer.kinds import prefer_fused
 from shoal.model.parking.building import Parking
 from shoal.model.precision import Precision, layers_of
+from shoal.model.products import multiply_by_onednn
 from shoal.model.recompute import recompute_blocks
 from shoal.model.start import Start
 from shoal.spec import Task
@@ -131,6 +132,8 @@ class Replica:
             )
         if self.form.memory_format == "channels_last":
             lay_out_channels_last(module)
+        if self.form.products == "onednn":
+            multiply_by_onednn(module)
         return module if self.device == "cpu" else module.to(self.device)
 
     def _materialise(self, module: nn.Module, batch: Any) -> None:

@@ -67,6 +67,8 @@ class Job:
     """Whether the whole step is captured on a GPU, and replayed."""
     memory_format: str = "contiguous"
     """How images lie in memory: `contiguous`, or `channels_last`."""
+    products: str = "torch"
+    """Who multiplies in float32 on a CPU: `torch`'s own choice, or `onednn`."""
     loss_in_pieces: bool = False
     """Whether the scores of a large vocabulary are made and used piece by piece."""
     flat_update: bool = False
@@ -187,6 +189,7 @@ class Job:
             compile=self.compile,
             graph=self.graph,
             memory_format=self.memory_format,
+            products=self.products,
             loss_in_pieces=self.loss_in_pieces,
             flat_update=self.flat_update,
             offload=self.offload,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shoal.spec.job import Job
 
 MEMORY_FORMATS = ("contiguous", "channels_last")
+PRODUCTS = ("torch", "onednn")
 OFFLOADS = ("none", "optimizer")
 
 
@@ -26,6 +27,8 @@ class StepForm:
     """The whole step is captured on the device, and replayed."""
     memory_format: str = "contiguous"
     """How images lie in memory: `contiguous`, or `channels_last`, pixel by pixel."""
+    products: str = "torch"
+    """Who multiplies what linear layers compute in float32 on a CPU: `torch`'s own choice, or `onednn`."""
     loss_in_pieces: bool = False
     """The scores of a large vocabulary are made and used piece by piece, and never exist as a whole."""
 
@@ -39,6 +42,7 @@ class StepForm:
             *["compile"] * self.compile,
             *["graph"] * self.graph,
             *[self.memory_format] * (self.memory_format != "contiguous"),
+            *[self.products] * (self.products != "torch"),
             *["loss in pieces"] * self.loss_in_pieces,
             *["flat update"] * self.flat_update,
             *[f"{self.offload} offloaded"] * (self.offload != "none"),
@@ -49,6 +53,7 @@ class StepForm:
 def check_form(job: Job) -> None:
     """Whether what the job asks for goes together."""
     require_choice("Job", "memory_format", job.memory_format, MEMORY_FORMATS)
+    require_choice("Job", "products", job.products, PRODUCTS)
     require_choice("Job", "offload", job.offload, OFFLOADS)
     if job.purpose != Purpose.TRAIN:  # what is saved can be used anywhere
         return
@@ -76,7 +81,23 @@ def check_form(job: Job) -> None:
             f"Job: graph captures a whole step with its update, but workers={job.cluster.written_workers} and "
             f"slots={job.num_slots} have others to wait for in it; use one worker, or compile."
         )
+    _check_products(job)
     _check_update(job)
+
+
+def _check_products(job: Job) -> None:
+    if job.products == "torch":
+        return
+    if job.cluster.device != "cpu" or job.precision not in ("fp32", "auto"):
+        raise SpecError(
+            f"Job: products={job.products} is about products in float32 on a CPU, but device={job.cluster.device} "
+            f"and precision={job.precision}; leave it out."
+        )
+    if job.protection is not None:
+        raise SpecError(
+            f"Job: products={job.products} computes a batch at a time, but privacy wants gradients sample by "
+            "sample; leave it out."
+        )
 
 
 def _check_update(job: Job) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from shoal.model.products import Products
+
 
 class GradientTap:
     """Hooks on the parameters that move gradients to a slot's views.
@@ -73,7 +75,7 @@ class GradientTap:
         if loss.is_cuda:
             torch.cuda.current_stream().synchronize()
 
-    def take_product(self, number: int, left: torch.Tensor, right: torch.Tensor) -> bool:
+    def take_product(self, number: int, products: Products, left: torch.Tensor, right: torch.Tensor) -> bool:
         """Compute a gradient `left @ right` in its place; False where autograd must have it.
 
         That is in a pass of the user's own (inside a forward or an objective), and while a graph of the
@@ -83,9 +85,9 @@ class GradientTap:
             return False
         view = self._views[number]
         if self._touched[number]:
-            view.addmm_(left, right)
+            products.add(view, left, right)
         else:
-            torch.mm(left, right, out=view)
+            products.put(view, left, right)
             self._touched[number] = 1
         return True
 

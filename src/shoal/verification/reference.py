@@ -66,8 +66,8 @@ class Reference:
         if facts.narrows:
             job = with_overrides(job, {"max_steps": 1})
         if facts.has_batchnorm:
-            # Only synchronised layers compute the same function on parts as on the whole.
-            has_whole = self._conduct.synchronises
+            # Only synchronised layers compute the same function on parts as on the whole; who compiles has none.
+            has_whole = self._conduct.synchronises and not job.compile
             if has_whole:
                 job = self._synchronised(job)
                 title += ", BatchNorm synchronised" * (job.num_slots > 1)

@@ -33,6 +33,14 @@ def test_what_is_tried_follows_from_the_model() -> None:
     assert plain_way(Openings(precisions=("bf16",))) == StepWay(precision="bf16")
 
 
+def test_products_are_tried_in_float32() -> None:
+    openings = Openings(precisions=("fp32", "bf16"), can_multiply=True)
+    assert {str(way) for way in quick_ways(openings)} == {"onednn", "plain, bf16"}
+    found = [tried(PLAIN, 1.0), tried(StepWay(form=StepForm(products="onednn")), 0.5)]
+    assert [str(way) for way in compiled_ways(openings, found)] == ["compile + onednn", "compile, bf16"]
+    assert quick_ways(Openings(precisions=("bf16",), can_multiply=True)) == []
+
+
 def test_precision_is_changed_only_where_it_may_be() -> None:
     ways = quick_ways(Openings(has_images=True)) + compiled_ways(Openings(), [tried(PLAIN, 1.0)])
     assert {way.precision for way in ways} == {"fp32"}

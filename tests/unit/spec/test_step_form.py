@@ -27,6 +27,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"compile": True, "strategy": "pipeline", "cluster": Cluster(workers=2)}, "compile changes how"),
     ({"fast": True, "strategy": "tensor", "cluster": Cluster(workers=2)}, "use data or ps"),
     ({"compile": True, "strategy": "data:batchnorm=sync", "cluster": Cluster(workers=2)}, "batchnorm=local"),
+    ({"products": "mkl"}, "products 'mkl' is not known"),
+    ({"products": "onednn", "cluster": Cluster(device="cuda")}, "in float32 on a CPU, but device=cuda"),
+    ({"products": "onednn", "precision": "bf16"}, "precision=bf16; leave it out"),
+    ({"products": "onednn", "privacy": "epsilon=8,delta=1e-5"}, "sample by sample"),
+    ({"products": "onednn", "strategy": "tensor", "cluster": Cluster(workers=2)}, "use data or ps"),
     ({"offload": "weights"}, "offload 'weights' is not known"),
     ({"offload": "optimizer"}, "memory of a GPU, but device=cpu"),
     ({"offload": "optimizer", "cluster": Cluster(device="cuda", workers=2)}, "whole model to itself"),
@@ -56,6 +61,8 @@ def test_a_form_is_written_as_it_is_read() -> None:
     assert own.form.flat_update and "--flat-update" in command(own) and str(own.form) == "flat update"
     kept = job(offload="optimizer", cluster=Cluster(device="cuda"))
     assert "--offload optimizer" in command(kept) and str(kept.form) == "optimizer offloaded"
+    own = job(products="onednn")
+    assert "--products onednn" in command(own) and str(own.form) == "onednn"
     words = command(asked)
     assert "--compile" in words and "--memory-format channels_last" in words and "--loss-in-pieces" in words
 

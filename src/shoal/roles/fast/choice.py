@@ -52,6 +52,8 @@ class Openings:
     precisions: tuple[str, ...] = ("fp32",)
     """The first is what plain steps compute in."""
     has_images: bool = False
+    can_multiply: bool = False
+    """Whether oneDNN can multiply for its linear layers, in float32."""
     has_vocabulary: bool = False
     """Whether a loss can be taken in pieces."""
     can_capture: bool = False
@@ -68,9 +70,10 @@ def quick_ways(openings: Openings) -> list[StepWay]:
     """Ways that take a few steps to try."""
     formats = ("contiguous", "channels_last") if openings.has_images else ("contiguous",)
     ways = [
-        StepWay(form=StepForm(memory_format=layout), precision=precision)
+        StepWay(form=StepForm(memory_format=layout, products=products), precision=precision)
         for precision in openings.precisions
         for layout in formats
+        for products in (("torch", "onednn") if openings.can_multiply and precision == "fp32" else ("torch",))
     ]
     if openings.has_vocabulary:
         ways.append(StepWay(form=StepForm(loss_in_pieces=True), precision=openings.precisions[0]))
@@ -89,7 +92,14 @@ def compiled_ways(openings: Openings, tried: Sequence[Tried]) -> list[StepWay]:
     )
     form = replace(best, compile=True, loss_in_pieces=pieces)
     ways = [
-        StepWay(form=replace(form, flat_update=form.flat_update and precision == "bf16"), precision=precision)
+        StepWay(
+            form=replace(
+                form,
+                flat_update=form.flat_update and precision == "bf16",
+                products=form.products if precision == "fp32" else "torch",
+            ),
+            precision=precision,
+        )
         for precision in openings.precisions
     ]
     if pieces and not best.loss_in_pieces:

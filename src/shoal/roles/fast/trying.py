@@ -12,6 +12,7 @@ import torch
 
 from shoal.errors import Diverged, ShoalError
 from shoal.model.memory_format import has_images
+from shoal.model.products import can_multiply_by_onednn
 from shoal.observe.disk import write_whole
 from shoal.roles.fast.choice import (
     LEAST_GAIN,
@@ -130,6 +131,7 @@ class Search:
         return replace(
             self._openings(),
             has_images=has_images(replica.module),
+            can_multiply=self._device == "cpu" and can_multiply_by_onednn(replica.module),
             has_vocabulary=find_vocabulary_layer(replica) is not None,
             can_capture=is_alone and job.offload == "none",
             can_update_flat=is_alone
