@@ -1,8 +1,8 @@
 """The products of linear layers: as torch makes them, or by oneDNN.
 
 On x86 torch takes MKL for products in float32, which on AMD's processors gets half of what they can do. oneDNN
-comes with torch, too, for half precision and convolutions; its products in float32 have the same precision, and are
-rounded in another order.
+comes with torch, too, for half precision and convolutions; its products in float32 have the same precision, and
+are rounded in another order.
 """
 
 from __future__ import annotations
