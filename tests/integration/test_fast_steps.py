@@ -95,6 +95,11 @@ def test_fast_chooses_records_and_says_so(zygote: ZygoteProcess, tmp_path: Path)
     assert RunFolder(resumed.folder).read_job().form == job.form and resumed.digest == found.digest
 
 
+def test_servers_lay_out_a_model_as_workers_do(zygote: ZygoteProcess) -> None:
+    form = StepForm(memory_format="channels_last")
+    assert verify(f"{TASKS}:images", workers=2, strategy="ps", steps=4, form=form, zygote=zygote).ok
+
+
 @needs_compiler
 @pytest.mark.long
 @pytest.mark.parametrize(

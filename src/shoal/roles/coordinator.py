@@ -118,7 +118,7 @@ def plan_training(job: Job, task: Task, world: World, *, begun_at: int, facts: M
     """How the model is cut, and how many parts the data has; `facts`: of the checkpoint that it begins from."""
     spec = ParameterServer.of(job)
     # Only sizes are wanted: the model goes again as soon as they are known.
-    replica = make_replica(task, job.numerics, world)
+    replica = make_replica(job, task, world)
     placement, outlives = place_model(spec, replica), outlives_servers(spec, replica)
     del replica
     if spec.servers == "host":

@@ -38,7 +38,7 @@ def run_server(job: Job, world: World, channel: Channel) -> int:
 
 def open_served(job: Job, task: Task, start: Start, world: World) -> Served:
     """The model of a served job, as every process of the run cuts it."""
-    replica = make_replica(task, job.numerics, world, start)
+    replica = make_replica(job, task, world, start)
     return Served.open(ParameterServer.of(job), replica, world, slots=job.num_slots, workers=job.cluster.workers)
 
 
@@ -61,15 +61,16 @@ def serve(served: Served, world: World, channel: Channel, reporter: Reporter) ->
         _answer_all(node, machine, channel, reporter)
 
 
-def make_replica(task: Task, numerics: str, world: World, start: Start | None = None) -> Replica:
-    """The task's model and optimizer; its data is read only where lazy layers must see a sample."""
+def make_replica(job: Job, task: Task, world: World, start: Start | None = None) -> Replica:
+    """The task's model and optimizer, as workers lay them out in memory; its data is read only where lazy layers
+    must see a sample."""
 
     def sample() -> object:
         train = open_dataset(task, "train", lambda: world)
         samples = make_order(task, train, task.batch_size).samples(0, 0, 1)
-        return Feed(task, train, numerics=numerics).batch(samples)
+        return Feed(task, train, numerics=job.numerics).batch(samples)
 
-    return Replica(task, numerics=numerics, sample=sample, start=start)
+    return Replica(task, numerics=job.numerics, sample=sample, start=start, form=job.form)
 
 
 def _answer_all(node: Node, machine: ServerMachine, channel: Channel, reporter: Reporter) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from shoal.ledger.book import CutLog
-from shoal.spec import Job
+from shoal.spec import Job, StepForm
 from shoal.verification.jobs import alone, with_overrides
 from shoal.verification.report import in_half
 from shoal.verification.trials import Facts
@@ -66,8 +66,8 @@ class Reference:
         if facts.narrows:
             job = with_overrides(job, {"max_steps": 1})
         if facts.has_batchnorm:
-            # Only synchronised layers compute the same function on parts as on the whole; who compiles has none.
-            has_whole = self._conduct.synchronises and not job.compile
+            # Only synchronised layers compute the same function on parts as on the whole, and only in plain steps.
+            has_whole = self._conduct.synchronises and job.form == StepForm()
             if has_whole:
                 job = self._synchronised(job)
                 title += ", BatchNorm synchronised" * (job.num_slots > 1)
