@@ -1,4 +1,4 @@
-"""Steps in the form that `--fast` chooses, beside plain ones, in turns: `python -m benchmarks.fast_steps`.
+"""Steps in the form that `--fast` chooses, beside plain ones and DDP, in turns: `python -m benchmarks.fast_steps`.
 
 The choice is made for a job of many steps, as a user's would be; what is measured are short runs of the job that
 came out of it, in fresh processes.
@@ -14,8 +14,10 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 
+from benchmarks.compare import run_command
 from benchmarks.models import WORKLOADS, warm_up_steps
 from benchmarks.recorded import record
+from benchmarks.variants import peer_command
 from shoal.bench.laps import rotated
 from shoal.launch.fast import in_fastest_form
 from shoal.spec import Cluster, Job
@@ -23,7 +25,7 @@ from shoal.spec import Cluster, Job
 MODELS = ("conv", "gpt", "mlp")
 WORKERS = 2
 LONG_STEPS = 20_000
-PLAIN, FAST = "plain", "fast"
+PLAIN, FAST, DDP = "plain", "fast", "ddp"
 
 
 def job_of(model: str, steps: int, *, precision: str, device: str, workers: int) -> Job:
@@ -37,7 +39,7 @@ def job_of(model: str, steps: int, *, precision: str, device: str, workers: int)
 
 
 def compare(model: str, given: argparse.Namespace) -> dict[str, object]:
-    """How many times as fast the chosen form is, round by round."""
+    """How many times as fast the chosen form is, round by round; on CPUs also beside torch's DDP."""
     steps = given.steps or WORKLOADS[model]().steps
     plain = job_of(model, LONG_STEPS, precision=given.precision, device=given.device, workers=given.workers)
     chosen, text = in_fastest_form(replace(plain, fast=True, precision=given.precision))
@@ -45,21 +47,29 @@ def compare(model: str, given: argparse.Namespace) -> dict[str, object]:
     warm = warm_up_steps(steps) + 6
     short = {"model": model, "processes": given.workers, "steps": steps + warm}
     jobs = {PLAIN: replace(plain, args=short), FAST: replace(chosen, args=short)}
-    found: dict[str, list[float]] = {PLAIN: [], FAST: []}
+    names = [PLAIN, FAST, *[DDP] * (given.device == "cpu")]
+    found: dict[str, list[float]] = {name: [] for name in names}
     losses: dict[str, float] = {}
     for turn in range(given.rounds):
-        for name in rotated([PLAIN, FAST], turn):
+        for name in rotated(names, turn):
+            if name == DDP:
+                found[DDP].append(run_command(peer_command(DDP, model, given.workers, steps)).step_s)
+                continue
             run = record(jobs[name])
             times = [after - before for (before, _), (after, _) in pairwise(run.timeline)]
             found[name].append(median(times[-steps:]))
             losses[name] = run.results["loss"]
-    ratios = [slow / quick for slow, quick in zip(found[PLAIN], found[FAST], strict=True)]
+    ratios, beside_ddp = (
+        [slow / quick for slow, quick in zip(found.get(name, ()), found[FAST], strict=False)]
+        for name in (PLAIN, DDP)
+    )
     return {
         "model": model,
         "chosen": str(chosen.form),
         "precision": chosen.precision,
         "ratio": round(median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
+        "times_ddp": [round(ratio, 3) for ratio in beside_ddp],
         "plain_ms": round(median(found[PLAIN]) * 1e3, 2),
         "fast_ms": round(median(found[FAST]) * 1e3, 2),
         "losses": losses,
