@@ -216,7 +216,7 @@ class ArenaData(WholeModel):
         self._tap.aim(self._gradients[part.slot], shared.touched[part.slot])
         if self._has_buffers:
             self._buffers.load()
-        sums = backward_part(self._replica, work, part, self._tap.backward)
+        sums = backward_part(self._replica, work, part, self._backward)
         if self._spec.batchnorm == "sync":
             check_took_part(sums.weight, work.step)
         shared.results[part.slot] = sums.values
@@ -225,6 +225,9 @@ class ArenaData(WholeModel):
         if self._has_buffers:
             self._buffers.store(part.slot)
         return sums
+
+    def _backward(self, loss: torch.Tensor, share: torch.Tensor | None) -> None:
+        self._tap.backward(loss, share)
 
     def _taken_gradients(self, slot: int) -> Iterator[tuple[str, torch.Tensor]]:
         """Those that a slot's backward pass has left, by name."""

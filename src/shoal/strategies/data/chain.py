@@ -6,12 +6,14 @@ all others. So the fold, and with it every bit, is that of one host with the sam
 the first total is awaited: while the last host adds up one, those before it already send the next.
 
 Where each host has one slot, gradients go straight to one host, another for each chunk, which adds them up in the
-same order. So all links carry the same, and nothing takes more than two of them.
+same order. So all links carry the same, and nothing takes more than two of them. A chunk may leave *early*, while
+the backward pass goes on: whoever sums it has it by then. Where it turns out that some slot lacks a gradient, all
+know it, and what has come early is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -44,17 +46,35 @@ class HostChain:
         self._number, self._count = number, len(hosts)
         self._owners = [_owners(grid, ranks) for ranks in hosts]
         self._cast = cast
-        self._goes_straight = goes_straight
+        self.goes_straight = goes_straight
+        """Whether all hosts have one slot each."""
+        self.early: set[int] = set()
+        """Chunks of this step that have been sent before it was known what all slots have."""
         self._sums: dict[int, torch.Tensor] = {} if before is None else before._sums
         """By chunk: the total. Nobody writes there again: it may still be on its way to others."""
         self._awaited: dict[int, tuple[int, torch.Tensor]] = {}
         """By chunk: the host that sends its total, and a tensor of its shape."""
 
-    def send_up(self, chunks: Iterable[tuple[int, ChunkUpdate]], touched: object) -> None:
-        """Have all of these chunks summed. `touched`: None where every slot has every gradient."""
-        if self._goes_straight and touched is None:
+    def send_early(self, chunk: int, update: ChunkUpdate) -> None:
+        """Send this host's gradient of a chunk, which is complete, to whoever adds it up."""
+        if chunk % self._count != self._number:
+            # From where it lies: nobody changes it before the total has come back.
+            self._send(update.only_slot, chunk % self._count, 2 * chunk)
+            self.early.add(chunk)
+
+    def send_up(
+        self,
+        chunks: Iterable[tuple[int, ChunkUpdate]],
+        touched: object,
+        came_early: Sequence[Collection[int]] = (),
+    ) -> None:
+        """Have all of these chunks summed. `touched`: None where every slot has every gradient. `came_early`: by
+        host, the chunks that it has sent early."""
+        if self.goes_straight and touched is None:
             self._send_straight(list(chunks))
             return
+        chunks = list(chunks)
+        self._drop_early(dict(chunks), came_early)
         last = self._count - 1
         for chunk, update in chunks:
             before = self._number - 1
@@ -72,11 +92,20 @@ class HostChain:
             if (following := next(to_send, None)) is not None:
                 chunk, update = following
                 if (summer := chunk % self._count) != self._number:
-                    # From where it lies: nobody changes it before the total has come back.
-                    self._send(update.only_slot, summer, 2 * chunk)
+                    if chunk not in self.early:
+                        self.send_early(chunk, update)
                     self._awaited[chunk] = (summer, update.sum)
             if at >= 0 and chunks[at][0] % self._count == self._number:
                 self._add_up(*chunks[at])
+        self.early.clear()
+
+    def _drop_early(self, chunks: Mapping[int, ChunkUpdate], came_early: Sequence[Collection[int]]) -> None:
+        """Take what others have sent early, for nothing."""
+        self.early.clear()
+        for host, numbers in enumerate(came_early):
+            for chunk in numbers if host != self._number else ():
+                if chunk % self._count == self._number:
+                    self._received(chunks[chunk].sum, host, 2 * chunk)
 
     def _add_up(self, chunk: int, update: ChunkUpdate) -> None:
         """Add up the hosts' gradients of a chunk, in the order of slots."""

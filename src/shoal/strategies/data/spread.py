@@ -31,6 +31,7 @@ from shoal.strategies.data.accord import Accord, Standing, agree
 from shoal.strategies.data.arena import ArenaData
 from shoal.strategies.data.chain import HostChain
 from shoal.strategies.data.decision import StepDecision
+from shoal.strategies.data.early import EarlyChunks
 from shoal.strategies.data.update import SlicedUpdate
 from shoal.strategies.groups.over_hosts import open_transport, ranks_by_host
 
@@ -52,6 +53,10 @@ class SpreadData(ArenaData):
         """The last step that was whole somewhere when all met: who still has to take it exchanges nothing."""
         self._own_slots: list[int] = []
         """Those whose gradients this host computed when all had last met."""
+        self._early: EarlyChunks | None = None
+        """What leaves before the backward pass is over, if anything may."""
+        self._came_early: list[list[int]] = []
+        """By host: the chunks of this step that have."""
         self._guests: tuple[int, ...] = ()
         """Hosts that wait for the state after the step that was decided, and get it from this worker."""
         self._transport: Transport | None = None
@@ -106,6 +111,30 @@ class SpreadData(ArenaData):
             goes_straight=len(self._hosts) > 1 and all(len(slots) == 1 for slots in self._slots),
         )
         self._own_slots = self._slots[self._own_host]
+        self._early = None
+        if self._chain.goes_straight and self._can_send_early:
+            (update,) = self._updates.values()
+            assert isinstance(update, SlicedUpdate)
+            self._early = EarlyChunks(update.owned(), self._chain.send_early)
+
+    @property
+    def _can_send_early(self) -> bool:
+        """Whether gradients that a pass has made are those of the step, whatever comes after it."""
+        task, extent = self._replica.task, self._setting.extent
+        is_final = extent.accumulate == 1 and task.skip_loss_below is None and not self._replica.is_by_sample
+        is_alone = len(self._hosts[self._own_host]) == 1  # who speaks for a host must know what has left
+        return is_final and is_alone and self._precision is None and self._passes.never_meet
+
+    def _backward(self, loss: torch.Tensor, share: torch.Tensor | None) -> None:
+        if self._early is None:
+            super()._backward(loss, share)
+            return
+        self._early.begin()
+        self._tap.on_taken = self._early.on_taken
+        try:
+            super()._backward(loss, share)
+        finally:
+            self._tap.on_taken = None
 
     def _look_up(self, on_idle: Callable[[], None] | None) -> Callable[[], None]:
         """While a worker waits inside its host, those of others may wait for it to take what they sent."""
@@ -146,15 +175,21 @@ class SpreadData(ArenaData):
         for slot in self._slots[self._own_host]:
             counters.wait(marks.gradients[slot], step)
         asked = [counters[mark] for mark in marks.stop_at if 0 < counters[mark] <= step]
-        head_bytes = 8 + len(self._page)
+        assert self._chain is not None
+        early = torch.zeros(len(self._shared.grid.chunks), dtype=torch.uint8)
+        early[sorted(self._chain.early)] = 1
+        page_end = 8 + len(self._page)
+        head_bytes = page_end + len(early)
         told = [torch.zeros(head_bytes + self._row_bytes * len(slots), dtype=torch.uint8) for slots in self._slots]
         told[self._own_host][:8].view(torch.int64)[0] = min(asked, default=0)
-        told[self._own_host][8:head_bytes] = self._page
+        told[self._own_host][8:page_end] = self._page
+        told[self._own_host][page_end:head_bytes] = early
         for row, slot in zip(self._rows(told, self._own_host), self._slots[self._own_host], strict=True):
             torch.cat(self._left_by(slot), out=row)
         self._speakers.all_gather_(told)
         if self._own_host:  # the first worker is on the first of them
-            self._page.copy_(told[0][8:head_bytes])
+            self._page.copy_(told[0][8:page_end])
+        self._came_early = [one[page_end:head_bytes].nonzero().flatten().tolist() for one in told]
         for host, slots in enumerate(self._slots):
             if host == self._own_host:
                 continue
@@ -182,7 +217,8 @@ class SpreadData(ArenaData):
         return sum(part.numel() for part in self._left_by(0))
 
     def _rows(self, told: Sequence[torch.Tensor], host: int) -> tuple[torch.Tensor, ...]:
-        return told[host][8 + len(self._page) :].split(self._row_bytes) if self._slots[host] else ()
+        rows = told[host][len(told[host]) - self._row_bytes * len(self._slots[host]) :]
+        return rows.split(self._row_bytes) if self._slots[host] else ()
 
     def _begin_sums(self, decision: StepDecision) -> None:
         """Have all sums here, in every worker of this host, before the first chunk is updated: whoever has begun
@@ -192,7 +228,7 @@ class SpreadData(ArenaData):
         assert isinstance(update, SlicedUpdate) and chain is not None
         if counters[marks.totals[self._place]] < step:
             if decision.sums.weight and decision.is_taken:
-                chain.send_up(update.owned(), decision.touched)
+                chain.send_up(update.owned(), decision.touched, self._came_early)
                 chain.await_totals()
             elif self._speaks:
                 self._speakers.barrier()  # all know that there is nothing to sum

@@ -89,6 +89,11 @@ class ChunkUpdate:
         return self.sum
 
     @property
+    def params(self) -> frozenset[int]:
+        """The numbers of the parameters that it has a part of."""
+        return frozenset(self._optimizer.params)
+
+    @property
     def only_slot(self) -> torch.Tensor:
         """The gradient of this host's slot, where it has one."""
         (gradient,) = self._slots
