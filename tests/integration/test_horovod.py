@@ -14,30 +14,15 @@ from torch import Tensor, nn
 
 import shoal.horovod.torch as hvd
 from helpers.forked import in_processes
+from helpers.horovod_worlds import OnTwoHosts, among, each_size, init_in, on_two_hosts
 from shoal.horovod.reductions import adasum
 from shoal.spec import World
 
-SIZES = [2, pytest.param(4, marks=pytest.mark.long)]
-each_size = pytest.mark.parametrize("size", SIZES)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 NUMBERS = (*FLOATS, *WHOLE, torch.complex64, torch.complex128)
 MOVED = (*NUMBERS, torch.bool, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2)
 SHAPES = ((), (0,), (5,), (3, 4), (2, 0, 3), (17, 5, 2))
-
-Work = Callable[[], Any]
-
-
-def among(size: int, work: Work) -> list[Any]:
-    """What each of so many processes returns that has called `hvd.init`."""
-
-    def live(world: World) -> Any:
-        hvd.init(world=world)
-        result = work()
-        hvd.shutdown()
-        return result
-
-    return in_processes(size, live)
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -63,9 +48,11 @@ def test_ranks_and_sizes(size):
         assert hvd.is_initialized() and hvd.is_homogeneous()
         assert (hvd.gloo_enabled(), hvd.mpi_enabled(), hvd.nccl_built()) == (True, False, 0)
         hvd.barrier()
-        return [hvd.rank(), hvd.size(), hvd.cross_rank(), hvd.cross_size()]
+        return [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
 
-    assert among(size, work) == [[rank, size, 0, 1] for rank in range(size)]
+    hosts = 2 if isinstance(size, OnTwoHosts) else 1
+    each = size // hosts
+    assert among(size, work) == [[rank, size, rank % each, each, rank // each, hosts] for rank in range(size)]
 
 
 @each_size
@@ -330,11 +317,12 @@ def test_misuse_is_refused_where_it_happens():
         hvd.shutdown()
 
 
-def test_a_rank_that_has_left_or_never_comes_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize("size", [2, on_two_hosts(2)])
+def test_a_rank_that_has_left_or_never_comes_is_named(size, tmp_path, monkeypatch):
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.2")
 
     def left(world: World) -> str:
-        hvd.init(world=world)
+        init_in(world, size)
         hvd.barrier()
         if hvd.rank() == 1:
             hvd.shutdown()
@@ -348,7 +336,7 @@ def test_a_rank_that_has_left_or_never_comes_is_named(tmp_path, monkeypatch):
     said = tmp_path / "said"
 
     def late(world: World) -> None:
-        hvd.init(world=world)
+        init_in(world, size)
         if hvd.rank() == 0:
             sys.stderr = said.open("w")
         while hvd.rank() == 1 and not (said.exists() and said.read_text()):
@@ -361,7 +349,7 @@ def test_a_rank_that_has_left_or_never_comes_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "0.4")
 
     def never(world: World) -> str:
-        hvd.init(world=world)
+        init_in(world, size)
         if hvd.rank() == 1:
             return ""
         with pytest.raises(hvd.HorovodInternalError) as caught:

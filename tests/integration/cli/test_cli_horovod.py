@@ -87,8 +87,10 @@ def test_horovodruns_flags(zygote, tmp_path):
 
 
 def test_horovodruns_flags_that_cannot_be(capsys):
-    assert main(["-np", "2", "-H", "far:2", "python", "x.py"]) == 2
-    assert "one host" in capsys.readouterr().err
+    assert main(["-np", "2", "-H", "far:two", "python", "x.py"]) == 2
+    assert "name:SLOTS" in capsys.readouterr().err
+    assert main(["-np", "2", "--min-np", "1", "-H", "far:2", "python", "x.py"]) == 2
+    assert "Elastic scripts run on one host" in capsys.readouterr().err
     assert main(["-np", "8", "-H", "localhost:4", "python", "x.py"]) == 2
     assert "more than the 4 slots" in capsys.readouterr().err
     assert main(["-np", "2"]) == 2
