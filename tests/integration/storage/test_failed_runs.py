@@ -41,7 +41,7 @@ def test_a_run_that_failed_after_it_was_resumed_has_a_partial_model(shoal, tmp_p
     refused = shoal(tmp_path, "evaluate", "mine")
     assert refused.status == 1 and "has not come to its end, and its model is a partial one" in refused.text
     assert shoal(tmp_path, "evaluate", "runs/mine/model.partial.safetensors").status == 0
-    # The fault strikes once the supervisor has heard of step 200, so a checkpoint more may have been saved by then.
+    # The fault strikes once the supervisor has heard of step 200: by then a checkpoint more may have been saved.
     newest = re.search(r"Go on after step (\d+)", failed.text).group(1)
     assert shoal(tmp_path, "evaluate", f"mine@{newest}").status == 0
     done = shoal(tmp_path, "train", "--resume", "mine", "--epochs", "60", "--on-failure", "stop")
