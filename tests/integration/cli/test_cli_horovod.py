@@ -15,6 +15,7 @@ from shoal.launch.owner import ZygoteProcess
 GUARD_S = 240.0
 ROOT = Path(__file__).parents[3]
 KERAS = ROOT / "tests" / "integration" / "horovod_keras_script.py"
+ELASTIC_KERAS = ROOT / "tests" / "integration" / "elastic_horovod_keras_script.py"
 ELASTIC = ROOT / "tests" / "integration" / "elastic_horovod_script.py"
 
 
@@ -110,6 +111,14 @@ def test_an_elastic_script_survives_a_kill_with_every_sample_once(shoal, tmp_pat
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert [line[4:] for line in answer.stdout.splitlines()] == ["once sizes 2"] * 2
     assert (tmp_path / "killed-0").exists() and "SIGKILL" in answer.stderr
+
+
+@pytest.mark.parametrize("kills", ["1", pytest.param("0", marks=pytest.mark.long)])
+def test_an_elastic_script_that_calls_fit_makes_every_step_once(shoal, tmp_path, kills):
+    answer = shoal("run", "--horovod", "-n", "2:2", str(ELASTIC_KERAS), str(tmp_path), kills)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert [line[4:] for line in answer.stdout.splitlines()] == ["steps 24 updates 12 sizes 2"] * 2
+    assert (tmp_path / "killed").exists() is (kills == "1")
 
 
 @pytest.mark.long
