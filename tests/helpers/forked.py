@@ -42,8 +42,10 @@ def in_processes(size: int, work: Work) -> list[Any]:
     arena_fd = os.memfd_create("shoal-arena")
     _memory[:] = [os.memfd_create("shoal-host") for _ in range(MOST_HOSTS + 1)]
     with SocketFolder() as folder:
-        ground = World(world_size=size, arena_fd=arena_fd, sockets=folder.path)
-        children = [_start(replace(ground, global_rank=rank, places=()), work) for rank in range(size)]
+        ground = World(world_size=size, local_size=size, arena_fd=arena_fd, sockets=folder.path)
+        children = [
+            _start(replace(ground, global_rank=rank, local_rank=rank, places=()), work) for rank in range(size)
+        ]
         for fd in (arena_fd, *_memory):
             os.close(fd)
         try:

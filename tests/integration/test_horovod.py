@@ -14,30 +14,15 @@ from torch import Tensor, nn
 
 import shoal.horovod.torch as hvd
 from helpers.forked import in_processes
+from helpers.horovod_worlds import OnTwoHosts, among, each_size, init_in, on_two_hosts
 from shoal.horovod.reductions import adasum
 from shoal.spec import World
 
-SIZES = [2, pytest.param(4, marks=pytest.mark.long)]
-each_size = pytest.mark.parametrize("size", SIZES)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 NUMBERS = (*FLOATS, *WHOLE, torch.complex64, torch.complex128)
 MOVED = (*NUMBERS, torch.bool, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2)
 SHAPES = ((), (0,), (5,), (3, 4), (2, 0, 3), (17, 5, 2))
-
-Work = Callable[[], Any]
-
-
-def among(size: int, work: Work) -> list[Any]:
-    """What each of so many processes returns that has called `hvd.init`."""
-
-    def live(world: World) -> Any:
-        hvd.init(world=world)
-        result = work()
-        hvd.shutdown()
-        return result
-
-    return in_processes(size, live)
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -63,9 +48,11 @@ def test_ranks_and_sizes(size):
         assert hvd.is_initialized() and hvd.is_homogeneous()
         assert (hvd.gloo_enabled(), hvd.mpi_enabled(), hvd.nccl_built()) == (True, False, 0)
         hvd.barrier()
-        return [hvd.rank(), hvd.size(), hvd.cross_rank(), hvd.cross_size()]
+        return [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
 
-    assert among(size, work) == [[rank, size, 0, 1] for rank in range(size)]
+    hosts = 2 if isinstance(size, OnTwoHosts) else 1
+    each = size // hosts
+    assert among(size, work) == [[rank, size, rank % each, each, rank // each, hosts] for rank in range(size)]
 
 
 @each_size
@@ -189,13 +176,15 @@ def test_allgather_broadcast_and_alltoall_of_every_dtype(size):
 def test_reducescatter(size):
     def work() -> None:
         rank = hvd.rank()
-        for dtype in (torch.float32, torch.int64, torch.bfloat16):
+        for dtype in NUMBERS:
             for rows in (0, 1, size, 2 * size + 1):
                 whole = torch.arange(rows * 3).view(rows, 3).to(dtype)
                 shares = [rows // size + (index < rows % size) for index in range(size)]
                 own = whole.split(shares)[rank]
                 assert_same(hvd.reducescatter(whole, op=hvd.Sum), own * size)
-                assert_same(hvd.reducescatter(whole, op=hvd.Max), own)
+                assert_same(hvd.reducescatter(whole), own)
+                if not dtype.is_complex:
+                    assert_same(hvd.reducescatter(whole, op=hvd.Max), own)
         first, second = hvd.grouped_reducescatter([torch.ones(size), torch.ones(size, 2)], op=hvd.Average)
         assert first.tolist() == [1] and second.tolist() == [[1, 1]]
 
@@ -251,6 +240,61 @@ def test_process_sets_go_their_own_way(size):
     for rank, (count, index, total, objects) in enumerate(among(size, work)):
         members = [other for other in range(size) if other % 2 == rank % 2]
         assert (count, index, total, objects) == (len(members), members.index(rank), sum(members), members)
+
+
+@each_size
+def test_each_function_in_process_sets(size):
+    """Even and odd ranks call the same at the same time, and hear nothing of each other."""
+
+    def work() -> None:
+        rank = hvd.rank()
+        even, odd = (hvd.add_process_set(range(first, size, 2)) for first in (0, 1))
+        mine = odd if rank % 2 else even
+        ranks, own = mine.ranks, {"process_set": mine}
+        rows = {other: torch.full((other, 2), float(other)) for other in range(size)}  # uneven; the first has none
+        total, three = sum(ranks), torch.full((3,), float(rank))
+        for op, expected in {
+            hvd.Sum: total,
+            hvd.Average: total / len(ranks),
+            hvd.Min: ranks[0],
+            hvd.Max: ranks[-1],
+            hvd.Product: torch.tensor(ranks).prod(),
+        }.items():
+            assert hvd.allreduce(three, op=op, **own).tolist() == [float(expected)] * 3
+            assert [one.tolist() for one in hvd.grouped_allreduce([three] * 2, op=op, **own)] == [
+                [expected] * 3
+            ] * 2
+        assert (
+            hvd.allreduce(three, op=hvd.Adasum, **own).tolist()
+            == adasum([three * 0 + one for one in ranks]).tolist()
+        )
+        sparse = torch.sparse_coo_tensor([[rank]], [1.0], (size,))
+        found = hvd.synchronize(hvd.sparse_allreduce_async(sparse, "sparse", hvd.Sum, **own)).to_dense()
+        assert found.tolist() == [float(other in ranks) for other in range(size)]
+        together = torch.cat([rows[other] for other in ranks])
+        assert torch.equal(hvd.allgather(rows[rank], **own), together)
+        first, second = hvd.grouped_allgather([rows[rank], three], **own)
+        assert torch.equal(first, together) and second.tolist() == [other for other in ranks for _ in range(3)]
+        assert hvd.broadcast(three, ranks[-1], **own).tolist() == [ranks[-1]] * 3
+        assert hvd.broadcast_object([rank], ranks[-1], **own) == [ranks[-1]]
+        assert hvd.allgather_object({rank}, **own) == [{other} for other in ranks]
+        splits = [0] * (len(ranks) - 1) + [rank]  # all of it to the last
+        found, received = hvd.alltoall(rows[rank], splits=splits, **own)
+        is_last = rank == ranks[-1]
+        assert torch.equal(found, together if is_last else together[:0])
+        assert received.tolist() == [other if is_last else 0 for other in ranks]
+        whole = torch.arange(2.0 * len(ranks) + 1)
+        share = whole.split(
+            [len(whole) // len(ranks) + (at < len(whole) % len(ranks)) for at in range(len(ranks))]
+        )
+        for found in (
+            hvd.reducescatter(whole, op=hvd.Average, **own),
+            *hvd.grouped_reducescatter([whole] * 2, op=hvd.Average, **own),
+        ):
+            assert torch.equal(found, share[mine.rank()])
+        hvd.barrier(process_set=mine)
+
+    among(size, work)
 
 
 @each_size
@@ -330,11 +374,12 @@ def test_misuse_is_refused_where_it_happens():
         hvd.shutdown()
 
 
-def test_a_rank_that_has_left_or_never_comes_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize("size", [2, on_two_hosts(2)])
+def test_a_rank_that_has_left_or_never_comes_is_named(size, tmp_path, monkeypatch):
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.2")
 
     def left(world: World) -> str:
-        hvd.init(world=world)
+        init_in(world, size)
         hvd.barrier()
         if hvd.rank() == 1:
             hvd.shutdown()
@@ -348,7 +393,7 @@ def test_a_rank_that_has_left_or_never_comes_is_named(tmp_path, monkeypatch):
     said = tmp_path / "said"
 
     def late(world: World) -> None:
-        hvd.init(world=world)
+        init_in(world, size)
         if hvd.rank() == 0:
             sys.stderr = said.open("w")
         while hvd.rank() == 1 and not (said.exists() and said.read_text()):
@@ -361,7 +406,7 @@ def test_a_rank_that_has_left_or_never_comes_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "0.4")
 
     def never(world: World) -> str:
-        hvd.init(world=world)
+        init_in(world, size)
         if hvd.rank() == 1:
             return ""
         with pytest.raises(hvd.HorovodInternalError) as caught:

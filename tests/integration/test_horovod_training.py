@@ -11,22 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import shoal.horovod.torch as hvd
-from helpers.forked import in_processes
+from helpers.horovod_worlds import among, each_size
 from shoal.spec import World
 
-SIZES = [2, pytest.param(4, marks=pytest.mark.long)]
-each_size = pytest.mark.parametrize("size", SIZES)
 STEPS = 4
-
-
-def among(size: int, work: Callable[[], Any]) -> list[Any]:
-    def live(world: World) -> Any:
-        hvd.init(world=world)
-        result = work()
-        hvd.shutdown()
-        return result
-
-    return in_processes(size, live)
 
 
 def make_model() -> nn.Module:

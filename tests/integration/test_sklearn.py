@@ -6,9 +6,11 @@ import os
 import pickle
 import re
 import signal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from joblib import Parallel, delayed, parallel_config
@@ -208,6 +210,36 @@ def test_calls_of_a_process_that_died_are_made_by_another(tmp_path):
         assert found == [0, 1, 4, 9, 16, 25] and (tmp_path / "died").exists()
         with pytest.raises(ZeroDivisionError):
             Parallel()(delayed(divmod)(1, number) for number in (1, 0))
+
+
+@pytest.mark.long
+def test_calls_are_made_on_other_hosts_and_survive_the_loss_of_one(tmp_path, monkeypatch):
+    monkeypatch.delenv(ZYGOTE_VARIABLE)  # each agent has one of its own
+
+    def where(large: bytes) -> tuple[str, int]:
+        # Alike on this machine, but for their agents.
+        agent = next(one for one in psutil.Process().parents() if "--join" in one.cmdline())
+        return agent.cmdline()[-1], len(large)
+
+    def lose_host(mark: Path) -> str:
+        agent = next(one for one in psutil.Process().parents() if "--join" in one.cmdline())
+        if not mark.exists():
+            mark.touch()
+            agent.kill()
+            signal.pause()
+        return agent.cmdline()[-1]
+
+    with CallPool(3, on="local:2") as pool:
+        found = [future.result(60) for future in [pool.submit(partial(where, bytes(20 << 20))) for _ in range(12)]]
+        assert {name for name, _ in found} == {"host-0", "host-1"} and {size for _, size in found} == {20 << 20}
+        assert pool.submit(partial(lose_host, tmp_path / "lost")).result(60) in ("host-0", "host-1")
+        left = {future.result(60)[0] for future in [pool.submit(partial(where, b"")) for _ in range(6)]}
+        assert len(left) == 1
+    inputs, labels = flowers()
+    grid = {"C": [0.01, 1.0]}
+    spread = grid_search(LogisticRegression(), grid, inputs, labels, cv=3, workers=2, on="local:2")
+    here = GridSearchCV(LogisticRegression(), grid, cv=3).fit(inputs, labels)
+    assert np.array_equal(spread.cv_results_["mean_test_score"], here.cv_results_["mean_test_score"])
 
 
 def test_a_call_that_kills_every_process_is_given_up():

@@ -144,7 +144,7 @@ def test_a_world_without_a_meeting_place(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(SpecError, match="do not say where processes meet"):
         shoal.Trainer(odd_tasks.make(), world=World(world_size=2, local_size=2))
-    with pytest.raises(shoal.ShoalError, match="start all of them on one host"):
+    with pytest.raises(shoal.ShoalError, match="Start all of them on one host"):
         shoal.Trainer(odd_tasks.make(), world=World(world_size=2, local_size=1))
 
 

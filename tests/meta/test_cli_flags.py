@@ -24,7 +24,7 @@ FLAGS = {
     "predict": "out data input workers strategy threads device memory on interface ports trust progress plain "
     "help",
     "export": "to out trust help",
-    "run": "workers strategy servers port threads horovod help",
+    "run": "workers strategy servers on interface ports trusted-network link port threads horovod help",
     "scale": "workers servers hosts runs json help",
     "host": "join ticket name cores workers interface ports owner probe joined help",
     "slurm": "nodes hosts time partition gpus cpus sbatch requeue no-requeue name runs dry-run help",

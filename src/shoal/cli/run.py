@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.arguments import CLUSTER, Port, Threads
+from shoal.cli.arguments import CLUSTER, Interface, LinkOption, Port, Ports, Threads, TrustedNetwork, given
 from shoal.errors import SpecError
 
 ScriptWorkers = Annotated[
@@ -41,6 +41,15 @@ ScriptStrategy = Annotated[
         rich_help_panel=CLUSTER,
     ),
 ]
+ScriptOn = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        help="local, ssh:a,b, hosts:FILE, join:2, mpi:a,b, slurm, ray, or local:2 (here, as if on 2 hosts).",
+        metavar="ENGINE",
+        rich_help_panel=CLUSTER,
+    ),
+]
 KvServersCount = Annotated[
     int,
     typer.Option(
@@ -61,6 +70,11 @@ def run(
     workers: ScriptWorkers = "1",
     strategy: ScriptStrategy = "data",
     servers: KvServersCount = 0,
+    on: ScriptOn = "local",
+    interface: Interface = None,
+    ports: Ports = None,
+    trusted_network: TrustedNetwork = None,
+    link: LinkOption = None,
     port: Port = None,
     threads: Threads = None,
     horovod: Horovod = False,
@@ -71,6 +85,7 @@ def run(
     With several workers each line of output is shown after its worker's rank.
     The exit status is that of the worker that failed.
     With a strategy that has servers, these run the script, too, up to its `Trainer.fit()`.
+    With --on workers run on several hosts; a Trainer needs one.
 
     With --servers the store of its `kv.create` is held by processes that outlive any worker.
     With --horovod a script written for Horovod runs as it is; with --workers 1:4, an elastic one.
@@ -80,29 +95,47 @@ def run(
     """
     from shoal.launch.scripts import run_script
     from shoal.observe import Event
-    from shoal.observe.happenings import Decided, Hung, Lost, Replaced, Warned, WorldFormed
+    from shoal.observe.happenings import Decided, HostGone, Hung, LineSaid, Lost, Replaced, Warned, WorldFormed
     from shoal.observe.wording import line
     from shoal.spec import Cluster
 
     def show(event: Event) -> None:
         # Also for one worker: nobody should have to guess which world was formed.
-        if isinstance(event.what, WorldFormed | Warned):
+        if isinstance(event.what, WorldFormed | Warned | LineSaid):
             print(event.what.text, file=sys.stderr)
-        elif isinstance(event.what, Hung | Lost | Replaced | Decided) and (text := line(event)) is not None:
+        elif (
+            isinstance(event.what, Hung | Lost | HostGone | Replaced | Decided)
+            and (text := line(event)) is not None
+        ):
             print(text, file=sys.stderr)
 
     least, most = _limits(workers, horovod=horovod)
+    network = given(interface=interface, ports=ports, trusted_network=trusted_network, link=link)
+    if servers and on != "local":
+        raise SpecError(
+            f"--servers are processes of this host, but --on {on} has others; start servers with `shoal kv "
+            "serve`, and name them in kv.create."
+        )
     if least is not None:
         if servers:
             raise SpecError("--servers is for scripts of a fixed number of workers, not for elastic ones.")
+        if on != "local" or network:
+            raise SpecError(
+                f"--workers {workers} is for elastic scripts, whose workers come and go on one host, but --on "
+                f"{on} was asked for; give one number, or leave --on out."
+            )
         from shoal.horovod.elastic.driver import ElasticLimits
-        from shoal.horovod.run import start
+        from shoal.horovod.run import start_elastic
 
         limits = ElasticLimits(workers=most, least=least, most=most)
-        start(script, arguments or (), limits=limits, threads=threads, zygote=ctx.obj)
+        start_elastic(script, arguments or (), limits=limits, threads=threads, zygote=ctx.obj)
         return
-    cluster = Cluster(workers=most, port=port, threads=threads)
+    cluster = Cluster(workers=most, on=on, **network, port=port, threads=threads)
     with _kv_servers(servers) as variables:
+        if horovod and cluster.is_remote:
+            from shoal.horovod.run import carried_variables
+
+            variables = carried_variables()
         run_script(
             script,
             arguments or (),

@@ -117,6 +117,12 @@ class LogPiece(Told, kind="printed"):
     data: bytes
 
 
+class ScriptPrinted(Told, kind="script printed"):
+    """The next piece of what scripts have printed on the host, each line under its rank."""
+
+    data: bytes
+
+
 class FileGone(Told, kind="gone"):
     """A file of the run folder is no more."""
 
@@ -231,6 +237,7 @@ FROM_HOSTS: dict[str, type[Told]] = by_kind(
         FilesLacking,
         FilePiece,
         LogPiece,
+        ScriptPrinted,
         FileGone,
         HostBroken,
     )

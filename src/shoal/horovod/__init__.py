@@ -2,7 +2,10 @@
 
 requests      what a process wants done, and whether all want the same
 negotiation   which of it all have asked for, in an order that all agree on; no I/O
-roll          who has come, and who has left, in memory that all see
+parley        meeting in rounds: what all say, who has not come, and who has left
+letter_parley the same between hosts, in messages
+assembly      all processes, or some, as a group with a parley
+over_hosts    the same on several hosts
 reductions    average, sum, minimum, maximum, product, Adasum
 operations    what was agreed on, done in a group
 engine        the thread that negotiates and does it, behind handles

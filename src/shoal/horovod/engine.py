@@ -15,12 +15,10 @@ from shoal.errors import ShoalError
 from shoal.horovod.common.exceptions import HorovodInternalError
 from shoal.horovod.negotiation import Decision, Negotiation, RoundOutcome, Saying, SayingCodec
 from shoal.horovod.operations import RowsOfAll, Submission, allreduce_all, do, refusal
+from shoal.horovod.parley import Parley
 from shoal.horovod.requests import Act, TensorRequest
-from shoal.horovod.roll import Roll
 from shoal.horovod.timeline import TensorTimeline
 
-_ROW_BYTES = 1024
-_LENGTH_BYTES = 8
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.0001, 0.01
 SHUT_DOWN = (
     "Horovod has been shut down here. This was caused by an exception on one of the ranks, or by an attempt to "
@@ -84,14 +82,14 @@ class SetEngine:
     def __init__(
         self,
         group: Group,
+        parley: Parley,
         watch: Watch,
         limits: StallLimits,
         timeline: TensorTimeline,
         arrange: Callable[[Decision], None],
     ) -> None:
-        """`arrange` makes and removes process sets. All processes of the group make their engine together."""
-        self.group = group
-        self.roll = Roll(group)
+        """`parley`: of the group's processes. `arrange` makes and removes process sets."""
+        self.group, self._parley = group, parley
         self._watch, self._limits, self._timeline, self._arrange = watch, limits, timeline, arrange
         self._negotiation = Negotiation(group.ranks)
         self._codec = SayingCodec()
@@ -103,7 +101,7 @@ class SetEngine:
         self._last_joined = -1
         self._failure: HorovodInternalError | None = None
         self._is_stopping = False
-        self._round, self._entered_at, self._warned_at, self._pause_s = 0, 0.0, 0.0, _LEAST_PAUSE_S
+        self._entered_at, self._warned_at, self._pause_s = 0.0, 0.0, _LEAST_PAUSE_S
         self._thread = threading.Thread(target=self._live, name="shoal-horovod", daemon=True)
         self._thread.start()
 
@@ -160,10 +158,10 @@ class SetEngine:
         """While this thread waits for the others: whether they still come."""
         if self._is_stopping:
             raise Leaving
-        if gone := self.roll.gone(self._round):
+        if gone := self._parley.gone():
             raise HorovodInternalError(f"{SHUT_DOWN}: rank {_listed(gone)} has left.")
         waited_s = time.monotonic() - self._entered_at
-        missing = self.roll.missing(self._round)
+        missing = self._parley.missing()
         if self._limits.end_s and waited_s > self._limits.end_s and missing:
             raise HorovodInternalError(
                 f"{self._stalled(missing, waited_s)} This is more than the limit; giving up."
@@ -197,7 +195,7 @@ class SetEngine:
             failure = HorovodInternalError(f"The thread of Horovod's operations has failed: {error!r}")
             raise
         finally:
-            self.roll.leave(is_aborted=is_aborted)
+            self._parley.leave(is_aborted=is_aborted)
             self._fail(failure)
 
     def _fail(self, failure: HorovodInternalError) -> None:
@@ -217,15 +215,13 @@ class SetEngine:
         """A round with the others."""
         with self._changed:
             news, self._news = self._news, []
-        self._round += 1
         self._entered_at, self._warned_at = time.monotonic(), 0.0
-        self.roll.enter(self._round)
         saying = Saying(
             news=tuple(asked.submission.request for asked in news),
             waits_for=self._waits_for,
             joins=self._joining is not None,
         )
-        texts = exchange_texts(self._codec.write(saying), self.group)
+        texts = self._parley.meet(self._codec.write(saying))
         outcome = self._negotiation.take(self._codec.read(texts))
         self._carry_out(outcome)
         if outcome.is_quiet:
@@ -286,23 +282,6 @@ class SetEngine:
         if asked is not None:
             asked.result = result or []
             asked.end(error)
-
-
-def exchange_texts(text: str, group: Group) -> list[str]:
-    """What everybody says, by index. One wait where all are short."""
-    content = text.encode()
-    first = len(content).to_bytes(_LENGTH_BYTES, "little") + content[: _ROW_BYTES - _LENGTH_BYTES]
-    rows = [bytes(row.numpy()) for row in group.all_gather(_padded(first, _ROW_BYTES))]
-    lengths = [int.from_bytes(row[:_LENGTH_BYTES], "little") for row in rows]
-    if (longest := max(lengths)) <= _ROW_BYTES - _LENGTH_BYTES:
-        found = [row[_LENGTH_BYTES:] for row in rows]
-    else:
-        found = [bytes(row.numpy()) for row in group.all_gather(_padded(content, longest))]
-    return [row[:length].decode() for row, length in zip(found, lengths, strict=True)]
-
-
-def _padded(content: bytes, size: int) -> torch.Tensor:
-    return torch.frombuffer(bytearray(content.ljust(size, b"\0")), dtype=torch.uint8)
 
 
 def _listed(ranks: tuple[int, ...]) -> str:

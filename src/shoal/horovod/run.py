@@ -1,4 +1,4 @@
-"""`python -m shoal.horovod.run -np 4 python train.py`: what `horovodrun` takes, on this host.
+"""`python -m shoal.horovod.run -np 4 python train.py`: what `horovodrun` takes, on this host or several.
 
 Flags that tune what is not there (fusion, cycles, caches, MPI) are taken and have no effect; flags that ask for
 what cannot be are refused.
@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.errors import MISUSED, ShoalError, SpecError, WorkerFailed
 from shoal.horovod.elastic.driver import ElasticLimits, run_elastic
+from shoal.launch.engines.ssh import SSH, SSH_VARIABLE
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.scripts import run_script
+from shoal.observe import Event
+from shoal.observe.happenings import HostGone, LineSaid, Warned, WorldFormed
+from shoal.observe.wording import line
 from shoal.spec import Cluster
 
 BEFORE = "shoal.horovod.names"
@@ -38,13 +44,10 @@ _WITHOUT_EFFECT_FLAGS = (
 )
 _WITHOUT_EFFECT_VALUES = (
     "--start-timeout",
-    "--network-interface",
-    "--nics",
     "--fusion-threshold-mb",
     "--cycle-time-ms",
     "--cache-capacity",
     "--log-level",
-    "--ssh-port",
     "--elastic-timeout",
     "--blacklist-cooldown-range",
     "--slots-per-host",
@@ -53,21 +56,22 @@ _WITHOUT_EFFECT_VALUES = (
 )
 
 
-def start(
+def start_elastic(
     script: str | Path,
     arguments: Sequence[str] = (),
     *,
-    limits: ElasticLimits | None = None,
-    workers: int = 1,
+    limits: ElasticLimits,
     threads: int | None = None,
     zygote: ZygoteProcess | None = None,
 ) -> None:
-    """Run a script that imports `horovod.torch`: in a world of so many, or in one that changes within limits."""
-    if limits is not None:
-        options: dict[str, object] = {"before": BEFORE, "elastic": True}
-        run_elastic(script, arguments, limits=limits, options=options, threads=threads, zygote=zygote)
-        return
-    run_script(script, arguments, cluster=Cluster(workers=workers, threads=threads), before=BEFORE, zygote=zygote)
+    """Run an elastic script that imports `horovod.torch`, in a world that changes within limits."""
+    options: dict[str, object] = {"before": BEFORE, "elastic": True}
+    run_elastic(script, arguments, limits=limits, options=options, threads=threads, zygote=zygote)
+
+
+def carried_variables() -> dict[str, str]:
+    """What processes of other hosts have to know, as Horovod's own launcher tells them."""
+    return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -95,11 +99,15 @@ def _run(words: list[str]) -> None:
     workers = found.num_proc or found.min_num_proc or (sum(hosts.values()) if hosts else 1)
     if hosts and workers > sum(hosts.values()):
         raise SpecError(f"-np {workers} asks for more than the {sum(hosts.values())} slots of {found.hosts}.")
+    hosts = _filled(hosts, workers)
     script, arguments = _script_of(found.command)
     _set_environment(found)
     is_elastic = any((found.min_num_proc, found.max_num_proc, found.host_discovery_script))
-    limits = None
-    if is_elastic:
+    if not hosts.keys() <= {*_HERE}:
+        if is_elastic:
+            raise SpecError(f"Elastic scripts run on one host, as localhost:4, found {', '.join(hosts)}.")
+        _run_on(hosts, found, script, arguments, workers)
+    elif is_elastic:
         limits = ElasticLimits(
             workers=workers,
             least=found.min_num_proc or 1,
@@ -107,14 +115,47 @@ def _run(words: list[str]) -> None:
             resets=found.reset_limit,
             discovery_script=found.host_discovery_script,
         )
-    start(script, arguments, limits=limits, workers=workers)
+        start_elastic(script, arguments, limits=limits)
+    else:
+        run_script(script, arguments, cluster=Cluster(workers=workers), before=BEFORE)
+
+
+def _run_on(
+    hosts: dict[str, int], found: argparse.Namespace, script: str, arguments: Sequence[str], workers: int
+) -> None:
+    """On hosts that ssh reaches, each with so many processes."""
+    if found.ssh_port is not None or found.ssh_identity_file is not None:
+        words = [*(["-p", found.ssh_port] if found.ssh_port else [])]
+        words += ["-i", found.ssh_identity_file] if found.ssh_identity_file else []
+        os.environ[SSH_VARIABLE] = shlex.join([*shlex.split(SSH), *words])
+    with tempfile.NamedTemporaryFile("w", prefix="shoal-hosts-") as listed:
+        listed.write("".join(f"{name} workers={count}\n" for name, count in hosts.items()))
+        listed.flush()
+        interface = (found.network_interface or "").partition(",")[0]
+        cluster = Cluster(workers=workers, on=f"hosts:{listed.name}", interface=interface)
+        run_script(
+            script,
+            arguments,
+            cluster=cluster,
+            before=BEFORE,
+            variables=carried_variables(),
+            on_event=_show,
+        )
+
+
+def _show(event: Event) -> None:
+    if isinstance(event.what, WorldFormed | Warned | LineSaid | HostGone) and (text := line(event)) is not None:
+        print(text, file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="shoal.horovod.run", description=__doc__, allow_abbrev=False)
     parser.add_argument("-np", "--num-proc", type=int, help="processes")
-    parser.add_argument("-H", "--hosts", help="hosts and their slots; this host only: localhost:4")
-    parser.add_argument("-hostfile", "--hostfile", help="a file of hosts; this host only")
+    parser.add_argument("-H", "--hosts", help="hosts that ssh reaches, and their slots: a:4,b:4")
+    parser.add_argument("-hostfile", "--hostfile", help="a file of hosts, as lines `a slots=4`")
+    parser.add_argument("-p", "--ssh-port", help="at which port of all hosts ssh is answered")
+    parser.add_argument("-i", "--ssh-identity-file", help="with which key ssh proves who you are")
+    parser.add_argument("--network-interface", "--network-interfaces", "--nics", help="how hosts reach this one")
     parser.add_argument("--min-np", "--min-num-proc", dest="min_num_proc", type=int, help="elastic: at least")
     parser.add_argument("--max-np", "--max-num-proc", dest="max_num_proc", type=int, help="elastic: at most")
     parser.add_argument("--host-discovery-script", help="elastic: prints localhost:SLOTS")
@@ -141,13 +182,19 @@ def _hosts(found: argparse.Namespace) -> dict[str, int]:
     hosts: dict[str, int] = {}
     for entry in entries:
         name, _, slots = entry.partition(":")
-        if name not in _HERE or not (slots or "1").isdecimal():
-            raise SpecError(
-                f"Scripts run on one host, as localhost:4, found {entry!r}; to train on several hosts, make the "
-                "model a task and use `shoal train --on`."
-            )
+        if not name or not (slots or "1").isdecimal() or slots == "0":
+            raise SpecError(f"Hosts are written name:SLOTS, as in a:4,b:4, found {entry!r}.")
         hosts[name] = hosts.get(name, 0) + int(slots or 1)
     return hosts
+
+
+def _filled(hosts: dict[str, int], workers: int) -> dict[str, int]:
+    """How many processes each host gets: as many as it has slots, in the order in which hosts are named."""
+    filled, left = {}, workers
+    for name, slots in hosts.items():
+        if count := min(slots, left):
+            filled[name], left = count, left - count
+    return filled
 
 
 def _script_of(command: list[str]) -> tuple[str, list[str]]:

@@ -6,20 +6,22 @@ import atexit
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from shoal.arena.malloc import keep_freed_memory
-from shoal.comm.group import Group
+from shoal.horovod.assembly import Assembly, Circle, HostAssembly
 from shoal.horovod.common.exceptions import HorovodInternalError
 from shoal.horovod.elastic.place import elastic_world
 from shoal.horovod.engine import Outstanding, SetEngine, StallLimits, Watch
 from shoal.horovod.negotiation import Decision
 from shoal.horovod.operations import Submission
+from shoal.horovod.over_hosts import HostsAssembly, Meet
 from shoal.horovod.requests import Act, TensorRequest
 from shoal.horovod.timeline import TensorTimeline
 from shoal.roles.process.joining import Fellows, orphan_watch
+from shoal.roles.process.station import current_station
 from shoal.spec import Conduct, World
 from shoal.spec.conduct import even_fills
 from shoal.strategies.base import Company, Setting
@@ -66,7 +68,7 @@ class Runtime:
     """What `init` made."""
 
     world: World
-    group: Group
+    assembly: Assembly
     watch: Watch
     close: Callable[[], None]
     """Leave whoever let this process meet the others."""
@@ -85,11 +87,15 @@ class Runtime:
         """Among all."""
         return self.world.global_rank
 
+    def hosts_alike(self) -> list[bool]:
+        """By host: whether it has a process with this one's local rank."""
+        return [size > self.world.local_rank for size in self.world.hosts or (self.world.world_size,)]
+
     def open(self) -> None:
         """Begin to negotiate."""
         if self.rank == 0 and os.environ.get(_TIMELINE):
             self.timeline.start(os.environ[_TIMELINE])
-        self.engines[0] = self._engine(self.group)
+        self.engines[0] = self._engine(self.assembly.all())
 
     def engine_of(self, process_set: ProcessSet) -> SetEngine:
         """Refuses a set that is not there, or that this process is not in."""
@@ -120,21 +126,19 @@ class Runtime:
         if len(request.ranks) == self.world.world_size:
             self.engines[self.num_sets] = self.engines[0]
             return
-        others = [rank for rank in range(self.world.world_size) if rank not in request.ranks]
-        part = self.group.split([list(request.ranks), others])
-        if self.rank in request.ranks:
-            self.engines[self.num_sets] = self._engine(part)
+        if (circle := self.assembly.part(request.ranks)) is not None:
+            self.engines[self.num_sets] = self._engine(circle)
 
-    def _engine(self, group: Group) -> SetEngine:
+    def _engine(self, circle: Circle) -> SetEngine:
         limits = StallLimits(warn_s=_seconds(_WARN, 60.0), end_s=_seconds(_END, 0.0))
-        return SetEngine(group, self.watch, limits, self.timeline, self.arrange)
+        return SetEngine(*circle, self.watch, limits, self.timeline, self.arrange)
 
     def shut_down(self) -> None:
         """Leave the others."""
         for engine in set(self.engines.values()):
             engine.stop()
         self.timeline.stop()
-        self.group.close()
+        self.assembly.close()
         self.close()
         for process_set in self.sets.values():
             process_set.process_set_id = None
@@ -152,28 +156,33 @@ def current() -> Runtime:
 
 
 def init(
-    comm: object = None, process_sets: Sequence[ProcessSet] | str | None = None, *, world: World | None = None
+    comm: object = None,
+    process_sets: Sequence[ProcessSet] | str | None = None,
+    *,
+    world: World | None = None,
+    meet: Meet | None = None,
 ) -> None:
     """Meet the other processes that `shoal run` or torchrun started; a process alone is a world of one.
 
-    `comm` must be None, for there is no MPI here. `world` takes the place of what the environment says.
+    `comm` must be None, for there is no MPI here. `world` takes the place of what the environment says;
+    `meet` is how its processes find each other where they are on several hosts.
     """
     if comm:
         raise ValueError("init(comm=…) takes MPI communicators or ranks, which Shoal has none of; leave it out.")
     if _runtimes:
         return
     keep_freed_memory()
-    _runtimes.append(_opened(world))
+    _runtimes.append(_opened(world, meet))
     for process_set in process_sets if not isinstance(process_sets, str | None) else ():
         add_process_set(process_set)
     atexit.register(shutdown)
 
 
-def _opened(world: World | None) -> Runtime:
+def _opened(world: World | None, meet: Meet | None) -> Runtime:
     """In an elastic run others may die while all of a world come together; then there is another one."""
     while True:
         try:
-            runtime = _meet(world)
+            runtime = _meet(world, meet)
             runtime.open()
             return runtime
         except HorovodInternalError:
@@ -181,17 +190,33 @@ def _opened(world: World | None) -> Runtime:
                 raise
 
 
-def _meet(world: World | None) -> Runtime:
+def _meet(world: World | None, meet: Meet | None) -> Runtime:
     if (place := elastic_world()) is not None:
         watch = Watch(place.look)
         found, group = place.enter(watch.look)
-        return Runtime(world=found, group=group, watch=watch, close=place.leave)
+        return Runtime(world=found, assembly=HostAssembly(group), watch=watch, close=place.leave)
+    station = current_station()
+    if world is None and station is not None and station.world.is_spread:
+        world, meet = station.world, station.meet
+    if world is not None and meet is not None:
+        return _meet_over_hosts(world, meet)
     fellows = Fellows(world or World.from_environment(), orphan_watch())
     found = fellows.gather()
     watch = Watch(orphan_watch())
     conduct = Conduct(fills=even_fills(found.world_size, found.world_size))
     setting = Setting(world=found, conduct=conduct, company=Company(on_idle=watch.look))
-    return Runtime(world=found, group=open_group("auto", setting), watch=watch, close=fellows.close)
+    assembly = HostAssembly(open_group("auto", setting))
+    return Runtime(world=found, assembly=assembly, watch=watch, close=fellows.close)
+
+
+def _meet_over_hosts(world: World, meet: Meet) -> Runtime:
+    watch = Watch(orphan_watch())
+    here = replace(world, world_size=world.local_size, global_rank=world.local_rank, places=())
+    fellows = Fellows(here, watch.look)
+    found = fellows.gather()
+    world = replace(world, arena_fd=found.arena_fd, sockets=found.sockets)
+    assembly = HostsAssembly(world, meet, watch.look)
+    return Runtime(world=world, assembly=assembly, watch=watch, close=fellows.close)
 
 
 def shutdown() -> None:

@@ -76,6 +76,9 @@ def plan_worlds(job: Job, hosts: Sequence[HostFacts] = ()) -> list[World]:
     sizes = seating.sizes(max(2, len(hosts)))  # One that others may come to is the first of several.
     doors = tuple((meeting_point(host, host.train_port), meeting_point(host, host.test_port)) for host in hosts)
     numbers = [_host_of(world, seating, len(hosts)) for world in worlds]
+    if job.purpose == Purpose.SCRIPT:  # whose own torch.distributed is served by the process of rank 0
+        point = meeting_point(hosts[numbers[0]], job.cluster.port)
+        worlds = [replace(world, coordinator=point) for world in worlds]
     return [
         replace(world, hosts=sizes, doors=doors).at(number, hosts[number].address)
         for world, number in zip(worlds, numbers, strict=True)

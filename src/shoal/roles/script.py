@@ -11,16 +11,17 @@ import os
 import runpy
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shoal.comm.channel import Channel
-from shoal.comm.words import TO_PROCESSES, Stop, understood
+from shoal.comm.words import TO_PROCESSES, MetAll, Stop, understood
 from shoal.errors import LaunchError
 from shoal.observe.happenings import Done, StateEntered
 from shoal.roles.process.beat import Beat
 from shoal.roles.process.reporter import Reporter
-from shoal.roles.process.station import Station, take_station
+from shoal.roles.process.station import ScriptMeetings, Station, take_station
 from shoal.spec import Job, World
 from shoal.spec.vocabulary import Role, State
 from shoal.spec.world import ARENA_VARIABLE, SOCKETS_VARIABLE
@@ -42,10 +43,11 @@ def run_script(job: Job, world: World, channel: Channel) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as in any script
     reporter, is_worker = Reporter(world, channel), world.role == Role.WORKER
     reporter.pulse.enter(State.SCRIPT)
-    station = Station(job=job, world=world, channel=channel, reporter=reporter)
+    meetings = ScriptMeetings(reporter)
+    station = Station(job=job, world=world, channel=channel, reporter=reporter, meetings=meetings)
     take_station(station)
     # What servers and coordinator are told, they read themselves as soon as they serve.
-    with Beat(channel, reporter.pulse, on_message=_obey if is_worker else None):
+    with Beat(channel, reporter.pulse, on_message=partial(_obey, meetings) if is_worker else None):
         if is_worker:
             reporter.send(StateEntered(state=State.READY))
         _run_to_its_end(job.target)
@@ -65,11 +67,12 @@ def _run_to_its_end(script: str) -> None:
 
 def script_environment(job: Job, world: World) -> dict[str, str]:
     """The variables that torchrun sets, so that its scripts run here unchanged."""
-    address, _, port = world.coordinator.partition(":")
+    address, _, port = world.coordinator.rpartition(":")
     is_worker = world.role == Role.WORKER
     rank, size = str(world.global_rank if is_worker else _NO_RANK), str(world.world_size)
     alike = {Role.WORKER: world.world_size, Role.SERVER: job.conduct.servers}.get(world.role, 1)
     arena = {} if world.arena_fd is None else {ARENA_VARIABLE: str(world.arena_fd)}
+    host, hosts = world.host_among_workers
     return {
         **arena,
         **job.options.get("variables", {}),
@@ -78,13 +81,13 @@ def script_environment(job: Job, world: World) -> dict[str, str]:
         "WORLD_SIZE": size,
         "LOCAL_RANK": str(world.local_rank if is_worker else _NO_RANK),
         "LOCAL_WORLD_SIZE": str(world.local_size),
-        "NODE_RANK": "0",
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "NODE_RANK": str(host),
+        "GROUP_RANK": str(host),
+        "GROUP_WORLD_SIZE": str(hosts),
         "ROLE_NAME": "default" if is_worker else world.role,
         "ROLE_RANK": str(world.global_rank),
         "ROLE_WORLD_SIZE": str(alike),
-        "MASTER_ADDR": address,
+        "MASTER_ADDR": address.strip("[]"),
         "MASTER_PORT": port,
         "TORCHELASTIC_RUN_ID": "shoal",
         "TORCHELASTIC_RESTART_COUNT": "0",
@@ -93,7 +96,10 @@ def script_environment(job: Job, world: World) -> dict[str, str]:
     }
 
 
-def _obey(message: dict[str, Any]) -> None:
-    # A script knows nothing of our messages: it is stopped the way Ctrl-C would stop it.
-    if isinstance(understood(message, TO_PROCESSES), Stop):
-        os.kill(os.getpid(), signal.SIGINT)
+def _obey(meetings: ScriptMeetings, message: dict[str, Any]) -> None:
+    match understood(message, TO_PROCESSES):
+        case Stop():
+            # A script knows nothing of our messages: it is stopped the way Ctrl-C would stop it.
+            os.kill(os.getpid(), signal.SIGINT)
+        case MetAll() as word:
+            meetings.hear(word)

@@ -2,7 +2,9 @@
 
 networks      which module, loss and data an estimator has, as a task
 estimators    `ShoalClassifier` and `ShoalRegressor`
-calls         processes that do calls; those of one that died are done by another
+calls         calls for processes; those of one that died are done by another
+staff         these processes, on this host or on others
+call_lines    how calls travel
 backend       joblib's way to use them: `parallel_backend("shoal")`
 validation    `cross_validate` and `grid_search`, spread over such processes
 """

@@ -23,8 +23,10 @@ class ShoalBackend(ParallelBackendBase):
     uses_threads = False
     supports_sharedmem = False
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, on: str = "local", **settings: Any) -> None:
+        """`on`: where processes are, as for `shoal train`: `ssh:a,b`, `hosts:FILE` …"""
         super().__init__(**settings)
+        self._on = on
         self._pool: CallPool | None = None
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
@@ -39,10 +41,11 @@ class ShoalBackend(ParallelBackendBase):
         """Start the processes."""
         self.parallel = parallel
         count = self.effective_n_jobs(n_jobs)
-        if count == 1:
+        if count == 1 and self._on == "local":
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         if self._pool is None:
-            self._pool = CallPool(count, threads=max(1, (os.cpu_count() or 1) // count))
+            threads = max(1, (os.cpu_count() or 1) // count) if self._on == "local" else None
+            self._pool = CallPool(count, threads=threads, on=self._on)
         return count
 
     def submit(self, func: Callable[[], Any], callback: Callable[[Any], None] | None = None) -> Future[Any]:

@@ -1,13 +1,17 @@
-"""A process that does calls: the script that `CallPool` starts. It asks at a socket of its run's own folder."""
+"""A process that does calls: the script that `CallPool` starts. It calls who has them, on its host or another."""
 
 from __future__ import annotations
 
 import os
-from multiprocessing.connection import Client
+from contextlib import closing, suppress
 from typing import Any
 
 import cloudpickle
 
+from shoal.comm.security import RunKey
+from shoal.errors import PeerLost
+from shoal.roles.process.station import current_station
+from shoal.sklearn.call_lines import CallLine, NetworkLine, UnixLine
 from shoal.spec.world import SOCKETS_VARIABLE
 
 SOCKET = "calls"
@@ -23,14 +27,18 @@ def answer(content: bytes) -> tuple[bool, Any]:
 
 def main() -> None:
     """Do calls until nobody has any more."""
-    with Client(os.path.join(os.environ[SOCKETS_VARIABLE], SOCKET), "AF_UNIX") as line:
-        line.send(int(os.environ["SHOAL_RANK"]))
+    with closing(_line()) as line, suppress(PeerLost):
+        line.send(os.environ["SHOAL_RANK"].encode())
         while True:
-            try:
-                content = line.recv_bytes()
-            except EOFError:
-                return
-            line.send_bytes(_written(*answer(content)))
+            line.send(_written(*answer(line.receive())))
+
+
+def _line() -> CallLine:
+    station = current_station()
+    assert station is not None
+    if station.world.secret:
+        return NetworkLine.call(station.world.coordinator_address, RunKey.from_text(station.world.secret))
+    return UnixLine.call(os.path.join(os.environ[SOCKETS_VARIABLE], SOCKET))
 
 
 def _written(went_well: bool, result: Any) -> bytes:

@@ -9,23 +9,16 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Listener
-from pathlib import Path
 from typing import Any, Self
 
 import cloudpickle
 
-from shoal.errors import SpecError, WorkerFailed
-from shoal.launch.deaths import signal_name
-from shoal.launch.local import LocalEngine, LocalHost
-from shoal.launch.messages import Ended
-from shoal.sklearn.call_worker import SOCKET
-from shoal.spec import Cluster, Job, World
-from shoal.spec.vocabulary import Purpose
+from shoal.errors import PeerLost, SpecError, WorkerFailed
+from shoal.sklearn.call_lines import CallLine, NetworkLine, UnixLine
+from shoal.sklearn.staff import LOOK_EVERY_S, make_staff
 
 MOST_DEATHS = 3
 """Of processes that did one call, after which it is taken to be what kills them."""
-_MOST_STARTED = 1024
 
 
 @dataclass(eq=False)
@@ -36,30 +29,25 @@ class _Call:
 
 
 class CallPool:
-    """So many processes, forked from a zygote: torch is imported in all of them."""
+    """So many processes, forked from zygotes of their hosts: torch is imported in all of them."""
 
-    def __init__(self, workers: int, *, threads: int | None = None) -> None:
+    def __init__(self, workers: int, *, threads: int | None = None, on: str = "local") -> None:
+        """`on`: where, as for `shoal train`: `ssh:a,b` and so on."""
         if workers < 1:
             raise SpecError(f"A pool has 1 or more workers, found {workers}.")
-        job = Job(
-            purpose=Purpose.SCRIPT,
-            target=str(Path(__file__).with_name("call_worker.py")),
-            strategy="data",
-            cluster=Cluster(workers=workers, threads=threads),
-        )
         self.workers = workers
-        self._host: LocalHost = LocalEngine().open(job)
-        # No other user can enter the folder, so whoever calls there is one of ours.
-        self._listener = Listener(os.path.join(self._host.sockets.path, SOCKET), "AF_UNIX", backlog=workers)
+        self._staff = make_staff(workers, threads, on)
         self._calls: deque[_Call] = deque()
-        self._lines: dict[int, Connection[Any, Any]] = {}
+        self._lines: dict[int, CallLine] = {}
         self._doing: dict[int, _Call] = {}
         self._num_started, self._is_over = 0, False
         self._lock = threading.Lock()
         self._wake_out, self._wake_in = os.pipe()
         self._selector = selectors.DefaultSelector()
-        for source in (self._host.fileno(), self._listener._listener._socket.fileno(), self._wake_out):  # type: ignore[attr-defined]
-            self._selector.register(source, selectors.EVENT_READ)
+        self._selector.register(self._wake_out, selectors.EVENT_READ)
+        self._selector.register(self._staff.door, selectors.EVENT_READ)
+        for host in self._staff.hosts:
+            self._selector.register(host, selectors.EVENT_READ)
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._live, name="shoal-calls", daemon=True)
         self._thread.start()
@@ -100,8 +88,10 @@ class CallPool:
                 self._start()
             while not self._is_over:
                 self._deal()
-                for key, _ in self._selector.select():
+                for key, _ in self._selector.select(LOOK_EVERY_S):
                     self._take(key.fileobj)
+                for number, end in self._staff.collect(self._selector):
+                    self._bury(number, end)
         except BaseException as error:
             self._failure = error
         finally:
@@ -109,8 +99,7 @@ class CallPool:
 
     def _start(self) -> None:
         self._num_started += 1
-        node = self._num_started
-        self._host.start(node, World(global_rank=node, world_size=_MOST_STARTED, node=node))
+        self._staff.start(self._num_started)
 
     def _deal(self) -> None:
         """Give everybody who is free something to do."""
@@ -123,47 +112,44 @@ class CallPool:
                 continue
             self._doing[number] = call
             try:
-                self._lines[number].send_bytes(call.content)
-            except OSError:
-                pass  # It has died, of which the host will tell.
+                self._lines[number].send(call.content)
+            except PeerLost:
+                pass  # It has died, of which its host will tell.
 
     def _take(self, source: object) -> None:
         if source == self._wake_out:
             os.read(self._wake_out, 4096)
-        elif source == self._host.fileno():
-            for news in self._host.collect():
-                if isinstance(news, Ended):
-                    self._bury(news.process, news.exit_code)
-        elif isinstance(source, Connection):
+        elif source is self._staff.door:
+            for line in self._staff.door.collect():
+                self._selector.register(line, selectors.EVENT_READ)
+        elif isinstance(source, UnixLine | NetworkLine):
             self._hear(source)
-        else:
-            line = self._listener.accept()
-            self._lines[line.recv()] = line
-            self._selector.register(line, selectors.EVENT_READ)
 
-    def _hear(self, line: Connection[Any, Any]) -> None:
-        number = next((one for one, known in self._lines.items() if known is line), None)
-        if number is None:
-            return  # buried since it was seen to have something to say
+    def _hear(self, line: CallLine) -> None:
         try:
-            went_well, result = cloudpickle.loads(line.recv_bytes())
-        except (EOFError, OSError):
-            self._selector.unregister(line)  # its end is told by the host
+            if (content := line.take()) is None:
+                return
+        except PeerLost:
+            self._selector.unregister(line)  # its end is told by its host
             return
+        number = next((one for one, known in self._lines.items() if known is line), None)
+        if number is None:  # the first that it says is who it is
+            self._lines[int(content)] = line
+            return
+        went_well, result = cloudpickle.loads(content)
         call = self._doing.pop(number)
         if went_well:
             call.future.set_result(result)
         else:
             call.future.set_exception(result)
 
-    def _bury(self, number: int, code: int) -> None:
+    def _bury(self, number: int, how: str) -> None:
         line = self._lines.pop(number, None)
         if line is not None:
             if line.fileno() in self._selector.get_map():
                 self._selector.unregister(line)
             line.close()
         call = self._doing.pop(number, None)
-        how = signal_name(-code) if code < 0 else f"exit status {code}"
         if call is not None and call.deaths + 1 < MOST_DEATHS:
             call.deaths += 1
             with self._lock:
@@ -184,8 +170,7 @@ class CallPool:
                 call.future.set_exception(self._failure or RuntimeError("The pool was closed."))
         for line in self._lines.values():
             line.close()
-        self._listener.close()
         self._selector.close()
-        self._host.close()
+        self._staff.close()
         os.close(self._wake_out)
         os.close(self._wake_in)

@@ -30,6 +30,8 @@ KEPT_OUTSIDE = {"mean": 0, "momentum": 1, "nesterov": 1, "adam": 2, "yogi": 2}
 
 FEWEST_SECURE = 3
 """Workers of which none can take its own part off a sum to find another's."""
+_LINEAR = ("SGD", "KerasSGD")
+"""Optimizers whose mean of steps is the step with the mean of gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +271,7 @@ class Average(StrategySpec):
             return Claim.SUMS
         return (
             Claim.SUMS
-            if self.every == 1 and is_plain and self._all_of(workers) and optimizer == "SGD"
+            if self.every == 1 and is_plain and self._all_of(workers) and optimizer in _LINEAR
             else Claim.RESULT
         )
 

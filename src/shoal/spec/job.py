@@ -133,11 +133,13 @@ class Job:
                 )
         if self.cluster.spares and self.purpose != Purpose.TRAIN:
             raise SpecError(f"Job: spares={self.cluster.spares} was set, but only training can use spares; set 0.")
-        if self.cluster.is_remote and self.purpose in (Purpose.SCRIPT, Purpose.INSPECT):
+        if self.cluster.is_remote and self.purpose == Purpose.INSPECT:
             raise SpecError(
                 f"Job: on={self.cluster.on} is to train, evaluate or predict, but purpose={self.purpose} runs on "
                 "this machine; leave it out."
             )
+        if self.cluster.is_remote and self.purpose == Purpose.SCRIPT:
+            _check_script_elsewhere(self)
         if self.cluster.spares and self.on_failure == "restart":
             raise SpecError(
                 f"Job: spares={self.cluster.spares} take the places of workers that die, but on_failure=restart "
@@ -237,3 +239,18 @@ def _check_chaos(job: Job) -> None:
         raise SpecError(f"Job: chaos={job.chaos!r} is for training, but purpose={job.purpose}; leave it out.")
     chaos.check_against(workers=job.cluster.places, servers=job.conduct.servers)
     object.__setattr__(job, "chaos", str(chaos))
+
+
+def _check_script_elsewhere(job: Job) -> None:
+    """Scripts on several hosts are workers, as many from the beginning to the end."""
+    if job.conduct.servers:
+        raise SpecError(
+            f"Job: on={job.cluster.on} starts a script's workers on several hosts, but the servers of "
+            f"strategy={job.strategy} would share one host's memory with them; make the model a task and train "
+            "it, or leave one of the two out."
+        )
+    if job.cluster.hosts:
+        raise SpecError(
+            f"Job: hosts={job.cluster.hosts} lets hosts come and go, which a script would not notice; leave it "
+            "out."
+        )

@@ -115,6 +115,13 @@ class World:
         return next(number for number, count in enumerate(self.hosts) if count)
 
     @property
+    def host_among_workers(self) -> tuple[int, int]:
+        """The number of this process's host among those that have workers, and how many have."""
+        if not self.is_spread:
+            return 0, 1
+        return sum(map(bool, self.hosts[: self.host_number])), sum(map(bool, self.hosts))
+
+    @property
     def encrypts(self) -> bool | None:
         """Whether sockets of this process encrypt what they send; None where that follows from their address."""
         return not self.trusted_network if self.is_spread else None

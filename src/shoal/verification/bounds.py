@@ -43,7 +43,7 @@ and 6e-2 for the momentum of a bias of BatchNorm. It finds gross mistakes alone,
 twice; finer ones are found in float64. Without such a cut the bounds above hold in half precision, too; measured:
 2e-7, and 6e-3 with synchronised BatchNorm."""
 
-PROPORTIONAL = ("SGD", "ASGD", "SAG")
+PROPORTIONAL = ("SGD", "KerasSGD", "ASGD", "SAG")
 """Optimizers whose first step is proportional to the gradient."""
 
 

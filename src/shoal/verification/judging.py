@@ -115,8 +115,9 @@ def _each(ours: Trial, reference: Trial, wanted: Callable[[str], bool]) -> tuple
 
 
 def _last_word(name: str) -> str:
-    """`layer.weight/exp_avg` -> `exp_avg`, `norm.running_mean` -> `running_mean`."""
-    return name.replace("/", ".").rpartition(".")[2]
+    """`layer.weight/exp_avg` -> `exp_avg`, `norm.running_mean` -> `running_mean`; without a number: `keras_3` ->
+    `keras_`."""
+    return name.replace("/", ".").rpartition(".")[2].rstrip("0123456789")
 
 
 def _names(names: list[str] | tuple[str, ...]) -> str:

@@ -15,6 +15,7 @@ from shoal.launch.owner import ZygoteProcess
 GUARD_S = 240.0
 ROOT = Path(__file__).parents[3]
 KERAS = ROOT / "tests" / "integration" / "horovod_keras_script.py"
+ELASTIC_KERAS = ROOT / "tests" / "integration" / "elastic_horovod_keras_script.py"
 ELASTIC = ROOT / "tests" / "integration" / "elastic_horovod_script.py"
 
 
@@ -87,8 +88,10 @@ def test_horovodruns_flags(zygote, tmp_path):
 
 
 def test_horovodruns_flags_that_cannot_be(capsys):
-    assert main(["-np", "2", "-H", "far:2", "python", "x.py"]) == 2
-    assert "one host" in capsys.readouterr().err
+    assert main(["-np", "2", "-H", "far:two", "python", "x.py"]) == 2
+    assert "name:SLOTS" in capsys.readouterr().err
+    assert main(["-np", "2", "--min-np", "1", "-H", "far:2", "python", "x.py"]) == 2
+    assert "Elastic scripts run on one host" in capsys.readouterr().err
     assert main(["-np", "8", "-H", "localhost:4", "python", "x.py"]) == 2
     assert "more than the 4 slots" in capsys.readouterr().err
     assert main(["-np", "2"]) == 2
@@ -108,6 +111,14 @@ def test_an_elastic_script_survives_a_kill_with_every_sample_once(shoal, tmp_pat
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert [line[4:] for line in answer.stdout.splitlines()] == ["once sizes 2"] * 2
     assert (tmp_path / "killed-0").exists() and "SIGKILL" in answer.stderr
+
+
+@pytest.mark.parametrize("kills", ["1", pytest.param("0", marks=pytest.mark.long)])
+def test_an_elastic_script_that_calls_fit_makes_every_step_once(shoal, tmp_path, kills):
+    answer = shoal("run", "--horovod", "-n", "2:2", str(ELASTIC_KERAS), str(tmp_path), kills)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert [line[4:] for line in answer.stdout.splitlines()] == ["steps 24 updates 12 sizes 2"] * 2
+    assert (tmp_path / "killed").exists() is (kills == "1")
 
 
 @pytest.mark.long

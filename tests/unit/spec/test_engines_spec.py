@@ -75,7 +75,15 @@ def test_what_cannot_be_spread_is_refused(strategy: str, why: str) -> None:
     Job(target="toy.py", strategy=strategy, cluster=Cluster(workers=2, threads=1, on="ssh:a"))
 
 
-def test_scripts_stay_on_this_machine() -> None:
-    with pytest.raises(SpecError, match="to train, evaluate or predict, but purpose=script runs on this machine"):
-        Job(target="toy.py", purpose="script", cluster=Cluster(on="ssh:a"))  # type: ignore[arg-type]
+def test_inspections_stay_on_this_machine_and_scripts_keep_their_hosts() -> None:
+    with pytest.raises(SpecError, match="to train, evaluate or predict, but purpose=inspect runs on this machine"):
+        Job(target="toy.py", purpose="inspect", cluster=Cluster(on="ssh:a"))  # type: ignore[arg-type]
+    Job(target="toy.py", purpose="script", cluster=Cluster(workers=2, on="ssh:a,b"))  # type: ignore[arg-type]
+    for more, why in (
+        ({"strategy": "ps"}, "would share one host's memory"),
+        ({"hosts": "1:2"}, "would not notice"),
+    ):
+        cluster = Cluster(workers=2, on="ssh:a,b", hosts=more.pop("hosts", ""))
+        with pytest.raises(SpecError, match=why):
+            Job(target="toy.py", purpose="script", cluster=cluster, **more)  # type: ignore[arg-type]
     Job(target="toy.py", purpose="evaluate", cluster=Cluster(on="ssh:a,b"))  # type: ignore[arg-type]

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 Rows = Sequence[Sequence[int]]
 """Ranks of the groups that a group is split into: each rank is in one of them."""
 Fold = Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]
-"""Makes one tensor of those of all, by index, in the room that is given."""
+"""Makes one tensor of those of all, by index, in the room that is given. What it made of the first ones may stand
+for them: a group over several hosts folds one host's behind those of the hosts before it."""
 
 
 Change = Callable[[torch.Tensor, torch.Tensor], object]

@@ -12,7 +12,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from shoal.comm.group.base import Fold, Group, Rows, Transfer, flat_in_host, largest, sum_in_order, write_back
+from shoal.comm.group.base import (
+    Fold,
+    Group,
+    Reduction,
+    Rows,
+    Transfer,
+    flat_in_host,
+    largest,
+    sum_in_order,
+    write_back,
+)
 from shoal.comm.group.mailroom import Mailroom
 from shoal.comm.group.memory import MemoryGroup
 from shoal.comm.group.regions import BUFFER_BYTES
@@ -57,6 +67,13 @@ class HierarchicalGroup(Group):
 
     def max_(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._fold_(tensor, largest)
+
+    def reduce_(self, tensor: torch.Tensor, how: Reduction) -> torch.Tensor:
+        flat = flat_in_host(tensor)
+        own = how.brought(flat)
+        self._fold_(own, how.fold)
+        how.after(own, flat)
+        return write_back(flat, tensor)
 
     def _fold_(self, tensor: torch.Tensor, fold: Fold) -> torch.Tensor:
         flat = flat_in_host(tensor)

@@ -91,6 +91,15 @@ class StreamChannel:
             self._flush()
         return True
 
+    def drain(self, timeout_s: float) -> None:
+        """Wait until all that was sent is on its way; PeerLost where that takes longer."""
+        deadline = time.monotonic() + timeout_s
+        while self._unsent:
+            if time.monotonic() > deadline:
+                raise self._lost()
+            self._wait(select.POLLOUT, 1.0)
+            self.flush()
+
     @property
     def has_unsent(self) -> bool:
         """Whether something waits for the socket to take it: call `flush` when it can."""

@@ -3,11 +3,12 @@
 optimizer   `DistributedOptimizer`, and models that are loaded with one
 functions   values and variables, for all
 callbacks   what scripts give to `fit`
+elastic     worlds that shrink and grow
 """
 
 from __future__ import annotations
 
-from shoal.horovod.keras import callbacks
+from shoal.horovod.keras import callbacks, elastic
 from shoal.horovod.keras.functions import (
     allgather,
     allreduce,
@@ -83,6 +84,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -82,6 +82,7 @@ def broadcast_global_variables(root_rank: int) -> None:
     must have the same ones.
     """
     model_class = load_keras().Model
+    gc.collect()  # models that nobody has any more are there for a while, in some ranks longer than in others
     found = [each for each in gc.get_objects() if isinstance(each, model_class)]
     for model in sorted(found, key=lambda each: each.name):
         broadcast_variables(variables_of_training(model), root_rank)

@@ -38,6 +38,10 @@ class ReducedApply:
             self._kept = []
             self._own_apply(self._of_all_ranks(gradients), trainable_variables)
 
+    def forget(self) -> None:
+        """Passes that have not made an update: another world begins with the first."""
+        self._kept, self._done = [], 0
+
     def _of_all_passes(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         # Copies, for Keras empties its own before each pass and what is reduced is reduced in place.
         new = [None if gradient is None else gradient.detach().clone() for gradient in grads]

@@ -82,18 +82,18 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """The number of its host."""
-    return current().world.host_number
+    """Of its host, among those that have a process with this one's local rank."""
+    return sum(current().hosts_alike()[: current().world.host_number])
 
 
 def cross_size() -> int:
-    """How many hosts there are."""
-    return max(1, len(current().world.hosts))
+    """How many hosts have a process with this one's local rank."""
+    return sum(current().hosts_alike())
 
 
 def is_homogeneous() -> bool:
     """Whether all hosts have equally many processes."""
-    return len(set(current().world.hosts)) <= 1
+    return len({size for size in current().world.hosts if size}) <= 1
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

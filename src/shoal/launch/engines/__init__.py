@@ -40,14 +40,16 @@ def engine_for(
     *,
     tell: Callable[[str], None],
     wants_end: Callable[[], bool] = lambda: False,
+    show: Callable[[bytes], None] | None = None,
 ) -> Engine:
     """What runs a job on this cluster. `zygote`: from which processes of this machine are forked; `tell` takes a
-    line for the user; `wants_end`: whether the user has asked for the end."""
+    line for the user, and `show` what scripts print elsewhere; `wants_end`: whether the user has asked for the
+    end."""
     if not cluster.is_remote:
         return LocalEngine(zygote)
     from shoal.launch.remote.gathering import AgentEngine
 
-    return AgentEngine(starter_of(cluster, tell), tell=tell, wants_end=wants_end)
+    return AgentEngine(starter_of(cluster, tell), tell=tell, wants_end=wants_end, show=show)
 
 
 def starter_of(cluster: Cluster, tell: Callable[[str], None]) -> Starter:

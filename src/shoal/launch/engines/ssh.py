@@ -21,7 +21,7 @@ from shoal.launch.remote.starting import (
 
 SSH_VARIABLE = "SHOAL_SSH"
 """The command that reaches other hosts, where it is not plain ssh: `ssh -p 2222`."""
-_SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
 _HOST_KEYS = ("address", "cores", "workers", "python")
 
 
@@ -66,7 +66,7 @@ class SshStarter:
         return self._reach(invitation, [known[name] for name in not_there(known, count, there, remedy)])
 
     def _reach(self, invitation: Invitation, candidates: Sequence[Candidate]) -> list[AgentHandle]:
-        reach = shlex.split(os.environ.get(SSH_VARIABLE, _SSH))
+        reach = shlex.split(os.environ.get(SSH_VARIABLE, SSH))
         return [
             AgentProcess.run(
                 one.name, [*reach, one.name, shlex.join(agent_command(invitation, one))], invitation.key

@@ -39,10 +39,12 @@ from shoal.comm.tcp.addresses import listen, listening_at, parse_ports
 from shoal.comm.tcp.stream_channel import StreamChannel
 from shoal.comm.words import TO_PROCESSES, Garbled, understood
 from shoal.errors import CommError, LaunchError
+from shoal.launch.echo import Echo
 from shoal.launch.local import LocalEngine, LocalHost
 from shoal.launch.remote.heirs import Heirs
 from shoal.launch.remote.home import HostHome
 from shoal.launch.remote.line import HostLine
+from shoal.launch.remote.printing import PrintedLines
 from shoal.launch.remote.probing import AgentState, leave_sign
 from shoal.launch.remote.remote_host import LEASE_S
 from shoal.launch.remote.starting import address_towards
@@ -52,6 +54,7 @@ from shoal.observe.disk import explain_refusal
 from shoal.spec import World
 from shoal.spec.host_facts import HostFacts
 from shoal.spec.told import Told
+from shoal.spec.vocabulary import Purpose
 
 BEAT_S = 1.0
 _LEASES_AWAY = 6
@@ -151,6 +154,7 @@ class HostAgent:
         """What was asked of processes."""
         self._is_dismissed = False
         self._host: LocalHost | None = None
+        self._printed: PrintedLines | None = None
         self._heirs = heirs
         self._at_end = ExitStack()
         self.home = HostHome()
@@ -178,6 +182,8 @@ class HostAgent:
                     for word in self._line.collect():
                         self._take(word)
                 self._tell_news()
+                if self._printed is not None:
+                    self._printed.send_to(self._line)
                 self._check_supervisor()
 
     def _beat(self) -> None:
@@ -255,7 +261,9 @@ class HostAgent:
     def _open(self, welcome: HostWelcomed) -> None:
         self._lease_s, self._grace_s = welcome.lease_s, welcome.grace_s
         try:
-            self._host = LocalEngine().open(self.home.settle(welcome))
+            job = self.home.settle(welcome)
+            echo = self._show_printed() if job.purpose == Purpose.SCRIPT else None
+            self._host = LocalEngine(echo=echo).open(job)
         except LaunchError as error:
             self._report(error)
             return
@@ -263,6 +271,12 @@ class HostAgent:
         self._selector.register(self._host, selectors.EVENT_READ)
         # Before the line is closed: whoever sees its end knows that nothing runs here any more.
         self._at_end.callback(self._host.close)
+
+    def _show_printed(self) -> Echo:
+        """From here on what processes print goes to the supervisor, the last of it when they have ended."""
+        self._printed = printed = PrintedLines(self._selector)
+        self._at_end.callback(lambda: printed.end(self._line))
+        return printed.echo
 
     def _do(self, host: LocalHost, word: Told) -> None:
         self._num_received += isinstance(word, ProcessWanted | ProcessTold | ProcessSignalled)

@@ -15,6 +15,7 @@ from shoal.errors import Interrupted, LaunchError
 from shoal.launch.remote.callers import Arrival, Callers, other_versions
 from shoal.launch.remote.doorway import Doorway
 from shoal.launch.remote.luggage import equip
+from shoal.launch.remote.printing import WholeLines
 from shoal.launch.remote.remote_host import LEASE_S, RemoteHost
 from shoal.launch.remote.starting import AgentHandle, GrowingStarter, Invitation, KnownMeeting, Starter
 from shoal.launch.worlds import threads_on
@@ -29,7 +30,7 @@ class AgentEngine:
     """Has agents started, each of which starts processes on its host.
 
     `wants_end`: whether the user has asked for the end, who need not wait until all hosts are there; `tell` takes
-    a line for the user.
+    a line for the user; `show` what scripts print.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class AgentEngine:
         *,
         tell: Callable[[str], None] = lambda text: None,
         wants_end: Callable[[], bool] = lambda: False,
+        show: Callable[[bytes], None] | None = None,
         lease_s: float = LEASE_S,
     ) -> None:
         self._starter = starter
         self._tell = tell
         self._wants_end = wants_end
+        self._show = show
         self._lease_s = lease_s
         self._has_begun = False
         self.key: RunKey | None = None
@@ -71,6 +74,9 @@ class AgentEngine:
             )
             at_failure.callback(gathering.close)
             hosts = gathering.wait(self._wants_end)
+            if (show := self._show) is not None:
+                for host in hosts:
+                    host.show = WholeLines(show)
             for text in gathering.abandon_absent():
                 self._tell(f"{text} The run goes on without it.")
             equipped = equip(hosts, job, self._tell, least=least)

@@ -73,6 +73,17 @@ class HostLine:
         """Until `collect` has something to tell or to do, so long at most."""
         self._selector.select(max(0.0, seconds))
 
+    def send_all(self, seconds: float) -> None:
+        """Until all has gone that was to be sent, so long at most. What is heard is passed over, but taken in:
+        what lies unread when a connection is closed takes what was sent last with it."""
+        deadline = time.monotonic() + seconds
+        while not self.ending and time.monotonic() < deadline:
+            for _ in self.collect():
+                pass
+            if not (self._unsent or self._bulk or self._channel.has_unsent):
+                return
+            self.wait(deadline - time.monotonic())
+
     def close(self) -> None:
         """Hang up, with what can be sent at once."""
         self._flush()

@@ -33,6 +33,7 @@ from shoal.comm.host_words import (
     ProcessStarted,
     ProcessTold,
     ProcessWanted,
+    ScriptPrinted,
     StacksSeen,
     StacksWanted,
 )
@@ -80,6 +81,8 @@ class RemoteHost:
         where that can be called by another supervisor."""
         self.facts = facts
         self.door = door
+        self.show: Callable[[bytes], None] | None = None
+        """Takes what scripts print there."""
         self.first = self.received = 0
         """Of an adopted one: how much it had told before, and how much was asked of it."""
         self._given = self._handled = 0
@@ -259,6 +262,9 @@ class RemoteHost:
                 )
             case FilePiece() | LogPiece() | FileGone() if self._incoming is not None:
                 self._incoming.take(word)
+            case ScriptPrinted():
+                if self.show is not None:
+                    self.show(word.data)
             case ProcessDeaf():
                 self._news.append(Deaf(word.process))
             case ProcessEnded():

@@ -124,13 +124,15 @@ def _leave_in(pid: int, point: MeetingPoint) -> None:
 def _meeting_point(world: World, on_idle: Callable[[], None] | None) -> MeetingPoint | None:
     if world.world_size == 1:
         return None
-    if world.arena_fd is not None:
-        return SegmentPoint(world, world.arena_fd, on_idle)
     if world.local_size != world.world_size:
         raise LaunchError(
             f"This process is one of {world.local_size} on its host, but the world has {world.world_size}; a "
-            "Trainer shares one host's memory, so start all of them on one host."
+            "Trainer shares one host's memory, and so does a key-value store that starts its servers itself. "
+            "Start all of them on one host, train a task with `shoal train --on`, or name servers of `shoal kv "
+            "serve`."
         )
+    if world.arena_fd is not None:
+        return SegmentPoint(world, world.arena_fd, on_idle)
     return StorePoint(world)
 
 

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 
 from shoal.comm.channel import Channel
+from shoal.comm.words import Announced, MetAll
 from shoal.errors import LaunchError, SpecError
 from shoal.roles.process.reporter import Reporter
 from shoal.spec import Job, World
 
 _stations: list[Station] = []
 """That of this process, once its script runs: a script is handed nothing, so its Trainer has to look here."""
+
+
+class ScriptMeetings:
+    """A script's part in meetings at the supervisor: it waits in one thread, and another one hears for it."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._news = threading.Condition()
+        self._met: dict[str, list[str]] = {}
+
+    def hear(self, word: MetAll) -> None:
+        """All have come to a meeting."""
+        with self._news:
+            self._met[word.name] = word.texts
+            self._news.notify_all()
+
+    def meet(self, name: str, text: str) -> dict[int, str]:
+        """Leave a text, and wait until all have. Where somebody has died, the supervisor ends this process."""
+        self._reporter.send(Announced(name=name, text=text))
+        with self._news:
+            self._news.wait_for(lambda: name in self._met)
+            return dict(enumerate(self._met.pop(name)))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -23,6 +47,8 @@ class Station:
     world: World
     channel: Channel
     reporter: Reporter
+    meetings: ScriptMeetings
+    """With the workers of other hosts."""
     has_begun: bool = False
     """Whether this process has come to a `fit` that servers take part in."""
 
@@ -35,6 +61,10 @@ class Station:
     def meeting_world(self) -> World:
         """Where processes of a run with servers meet: at sockets of this host; MASTER_PORT is the script's own."""
         return replace(self.world, coordinator="")
+
+    def meet(self, text: str) -> dict[int, str]:
+        """Leave a text for all workers of the run, on whichever host, and wait for theirs, by rank."""
+        return self.meetings.meet(f"script@{self.world.generation}", text)
 
     def begin(self) -> None:
         """This process is about to train, or to serve those who do."""

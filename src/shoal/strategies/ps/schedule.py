@@ -15,8 +15,9 @@ class ShardSchedule:
     """The task's scheduler over an optimizer that has the user's groups and next to no parameters."""
 
     def __init__(self, replica: Replica) -> None:
+        # A schedule may compute in the numbers of what it moves.
         groups = [
-            {**settings_of(group), "params": [nn.Parameter(torch.zeros(1))]}
+            {**settings_of(group), "params": [nn.Parameter(torch.zeros(1, dtype=group["params"][0].dtype))]}
             for group in replica.optimizer.param_groups
         ]
         self._optimizer = rebuild(replica.optimizer, groups)

@@ -10,7 +10,7 @@ from shoal.launch.worlds import plan_worlds
 from shoal.model.start import Start
 from shoal.roles.process.joining import GivenFellows
 from shoal.roles.process.reporter import Reporter
-from shoal.roles.process.station import Station, current_station, world_at
+from shoal.roles.process.station import ScriptMeetings, Station, current_station, world_at
 from shoal.roles.script import script_environment
 from shoal.roles.trainer.service import WatchedNotes, service_of
 from shoal.spec import Cluster, Job, World
@@ -31,7 +31,9 @@ def station(strategy: str, role: Role = Role.WORKER) -> Station:
     world = next(one for one in reversed(plan_worlds(script)) if one.role == role)
     channel, supervisor = Channel.pair()
     SUPERVISORS.append(supervisor)
-    return Station(job=script, world=world, channel=channel, reporter=Reporter(world, channel))
+    reporter = Reporter(world, channel)
+    meetings = ScriptMeetings(reporter)
+    return Station(job=script, world=world, channel=channel, reporter=reporter, meetings=meetings)
 
 
 def test_a_process_that_runs_no_script_has_none() -> None:
