@@ -1,8 +1,8 @@
 """How true `--link` is: `python -m benchmarks.link_emulation`, beside cables that are as slow (as root).
 
-A job runs on two hosts that are namespaces, between which `tc` limits the bandwidth and a cable delays every
-frame; and on the same hosts without that, but with `--link` of the same numbers. What is compared is the time of a
-step, in turns. (The kernel of a machine may have no netem; what a cable loses is therefore not compared here.)
+A job runs on two hosts that are namespaces, with a cable between them that does to every frame what `tc netem`
+does (rate, delay, loss; `benchmarks.long_cable`, since a machine's kernel may have no netem); and on the same
+hosts without that, but with `--link` of the same numbers. What is compared is the time of a step, in turns.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
+from benchmarks.models import WORKLOADS
 from benchmarks.namespaces import Network, why_not
 from shoal.bench.laps import rotated
 from shoal.cli.failures import show_failure
@@ -26,12 +27,17 @@ from shoal.launch.engines import engine_for
 from shoal.launch.supervisor import Supervisor
 from shoal.roles.process.timeline import read_timeline
 from shoal.spec import Cluster, Job
+from shoal.spec.link import NetworkLink
 
 HOSTS, WARM_UP = 2, 4
 MOST_OFF = 0.2
 """So far the emulated time may be from the real one."""
-LINKS = {"wide and far": ("100mbit", 0.02, "128kb"), "narrow": ("10mbit", 0.005, "16kb")}
-"""Bandwidth, latency, and what `tc` lets through at once after a rest: little, for a cable has no such thing."""
+LINKS = {
+    "wide and far": "bandwidth=100mbit,latency=20ms",
+    "narrow": "bandwidth=10mbit,latency=5ms",
+    "lossy": "bandwidth=100mbit,latency=20ms,loss=0.1%",
+    "very lossy": "bandwidth=10mbit,latency=5ms,loss=1%",
+}
 STRATEGIES = ("data", "ps:sync=bsp")
 
 
@@ -46,38 +52,38 @@ def step_s(job: Job) -> float:
     return (times[-1] - times[WARM_UP]) / (len(times) - 1 - WARM_UP)
 
 
-def step_over(link: str, strategy: str, steps: int, *, is_real: bool) -> float:
+def step_over(link: str, strategy: str, model: str, steps: int, *, is_real: bool) -> float:
     """The time of a step between fresh namespaces, over cables that are so slow, or that seem to be."""
-    rate, delay_s, burst = LINKS[link]
+    cable = NetworkLink.parse(LINKS[link])
     with ExitStack() as open_now:
         folder = Path(open_now.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-")))
         network = open_now.enter_context(Network(HOSTS))
         on, environment = network.reached_by_command(folder)
         os.environ.update(environment)
+        network.control_congestion("reno")
         if is_real:
-            open_now.enter_context(network.long_cable(delay_s))
-            network.limit(rate, burst)
-        seeming = "" if is_real else f"bandwidth={rate},latency={delay_s * 1e3:g}ms"
+            open_now.enter_context(network.long_cable(cable.latency, cable.bandwidth, cable.loss))
         return step_s(
             Job(
                 target="benchmarks.tasks:task",
-                args={"model": "digits", "processes": HOSTS, "steps": steps + WARM_UP},
+                args={"model": model, "processes": HOSTS, "steps": steps + WARM_UP},
                 strategy=strategy,
-                cluster=Cluster(workers=HOSTS, threads=1, on=on, link=seeming),
+                cluster=Cluster(workers=HOSTS, threads=1, on=on, link="" if is_real else LINKS[link]),
             )
         )
 
 
-def compare(link: str, strategy: str, rounds: int, steps: int) -> dict[str, object]:
+def compare(link: str, strategy: str, model: str, rounds: int, steps: int) -> dict[str, object]:
     """One job over one link, both ways."""
     found: dict[str, list[float]] = {"real": [], "emulated": []}
     for turn in range(rounds):
         for way in rotated(list(found), turn):
-            found[way].append(step_over(link, strategy, steps, is_real=way == "real"))
+            found[way].append(step_over(link, strategy, model, steps, is_real=way == "real"))
     real, seen = median(found["real"]), median(found["emulated"])
     return {
-        "link": ", ".join(map(str, LINKS[link])),
+        "link": LINKS[link],
         "strategy": strategy,
+        "model": model,
         "real_ms": round(real * 1e3, 1),
         "emulated_ms": round(seen * 1e3, 1),
         "off": round(seen / real - 1, 3),
@@ -89,7 +95,8 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.link_emulation", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--links", nargs="*", default=list(LINKS), choices=LINKS)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--model", choices=WORKLOADS, default="digits", help="`digits`: 77 KB go over the cable")
     given = parser.parse_args(argv)
     if (reason := why_not()) is not None:
         return show_failure(LaunchError(f"bench: {reason}."))
@@ -97,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         for link in given.links:
             for strategy in STRATEGIES:
-                row = compare(link, strategy, given.rounds, given.steps)
+                row = compare(link, strategy, given.model, given.rounds, given.steps)
                 is_true = is_true and abs(float(str(row["off"]))) <= MOST_OFF
                 print(json.dumps(row), flush=True)
     except ShoalError as error:

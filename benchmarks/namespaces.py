@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -109,11 +110,17 @@ class Network:
             _run("tc", "qdisc", "replace", "dev", host.cable, "root", *shaping)
             _run("ip", "netns", "exec", host.name, "tc", "qdisc", "replace", "dev", CABLE, "root", *shaping)
 
+    def control_congestion(self, way: str) -> None:
+        """Have tcp in all hosts adapt to the network in this way, as `reno`, which every kernel has and allows."""
+        for host in self.hosts:
+            _run("ip", "netns", "exec", host.name, "sysctl", "-w", f"net.ipv4.tcp_congestion_control={way}")
+
     @contextmanager
-    def long_cable(self, delay_s: float) -> Iterator[None]:
-        """In this block all hosts but the first are at another switch; every packet takes so long to get there."""
+    def long_cable(self, delay_s: float, bytes_per_s: float = math.inf, loss: float = 0.0) -> Iterator[None]:
+        """In this block all hosts but the first are at another switch, behind a cable that every packet needs so
+        long for, that carries so much, and loses a share of what it carries."""
         far, ends = f"{self._short}f", [f"{self._short}t{end}" for end in "ab"]
-        command = [sys.executable, "-m", "benchmarks.long_cable", *ends, str(delay_s)]
+        command = [sys.executable, "-m", "benchmarks.long_cable", *ends, *map(str, (delay_s, bytes_per_s, loss))]
         environment = surroundings()
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as carrier:
             try:

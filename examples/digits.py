@@ -11,13 +11,13 @@ from torch import nn
 import shoal
 
 
-def task(width: int = 256, lr: float = 0.1) -> shoal.Task:
+def task(width: int = 256, lr: float = 0.1, momentum: float = 0.9) -> shoal.Task:
     """What to train. Nothing here mentions processes."""
     train, test = shoal.datasets.digits()
     return shoal.Task(
         model=lambda: nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10)),
         loss=nn.functional.cross_entropy,
-        optimizer=lambda params: torch.optim.SGD(params, lr=lr, momentum=0.9),
+        optimizer=lambda params: torch.optim.SGD(params, lr=lr, momentum=momentum),
         train=train,
         test=test,
         batch_size=64,

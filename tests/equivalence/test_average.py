@@ -251,29 +251,3 @@ def test_neighbours_keep_the_mean_and_come_together(train: Train, form: str) -> 
     alone = train.once("mlp", strategy="data", optimizer="SGD", numerics="float64")
     assert run.results["audit"]["clean"]
     assert largest_difference(run.model, alone.model) < (1e-9 if form == "ring" else 1e-2)
-
-
-def test_what_is_sent_between_workers_is_compressed_and_goes_on_exactly(resumed: Train) -> None:
-    """With what was rounded off and has not been sent yet."""
-    strategy = "average:every=4,via=sockets,compress=topk:0.1"
-    saved = resumed("everything", workers=2, strategy=strategy, checkpoint="every=7")
-    wire = saved.results["wire"]
-    assert wire["compress"] == "topk:0.1" and wire["ratio"] == pytest.approx(0.2, rel=0.5)
-    assert_goes_on(saved, resumed.resume(saved, 8), 8)
-
-
-COMPRESSIONS = ["bf16", "int8", "int8:stochastic", "topk:0.1", "randomk:0.3", "sign", "powersgd:2", "zstd"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("compress", COMPRESSIONS)
-def test_each_compression_trains_digits_as_well(resumed: Train, compress: str) -> None:
-    digits = Path(__file__).parents[2] / "examples" / "digits.py"
-    train = Train(digits, resumed.folder, resumed.zygote, runs=resumed.runs)
-    plain, packed = (
-        train("task", workers=2, strategy=f"average:every=4,via=sockets,compress={each}")
-        for each in ("none", compress)
-    )
-    found, expected = (run.results["results"]["accuracy"] for run in (packed, plain))
-    assert found >= expected - 0.01
-    assert packed.results["wire"]["wire_bytes"] < packed.results["wire"]["raw_bytes"]

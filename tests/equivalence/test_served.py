@@ -103,7 +103,7 @@ def test_an_optimizer_of_whole_matrices_keeps_its_bits(train: Train) -> None:
     ("compress", "ratio"),
     [
         ("zstd", 1.0),
-        ("powersgd:4", 0.2),
+        pytest.param("powersgd:4", 0.2, marks=pytest.mark.long),
         pytest.param("int8", 0.26, marks=pytest.mark.long),
         pytest.param("bf16", 0.5, marks=pytest.mark.long),
         pytest.param("topk:0.1", 0.21, marks=pytest.mark.long),

@@ -23,7 +23,7 @@ _OF_ONE_ATTEMPT = (
 """Options that say nothing about the attempt that goes on."""
 _ASIDE = {
     "head": "heads that only layer:decoupled=on trains",
-    "unsent": "gradients that were not sent yet, with which only data:between=… goes on",
+    "unsent": "gradients that were not sent yet, with which only what compresses them goes on",
     "replica": "workers' own, with which only average goes on",
 }
 """By the first word of their names: what tensors are that were put aside."""

@@ -42,14 +42,6 @@ class NetworkLink:
         return cls(**found)
 
     @property
-    def connection_bandwidth(self) -> float:
-        """The most that one connection sends in a second: after each loss tcp begins again with less, so that at a
-        share p of losses it has about √(1.5/p) packets on their way (Mathis and others, 1997)."""
-        if not self.loss or not self.latency:
-            return math.inf
-        return SEGMENT_BYTES * math.sqrt(1.5 / self.loss) / self.round_trip_s
-
-    @property
     def round_trip_s(self) -> float:
         """There and back."""
         return 2 * self.latency

@@ -206,6 +206,7 @@ class ParameterServer(StrategySpec):
             takes_hosts=self.is_leased and self.wire != "memory" and self.servers != "host",
             state=StateHolder.SERVERS if self.push == "gradients" else StateHolder.EACH_WORKER,
             has_one_state=self.push == "gradients",
+            puts_aside="" if self.compress in LOSSLESS else "unsent",
             why={
                 "spares": f"strategy={self} replaces workers and servers that die by itself; set 0",
                 "on_failure=shrink": f"strategy={self} replaces those that die; use replace or stop",
@@ -285,7 +286,14 @@ class ParameterServer(StrategySpec):
             servers=self.num_servers,
             shares_memory=self.wire != "tcp",
             trains_at_workers=self.push == "parameters",
+            # In the worker, and in its host's memory after each push that may be under way, and the one before.
+            unsent_copies=0 if self.compress in LOSSLESS else 1 + self.kept_pushes,
         )
+
+    @property
+    def kept_pushes(self) -> int:
+        """Of so many a worker's host has what they left unsent: of those that may be under way, and one more."""
+        return self.ahead + 2
 
     def outlives_servers(self, *, by_element: bool) -> bool:
         """Whether a killed server's parts can be gone on with; `by_element`: updated element by element."""

@@ -50,6 +50,8 @@ class ServedPlan:
     shares_memory: bool
     trains_at_workers: bool
     """Whether workers update the model themselves, and push that."""
+    unsent_copies: int = 0
+    """How often a worker has, for each slot, what compression has left of its pushes."""
 
 
 def marked(copy: int) -> str:
@@ -156,7 +158,10 @@ def _at_worker(
     if run.saves:
         used |= {"params/0", *(f"state/{key}/0" for key in model.mirrored)}
     values = of_worker("parameters as they come", model.laid_out, Stay.TRAINING)
-    return [values, *(replace(one, is_used=one.what == TABLES or one.name in used) for one in regions)]
+    unsent = of_worker(
+        "what has not been sent yet", plan.unsent_copies * len(slots) * model.laid_out, Stay.TRAINING
+    )
+    return [values, unsent, *(replace(one, is_used=one.what == TABLES or one.name in used) for one in regions)]
 
 
 def _at_server(plan: ServedPlan, model: ModelSize) -> list[MemoryRegion]:

@@ -18,13 +18,6 @@ def test_a_link_is_read() -> None:
     assert NetworkLink.parse("latency=500us") == NetworkLink(bandwidth=math.inf, latency=pytest.approx(5e-4))
 
 
-def test_losses_bound_a_connection() -> None:
-    """Known from tcp: 0.1% at 40 ms there and back leave about 11 Mbit/s."""
-    link = NetworkLink.parse("bandwidth=100mbit,latency=20ms,loss=0.1%")
-    assert link.connection_bandwidth == pytest.approx(1448 * math.sqrt(1500) / 0.04)
-    assert NetworkLink.parse("bandwidth=1gbit,latency=20ms").connection_bandwidth == math.inf
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [

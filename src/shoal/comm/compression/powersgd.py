@@ -53,8 +53,9 @@ class PowerSgd(Lossy):
         left = orthonormal(values @ self._basis(key, values))
         # The same as values.t() @ left, but along the rows of both: twenty times faster.
         right = (left.t() @ values).t().contiguous()
-        # Kept normalised: products of products would grow or vanish with the gradients' size.
-        self._bases[key] = orthonormal(right)
+        # Kept normalised: products of products would grow or vanish with the gradients' size. And as it lies in a
+        # checkpoint: with other strides a product has other bits.
+        self._bases[key] = orthonormal(right).contiguous()
         return left.to(factor_type(dtype)), right.to(factor_type(dtype))
 
     def _check(self, frames: tuple[Frame, ...], shape: torch.Size, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

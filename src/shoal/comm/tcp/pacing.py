@@ -23,10 +23,13 @@ from shoal.comm.reliable import Packet
 from shoal.comm.security import leaves_host
 from shoal.comm.tcp.addresses import target_of
 from shoal.comm.tcp.packets import runs_of
+from shoal.comm.tcp.window import Window
 from shoal.spec import World
 from shoal.spec.link import SEGMENT_BYTES, NetworkLink
 
 PIECE_BYTES = 64 << 10
+_LOSSY_PIECE_S = 5e-4
+"""Where packets are lost, a piece is what passes in this time: what may be on its way are but few packets."""
 AHEAD_S = 0.01
 """So early a piece may be let in: else the cable would be idle while a thread wakes up."""
 _TIME = struct.Struct("<d")
@@ -50,7 +53,7 @@ class HostCable:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._fd, _TIME.size)
         self._taken = mmap.mmap(self._fd, _TIME.size)
-        self._chance = np.random.default_rng()
+        self.chance = np.random.default_rng()
 
     def take(self, count: int, now: float) -> Booking:
         """Let so many bytes in, behind all that were let in before."""
@@ -61,16 +64,7 @@ class HostCable:
             _TIME.pack_into(self._taken, 0, ends_at)
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
-        return Booking(ends_at, ends_at + self.link.latency + self._sent_again_s(count))
-
-    def _sent_again_s(self, count: int) -> float:
-        """What is lost is missed a round trip later; so is what was lost of that."""
-        if not self.link.loss:
-            return 0.0
-        missing, rounds = -(-count // SEGMENT_BYTES), 0
-        while missing := int(self._chance.binomial(missing, self.link.loss)):
-            rounds += 1
-        return rounds * self.link.round_trip_s
+        return Booking(ends_at, ends_at + self.link.latency)
 
     def reaches(self, address: str, own: str) -> bool:
         """Whether what is sent there goes through it: all of it where one machine stands for several hosts."""
@@ -103,6 +97,7 @@ class Passage:
         self._free_at = 0.0
         """When the next piece may be let in."""
         self._last_at = 0.0
+        self._window = Window(cable.link, cable.chance) if cable.link.loss else None
 
     def due_at(self) -> float:
         """When there is something to do; never, where nothing was queued."""
@@ -127,26 +122,46 @@ class Passage:
     def _begin(self, now: float) -> None:
         """Let pieces in, as long as it is time for that."""
         while now >= self._free_at - AHEAD_S and (piece := self._piece()) is not None:
+            if self._window is not None and (opens_at := self._window.opens_at(_packets(piece), now)) > now:
+                self._free_at = opens_at + AHEAD_S
+                return
             booked = self._cable.take(len(piece), now)
-            own_s = len(piece) / self._cable.link.connection_bandwidth
-            self._free_at = max(booked.ends_at, max(self._free_at, now) + own_s)
-            self._last_at = max(self._last_at, booked.arrives_at)
+            self._free_at = booked.ends_at
             self._next = next(self._rest, None)
+            self._last_at = max(self._last_at, self._arrival(piece, booked.arrives_at))
             self._under_way.append(_Passing(self._last_at, piece, self._next is None))
+
+    def _arrival(self, piece: memoryview, arrives_at: float) -> float:
+        """When all of a piece is there, with what had to be sent again."""
+        if self._window is None:
+            return arrives_at
+        is_last = self._next is None and len(self._queue) == self._begun
+        return self._window.let_out(_packets(piece), arrives_at, is_last=is_last)
 
     def _piece(self) -> memoryview | None:
         if self._next is None and len(self._queue) > self._begun:
-            self._rest = _pieces(self._queue[self._begun])
+            self._rest = _pieces(self._queue[self._begun], _piece_bytes(self._cable.link))
             self._begun += 1
             self._next = next(self._rest)
         return self._next
 
 
-def _pieces(packet: Packet) -> Iterator[memoryview]:
+def _pieces(packet: Packet, size: int) -> Iterator[memoryview]:
     for run in runs_of(packet):
         view = memoryview(run)
-        for at in range(0, len(view), PIECE_BYTES):
-            yield view[at : at + PIECE_BYTES]
+        for at in range(0, len(view), size):
+            yield view[at : at + size]
+
+
+def _piece_bytes(link: NetworkLink) -> int:
+    if not link.loss or math.isinf(link.bandwidth):
+        return PIECE_BYTES
+    packets = int(link.bandwidth * _LOSSY_PIECE_S) // SEGMENT_BYTES
+    return min(max(1, packets) * SEGMENT_BYTES, PIECE_BYTES)
+
+
+def _packets(piece: memoryview) -> int:
+    return -(-len(piece) // SEGMENT_BYTES)
 
 
 def cable_of(world: World) -> HostCable | None:

@@ -103,5 +103,4 @@ def frames_of(memory: ServedMemory, shard: int, buffer: int, compression: Compre
         return flags
     tensors = parcels(memory, shard, f"gradients/{buffer}", compression)
     # Feedback is kept by slot, whichever of its buffers is in turn.
-    key = (shard, buffer // BUFFERS_PER_SLOT)
-    return (*wrap(compression, key, tensors), *flags)
+    return (*wrap(compression, f"{buffer // BUFFERS_PER_SLOT}/{shard}", tensors), *flags)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from shoal.comm.codec import Frame
-from shoal.comm.compression import make_compression
 from shoal.errors import LaunchError
 from shoal.ps.buffers import Buffers, Label
 from shoal.ps.dealing import SlotHolder
@@ -27,6 +26,7 @@ from shoal.strategies.ps.bulk import frames_of
 from shoal.strategies.ps.contribution import Contribution
 from shoal.strategies.ps.norms import WorkerClip
 from shoal.strategies.ps.puller import Puller
+from shoal.strategies.ps.push_codecs import PushCodecs
 from shoal.strategies.ps.scaling import WorkerScale
 from shoal.strategies.ps.served import Served
 
@@ -56,7 +56,14 @@ class PsClient:
         )
         self._node = Node(world.node, self.machine, wire, world.coordinator_address)
         self.puller = Puller(served, self.machine, self.wait, lambda: self.hear(0.001))
-        self.compression = make_compression(served.spec.compress)
+        self.codecs = PushCodecs(
+            "none" if served.shares_memory else served.spec.compress,
+            served.memory,
+            world,
+            slots=served.memory.num_buffers // BUFFERS_PER_SLOT,
+            kept=served.spec.kept_pushes,
+            saved=served.replica.start.aside,
+        )
         self.tap = GradientTap(served.memory.params)
         self._direct = write_directly(served.replica.module, served.memory.params, self.tap, served.replica.form)
         clip_norm = served.replica.task.clip_norm if served.spec.push == "gradients" else None
@@ -238,6 +245,7 @@ class PsClient:
         slot = made.buffer // BUFFERS_PER_SLOT
         if self.machine.slots is not None:
             self.machine.slots.note_pushed(slot)
+        self.codecs.begin(slot, made.clock)
         offer = Offer(
             clock_of=slot,
             clock=made.clock,
@@ -267,13 +275,14 @@ class PsClient:
         """All of it is there: push what has not gone out yet."""
         for shard in self._buffers.complete():
             self._push_shard(shard)
+        self.codecs.end(self._open.buffer // BUFFERS_PER_SLOT)
         self._node.pump(0.0)
 
     def _push_shard(self, shard: int) -> None:
         made = self._open
         frames: Sequence[Frame] = ()
         if not self.served.shares_memory:
-            compression = None if made.is_spoilt else self.compression
+            compression = None if made.is_spoilt else self.codecs.of(made.buffer // BUFFERS_PER_SLOT)
             frames = frames_of(self.served.memory, shard, made.buffer, compression)
         self.machine.push_shard(
             self._buffers.sequence,

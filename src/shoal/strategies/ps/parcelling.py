@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgpack
 import torch
@@ -32,9 +31,9 @@ def from_frames(frames: Sequence[Frame]) -> torch.Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def wrap(compression: Compression, key: Any, tensors: Sequence[torch.Tensor]) -> list[Frame]:
+def wrap(compression: Compression, key: str, tensors: Sequence[torch.Tensor]) -> list[Frame]:
     """These tensors as frames, behind one that says how to read them; `key` names them for error feedback."""
-    packed = [compression.encode((key, number), tensor) for number, tensor in enumerate(tensors)]
+    packed = [compression.encode(f"{key}/{number}", tensor) for number, tensor in enumerate(tensors)]
     header = msgpack.packb([[one.fields, len(one.frames)] for one in packed])
     return [header, *(frame for one in packed for frame in one.frames)]
 

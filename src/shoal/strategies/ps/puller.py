@@ -87,12 +87,29 @@ class Puller:
             return self._state_of_the_whole()
         if self._served.shares_memory:
             return self._shared.read(self._shards, partial(whole_state, self._served.memory, names))
+        self._pull_whole()
+        return whole_state(self._served.memory, names, [0 for _ in self._shards])
+
+    def fetch_exactly(self) -> None:
+        """Renew everything now, with every bit that the servers have, where pulls are rounded."""
+        self.fetch()
+        if self.is_rounded and not works_on_the_whole(self._served.spec, self._served.replica):
+            self._pull_whole()
+            for shard in self._shards:
+                self._framed.take_whole(shard)
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether parameters come with fewer bits than the servers have."""
+        return not self._served.shares_memory and pull_compression(self._served.spec).lossy
+
+    def _pull_whole(self) -> None:
+        """Have all of every shard, optimizer state included, where a first copy of it would lie."""
         for shard in self._shards:
             self._machine.pull(shard, time.monotonic(), whole=True)
         for shard in self._shards:
             self._wait(partial(self._has_come, shard))
             self._framed.unpack_whole(shard, self._machine.pulled(shard) or [])
-        return whole_state(self._served.memory, names, [0 for _ in self._shards])
 
     def _state_of_the_whole(self) -> dict[str, torch.Tensor]:
         """The same where one server runs the task's own optimizer, and has its state to itself."""
@@ -288,3 +305,9 @@ class FramedFetch:
             ):
                 raise ProtocolError("What a server sent of a shard does not fit it.")
             target.copy_(source)
+
+    def take_whole(self, shard: int) -> None:
+        """Take the values of a shard that was kept whole."""
+        home, params = self._memory.home(0), self._memory.params
+        for block, target in zip(self._memory.blocks[shard], self._own.blocks[shard], strict=True):
+            target.copy_(home.flat("params", block.chunk, params[block.chunk.pieces[0].param].dtype))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from shoal.checkpoint.model_stream import TensorStream
 from shoal.coordinator.policy import has_diverged
 from shoal.errors import Diverged, PeerLost, ShoalError
 from shoal.model.replica import Replica
@@ -358,20 +359,25 @@ class ServedModel(WholeModel):
         if self.client.machine.is_ready:
             self.client.puller.fetch()
 
+    def model_stream(self, replica: Replica) -> TensorStream:
+        if self.client.machine.is_ready:
+            self.client.puller.fetch_exactly()
+        return TensorStream.of(replica.module.state_dict())
+
     def snapshot(self) -> dict[str, torch.Tensor]:
-        return self.client.puller.snapshot()
+        clock = (self._reached - self._begun_at) // self._spec.every if self._spec.is_lockstep else None
+        return self.client.puller.snapshot() | self.client.codecs.put_aside(after=clock)
 
     def _facts(self) -> dict[str, Any]:
         """How this worker's pushes travelled, and whose its scale is."""
-        codec, scale = self.client.compression, self.client.scale.facts()
+        wire, scale = self.client.codecs.facts(), self.client.scale.facts()
         if self.served.shares_memory:
             return {"wire": {"kind": "memory"}, **scale}
-        if self._world.is_first and codec.raw_bytes:
+        if self._world.is_first and wire["raw_bytes"]:
             self._setting.company.report(
-                f"compress={codec.text}: pushes took {codec.ratio:.3g} of their bytes on the wire"
+                f"compress={wire['compress']}: pushes took {wire['ratio']:.3g} of their bytes on the wire"
             )
-        sizes = {"raw_bytes": codec.raw_bytes, "wire_bytes": codec.wire_bytes, "ratio": codec.ratio}
-        return {"wire": {"kind": "tcp", "compress": codec.text, **sizes}, **scale}
+        return {"wire": {"kind": "tcp", **wire}, **scale}
 
     def close(self) -> None:
         self._contribute.close()

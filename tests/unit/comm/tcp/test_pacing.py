@@ -27,15 +27,6 @@ def test_processes_of_a_host_take_turns(tmp_path: Path) -> None:
     other.close()
 
 
-def test_what_is_lost_is_sent_again(tmp_path: Path) -> None:
-    cable = HostCable(NetworkLink.parse("latency=10ms,loss=1%"), tmp_path / "link")
-    late = [cable.take(1448, 0.0).arrives_at - 0.01 for _ in range(20_000)]
-    rounds = [round(each / 0.02) for each in late]
-    assert late == pytest.approx([count * 0.02 for count in rounds])
-    assert sum(map(bool, rounds)) / len(rounds) == pytest.approx(0.01, rel=0.35)
-    cable.close()
-
-
 def test_packets_come_through_whole_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that is told: a large packet and a small one behind it."""
     now = [100.0]
