@@ -39,6 +39,23 @@ def split_by_label(labels: np.ndarray, clients: int, alpha: float, seed: int) ->
     return parts
 
 
+class Roster:
+    """Which client trains when; `slots`: how many do at a time."""
+
+    def __init__(self, rounds: ClientRounds, *, slots: int, seed: int) -> None:
+        self._rounds, self._slots, self._seed = rounds, slots, seed
+
+    def client(self, step: int, slot: int) -> int:
+        """Who trains in this slot of a step, counted from 0."""
+        number, within = divmod(step, self._rounds.steps)
+        before = within // self._rounds.every
+        return int(self.chosen(number)[before * self._slots + slot])
+
+    def chosen(self, number: int) -> np.ndarray:
+        """The clients of a round."""
+        return shuffled(mix(self._seed, number, _CHOICE), self._rounds.count)[: self._rounds.per_round]
+
+
 class ClientOrder:
     """An epoch is as many whole batches as the data has; slots of a step are batches of as many clients."""
 
@@ -47,6 +64,7 @@ class ClientOrder:
     ) -> None:
         self._parts, self._rounds = parts, rounds
         self._batch, self._slots, self._seed = batch_size, slots, seed
+        self.roster = Roster(rounds, slots=slots, seed=seed)
         self.length = max(1, sum(map(len, parts)) // batch_size) * batch_size
 
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
@@ -61,20 +79,10 @@ class ClientOrder:
             at += last - first
         return np.concatenate(found)
 
-    def client(self, step: int, slot: int) -> int:
-        """Who trains in this slot of a step, counted from 0."""
-        number, within = divmod(step, self._rounds.steps)
-        before = within // self._rounds.every
-        return int(self.chosen(number)[before * self._slots + slot])
-
-    def chosen(self, number: int) -> np.ndarray:
-        """The clients of a round."""
-        return shuffled(mix(self._seed, number, _CHOICE), self._rounds.count)[: self._rounds.per_round]
-
     def _of_client(self, step: int, slot: int) -> np.ndarray:
         """Its batch: of as many passes over its own samples as there are, each in an order of its own."""
         rounds, own = self._rounds, self._batch // self._slots
-        client, number = self.client(step, slot), step // rounds.steps
+        client, number = self.roster.client(step, slot), step // rounds.steps
         part = self._parts[client]
         positions = step % rounds.every * own + np.arange(own)
         taken = np.empty(own, dtype=np.int64)

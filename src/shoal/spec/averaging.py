@@ -55,6 +55,7 @@ class Average(StrategySpec):
         "share": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
         "partition": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
         "secure": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
+        "scaffold": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
     }
     VIA: ClassVar[tuple[str, ...]] = ("auto", "memory", "sockets", "backend")
 
@@ -102,6 +103,8 @@ class Average(StrategySpec):
     """The share of clients that train in a round."""
     partition: str = SPREAD
     """Which samples are a client's: an even part (`own`), or by label in drawn proportions (`dirichlet:0.5`)."""
+    scaffold: bool = False
+    """Whether a client's steps are corrected by how its gradients differ from those of all clients (SCAFFOLD)."""
     secure: bool = False
     """Whether a worker masks what its clients have come to, so that others learn the sum of all workers alone."""
     via: str = "auto"
@@ -165,6 +168,16 @@ class Average(StrategySpec):
             raise SpecError(
                 f"average: clients={self.clients} are simulated in the memory of one host, and all agree; leave "
                 "with, after and via out."
+            )
+        if self.scaffold and (self.prox or self.secure):
+            other = (
+                f"prox={self.prox:g} draws steps back in another way"
+                if self.prox
+                else ("secure=on hides what a client has come to from the others")
+            )
+            raise SpecError(
+                f"average: scaffold=on has all clients' mean gradients in the memory of the host, but {other}; "
+                "leave one of the two out."
             )
 
     def clients_on(self, workers: int) -> ClientRounds | None:
@@ -236,7 +249,7 @@ class Average(StrategySpec):
             spans_hosts=cluster.device == "cpu" and self.via in ("auto", "sockets"),
             open_commits=self.round_steps(workers),
             clients=self.clients_on(workers),
-            protects="clients" if self.clients and self.clip == "none" else "",
+            protects="clients" if self.clients and self.clip == "none" and not self.scaffold else "",
             meets=False,
             state=StateHolder.EACH_WORKER,
             has_one_state=False,
@@ -254,6 +267,10 @@ class Average(StrategySpec):
         )
 
     def _why_not_protected(self) -> str:
+        if self.scaffold:
+            return (
+                "scaffold=on tells clients each other's mean gradients, to which no noise is added; leave it out"
+            )
         if self.clients:
             return f"clip={self.clip} cuts differences off, too; write privacy's own clip alone"
         return (
@@ -317,6 +334,7 @@ class Average(StrategySpec):
             is_ensemble=self.is_ensemble,
             has_groups=self.inside != "none",
             in_memory=self._is_in_memory(run),
+            controls=self._num_controls,
         )
 
     def _is_in_memory(self, run: RunSize) -> bool:
@@ -329,8 +347,18 @@ class Average(StrategySpec):
     def segment_regions(self, model: ModelSize, run: RunSize, cut: CutSize) -> tuple[MemoryRegion, ...]:
         """What is reserved in the segment that all workers of a host map."""
         return arena_average_regions(
-            model, run, cut, every=self.round_steps(run.workers), outer_kept=KEPT_OUTSIDE[self.outer]
+            model,
+            run,
+            cut,
+            every=self.round_steps(run.workers),
+            outer_kept=KEPT_OUTSIDE[self.outer],
+            controls=self._num_controls,
         )
+
+    @property
+    def _num_controls(self) -> int:
+        """Clients whose mean gradients are kept."""
+        return self.clients if self.scaffold else 0
 
     def for_inference(self) -> StrategySpec:
         """A saved model is one model."""

@@ -28,15 +28,21 @@ def averaged_footprint(
     is_ensemble: bool,
     has_groups: bool,
     in_memory: bool,
+    controls: int = 0,
 ) -> Footprint:
     """`every`: steps from one agreement to the next; `outer_kept`: numbers that the outer optimizer keeps for each
     element; `is_gossip`: only neighbours tell each other; `is_ensemble`: nobody does;
-    `has_groups`: workers of a group are in lockstep; `in_memory`: through memory that outlives a worker."""
+    `has_groups`: workers of a group are in lockstep; `in_memory`: through memory that outlives a worker;
+    `controls`: so many clients' mean gradients are kept."""
     size = model.parameters + model.moving
     regions = (
         *whole_footprint(model, run).worker,
         *(() if is_ensemble else (of_worker("what all agreed on last", size, Stay.TRAINING),)),
         of_worker("the outer optimizer's state", outer_kept * model.parameters, Stay.TRAINING),
+        *(
+            (of_worker("how a client's steps are corrected", 3 * model.parameters, Stay.TRAINING),)
+            * (controls > 0)
+        ),
     )
     sent = 2 * size if is_gossip else 2 * (run.workers - 1) * size // run.workers
     if in_memory:
@@ -54,7 +60,7 @@ def averaged_footprint(
     )
     flows = (flow,) * (not is_ensemble) + (inside,) * has_groups
     return Footprint(
-        shared=arena_average_regions(model, run, cut, every=every, outer_kept=outer_kept)
+        shared=arena_average_regions(model, run, cut, every=every, outer_kept=outer_kept, controls=controls)
         if in_memory
         else talk_regions(cut),
         worker=regions,
@@ -64,9 +70,10 @@ def averaged_footprint(
 
 
 def arena_average_regions(
-    model: ModelSize, run: RunSize, cut: CutSize, *, every: int, outer_kept: int
+    model: ModelSize, run: RunSize, cut: CutSize, *, every: int, outer_kept: int, controls: int = 0
 ) -> tuple[MemoryRegion, ...]:
-    """All of the segment: what every worker has left when all met last, and the time before."""
+    """All of the segment: what every worker has left when all met last, and the time before; of so many clients
+    their mean gradients."""
     places, steps = range(run.workers), run.steps + 1
     head = 8 * (HEAD_WORDS + run.workers)
     tables = {
@@ -92,6 +99,18 @@ def arena_average_regions(
             MemoryRegion(name=name, what="what all agreed on, for who follows", num_bytes=size)
             for name, size in (agreed | outer).items()
         ),
+        *_control_regions(cut, controls),
+    )
+
+
+def _control_regions(cut: CutSize, controls: int) -> tuple[MemoryRegion, ...]:
+    """Room for two of each client, and for the rounds that they are of."""
+    if not controls:
+        return ()
+    what = "the mean gradients that each client saw when it trained last, and the time before"
+    return (
+        MemoryRegion(name="controls", what=what, num_bytes=2 * controls * cut.agreed),
+        MemoryRegion(name="control rounds", what=TABLES, num_bytes=2 * controls * 8),
     )
 
 

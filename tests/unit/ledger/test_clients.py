@@ -39,11 +39,11 @@ def test_a_slot_takes_samples_of_its_client_alone() -> None:
         epoch, at = divmod(step * 20, 300)
         whole = order.samples(epoch, at, at + 20)
         for slot in (0, 1):
-            client = order.client(step, slot)
-            assert client in order.chosen(step // 6)
+            client = order.roster.client(step, slot)
+            assert client in order.roster.chosen(step // 6)
             own = order.samples(epoch, at + 10 * slot, at + 10 * slot + 10)
             assert set(own) <= set(parts[client]) and len(set(own)) == 10
             assert list(whole[10 * slot : 10 * slot + 10]) == list(own)
     taken = np.concatenate([order.samples(0, at, at + 10) for at in (0, 20, 40)])
-    assert sorted(taken) == sorted(parts[order.client(0, 0)]), "three steps of ten are all of its thirty"
-    assert len({tuple(order.chosen(number)) for number in range(5)}) == 5
+    assert sorted(taken) == sorted(parts[order.roster.client(0, 0)]), "three steps of ten are all of its thirty"
+    assert len({tuple(order.roster.chosen(number)) for number in range(5)}) == 5

@@ -110,6 +110,7 @@ def _average_meaning(spec: Average, workers: int) -> str:
             f"each of {plural(workers, 'worker')} simulates {clients.per_worker} of "
             f"{plural(spec.clients, 'client')} in turn, which take {steps} on samples of their own"
         )
+        each += ", corrected by how their gradients differ from all clients'" * spec.scaffold
     match spec.with_:
         case "all":
             what = (

@@ -15,15 +15,17 @@ import torch
 from shoal.checkpoint.aside import put_aside
 from shoal.checkpoint.model_stream import TensorStream
 from shoal.errors import SpecError
+from shoal.ledger.clients import Roster
 from shoal.model.replica import Replica
 from shoal.spec import Average
 from shoal.spec.averaging import Clip
 from shoal.step.work import Work
 from shoal.strategies.average.arena import ArenaAverage
-from shoal.strategies.average.outer import difference_
-from shoal.strategies.average.strategy import AveragedModel
+from shoal.strategies.average.controls import ControlTable, Correction
+from shoal.strategies.average.outer import difference_, kind_name
+from shoal.strategies.average.strategy import AveragedModel, by_kind
 from shoal.strategies.base import Setting, StepResult
-from shoal.strategies.groups.kept_apart import OF_ALL
+from shoal.strategies.groups.kept_apart import OF_ALL, KeptApart
 from shoal.strategies.groups.vectors import Vectors
 
 
@@ -97,14 +99,78 @@ class ClientTurns(AveragedModel):
         return self._agreed
 
     def state_stream(self) -> TensorStream:
-        """What the outer optimizer keeps: clients keep nothing."""
+        """What the outer optimizer keeps, and what is kept of clients; these keep nothing themselves."""
         self._rounds.settle()
         if self._index:
             return TensorStream.of({})
         found = {f"{OF_ALL}/round/weights": torch.zeros_like(self._rounds.weights)}
         found |= {f"{OF_ALL}/outer/{name}": one for name, one in self._outer.state().items()}
+        found |= {f"{OF_ALL}/control/{name}": one for name, one in self._kept_of_clients().items()}
         return TensorStream.of(put_aside({f"replica/{name}": one for name, one in found.items()}))
+
+    def _kept_of_clients(self) -> dict[str, torch.Tensor]:
+        """By the client's number and what it is, where something is kept."""
+        return {}
 
 
 class FederatedAverage(ClientTurns, ArenaAverage):
     """Workers that leave their clients' mean in memory, where another can go on for one that died."""
+
+    def _go_apart(self) -> None:
+        super()._go_apart()
+        self._correction: Correction | None = None
+        if self._spec.scaffold:
+            self._open_controls()
+
+    def _open_controls(self) -> None:
+        if isinstance(self._replica.optimizer, torch.optim.LBFGS):
+            raise SpecError(
+                "average: scaffold=on corrects the one gradient of a step, but LBFGS asks for several; use "
+                "another optimizer."
+            )
+        rounds = self._spec.clients_on(self._size)
+        assert rounds is not None
+        self._roster = Roster(rounds, slots=self._size, seed=self._replica.task.seed)
+        self._controls = ControlTable(self._memory.segment, self._values, self._spec.clients)
+        self._take_up_controls()
+        self._correction = Correction(self._controls, self._replica, self._values)
+
+    def _take_up_controls(self) -> None:
+        """From the checkpoint: the first worker does so before anybody reads them."""
+        if self._index or self._memory.counters[self._memory.marks.opened]:
+            return
+        by_client: dict[int, dict[str, torch.Tensor]] = {}
+        kept = KeptApart("replica", self._replica.start.aside).of(OF_ALL, "control")
+        for name, one in kept.items():
+            client, kind = name.split("/")
+            by_client.setdefault(int(client), {})[kind] = one
+        done = self._round_before(self._step + 1)
+        for number, named in by_client.items():
+            if number < self._spec.clients:
+                self._controls.put(number, done, by_kind(named))
+
+    def _round_before(self, step: int) -> int:
+        """How many rounds are done when this step begins."""
+        return (step - 1) // self._spec.round_steps(self._size)
+
+    def _take_alone(self, work: Work) -> StepResult:
+        if self._correction is None:
+            return super()._take_alone(work)
+        client = self._roster.client(work.step - 1, self._index)
+        number = self._round_before(work.step) + 1
+        if work.step % self._spec.every == 1 % self._spec.every:
+            self._correction.begin(client, number)
+        found = super()._take_alone(work)
+        if work.step % self._spec.every == 0:
+            self._correction.end(client, number)
+        return found
+
+    def _kept_of_clients(self) -> dict[str, torch.Tensor]:
+        if self._correction is None:
+            return {}
+        coming = self._round_before(self._step + 1) + 1
+        return {
+            f"{client}/{kind_name(kind)}": vector
+            for client, found in self._controls.all_before(coming)
+            for kind, vector in found.items()
+        }
