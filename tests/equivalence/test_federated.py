@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import resumed_tasks
 import small_tasks
 import torch
 from test_average import assert_goes_on
@@ -12,6 +15,7 @@ from test_average import assert_goes_on
 from helpers.training import Train, largest_difference
 from shoal.errors import SpecError
 from shoal.launch.owner import ZygoteProcess
+from shoal.ledger.clients import held_of
 from shoal.roles.training.training import make_schedule
 from shoal.spec import Average, Cluster, Job, Task, parse_strategy
 
@@ -90,7 +94,7 @@ def test_clients_in_turn_are_what_a_loop_over_clients_does(
     assert ours.results["agreements"] == 20 // spec.round_steps(2) and ours.results["audit"]["clean"]
 
 
-@pytest.mark.parametrize("keys", ["outer=yogi", "scaffold=on"])
+@pytest.mark.parametrize("keys", ["outer=yogi,held=0.2", "scaffold=on"])
 def test_rounds_of_clients_go_on_exactly(resumed: Train, keys: str) -> None:
     strategy = f"average:clients=8,share=0.5,partition=own,every=2,{keys}"
     saved = resumed("everything", workers=2, strategy=strategy, checkpoint="every=7")
@@ -108,15 +112,42 @@ def test_what_clients_saw_goes_on_with_other_workers(resumed: Train) -> None:
     assert kept >= {name for name in saved.state if "/control/" in name} != set()
 
 
+def test_clients_are_evaluated_on_what_they_hold_back(resumed: Train) -> None:
+    """As the saved model does on these samples; the one of them that fares worst is named."""
+    strategy = "average:clients=6,partition=dirichlet:0.5,every=2,held=0.3"
+    run = resumed("everything", workers=2, strategy=strategy, overrides={"max_steps": 18, "evaluate_every": 6})
+    task = replace(resumed_tasks.everything(), max_steps=18)
+    model = task.model().eval()
+    model.load_state_dict(run.model)
+    spec = parse_strategy(strategy)
+    assert isinstance(spec, Average)
+    held = held_of(make_schedule(task, task.train, 2, 2, spec.clients_on(2)).order)
+    *_, last = run.told("evaluation")
+    assert last["step"] == 18 and last["by_client"]["client"] == list(range(6))
+    assert last["by_client"]["weight"] == [len(part) for part in held]
+    for part, loss, accuracy in zip(
+        held, *(last["by_client"][name] for name in ("loss", "accuracy")), strict=True
+    ):
+        inputs, targets = task.train[part]
+        assert accuracy == pytest.approx(task.metrics["accuracy"](model(inputs), targets))
+        assert loss == pytest.approx(float(task.loss(model(inputs), targets).detach()), rel=1e-5)
+    told, weights = last["results"], last["by_client"]["weight"]
+    assert told["client_accuracy"] == pytest.approx(np.average(last["by_client"]["accuracy"], weights=weights))
+    assert told["lowest_client_accuracy"] == min(last["by_client"]["accuracy"])
+    assert told["highest_client_loss"] == max(last["by_client"]["loss"])
+
+
 @pytest.mark.parametrize(
     ("keys", "job", "why"),
     [
+        ("held=0.2,secure=on", {}, "held=0.2 how each one fares"),
+        ("held=0.2", {"privacy": "epsilon=8,delta=1e-5"}, "held=0.2 tells how each client fares"),
         ("scaffold=on,prox=0.1", {}, "prox=0.1 draws steps back"),
         ("scaffold=on,secure=on", {}, "secure=on hides"),
         ("scaffold=on", {"privacy": "epsilon=8,delta=1e-5"}, "scaffold=on tells clients each other's"),
     ],
 )
-def test_what_does_not_go_with_scaffold_is_refused(keys: str, job: dict[str, str], why: str) -> None:
+def test_what_contradicts_it_is_refused(keys: str, job: dict[str, str], why: str) -> None:
     with pytest.raises(SpecError, match=why):
         strategy = f"average:clients=8,partition=own,{keys}"
         _ = Job(target="x.py", strategy=strategy, cluster=Cluster(workers=4), **job).conduct

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shoal.ledger.order import mix
+from shoal.ledger.order import EpochOrder, mix
 from shoal.ledger.samplers import shuffled
 from shoal.spec.clients import ClientRounds
 
-_SPLIT, _CHOICE, _PASS, _SHARES = range(111, 115)  # tell the random numbers of one run apart
+_SPLIT, _CHOICE, _PASS, _SHARES, _HELD = range(111, 116)  # tell the random numbers of one run apart
 
 
 def split_evenly(count: int, clients: int, seed: int) -> list[np.ndarray]:
@@ -39,6 +39,18 @@ def split_by_label(labels: np.ndarray, clients: int, alpha: float, seed: int) ->
     return parts
 
 
+def hold_back(parts: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """What each client trains on, and what it keeps: so large a share of its samples, one at least where it has
+    two."""
+    trained, held = [], []
+    for client, part in enumerate(parts):
+        count = min(max(round(share * len(part)), share > 0), len(part) - 1)
+        chosen = shuffled(mix(seed, client, _HELD), len(part))
+        held.append(np.sort(part[chosen[:count]]))
+        trained.append(np.sort(part[chosen[count:]]))
+    return trained, held
+
+
 class Roster:
     """Which client trains when; `slots`: how many do at a time."""
 
@@ -62,10 +74,13 @@ class ClientOrder:
     def __init__(
         self, parts: Sequence[np.ndarray], rounds: ClientRounds, *, batch_size: int, slots: int, seed: int
     ) -> None:
-        self._parts, self._rounds = parts, rounds
+        """`parts`: the samples of each client."""
+        self._rounds = rounds
+        self._parts, self.held = hold_back(parts, rounds.held, seed)
+        """By client: what it is trained on, and what it is evaluated on."""
         self._batch, self._slots, self._seed = batch_size, slots, seed
         self.roster = Roster(rounds, slots=slots, seed=seed)
-        self.length = max(1, sum(map(len, parts)) // batch_size) * batch_size
+        self.length = max(1, sum(map(len, self._parts)) // batch_size) * batch_size
 
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
         own = self._batch // self._slots
@@ -91,3 +106,9 @@ class ClientOrder:
             here = positions // len(part) == one
             taken[here] = part[order[positions[here] % len(part)]]
         return taken
+
+
+def held_of(order: EpochOrder) -> Sequence[np.ndarray]:
+    """By client: the samples that it is evaluated on; nothing where nobody has held any back."""
+    held = order.held if isinstance(order, ClientOrder) else []
+    return held if any(len(part) for part in held) else []

@@ -56,6 +56,7 @@ class Average(StrategySpec):
         "partition": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
         "secure": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
         "scaffold": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
+        "held": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
     }
     VIA: ClassVar[tuple[str, ...]] = ("auto", "memory", "sockets", "backend")
 
@@ -105,6 +106,8 @@ class Average(StrategySpec):
     """Which samples are a client's: an even part (`own`), or by label in drawn proportions (`dirichlet:0.5`)."""
     scaffold: bool = False
     """Whether a client's steps are corrected by how its gradients differ from those of all clients (SCAFFOLD)."""
+    held: float = 0.0
+    """The share of each client's samples on which it is not trained, but evaluated."""
     secure: bool = False
     """Whether a worker masks what its clients have come to, so that others learn the sum of all workers alone."""
     via: str = "auto"
@@ -148,6 +151,8 @@ class Average(StrategySpec):
         require_count("average", "clients", self.clients, least=0)
         if not 0 < self.share <= 1:
             raise SpecError(f"average: share must be above 0 and at most 1, found {self.share!r}.")
+        if not 0 <= self.held < 1:
+            raise SpecError(f"average: held must be from 0 to below 1, found {self.held!r}.")
         if not self.clients:
             return
         if self.partition == SPREAD:
@@ -169,6 +174,11 @@ class Average(StrategySpec):
                 f"average: clients={self.clients} are simulated in the memory of one host, and all agree; leave "
                 "with, after and via out."
             )
+        if self.held and self.secure:
+            raise SpecError(
+                f"average: secure=on tells nobody more than the sum over all clients, but held={self.held:g} how "
+                "each one fares; leave one of the two out."
+            )
         if self.scaffold and (self.prox or self.secure):
             other = (
                 f"prox={self.prox:g} draws steps back in another way"
@@ -185,7 +195,12 @@ class Average(StrategySpec):
         if not self.clients:
             return None
         return ClientRounds.of(
-            count=self.clients, share=self.share, partition=self.partition, every=self.every, workers=workers
+            count=self.clients,
+            share=self.share,
+            partition=self.partition,
+            every=self.every,
+            workers=workers,
+            held=self.held,
         )
 
     def round_steps(self, workers: int) -> int:
@@ -249,7 +264,7 @@ class Average(StrategySpec):
             spans_hosts=cluster.device == "cpu" and self.via in ("auto", "sockets"),
             open_commits=self.round_steps(workers),
             clients=self.clients_on(workers),
-            protects="clients" if self.clients and self.clip == "none" and not self.scaffold else "",
+            protects="clients" if self.clients and self._is_protectable else "",
             meets=False,
             state=StateHolder.EACH_WORKER,
             has_one_state=False,
@@ -266,7 +281,14 @@ class Average(StrategySpec):
             },
         )
 
+    @property
+    def _is_protectable(self) -> bool:
+        """Whether nothing of clients is told but one sum."""
+        return self.clip == "none" and not (self.scaffold or self.held)
+
     def _why_not_protected(self) -> str:
+        if self.held:
+            return f"held={self.held:g} tells how each client fares, to which no noise is added; leave it out"
         if self.scaffold:
             return (
                 "scaffold=on tells clients each other's mean gradients, to which no noise is added; leave it out"

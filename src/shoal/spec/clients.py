@@ -24,6 +24,8 @@ class ClientRounds:
     skew: float | None
     """How unlike the labels of clients are: the Dirichlet distribution's alpha; None: all have a part of the same
     kind."""
+    held: float = 0.0
+    """The share of a client's samples that it keeps to be evaluated on."""
 
     @property
     def per_worker(self) -> int:
@@ -36,7 +38,9 @@ class ClientRounds:
         return self.per_worker * self.every
 
     @classmethod
-    def of(cls, *, count: int, share: float, partition: str, every: int, workers: int) -> ClientRounds:
+    def of(
+        cls, *, count: int, share: float, partition: str, every: int, workers: int, held: float = 0.0
+    ) -> ClientRounds:
         """As they are written; refused where a round cannot be dealt to workers."""
         per_round = max(1, round(share * count))
         if per_round % workers:
@@ -44,7 +48,14 @@ class ClientRounds:
                 f"average: clients={count},share={share:g} are {per_round} clients in a round, which {workers} "
                 f"workers cannot simulate in turns of equal length; let it be a multiple of {workers}."
             )
-        return cls(count=count, per_round=per_round, every=every, workers=workers, skew=parse_partition(partition))
+        return cls(
+            count=count,
+            per_round=per_round,
+            every=every,
+            workers=workers,
+            skew=parse_partition(partition),
+            held=held,
+        )
 
 
 def parse_partition(text: str) -> float | None:

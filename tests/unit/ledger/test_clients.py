@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.ledger.clients import ClientOrder, split_by_label, split_evenly
+from shoal.ledger.clients import ClientOrder, hold_back, split_by_label, split_evenly
 from shoal.spec.clients import ClientRounds
 
 LABELS = np.arange(300) % 5
@@ -28,6 +28,16 @@ def test_a_small_alpha_leaves_clients_few_labels() -> None:
         np.mean([entropy(LABELS[part]) for part in split_by_label(LABELS, 10, alpha, 1)]) for alpha in (0.1, 100.0)
     )
     assert skewed < 1.0 < 1.5 < alike <= np.log(5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.25, 0.99])
+def test_what_is_held_back_is_not_trained_on(share: float) -> None:
+    parts = [*split_by_label(LABELS[:299], 9, 0.3, 2), np.array([299])]
+    trained, held = hold_back(parts, share, 7)
+    for part, kept, back in zip(parts, trained, held, strict=True):
+        assert sorted([*kept, *back]) == list(part) and len(kept)
+        assert bool(len(back)) == (share > 0 and len(part) > 1)
+        assert abs(len(back) - share * len(part)) <= 1
 
 
 def test_a_slot_takes_samples_of_its_client_alone() -> None:

@@ -46,7 +46,7 @@ class ClientTurns(AveragedModel):
             raise SpecError(
                 f"average: a round of clients={self._spec.clients} takes {steps} steps here, and the run goes "
                 f"from step {replica.start.step} to {total}, which are no whole rounds; set --max-steps to a "
-                f"multiple of {steps}."
+                f"multiple of {steps}, and enough --epochs for them."
             )
         if (protection := setting.protection) is not None:
             self._client_clip = Clip(kind="norm", most=protection.clip)
