@@ -56,6 +56,8 @@ class Roster:
 
     def __init__(self, rounds: ClientRounds, *, slots: int, seed: int) -> None:
         self._rounds, self._slots, self._seed = rounds, slots, seed
+        self._known: tuple[int, np.ndarray] = (-1, np.empty(0))
+        """A round, and who trains in it: asked for in every step."""
 
     def client(self, step: int, slot: int) -> int:
         """Who trains in this slot of a step, counted from 0."""
@@ -65,7 +67,11 @@ class Roster:
 
     def chosen(self, number: int) -> np.ndarray:
         """The clients of a round."""
-        return shuffled(mix(self._seed, number, _CHOICE), self._rounds.count)[: self._rounds.per_round]
+        known = self._known
+        if known[0] != number:
+            those = shuffled(mix(self._seed, number, _CHOICE), self._rounds.count)[: self._rounds.per_round]
+            known = self._known = (number, those)
+        return known[1]
 
 
 class ClientOrder:
@@ -78,6 +84,8 @@ class ClientOrder:
         self._rounds = rounds
         self._parts, self.held = hold_back(parts, rounds.held, seed)
         """By client: what it is trained on, and what it is evaluated on."""
+        self._known: tuple[int, dict[int, np.ndarray]] = (-1, {})
+        """A round, and by client what it takes in that."""
         self._batch, self._slots, self._seed = batch_size, slots, seed
         self.roster = Roster(rounds, slots=slots, seed=seed)
         self.length = max(1, sum(map(len, self._parts)) // batch_size) * batch_size
@@ -95,17 +103,26 @@ class ClientOrder:
         return np.concatenate(found)
 
     def _of_client(self, step: int, slot: int) -> np.ndarray:
-        """Its batch: of as many passes over its own samples as there are, each in an order of its own."""
-        rounds, own = self._rounds, self._batch // self._slots
-        client, number = self.roster.client(step, slot), step // rounds.steps
+        """Its batch of this step."""
+        number, own = step // self._rounds.steps, self._batch // self._slots
+        # Threads may ask at the same time: what was found is used, not read again.
+        known = self._known
+        if known[0] != number:
+            known = self._known = (number, {})
+        client = self.roster.client(step, slot)
+        if (taken := known[1].get(client)) is None:
+            taken = known[1][client] = self._in_round(number, client, own * self._rounds.every)
+        first = step % self._rounds.every * own
+        return taken[first : first + own]
+
+    def _in_round(self, number: int, client: int, count: int) -> np.ndarray:
+        """So many of its own samples: as many passes over them as there are, each in an order of its own."""
         part = self._parts[client]
-        positions = step % rounds.every * own + np.arange(own)
-        taken = np.empty(own, dtype=np.int64)
-        for one in np.unique(positions // len(part)):
-            order = shuffled(mix(self._seed, number, client, int(one), _PASS), len(part))
-            here = positions // len(part) == one
-            taken[here] = part[order[positions[here] % len(part)]]
-        return taken
+        passes = [
+            part[shuffled(mix(self._seed, number, client, one, _PASS), len(part))]
+            for one in range(-(-count // len(part)))
+        ]
+        return np.concatenate(passes)[:count]
 
 
 def held_of(order: EpochOrder) -> Sequence[np.ndarray]:
