@@ -36,33 +36,37 @@ def clients_by_hand(task: Task, spec: Average, workers: int) -> dict[str, torch.
     schedule = make_schedule(task, task.train, workers, workers, rounds)
     rates = rates_of(task, schedule.total_steps)
     agreed = [param.detach().clone() for param in params]
+    past = [[value.clone() for value in agreed]]
     controls = [[torch.zeros_like(param) for param in agreed] for _ in range(spec.clients)]
     for begin in range(1, schedule.total_steps + 1, rounds.steps):
         moved = [torch.zeros_like(param) for param in agreed]
         control = [torch.stack(each).mean(0) for each in zip(*controls, strict=True)]
         for first in range(begin, begin + rounds.steps, spec.every):
             for slot in range(workers):
+                age = schedule.order.roster.age(first - 1, slot)
+                begun, counts = past[-1 - age], (1 + age) ** -0.5
                 own = controls[schedule.order.roster.client(first - 1, slot)]
                 optimizer.state.clear()
-                for param, value in zip(params, agreed, strict=True):
+                for param, value in zip(params, begun, strict=True):
                     param.data.copy_(value)
                 for step in range(first, first + spec.every):
                     (cut,) = schedule.cuts(step, [slot])
                     inputs, targets = task.train[cut.samples]
                     optimizer.zero_grad()
                     task.loss(model(inputs.double()), targets).backward()
-                    for param, value, mine, all_ in zip(params, agreed, own, control, strict=True):
+                    for param, value, mine, all_ in zip(params, begun, own, control, strict=True):
                         param.grad += spec.prox * (param.detach() - value)
                         param.grad += spec.scaffold * (all_ - mine)
                     optimizer.param_groups[0]["lr"] = rates[step - 1]
                     optimizer.step()
-                for total, param, value in zip(moved, params, agreed, strict=True):
-                    total += (param.detach() - value) / rounds.per_round
-                for mine, all_, param, value in zip(own, control, params, agreed, strict=True):
+                for total, param, value in zip(moved, params, begun, strict=True):
+                    total += counts * (param.detach() - value) / rounds.per_round
+                for mine, all_, param, value in zip(own, control, params, begun, strict=True):
                     # The paper's, for plain SGD at one rate.
                     mine += (value - param.detach()) / (spec.every * rates[0]) - all_
         for value, total in zip(agreed, moved, strict=True):
             value += total
+        past.append([value.clone() for value in agreed])
     return dict(zip(dict(model.named_parameters()), agreed, strict=True))
 
 
@@ -80,7 +84,11 @@ def rates_of(task: Task, steps: int) -> list[float]:
 
 @pytest.mark.parametrize(
     ("name", "optimizer", "keys"),
-    [("mlp", "momentum", "every=5,prox=0.1"), ("plain", "SGD", "every=2,scaffold=on")],
+    [
+        ("mlp", "momentum", "every=5,prox=0.1"),
+        ("plain", "SGD", "every=2,scaffold=on"),
+        ("mlp", "adamw", "every=2,prox=0.1,buffer=2,oldest=3"),
+    ],
 )
 def test_clients_in_turn_are_what_a_loop_over_clients_does(
     train: Train, name: str, optimizer: str, keys: str
@@ -91,14 +99,15 @@ def test_clients_in_turn_are_what_a_loop_over_clients_does(
     assert isinstance(spec, Average)
     expected = clients_by_hand(getattr(small_tasks, name)(optimizer=optimizer), spec, 2)
     assert largest_difference(ours.model, expected) < 1e-9
+    assert (ours.results.get("mean_age", 0) > 0) == (spec.buffer > 0)
     assert ours.results["agreements"] == 20 // spec.round_steps(2) and ours.results["audit"]["clean"]
 
 
-@pytest.mark.parametrize("keys", ["outer=yogi,held=0.2", "scaffold=on"])
+@pytest.mark.parametrize("keys", ["outer=yogi,held=0.2", "scaffold=on", "buffer=2,outer=momentum"])
 def test_rounds_of_clients_go_on_exactly(resumed: Train, keys: str) -> None:
     strategy = f"average:clients=8,share=0.5,partition=own,every=2,{keys}"
     saved = resumed("everything", workers=2, strategy=strategy, checkpoint="every=7")
-    assert [told["step"] for told in saved.told("checkpoint")] == [8, 16, 20]
+    assert [told["step"] for told in saved.told("checkpoint")] == [8, 14 if "buffer" in keys else 16, 20]
     assert_goes_on(saved, resumed.resume(saved, 8), 8)
 
 
@@ -142,6 +151,9 @@ def test_clients_are_evaluated_on_what_they_hold_back(resumed: Train) -> None:
     [
         ("held=0.2,secure=on", {}, "held=0.2 how each one fares"),
         ("held=0.2", {"privacy": "epsilon=8,delta=1e-5"}, "held=0.2 tells how each client fares"),
+        ("buffer=4,scaffold=on", {}, "scaffold and secure are about all of a round"),
+        ("buffer=4", {"privacy": "epsilon=8,delta=1e-5"}, "buffer=4 takes clients as they come"),
+        ("buffer=4,share=0.25", {}, "are 2 clients that train at a time"),
         ("scaffold=on,prox=0.1", {}, "prox=0.1 draws steps back"),
         ("scaffold=on,secure=on", {}, "secure=on hides"),
         ("scaffold=on", {"privacy": "epsilon=8,delta=1e-5"}, "scaffold=on tells clients each other's"),

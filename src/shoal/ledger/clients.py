@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.ledger.order import EpochOrder, mix
+from shoal.ledger.returns import Returns
 from shoal.ledger.samplers import shuffled
 from shoal.spec.clients import ClientRounds
 
@@ -56,17 +57,33 @@ class Roster:
 
     def __init__(self, rounds: ClientRounds, *, slots: int, seed: int) -> None:
         self._rounds, self._slots, self._seed = rounds, slots, seed
+        self._returns = Returns(rounds, seed) if rounds.at_a_time else None
         self._known: tuple[int, np.ndarray] = (-1, np.empty(0))
         """A round, and who trains in it: asked for in every step."""
 
     def client(self, step: int, slot: int) -> int:
         """Who trains in this slot of a step, counted from 0."""
+        number, position = self._position(step, slot)
+        return int(self.chosen(number)[position])
+
+    def age(self, step: int, slot: int) -> int:
+        """How many rounds before this one that client has begun."""
+        number, position = self._position(step, slot)
+        return 0 if self._returns is None else self._returns.of(number)[position].age
+
+    def mean_age(self, rounds: int) -> float:
+        """Over all clients of the first so many rounds."""
+        return 0.0 if self._returns is None else self._returns.mean_age(rounds)
+
+    def _position(self, step: int, slot: int) -> tuple[int, int]:
+        """The round, and how many clients come before this one in it."""
         number, within = divmod(step, self._rounds.steps)
-        before = within // self._rounds.every
-        return int(self.chosen(number)[before * self._slots + slot])
+        return number, within // self._rounds.every * self._slots + slot
 
     def chosen(self, number: int) -> np.ndarray:
         """The clients of a round."""
+        if self._returns is not None:
+            return np.array([each.client for each in self._returns.of(number)])
         known = self._known
         if known[0] != number:
             those = shuffled(mix(self._seed, number, _CHOICE), self._rounds.count)[: self._rounds.per_round]

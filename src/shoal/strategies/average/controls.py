@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from shoal.arena import Segment
+from shoal.errors import SpecError
 from shoal.model.replica import Replica
 from shoal.strategies.average.values import AgreedValues
 from shoal.strategies.groups.vectors import Vectors
@@ -68,6 +69,11 @@ class Correction:
     """What the steps of one client at a time are corrected by."""
 
     def __init__(self, table: ControlTable, replica: Replica, values: AgreedValues) -> None:
+        if isinstance(replica.optimizer, torch.optim.LBFGS):
+            raise SpecError(
+                "average: scaffold=on corrects the one gradient of a step, but LBFGS asks for several; use "
+                "another optimizer."
+            )
         self._table, self._replica, self._values = table, replica, values
         self._of_all: tuple[int, Vectors] = (0, {})
         """The mean over all clients, and of which round."""
