@@ -52,4 +52,4 @@ bench: bench-peers
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .venv-tensorflow build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-tensorflow .venv-flower build dist .pytest_cache .mypy_cache .ruff_cache

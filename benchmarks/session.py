@@ -13,7 +13,7 @@ from benchmarks.bars import BarClaim, BarFinding, BarVerdict, judge
 from benchmarks.chaos import compare_under_faults
 from benchmarks.compare import SpeedRow, compare
 from benchmarks.contests import compare_stragglers
-from benchmarks.environment import HINT, tensorflow_python
+from benchmarks.environment import TENSORFLOW
 from benchmarks.measurement import Measurement
 from benchmarks.memory import Footprint, measure_memory
 from benchmarks.ordeal import Ordeal
@@ -62,9 +62,9 @@ class Session:
 
     def _tensorflow_variants(self) -> list[str]:
         """TensorFlow's rows where it is installed, else one line that says how to get them."""
-        if tensorflow_python() is not None:
+        if TENSORFLOW.python() is not None:
             return list(TENSORFLOW_OPTIONS)
-        self.console.print(f"TensorFlow's parameter server is left out: {HINT}.", style="dim")
+        self.console.print(f"TensorFlow's parameter server is left out: {TENSORFLOW.hint}.", style="dim")
         return []
 
     def measure_trainer(self, model: str, rounds: int, steps: int | None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.environment import require_tensorflow_python
+from benchmarks.environment import TENSORFLOW
 from benchmarks.fresh import module_command
 from shoal.errors import SpecError
 
@@ -78,7 +78,7 @@ def tensorflow_command(variant: str, model: str, processes: int, steps: int | No
         )
     # By its path and with -P: that interpreter has no Shoal, and must not find our modules by their bare names.
     script = Path(__file__).with_name("tensorflow_peer.py")
-    command = [str(require_tensorflow_python()), "-P", str(script), "--name", variant]
+    command = [str(TENSORFLOW.require_python()), "-P", str(script), "--name", variant]
     command += [*TENSORFLOW_OPTIONS[variant], "--processes", str(processes)]
     return command if steps is None else [*command, "--steps", str(steps)]
 

@@ -37,6 +37,20 @@ def storm_and_calm(
     ("kills", "model", "args", "strategy", "job"),
     [
         (3, "mlp", {**MLP, "optimizer": "adamw"}, "average:every=7,outer=nesterov", {"spares": 1}),
+        (
+            3,
+            "mlp",
+            {**MLP, "optimizer": "momentum"},
+            "average:clients=6,share=0.67,partition=own,every=4,scaffold=on",
+            {"spares": 1},
+        ),
+        (
+            3,
+            "mlp",
+            {**MLP, "optimizer": "adamw"},
+            "average:clients=8,share=0.5,partition=own,every=4,buffer=2,oldest=4",
+            {},
+        ),
         pytest.param(20, "mlp", {**MLP, "optimizer": "momentum"}, "average:every=5", {}, marks=pytest.mark.long),
         pytest.param(20, "conv", {}, "average:every=3,clip=norm:1", {"spares": 1}, marks=pytest.mark.long),
         pytest.param(20, "mlp", MLP, "average:every=4,with=pairs", {"workers": 3}, marks=pytest.mark.long),

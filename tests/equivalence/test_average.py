@@ -89,67 +89,6 @@ def test_it_is_what_a_loop_over_models_does(train: Train, strategy: str, workers
     assert largest_difference(ours.model, expected) < 1e-9
 
 
-def clients_by_hand(task: Task, spec: Average, workers: int) -> dict[str, torch.Tensor]:
-    """Clients one after the other in one process, each from what was agreed on and with a fresh optimizer."""
-    torch.manual_seed(task.seed)
-    model = task.model().double().eval()
-    optimizer = task.optimizer(list(model.parameters()))
-    rounds = spec.clients_on(workers)
-    assert rounds is not None
-    schedule = make_schedule(task, task.train, workers, workers, rounds)
-    rates = rates_of(task, schedule.total_steps)
-    agreed = [param.detach().clone() for param in model.parameters()]
-    for begin in range(1, schedule.total_steps + 1, rounds.steps):
-        moved = [torch.zeros_like(param) for param in agreed]
-        for first in range(begin, begin + rounds.steps, spec.every):
-            for slot in range(workers):
-                optimizer.state.clear()
-                for param, value in zip(model.parameters(), agreed, strict=True):
-                    param.data.copy_(value)
-                for step in range(first, first + spec.every):
-                    (cut,) = schedule.cuts(step, [slot])
-                    inputs, targets = task.train[cut.samples]
-                    optimizer.zero_grad()
-                    task.loss(model(inputs.double()), targets).backward()
-                    for param, value in zip(model.parameters(), agreed, strict=True):
-                        param.grad += spec.prox * (param.detach() - value)
-                    optimizer.param_groups[0]["lr"] = rates[step - 1]
-                    optimizer.step()
-                for total, param, value in zip(moved, model.parameters(), agreed, strict=True):
-                    total += (param.detach() - value) / rounds.per_round
-        for value, total in zip(agreed, moved, strict=True):
-            value += total
-    return dict(zip(dict(model.named_parameters()), agreed, strict=True))
-
-
-def rates_of(task: Task, steps: int) -> list[float]:
-    """By step: the learning rate."""
-    optimizer = task.optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
-    scheduler, found = task.scheduler(optimizer), []
-    for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    return found
-
-
-def test_clients_in_turn_are_what_a_loop_over_clients_does(train: Train) -> None:
-    strategy = "average:clients=6,share=0.67,partition=dirichlet:0.5,every=5,prox=0.1"
-    ours = train("mlp", workers=2, strategy=strategy, numerics="float64", optimizer="momentum")
-    spec = parse_strategy(strategy)
-    assert isinstance(spec, Average)
-    expected = clients_by_hand(small_tasks.mlp(optimizer="momentum"), spec, 2)
-    assert largest_difference(ours.model, expected) < 1e-9
-    assert ours.results["agreements"] == 2 and ours.results["audit"]["clean"]
-
-
-def test_rounds_of_clients_go_on_exactly(resumed: Train) -> None:
-    strategy = "average:clients=8,share=0.5,partition=own,every=2,outer=yogi"
-    saved = resumed("everything", workers=2, strategy=strategy, checkpoint="every=7")
-    assert [told["step"] for told in saved.told("checkpoint")] == [8, 16, 20]
-    assert_goes_on(saved, resumed.resume(saved, 8), 8)
-
-
 def test_parameters_are_clipped_as_differences_are(train: Train) -> None:
     """As they are before the mean: after the last agreement none is larger."""
     how = {"workers": 2, "numerics": "float64", "optimizer": "adamw"}

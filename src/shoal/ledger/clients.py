@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shoal.ledger.order import mix
+from shoal.ledger.order import EpochOrder, mix
+from shoal.ledger.returns import Returns
 from shoal.ledger.samplers import shuffled
 from shoal.spec.clients import ClientRounds
 
-_SPLIT, _CHOICE, _PASS, _SHARES = range(111, 115)  # tell the random numbers of one run apart
+_SPLIT, _CHOICE, _PASS, _SHARES, _HELD = range(111, 116)  # tell the random numbers of one run apart
 
 
 def split_evenly(count: int, clients: int, seed: int) -> list[np.ndarray]:
@@ -39,15 +40,72 @@ def split_by_label(labels: np.ndarray, clients: int, alpha: float, seed: int) ->
     return parts
 
 
+def hold_back(parts: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """What each client trains on, and what it keeps: so large a share of its samples, one at least where it has
+    two."""
+    trained, held = [], []
+    for client, part in enumerate(parts):
+        count = min(max(round(share * len(part)), share > 0), len(part) - 1)
+        chosen = shuffled(mix(seed, client, _HELD), len(part))
+        held.append(np.sort(part[chosen[:count]]))
+        trained.append(np.sort(part[chosen[count:]]))
+    return trained, held
+
+
+class Roster:
+    """Which client trains when; `slots`: how many do at a time."""
+
+    def __init__(self, rounds: ClientRounds, *, slots: int, seed: int) -> None:
+        self._rounds, self._slots, self._seed = rounds, slots, seed
+        self._returns = Returns(rounds, seed) if rounds.at_a_time else None
+        self._known: tuple[int, np.ndarray] = (-1, np.empty(0))
+        """A round, and who trains in it: asked for in every step."""
+
+    def client(self, step: int, slot: int) -> int:
+        """Who trains in this slot of a step, counted from 0."""
+        number, position = self._position(step, slot)
+        return int(self.chosen(number)[position])
+
+    def age(self, step: int, slot: int) -> int:
+        """How many rounds before this one that client has begun."""
+        number, position = self._position(step, slot)
+        return 0 if self._returns is None else self._returns.of(number)[position].age
+
+    def mean_age(self, rounds: int) -> float:
+        """Over all clients of the first so many rounds."""
+        return 0.0 if self._returns is None else self._returns.mean_age(rounds)
+
+    def _position(self, step: int, slot: int) -> tuple[int, int]:
+        """The round, and how many clients come before this one in it."""
+        number, within = divmod(step, self._rounds.steps)
+        return number, within // self._rounds.every * self._slots + slot
+
+    def chosen(self, number: int) -> np.ndarray:
+        """The clients of a round."""
+        if self._returns is not None:
+            return np.array([each.client for each in self._returns.of(number)])
+        known = self._known
+        if known[0] != number:
+            those = shuffled(mix(self._seed, number, _CHOICE), self._rounds.count)[: self._rounds.per_round]
+            known = self._known = (number, those)
+        return known[1]
+
+
 class ClientOrder:
     """An epoch is as many whole batches as the data has; slots of a step are batches of as many clients."""
 
     def __init__(
         self, parts: Sequence[np.ndarray], rounds: ClientRounds, *, batch_size: int, slots: int, seed: int
     ) -> None:
-        self._parts, self._rounds = parts, rounds
+        """`parts`: the samples of each client."""
+        self._rounds = rounds
+        self._parts, self.held = hold_back(parts, rounds.held, seed)
+        """By client: what it is trained on, and what it is evaluated on."""
+        self._known: tuple[int, dict[int, np.ndarray]] = (-1, {})
+        """A round, and by client what it takes in that."""
         self._batch, self._slots, self._seed = batch_size, slots, seed
-        self.length = max(1, sum(map(len, parts)) // batch_size) * batch_size
+        self.roster = Roster(rounds, slots=slots, seed=seed)
+        self.length = max(1, sum(map(len, self._parts)) // batch_size) * batch_size
 
     def samples(self, epoch: int, start: int, stop: int) -> np.ndarray:
         own = self._batch // self._slots
@@ -61,25 +119,30 @@ class ClientOrder:
             at += last - first
         return np.concatenate(found)
 
-    def client(self, step: int, slot: int) -> int:
-        """Who trains in this slot of a step, counted from 0."""
-        number, within = divmod(step, self._rounds.steps)
-        before = within // self._rounds.every
-        return int(self.chosen(number)[before * self._slots + slot])
-
-    def chosen(self, number: int) -> np.ndarray:
-        """The clients of a round."""
-        return shuffled(mix(self._seed, number, _CHOICE), self._rounds.count)[: self._rounds.per_round]
-
     def _of_client(self, step: int, slot: int) -> np.ndarray:
-        """Its batch: of as many passes over its own samples as there are, each in an order of its own."""
-        rounds, own = self._rounds, self._batch // self._slots
-        client, number = self.client(step, slot), step // rounds.steps
+        """Its batch of this step."""
+        number, own = step // self._rounds.steps, self._batch // self._slots
+        # Threads may ask at the same time: what was found is used, not read again.
+        known = self._known
+        if known[0] != number:
+            known = self._known = (number, {})
+        client = self.roster.client(step, slot)
+        if (taken := known[1].get(client)) is None:
+            taken = known[1][client] = self._in_round(number, client, own * self._rounds.every)
+        first = step % self._rounds.every * own
+        return taken[first : first + own]
+
+    def _in_round(self, number: int, client: int, count: int) -> np.ndarray:
+        """So many of its own samples: as many passes over them as there are, each in an order of its own."""
         part = self._parts[client]
-        positions = step % rounds.every * own + np.arange(own)
-        taken = np.empty(own, dtype=np.int64)
-        for one in np.unique(positions // len(part)):
-            order = shuffled(mix(self._seed, number, client, int(one), _PASS), len(part))
-            here = positions // len(part) == one
-            taken[here] = part[order[positions[here] % len(part)]]
-        return taken
+        passes = [
+            part[shuffled(mix(self._seed, number, client, one, _PASS), len(part))]
+            for one in range(-(-count // len(part)))
+        ]
+        return np.concatenate(passes)[:count]
+
+
+def held_of(order: EpochOrder) -> Sequence[np.ndarray]:
+    """By client: the samples that it is evaluated on; nothing where nobody has held any back."""
+    held = order.held if isinstance(order, ClientOrder) else []
+    return held if any(len(part) for part in held) else []

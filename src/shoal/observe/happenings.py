@@ -92,10 +92,12 @@ class ProgressMade(Happening, kind="progress"):
 
 
 class Evaluated(Happening, kind="evaluation"):
-    """The model was tried on the test set."""
+    """The model was tried on the test set, and on what clients hold back."""
 
     step: int
     results: Numbers
+    by_client: dict[str, list[Any]] | None = None
+    """In columns: each client's number, what it has held back counts (`weight`), loss and metrics."""
 
 
 class ScalarsLogged(Happening, kind="scalars"):

@@ -36,6 +36,7 @@ from shoal.spec.vocabulary import Purpose
 
 _MOST_EVALUATIONS = 12
 _MOST_LINES = 20
+_MOST_CLIENTS = 20
 
 
 def write_report(run_dir: Path | str) -> Path:
@@ -51,6 +52,7 @@ def write_report(run_dir: Path | str) -> Path:
         _section("Results", _table(("", ""), wording.final_rows(summary))),
         _section("Loss", [_picture(folder, events, summary)]),
         _section("Evaluations", _evaluations(summary)),
+        _section("Clients", _clients(summary)),
         _section("Memory", _memory(summary)),
         _section("Faults that were asked for", _story(events, FaultInjected)),
         _section("What went wrong", _story(events, Warned, Hung, HostGone, Lost, Replaced, Restarted, Failed)),
@@ -186,6 +188,19 @@ def _evaluations(summary: RunSummary) -> list[str]:
     lines = _table(("step", *(f"test {name}" if name == "loss" else name for name in names)), rows)
     if len(found) < len(summary.evaluations):
         lines += ["", f"{len(found)} of {len(summary.evaluations)} evaluations; all are in `events.jsonl`."]
+    return lines
+
+
+def _clients(summary: RunSummary) -> list[str]:
+    """How each fares at the end; of many, those with the highest loss."""
+    columns = summary.by_client
+    rows = sorted(zip(*columns.values(), strict=True), key=lambda row: -row[2])[:_MOST_CLIENTS] if columns else []
+    if not rows:
+        return []
+    found = [(str(client), f"{weight:g}", *map(wording.number, values)) for client, weight, *values in rows]
+    lines = _table(("client", "held back", *list(columns)[2:]), found)
+    if (count := len(columns["client"])) > len(rows):
+        lines += ["", f"{len(rows)} of {count} clients, by their loss; all are in `events.jsonl`."]
     return lines
 
 

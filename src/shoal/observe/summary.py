@@ -103,6 +103,8 @@ class RunSummary:
         self.loss: float | None = None
         self.speed = Speed()
         self.evaluations: list[tuple[int, dict[str, float]]] = []
+        self.by_client: dict[str, list[Any]] = {}
+        """Of the last evaluation, where clients hold samples back, in columns."""
         self.saved: Saved | None = None
         self.stalls: list[float] = []
         """Of each checkpoint: the seconds that training stood still for it."""
@@ -214,6 +216,7 @@ class RunSummary:
 
     def _on_evaluation(self, told: Evaluated, event: Event) -> None:
         self.evaluations.append((told.step, told.results))
+        self.by_client = told.by_client or {}
 
     def _on_fault(self, told: FaultInjected, event: Event) -> None:
         self.faults[told.kind] += 1

@@ -19,12 +19,14 @@ from shoal.errors import ShoalError, SpecError
 from shoal.feed.feed import Feed
 from shoal.layout import Parcel
 from shoal.ledger import Cut, make_order
+from shoal.ledger.clients import held_of
 from shoal.model.blueprint import Blueprint, try_cut
 from shoal.model.normalising import normalises_by_batch
 from shoal.model.optimizer.kinds import ELEMENTWISE, StateSchema, state_schema
 from shoal.model.replica import Replica
 from shoal.observe.disk import write_whole
 from shoal.roles.inference.evaluator import Tables
+from shoal.roles.inference.tried_batches import most_batches
 from shoal.roles.loading.task import load_task
 from shoal.roles.loading.weighing import derived_weight
 from shoal.roles.memory.sizing import JobSizes, address_space_bytes, first_microbatch, size_up
@@ -122,7 +124,7 @@ def _sizes(job: Job, task: Task, train: Any, replica: Replica, made_bytes: int) 
     extent = Extent(
         total_steps=schedule.total_steps,
         tables=num_tables(task, schedule),
-        table_rows=-(-test // task.batch_size),
+        table_rows=most_batches(test, held_of(schedule.order), task.batch_size) if test else 0,
         table_columns=Tables.of(task).columns if test else 0,
         accumulate=task.accumulate,
     )

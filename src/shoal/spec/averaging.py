@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from shoal.errors import SpecError
-from shoal.spec.averaging_footprint import arena_average_regions, averaged_footprint
-from shoal.spec.averaging_forms import Clip, check_forms, check_groups
+from shoal.spec.averaging_footprint import ClientRooms, arena_average_regions, averaged_footprint
+from shoal.spec.averaging_forms import Clip, check_clients, check_forms, check_groups
 from shoal.spec.checks import require_choice, require_count
-from shoal.spec.clients import SPREAD, ClientRounds, parse_partition
+from shoal.spec.clients import SPREAD, ClientRounds
 from shoal.spec.cluster import Cluster
 from shoal.spec.compressing import check_compression
 from shoal.spec.conduct import Claim, Conduct, StateHolder, even_fills
@@ -57,6 +57,10 @@ class Average(StrategySpec):
         "share": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
         "partition": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
         "secure": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
+        "scaffold": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
+        "buffer": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
+        "oldest": Only(lambda average: average.buffer > 0, "where nobody waits for clients (buffer=10)"),
+        "held": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
     }
     VIA: ClassVar[tuple[str, ...]] = ("auto", "memory", "sockets", "backend")
 
@@ -104,6 +108,15 @@ class Average(StrategySpec):
     """The share of clients that train in a round."""
     partition: str = SPREAD
     """Which samples are a client's: an even part (`own`), or by label in drawn proportions (`dirichlet:0.5`)."""
+    scaffold: bool = False
+    """Whether a client's steps are corrected by how its gradients differ from those of all clients (SCAFFOLD)."""
+    buffer: int = 0
+    """Nobody waits for clients: so many that are back are merged, by their age, while others train on (FedBuff).
+    0: rounds have a beginning and an end."""
+    oldest: int = 10
+    """Who is not back after so many merges is given up."""
+    held: float = 0.0
+    """The share of each client's samples on which it is not trained, but evaluated."""
     secure: bool = False
     """Whether a worker masks what its clients have come to, so that others learn the sum of all workers alone."""
     via: str = "auto"
@@ -126,7 +139,7 @@ class Average(StrategySpec):
         require_choice("average", "clips", self.clips, ("differences", "parameters"))
         Clip.parse(self.clip)
         check_compression(self.compress)
-        self._check_clients()
+        check_clients(self)
         if not (math.isfinite(self.prox) and self.prox >= 0):
             raise SpecError(f"average: prox must be a number from 0 on, found {self.prox!r}.")
         if not (math.isfinite(self.rate) and self.rate >= 0):
@@ -142,39 +155,19 @@ class Average(StrategySpec):
             )
         check_forms(self)
 
-    def _check_clients(self) -> None:
-        parse_partition(self.partition)
-        require_count("average", "clients", self.clients, least=0)
-        if not 0 < self.share <= 1:
-            raise SpecError(f"average: share must be above 0 and at most 1, found {self.share!r}.")
-        if not self.clients:
-            return
-        if self.partition == SPREAD:
-            raise SpecError(
-                f"average: clients={self.clients} have samples of their own, but partition=spread mixes them; "
-                "write partition=own or partition=dirichlet:0.5."
-            )
-        if self.begins_apart or self.is_ensemble:
-            raise SpecError(
-                f"average: clients={self.clients} begin every round from what was agreed on; leave init and "
-                "combine out."
-            )
-        if self.inside != "none":
-            raise SpecError(f"average: clients={self.clients} train by themselves; leave inside out.")
-        if self.is_streamed:
-            raise SpecError(f"average: clients={self.clients} agree on all at once; leave parts and delay out.")
-        if not self.agrees_with_all or self.via not in ("auto", "memory") or self.after:
-            raise SpecError(
-                f"average: clients={self.clients} are simulated in the memory of one host, and all agree; leave "
-                "with, after and via out."
-            )
-
     def clients_on(self, workers: int) -> ClientRounds | None:
         """Who trains in which round, where there are clients."""
         if not self.clients:
             return None
         return ClientRounds.of(
-            count=self.clients, share=self.share, partition=self.partition, every=self.every, workers=workers
+            count=self.clients,
+            share=self.share,
+            partition=self.partition,
+            every=self.every,
+            workers=workers,
+            held=self.held,
+            buffer=self.buffer,
+            oldest=self.oldest,
         )
 
     def round_steps(self, workers: int) -> int:
@@ -238,7 +231,7 @@ class Average(StrategySpec):
             spans_hosts=cluster.device == "cpu" and self.via in ("auto", "sockets"),
             open_commits=self.round_steps(workers),
             clients=self.clients_on(workers),
-            protects="clients" if self.clients and self.clip == "none" else "",
+            protects="clients" if self.clients and self._is_protectable else "",
             meets=False,
             state=StateHolder.EACH_WORKER,
             has_one_state=False,
@@ -255,7 +248,20 @@ class Average(StrategySpec):
             },
         )
 
+    @property
+    def _is_protectable(self) -> bool:
+        """Whether nothing of clients is told but one sum."""
+        return self.clip == "none" and not (self.scaffold or self.held or self.buffer)
+
     def _why_not_protected(self) -> str:
+        if self.buffer:
+            return f"buffer={self.buffer} takes clients as they come, not as chance would have it; leave it out"
+        if self.held:
+            return f"held={self.held:g} tells how each client fares, to which no noise is added; leave it out"
+        if self.scaffold:
+            return (
+                "scaffold=on tells clients each other's mean gradients, to which no noise is added; leave it out"
+            )
         if self.clients:
             return f"clip={self.clip} cuts differences off, too; write privacy's own clip alone"
         return (
@@ -319,6 +325,7 @@ class Average(StrategySpec):
             is_ensemble=self.is_ensemble,
             has_groups=self.inside != "none",
             in_memory=self._is_in_memory(run),
+            rooms=self._client_rooms,
         )
 
     def _is_in_memory(self, run: RunSize) -> bool:
@@ -331,7 +338,18 @@ class Average(StrategySpec):
     def segment_regions(self, model: ModelSize, run: RunSize, cut: CutSize) -> tuple[MemoryRegion, ...]:
         """What is reserved in the segment that all workers of a host map."""
         return arena_average_regions(
-            model, run, cut, every=self.round_steps(run.workers), outer_kept=KEPT_OUTSIDE[self.outer]
+            model,
+            run,
+            cut,
+            every=self.round_steps(run.workers),
+            outer_kept=KEPT_OUTSIDE[self.outer],
+            rooms=self._client_rooms,
+        )
+
+    @property
+    def _client_rooms(self) -> ClientRooms:
+        return ClientRooms(
+            controls=self.clients if self.scaffold else 0, versions=self.oldest + 1 if self.buffer else 0
         )
 
     def for_inference(self) -> StrategySpec:

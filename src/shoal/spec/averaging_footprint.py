@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shoal.spec.data_footprint import COUNTER_BYTES, SUMS_PER_SLOT
 from shoal.spec.footprint import Flow, Footprint, Medium, MemoryRegion, Stay, aligned
 from shoal.spec.model_size import SCALAR_BYTES, TABLES, CutSize, ModelSize, RunSize
@@ -17,6 +19,19 @@ _NAMED_BYTES = 256
 """Of a header, for each tensor in it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClientRooms:
+    """What is kept of clients that are simulated."""
+
+    controls: int = 0
+    """So many clients' mean gradients."""
+    versions: int = 0
+    """So many of the models that were agreed on last."""
+
+
+NO_CLIENTS = ClientRooms()
+
+
 def averaged_footprint(
     model: ModelSize,
     run: RunSize,
@@ -28,15 +43,21 @@ def averaged_footprint(
     is_ensemble: bool,
     has_groups: bool,
     in_memory: bool,
+    rooms: ClientRooms = NO_CLIENTS,
 ) -> Footprint:
     """`every`: steps from one agreement to the next; `outer_kept`: numbers that the outer optimizer keeps for each
     element; `is_gossip`: only neighbours tell each other; `is_ensemble`: nobody does;
-    `has_groups`: workers of a group are in lockstep; `in_memory`: through memory that outlives a worker."""
+    `has_groups`: workers of a group are in lockstep; `in_memory`: through memory that outlives a worker;
+    `rooms`: what is kept of clients."""
     size = model.parameters + model.moving
     regions = (
         *whole_footprint(model, run).worker,
         *(() if is_ensemble else (of_worker("what all agreed on last", size, Stay.TRAINING),)),
         of_worker("the outer optimizer's state", outer_kept * model.parameters, Stay.TRAINING),
+        *(
+            (of_worker("how a client's steps are corrected", 3 * model.parameters, Stay.TRAINING),)
+            * (rooms.controls > 0)
+        ),
     )
     sent = 2 * size if is_gossip else 2 * (run.workers - 1) * size // run.workers
     if in_memory:
@@ -54,7 +75,7 @@ def averaged_footprint(
     )
     flows = (flow,) * (not is_ensemble) + (inside,) * has_groups
     return Footprint(
-        shared=arena_average_regions(model, run, cut, every=every, outer_kept=outer_kept)
+        shared=arena_average_regions(model, run, cut, every=every, outer_kept=outer_kept, rooms=rooms)
         if in_memory
         else talk_regions(cut),
         worker=regions,
@@ -64,9 +85,10 @@ def averaged_footprint(
 
 
 def arena_average_regions(
-    model: ModelSize, run: RunSize, cut: CutSize, *, every: int, outer_kept: int
+    model: ModelSize, run: RunSize, cut: CutSize, *, every: int, outer_kept: int, rooms: ClientRooms = NO_CLIENTS
 ) -> tuple[MemoryRegion, ...]:
-    """All of the segment: what every worker has left when all met last, and the time before."""
+    """All of the segment: what every worker has left when all met last, and the time before, and what is
+    kept of clients."""
     places, steps = range(run.workers), run.steps + 1
     head = 8 * (HEAD_WORDS + run.workers)
     tables = {
@@ -92,7 +114,21 @@ def arena_average_regions(
             MemoryRegion(name=name, what="what all agreed on, for who follows", num_bytes=size)
             for name, size in (agreed | outer).items()
         ),
+        *_client_regions(cut, rooms),
     )
+
+
+def _client_regions(cut: CutSize, rooms: ClientRooms) -> tuple[MemoryRegion, ...]:
+    """Of each client's mean gradients two, with the rounds that they are of; what was agreed on, by its number."""
+    of_each = "the mean gradients that each client saw when it trained last, and the time before"
+    before = "what was agreed on before, from which clients that are under way have begun"
+    regions = (
+        MemoryRegion(name="controls", what=of_each, num_bytes=2 * rooms.controls * cut.agreed),
+        MemoryRegion(name="control rounds", what=TABLES, num_bytes=2 * rooms.controls * 8),
+        MemoryRegion(name="versions", what=before, num_bytes=rooms.versions * cut.agreed),
+        MemoryRegion(name="version numbers", what=TABLES, num_bytes=rooms.versions * 8),
+    )
+    return tuple(region for region in regions if region.num_bytes)
 
 
 def num_marks(places: int) -> int:

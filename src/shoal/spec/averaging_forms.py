@@ -1,4 +1,4 @@
-"""What workers that average clip, and which of their forms go together: parts, groups, own beginnings."""
+"""What workers that average clip, and which of their forms go together: parts, groups, clients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal.errors import SpecError
+from shoal.spec.checks import require_count
+from shoal.spec.clients import SPREAD, parse_partition
 from shoal.spec.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -58,6 +60,59 @@ def check_forms(average: Average) -> None:
         raise SpecError(
             f"average: init=own has replicas begin apart, but after={average.after} has the first steps be taken "
             "together; leave one of them out."
+        )
+
+
+def check_clients(average: Average) -> None:
+    """Refuse clients that there cannot be, and what does not go with them."""
+    parse_partition(average.partition)
+    require_count("average", "clients", average.clients, least=0)
+    if not 0 < average.share <= 1:
+        raise SpecError(f"average: share must be above 0 and at most 1, found {average.share!r}.")
+    require_count("average", "buffer", average.buffer, least=0)
+    require_count("average", "oldest", average.oldest)
+    if not 0 <= average.held < 1:
+        raise SpecError(f"average: held must be from 0 to below 1, found {average.held!r}.")
+    if not average.clients:
+        return
+    if average.partition == SPREAD:
+        raise SpecError(
+            f"average: clients={average.clients} have samples of their own, but partition=spread mixes them; "
+            "write partition=own or partition=dirichlet:0.5."
+        )
+    if average.begins_apart or average.is_ensemble:
+        raise SpecError(
+            f"average: clients={average.clients} begin every round from what was agreed on; leave init and "
+            "combine out."
+        )
+    if average.inside != "none":
+        raise SpecError(f"average: clients={average.clients} train by themselves; leave inside out.")
+    if average.is_streamed:
+        raise SpecError(f"average: clients={average.clients} agree on all at once; leave parts and delay out.")
+    if not average.agrees_with_all or average.via not in ("auto", "memory") or average.after:
+        raise SpecError(
+            f"average: clients={average.clients} are simulated in the memory of one host, and all agree; leave "
+            "with, after and via out."
+        )
+    if average.held and average.secure:
+        raise SpecError(
+            f"average: secure=on tells nobody more than the sum over all clients, but held={average.held:g} how "
+            "each one fares; leave one of the two out."
+        )
+    if average.scaffold and (average.prox or average.secure):
+        other = (
+            f"prox={average.prox:g} draws steps back in another way"
+            if average.prox
+            else ("secure=on hides what a client has come to from the others")
+        )
+        raise SpecError(
+            f"average: scaffold=on has all clients' mean gradients in the memory of the host, but {other}; "
+            "leave one of the two out."
+        )
+    if average.buffer and (average.scaffold or average.secure):
+        raise SpecError(
+            f"average: buffer={average.buffer} takes clients as they come, but scaffold and secure are about all "
+            "of a round; leave one of them out."
         )
 
 

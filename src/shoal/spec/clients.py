@@ -24,6 +24,13 @@ class ClientRounds:
     skew: float | None
     """How unlike the labels of clients are: the Dirichlet distribution's alpha; None: all have a part of the same
     kind."""
+    held: float = 0.0
+    """The share of a client's samples that it keeps to be evaluated on."""
+    at_a_time: int = 0
+    """Where nobody waits for clients, so many train at a time, and a round is what is merged at a time; 0: a round
+    is over when all who train are back."""
+    oldest: int = 0
+    """Who is not back after so many merges is given up."""
 
     @property
     def per_worker(self) -> int:
@@ -36,15 +43,42 @@ class ClientRounds:
         return self.per_worker * self.every
 
     @classmethod
-    def of(cls, *, count: int, share: float, partition: str, every: int, workers: int) -> ClientRounds:
+    def of(
+        cls,
+        *,
+        count: int,
+        share: float,
+        partition: str,
+        every: int,
+        workers: int,
+        held: float = 0.0,
+        buffer: int = 0,
+        oldest: int = 0,
+    ) -> ClientRounds:
         """As they are written; refused where a round cannot be dealt to workers."""
-        per_round = max(1, round(share * count))
-        if per_round % workers:
+        training = max(1, round(share * count))
+        per_round = buffer or training
+        if per_round > training:
             raise SpecError(
-                f"average: clients={count},share={share:g} are {per_round} clients in a round, which {workers} "
-                f"workers cannot simulate in turns of equal length; let it be a multiple of {workers}."
+                f"average: clients={count},share={share:g} are {training} clients that train at a time, of which "
+                f"buffer={buffer} cannot be back; use a larger share or a smaller buffer."
             )
-        return cls(count=count, per_round=per_round, every=every, workers=workers, skew=parse_partition(partition))
+        if per_round % workers:
+            written = f"buffer={buffer}" if buffer else f"clients={count},share={share:g}"
+            raise SpecError(
+                f"average: {written} are {per_round} clients in a round, which {workers} workers cannot simulate "
+                f"in turns of equal length; let it be a multiple of {workers}."
+            )
+        return cls(
+            count=count,
+            per_round=per_round,
+            every=every,
+            workers=workers,
+            skew=parse_partition(partition),
+            held=held,
+            at_a_time=training if buffer else 0,
+            oldest=oldest,
+        )
 
 
 def parse_partition(text: str) -> float | None:

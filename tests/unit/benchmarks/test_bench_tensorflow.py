@@ -17,6 +17,7 @@ from rich.console import Console
 from benchmarks import environment
 from benchmarks import tensorflow_peer as peer
 from benchmarks.compare import compare
+from benchmarks.environment import TENSORFLOW
 from benchmarks.fresh import surroundings
 from benchmarks.measurement import Measurement
 from benchmarks.models import CYCLE, WORKLOADS, warm_up_steps
@@ -30,9 +31,9 @@ SCRIPT = Path(peer.__file__)
 @pytest.fixture
 def no_environment(monkeypatch, tmp_path):
     """A machine on which nobody has installed TensorFlow for the benchmark."""
-    monkeypatch.delenv(environment.PYTHON_VARIABLE, raising=False)
-    monkeypatch.setattr(environment, "environment_folder", lambda: tmp_path / environment.FOLDER)
-    return tmp_path / environment.FOLDER
+    monkeypatch.delenv(TENSORFLOW.variable, raising=False)
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    return TENSORFLOW.folder
 
 
 def test_its_workload_is_the_benchmarks_own():
@@ -58,7 +59,7 @@ def test_it_imports_nothing_that_its_interpreter_lacks():
 
 @pytest.mark.parametrize("variant", TENSORFLOW_OPTIONS)
 def test_its_command_runs_the_script_with_the_named_interpreter(variant, monkeypatch):
-    monkeypatch.setenv(environment.PYTHON_VARIABLE, sys.executable)
+    monkeypatch.setenv(TENSORFLOW.variable, sys.executable)
     python, safe_path, script, *rest = VARIANTS[variant]("mlp", 3, 7)
     assert [python, safe_path, Path(script)] == [sys.executable, "-P", SCRIPT]
     asked = peer.parse(rest)
@@ -68,7 +69,7 @@ def test_its_command_runs_the_script_with_the_named_interpreter(variant, monkeyp
 
 
 def test_another_model_is_refused_before_anything_runs(monkeypatch):
-    monkeypatch.setenv(environment.PYTHON_VARIABLE, sys.executable)
+    monkeypatch.setenv(TENSORFLOW.variable, sys.executable)
     told = []
     with pytest.raises(SpecError, match="written for the model 'mlp', found 'gpt'"):
         compare("gpt", ["ddp", "tensorflow_ps"], on_measured=told.append)
@@ -84,27 +85,27 @@ def test_without_its_environment_the_benchmark_leaves_it_out_with_one_line(no_en
     console = Console(width=200, file=io.StringIO(), record=True)
     assert Session(console)._tensorflow_variants() == []
     (line,) = console.export_text().splitlines()
-    assert "left out" in line and "make bench-peers" in line and environment.PYTHON_VARIABLE in line
+    assert "left out" in line and "make bench-peers" in line and TENSORFLOW.variable in line
 
 
 def test_half_an_environment_is_none(no_environment):
     (no_environment / "bin").mkdir(parents=True)
     (no_environment / "bin" / "python").touch()
-    assert environment.tensorflow_python() is None
+    assert TENSORFLOW.python() is None
     (no_environment / environment.MARKER).touch()
-    assert environment.tensorflow_python() == no_environment / "bin" / "python"
+    assert TENSORFLOW.python() == no_environment / "bin" / "python"
 
 
 def test_a_wrong_interpreter_is_named(monkeypatch, tmp_path):
-    monkeypatch.setenv(environment.PYTHON_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(TENSORFLOW.variable, str(tmp_path))
     with pytest.raises(SpecError, match="no program that can be run"):
-        environment.tensorflow_python()
+        TENSORFLOW.python()
 
 
 def test_a_failed_installation_is_an_error(no_environment):
     no_environment.write_text("a file where the folder should be")
     with pytest.raises(LaunchError, match=r"-m venv .* failed with status"):
-        environment.make_environment()
+        TENSORFLOW.make()
 
 
 def test_the_report_is_a_measurement_of_all_samples_over_the_wall_time():

@@ -386,13 +386,16 @@ IN_REAL_RUNS = {
                 "clip",
                 "compress",
                 "via",
-                "prox",
-                "clients",
-                "share",
-                "partition",
             )
         ],
         "equivalence/test_average.py",
+    ),
+    **dict.fromkeys(
+        [
+            f"average.{key}"
+            for key in ("prox", "clients", "share", "partition", "scaffold", "held", "buffer", "oldest")
+        ],
+        "equivalence/test_federated.py",
     ),
     **dict.fromkeys(["average.init", "average.combine"], "equivalence/test_ensembles.py"),
     **dict.fromkeys(["average.inside", "average.groups"], "equivalence/test_inside.py"),
@@ -469,6 +472,9 @@ def test_keys_of_one_axis_are_those_of_a_mesh() -> None:
         ("mesh:tensor=2,stage=1", "stage=1 acts only with shard=2 or more"),
         ("average:rate=0.5", "rate=0.5 acts only with an outer optimizer"),
         ("average:share=0.5", "share=0.5 acts only with clients"),
+        ("average:clients=4,partition=own,oldest=3", "oldest=3 acts only where nobody waits for clients"),
+        ("average:held=0.2", "held=0.2 acts only with clients"),
+        ("average:scaffold=on", "scaffold=on acts only with clients"),
         ("average:with=ring,clip=norm:1", "clip=norm:1 acts only where all agree"),
         ("average:with=pairs,outer=adam", "outer=adam acts only where all agree"),
         ("average:combine=ensemble,outer=adam", "outer=adam acts only where all agree"),

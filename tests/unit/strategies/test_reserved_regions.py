@@ -113,7 +113,16 @@ def test_workers_that_share_memory(
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("strategy", ["average:every=3", "average:every=2,outer=adam", "average:with=ring"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "average:every=3",
+        "average:every=2,outer=adam",
+        "average:with=ring",
+        "average:clients=2,partition=own,every=1,scaffold=on",
+        "average:clients=2,partition=own,every=1,buffer=2,oldest=4",
+    ],
+)
 def test_workers_that_leave_what_they_have_when_they_meet(optimizer: str, strategy: str) -> None:
     task = make_task(optimizer)
     job = Job(target="x.py", strategy=strategy, cluster=Cluster(workers=WORKERS))

@@ -110,6 +110,11 @@ def _average_meaning(spec: Average, workers: int) -> str:
             f"each of {plural(workers, 'worker')} simulates {clients.per_worker} of "
             f"{plural(spec.clients, 'client')} in turn, which take {steps} on samples of their own"
         )
+        each += (
+            f" and count the less the older the model is that they began from ({spec.buffer} are merged at a time)"
+            * (spec.buffer > 0)
+        )
+        each += ", corrected by how their gradients differ from all clients'" * spec.scaffold
     match spec.with_:
         case "all":
             what = (

@@ -1,4 +1,5 @@
-"""Evaluate on the test set, spread over the workers, with the same result for any number of them."""
+"""Evaluate on the test set, and on what clients hold back, spread over the workers, with the same result for any
+number of them."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from shoal.errors import TaskError
@@ -17,6 +17,7 @@ from shoal.metrics import OverAll, over_all
 from shoal.model.replica import Replica
 from shoal.roles.inference.kept_outputs import KeptOutputs, LaneFile, require_tensors
 from shoal.roles.inference.lent_outputs import OutputLender, fetch_outputs
+from shoal.roles.inference.tried_batches import ClientBatches, TestBatches, TriedBatches, client_summary
 from shoal.spec import Conduct, Task, World
 from shoal.spec.task import MOST_LOSS_PARTS
 from shoal.step.compute import ToldLoss, split_batch, task_loss
@@ -37,27 +38,40 @@ class Tables(NamedTuple):
     """Of the wider one."""
 
     @classmethod
-    def of(cls, task: Task) -> Tables:
+    def of(cls, task: Task, *, has_clients: bool = False) -> Tables:
         """Weight, loss, what it is told with, and means of each batch; where there are metrics over all of them, a
-        mark and these."""
+        mark and these; where clients have held something back, the same of their batches."""
         means, whole = len(_means(task)), len(_over_all(task))
-        return cls(2 if whole else 1, max(2 + MOST_LOSS_PARTS + means, 1 + whole))
+        return cls((2 if whole else 1) + has_clients, max(2 + MOST_LOSS_PARTS + means, 1 + whole))
 
 
 class Evaluator:
     """Batches go round the workers; their sums are added in the order of the batches."""
 
-    def __init__(self, task: Task, replica: Replica, length: int, feed: Feed, conduct: Conduct) -> None:
+    def __init__(
+        self,
+        task: Task,
+        replica: Replica,
+        length: int,
+        feed: Feed,
+        conduct: Conduct,
+        clients: ClientBatches | None = None,
+    ) -> None:
+        """`length`: of the test set, which `feed` reads; `clients`: what they have held back."""
         self._task = task
         self._replica = replica
-        self._length = length
-        self._feed = feed
+        self._test = TestBatches(feed, length, task.batch_size)
+        self._clients = clients
         self._conduct = conduct
         self._means = _means(task)
         self._over_all = _over_all(task)
-        self.num_batches = -(-length // task.batch_size)
-        self.tables = Tables.of(task)
+        self.tables = Tables.of(task, has_clients=clients is not None)
+        self.most_batches = max(len(self._test), len(clients) if clients else 0)
+        """Of what is tried at a time."""
         self._serial = 0
+        self.by_client: dict[str, list[Any]] | None = None
+        """Of the last evaluation, where clients have held something back: a column for each thing that is known of
+        them."""
         self.meet: Callable[[str, str], dict[int, str]] | None = None
         """Leaves a text for all workers of several hosts under a name, and waits for theirs."""
 
@@ -67,15 +81,7 @@ class Evaluator:
         # Where the first worker evaluates for all, others may do so for themselves afterwards.
         name = f"outputs-{serial}-{world.global_rank if self._conduct.first_evaluates else 'of-all'}"
         kept = KeptOutputs(world, name) if self._over_all else None
-        self._replica.module.eval()
-        try:
-            table = strategy.exchange(
-                serial,
-                (self.num_batches, 2 + MOST_LOSS_PARTS + len(self._means)),
-                lambda table, lane: self._fill(table, lane, strategy, lanes, kept),
-            )
-        finally:
-            self._replica.train_mode()
+        table = self._table_of(self._test, strategy, serial, lanes, kept)
         weights = table[:, 0]
         sums = (table[:, 1:] * weights[:, None]).sum(0) / weights.sum()
         found = self._named(sums.tolist())
@@ -83,8 +89,29 @@ class Evaluator:
             serial += 1
             found |= self._conclude(strategy, serial, kept, weights.nonzero()[:, 0].tolist(), lanes, world)
             kept.remove()  # all have what it came to
+        found = {name: found[name] for name in ("loss", *self._replica.loss_parts.names, *self._task.metrics)}
+        if self._clients is not None:
+            serial += 1
+            table = self._table_of(self._clients, strategy, serial, lanes, None)
+            columns = {name: 2 + MOST_LOSS_PARTS + at for at, name in enumerate(self._means)}
+            self.by_client = self._clients.by_client(table, {"loss": 1} | columns)
+            found |= client_summary(self.by_client)
         self._serial = serial  # not where an exchange was left: all of it is made again
-        return {name: found[name] for name in ("loss", *self._replica.loss_parts.names, *self._task.metrics)}
+        return found
+
+    def _table_of(
+        self, batches: TriedBatches, strategy: Strategy, serial: int, lanes: int, kept: KeptOutputs | None
+    ) -> torch.Tensor:
+        """A row for each batch: its weight, loss, what that is told with, and means."""
+        self._replica.module.eval()
+        try:
+            return strategy.exchange(
+                serial,
+                (len(batches), 2 + MOST_LOSS_PARTS + len(self._means)),
+                lambda table, lane: self._fill(batches, table, lane, strategy, lanes, kept),
+            )
+        finally:
+            self._replica.train_mode()
 
     def _named(self, values: list[float]) -> dict[str, float]:
         """Loss, what it is told with, and means."""
@@ -94,25 +121,36 @@ class Evaluator:
 
     @torch.no_grad()
     def _fill(
-        self, table: torch.Tensor, lane: int, strategy: Strategy, lanes: int, kept: KeptOutputs | None
+        self,
+        batches: TriedBatches,
+        table: torch.Tensor,
+        lane: int,
+        strategy: Strategy,
+        lanes: int,
+        kept: KeptOutputs | None,
     ) -> None:
         if kept is None:
-            self._fill_rows(table, lane, strategy, lanes, [])
+            self._fill_rows(batches, table, lane, strategy, lanes, [])
             return
         with kept.of_lane(lane, len(self._over_all)) as files:
-            self._fill_rows(table, lane, strategy, lanes, files)
+            self._fill_rows(batches, table, lane, strategy, lanes, files)
 
     def _fill_rows(
-        self, table: torch.Tensor, lane: int, strategy: Strategy, lanes: int, files: list[LaneFile]
+        self,
+        batches: TriedBatches,
+        table: torch.Tensor,
+        lane: int,
+        strategy: Strategy,
+        lanes: int,
+        files: list[LaneFile],
     ) -> None:
-        size, last = self._task.batch_size, self.num_batches - 1
+        last, feed = len(batches) - 1, batches.feed
         # Where the model is cut, every lane makes the same number of passes: the last ones may be for nothing.
-        stop = -(-self.num_batches // lanes) * lanes if self._conduct.gathers else self.num_batches
+        stop = -(-len(batches) // lanes) * lanes if self._conduct.gathers else len(batches)
         for number in range(lane, stop, lanes):
-            first = min(number, last) * size
-            samples = np.arange(first, min(first + size, self._length))
-            batch = self._feed.keyed_batch(samples, mix(self._task.seed, _TESTING, min(number, last)))
-            weight = self._feed.weight(batch, samples)
+            samples = batches.samples(min(number, last))
+            batch = feed.keyed_batch(samples, mix(self._task.seed, _TESTING, min(number, last)))
+            weight = feed.weight(batch, samples)
             # What counts nothing (padding alone) has no mean either.
             values = self._measure(strategy, batch, files if number <= last else []) if weight else self._nothing
             if values is not None and number <= last:
@@ -194,11 +232,9 @@ class Evaluator:
         fetch_outputs(addresses.values(), kept.folder, world)
         for lane in sorted(needed):
             if kept.lacks(lane, len(self._over_all)):
-                nowhere = torch.zeros(
-                    self.num_batches, 2 + MOST_LOSS_PARTS + len(self._means), dtype=torch.float64
-                )
+                nowhere = torch.zeros(len(self._test), 2 + MOST_LOSS_PARTS + len(self._means), dtype=torch.float64)
                 self._replica.module.eval()
-                self._fill(nowhere, lane, strategy, lanes, kept)
+                self._fill(self._test, nowhere, lane, strategy, lanes, kept)
                 self._replica.train_mode()
 
 

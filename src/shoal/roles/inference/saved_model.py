@@ -17,7 +17,7 @@ def evaluate(job: Job, world: World, reporter: Reporter) -> None:
     check_task(reading.task, job.conduct, job.strategy)
     evaluator = Evaluator(reading.task, reading.replica, reading.length, reading.feed, job.conduct)
     evaluator.meet = reporter.meet
-    extent = Extent(table_rows=evaluator.num_batches, table_columns=evaluator.tables.columns)
+    extent = Extent(table_rows=evaluator.most_batches, table_columns=evaluator.tables.columns)
     strategy = open_strategy(reading, job, world, extent, reporter)
     reporter.on_state(State.READY, 0)
     reporter.on_state(State.EVALUATING, 0)

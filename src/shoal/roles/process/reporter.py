@@ -200,10 +200,12 @@ class Reporter:
         """The slots of a batch have other sizes from this step on; None: even ones."""
         self.send(CutsChanged(from_step=from_step, sizes=None if sizes is None else list(sizes)))
 
-    def on_evaluation(self, step: int, results: dict[str, float]) -> None:
+    def on_evaluation(
+        self, step: int, results: dict[str, float], by_client: dict[str, list[Any]] | None = None
+    ) -> None:
         if self._world.is_first:
             self.flush()
-            self.send(Evaluated(step=step, results=results))
+            self.send(Evaluated(step=step, results=results, by_client=by_client))
 
     def wants_stop(self) -> bool:
         """Whether the supervisor has asked for the end. Does not look at every step."""

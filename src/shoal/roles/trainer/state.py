@@ -37,7 +37,9 @@ class Unwatched:
 
     def on_turn(self) -> None: ...
 
-    def on_evaluation(self, step: int, results: dict[str, float]) -> None: ...
+    def on_evaluation(
+        self, step: int, results: dict[str, float], by_client: dict[str, list[Any]] | None = None
+    ) -> None: ...
 
     def wants_stop(self) -> bool:
         return False
@@ -60,7 +62,9 @@ class StepNotes(Unwatched):
         # Steps that a worker of its own pace had no part in count as this one.
         self.losses += [result.loss] * (step - len(self.losses))
 
-    def on_evaluation(self, step: int, results: dict[str, float]) -> None:
+    def on_evaluation(
+        self, step: int, results: dict[str, float], by_client: dict[str, list[Any]] | None = None
+    ) -> None:
         self._evaluations[step] = dict(results)
 
     def facts(self, training: Training) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class Evaluations:
         if training.checkpoints is not None:
             training.checkpoints.note_evaluation(step, results)
         if not told:
-            observer.on_evaluation(step, results)
+            observer.on_evaluation(step, results, evaluator.by_client)
         self._note(results)
         self._last, self.due = step, self._first_after(step)
         if self._callbacks is not None:

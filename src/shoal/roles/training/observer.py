@@ -35,7 +35,10 @@ class Observer(Protocol):
     def on_turn(self) -> None:
         """A turn was taken that brought the run no further."""
 
-    def on_evaluation(self, step: int, results: dict[str, float]) -> None: ...
+    def on_evaluation(
+        self, step: int, results: dict[str, float], by_client: dict[str, list[Any]] | None = None
+    ) -> None:
+        """`by_client`: the same of each client, where they hold samples back."""
 
     def wants_stop(self) -> bool: ...
 

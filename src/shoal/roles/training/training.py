@@ -16,7 +16,7 @@ from shoal.feed.parts import Part
 from shoal.feed.shipping import ShippedSet, open_dataset
 from shoal.ledger import Cut, Schedule, Sizes, make_order
 from shoal.ledger.book import Book, CutLog
-from shoal.ledger.clients import ClientOrder, split_by_label, split_evenly
+from shoal.ledger.clients import ClientOrder, held_of, split_by_label, split_evenly
 from shoal.model.gathering import refuse_from_now_on
 from shoal.model.parking.building import Parking
 from shoal.model.replica import Replica
@@ -24,6 +24,7 @@ from shoal.model.start import Start
 from shoal.observe.told_marks import MOST_ASKED
 from shoal.roles.callbacks.telling import Callbacks
 from shoal.roles.inference.evaluator import Evaluator, Tables
+from shoal.roles.inference.tried_batches import ClientBatches
 from shoal.roles.loading.weighing import derived_weight
 from shoal.roles.training.best import BestKeeper
 from shoal.roles.training.chaos import Sabotage
@@ -77,6 +78,11 @@ def _order_of_clients(task: Task, train: Any, batch_size: int, slots: int, clien
     if task.sampler is not None or isinstance(train, (Stream, ByPosition)):
         what = "a sampler chooses its samples" if task.sampler is not None else "it is read forward only"
         raise TaskError(f"Task: clients take samples of their own in any order, but {what}; leave that out.")
+    if clients.held and task.test is None:
+        raise TaskError(
+            f"Task: held={clients.held:g} has clients evaluated whenever the model is tried on the test set, but "
+            "there is none; set test=, or leave held out."
+        )
     count = len(train)
     if count < clients.count:
         raise TaskError(
@@ -172,7 +178,11 @@ class Training:
             test = open_dataset(task, "test", lambda: self.world)
             sets.append(test)
             test_feed = Feed(task, test, numerics=numerics, device=world.device, beside=self._feed)
-            self.evaluator = Evaluator(task, self.replica, len(test), test_feed, conduct)
+            clients: ClientBatches | None = None
+            if held := held_of(order):
+                held_feed = Feed(task, train, numerics=numerics, device=world.device, beside=self._feed)
+                clients = ClientBatches(held_feed, held, task.batch_size)
+            self.evaluator = Evaluator(task, self.replica, len(test), test_feed, conduct, clients)
         self._shipped = [each for each in sets if isinstance(each, ShippedSet)]
         self.slots = slots
         self.witness = Witness(self.replica, self._feed)
@@ -213,7 +223,7 @@ class Training:
         return Extent(
             total_steps=self.schedule.total_steps,
             tables=num_tables(self.task, self.schedule),
-            table_rows=evaluator.num_batches if evaluator else 0,
+            table_rows=evaluator.most_batches if evaluator else 0,
             table_columns=evaluator.tables.columns if evaluator else 0,
             accumulate=self.task.accumulate,
             steps_per_epoch=self.schedule.steps_per_epoch,
@@ -298,4 +308,5 @@ def num_tables(task: Task, schedule: Schedule) -> int:
     """Those of the most evaluations that there may be, with those that callbacks ask for."""
     planned = max(2, -(-schedule.total_steps // interval_of(task, schedule)))
     both = 1 if task.ema is None and task.swa is None else 2  # of the parameters, and of their average
-    return both * (planned + (MOST_ASKED if task.callbacks else 0)) * Tables.of(task).number
+    tables = Tables.of(task, has_clients=bool(held_of(schedule.order)))
+    return both * (planned + (MOST_ASKED if task.callbacks else 0)) * tables.number

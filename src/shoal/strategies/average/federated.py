@@ -7,6 +7,7 @@ client leaves nothing behind but that: whoever looks at the model in the middle 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,15 +16,18 @@ import torch
 from shoal.checkpoint.aside import put_aside
 from shoal.checkpoint.model_stream import TensorStream
 from shoal.errors import SpecError
+from shoal.ledger.clients import Roster
 from shoal.model.replica import Replica
 from shoal.spec import Average
 from shoal.spec.averaging import Clip
 from shoal.step.work import Work
 from shoal.strategies.average.arena import ArenaAverage
-from shoal.strategies.average.outer import difference_
-from shoal.strategies.average.strategy import AveragedModel
+from shoal.strategies.average.controls import ControlTable, Correction
+from shoal.strategies.average.outer import difference_, kind_name
+from shoal.strategies.average.strategy import AveragedModel, by_kind
+from shoal.strategies.average.versions import VersionRing
 from shoal.strategies.base import Setting, StepResult
-from shoal.strategies.groups.kept_apart import OF_ALL
+from shoal.strategies.groups.kept_apart import OF_ALL, KeptApart
 from shoal.strategies.groups.vectors import Vectors
 
 
@@ -36,6 +40,10 @@ class ClientTurns(AveragedModel):
         self._moved_by: Vectors = {}
         """What the clients of this round have come to, by what each counts."""
         self._counted, self._own_weight = 0.0, 0.0
+        self._begun: Vectors = {}
+        """What this client began from."""
+        self._discount = 1.0
+        """What it counts, as old as that is."""
         self._asks_stop = self._asks_save = False
 
     def open(self, replica: Replica, setting: Setting) -> None:
@@ -44,7 +52,7 @@ class ClientTurns(AveragedModel):
             raise SpecError(
                 f"average: a round of clients={self._spec.clients} takes {steps} steps here, and the run goes "
                 f"from step {replica.start.step} to {total}, which are no whole rounds; set --max-steps to a "
-                f"multiple of {steps}."
+                f"multiple of {steps}, and enough --epochs for them."
             )
         if (protection := setting.protection) is not None:
             self._client_clip = Clip(kind="norm", most=protection.clip)
@@ -58,7 +66,19 @@ class ClientTurns(AveragedModel):
         self._asks_stop = self._asks_save = False
         return super().take(asked)
 
+    @property
+    def _begun_from(self) -> Vectors:
+        return self._begun
+
+    def _client_start(self, work: Work) -> tuple[Vectors, float]:
+        """What the client of this step begins from, and what it counts beside one that begins from what was agreed
+        on last."""
+        return self._agreed, 1.0
+
     def _take_alone(self, work: Work) -> StepResult:
+        if (work.step - 1) % self._spec.every == 0:
+            self._begun, self._discount = self._client_start(work)
+            self._values.write(self._begun)
         own = super()._take_alone(work)
         self._own_weight += own.weight
         if work.step % self._spec.every == 0:
@@ -67,18 +87,18 @@ class ClientTurns(AveragedModel):
 
     @torch.no_grad()
     def _end_of_client(self, *, is_last: bool) -> None:
-        """Keep how far it has come; the next one begins from what was agreed on."""
+        """Keep how far it has come."""
         weight = self._own_weight if self._spec.weight == "samples" else float(self._own_weight > 0)
         self._own_weight = 0.0
         values = self._values
-        difference = difference_(values.read(), self._agreed, values.params_of, self._client_clip)
+        difference = difference_(values.read(), self._begun, values.params_of, self._client_clip)
+        factor = weight * self._discount
         for kind, vector in difference.items():
             before = self._moved_by.get(kind)
-            self._moved_by[kind] = vector.mul_(weight) if before is None else before.add_(vector, alpha=weight)
+            self._moved_by[kind] = vector.mul_(factor) if before is None else before.add_(vector, alpha=factor)
         self._counted += weight
         self._replica.optimizer.state.clear()
         if not is_last:
-            self._values.write(self._agreed)
             return
         share = 1 / self._counted if self._counted else 0.0
         self._values.write({kind: self._agreed[kind] + vector * share for kind, vector in self._moved_by.items()})
@@ -97,14 +117,97 @@ class ClientTurns(AveragedModel):
         return self._agreed
 
     def state_stream(self) -> TensorStream:
-        """What the outer optimizer keeps: clients keep nothing."""
+        """What the outer optimizer keeps, and what is kept of clients; these keep nothing themselves."""
         self._rounds.settle()
         if self._index:
             return TensorStream.of({})
         found = {f"{OF_ALL}/round/weights": torch.zeros_like(self._rounds.weights)}
         found |= {f"{OF_ALL}/outer/{name}": one for name, one in self._outer.state().items()}
+        found |= {f"{OF_ALL}/{name}": one for name, one in self._kept_of_clients().items()}
         return TensorStream.of(put_aside({f"replica/{name}": one for name, one in found.items()}))
+
+    def _kept_of_clients(self) -> dict[str, torch.Tensor]:
+        """By what it is, of which client, and the kind of number."""
+        return {}
 
 
 class FederatedAverage(ClientTurns, ArenaAverage):
     """Workers that leave their clients' mean in memory, where another can go on for one that died."""
+
+    def _go_apart(self) -> None:
+        super()._go_apart()
+        rounds, spec, segment = self._spec.clients_on(self._size), self._spec, self._memory.segment
+        assert rounds is not None
+        self._roster = Roster(rounds, slots=self._size, seed=self._replica.task.seed)
+        self._versions = VersionRing(segment, self._values, spec.oldest + 1) if spec.buffer else None
+        self._controls = ControlTable(segment, self._values, spec.clients) if spec.scaffold else None
+        if self._index == 0 and not self._memory.counters[self._memory.marks.opened]:
+            self._take_up_clients()  # before anybody reads them
+        self._correction: Correction | None = None
+        if self._controls is not None:
+            self._correction = Correction(self._controls, self._replica, self._values)
+
+    def _take_up_clients(self) -> None:
+        """What a checkpoint has kept of them."""
+        kept, done = KeptApart("replica", self._replica.start.aside), self._rounds_before(self._step + 1)
+        if self._versions is not None:
+            for age, found in _numbered(kept.of(OF_ALL, "version")):
+                self._versions.put(done - age, found)
+        if self._controls is not None:
+            for client, found in _numbered(kept.of(OF_ALL, "control")):
+                if client < self._spec.clients:
+                    self._controls.put(client, done, found)
+
+    def _rounds_before(self, step: int) -> int:
+        """How many rounds are done when this step begins."""
+        return (step - 1) // self._spec.round_steps(self._size)
+
+    def _client_start(self, work: Work) -> tuple[Vectors, float]:
+        age = self._roster.age(work.step - 1, self._index)
+        if self._versions is None or not age:
+            return self._agreed, 1.0
+        found = self._versions.find(self._rounds_before(work.step) - age)
+        return (self._agreed, 1.0) if found is None else (found, (1 + age) ** -0.5)
+
+    def _take_alone(self, work: Work) -> StepResult:
+        if self._correction is None:
+            return super()._take_alone(work)
+        client = self._roster.client(work.step - 1, self._index)
+        number = self._rounds_before(work.step) + 1
+        if (work.step - 1) % self._spec.every == 0:
+            self._correction.begin(client, number)
+        found = super()._take_alone(work)
+        if work.step % self._spec.every == 0:
+            self._correction.end(client, number)
+        return found
+
+    def _publish(self) -> None:
+        super()._publish()
+        if self._versions is not None:
+            self._versions.put(self._rounds_before(self._step + 1), self._agreed)
+
+    def _kept_of_clients(self) -> dict[str, torch.Tensor]:
+        done, found = self._rounds_before(self._step + 1), dict[str, Vectors]()
+        if self._versions is not None:
+            ages = {age: self._versions.find(done - age) for age in range(1, min(self._spec.oldest, done) + 1)}
+            found |= {f"version/{age}": version for age, version in ages.items() if version is not None}
+        if self._controls is not None:
+            found |= {f"control/{client}": seen for client, seen in self._controls.all_before(done + 1)}
+        return {
+            f"{name}/{kind_name(kind)}": one for name, vectors in found.items() for kind, one in vectors.items()
+        }
+
+    def _facts(self) -> Mapping[str, Any]:
+        facts = super()._facts()
+        if not self._spec.buffer:
+            return facts
+        return {**facts, "mean_age": self._roster.mean_age(facts["agreements"])}
+
+
+def _numbered(named: Mapping[str, torch.Tensor]) -> Iterator[tuple[int, Vectors]]:
+    """Vectors of a checkpoint, by the numbers under which they are kept."""
+    found: dict[int, dict[str, torch.Tensor]] = {}
+    for name, one in named.items():
+        number, kind = name.split("/")
+        found.setdefault(int(number), {})[kind] = one
+    return ((number, by_kind(each)) for number, each in found.items())

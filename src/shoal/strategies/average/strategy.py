@@ -127,8 +127,13 @@ class AveragedModel(WholeModel):
         """Before a step: the gradient of half the squared distance from what was agreed on last, too."""
         for span, param in zip(self._values.params, self._replica.trained.values(), strict=True):
             if param.grad is not None:
-                distance = param.detach().to(span.kind) - span.of(self._agreed)
+                distance = param.detach().to(span.kind) - span.of(self._begun_from)
                 param.grad.add_(distance.to(param.grad.dtype), alpha=self._spec.prox)
+
+    @property
+    def _begun_from(self) -> Vectors:
+        """What this worker's steps have begun from."""
+        return self._agreed
 
     def _go_on(self) -> None:
         """Take up, from the checkpoint, how far this worker was in its round."""
