@@ -21,6 +21,7 @@ OPTIMIZERS = {
         keras.optimizers.schedules.ExponentialDecay(0.1, 4, 0.8), momentum=0.9, nesterov=True
     ),
     "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.01, clipvalue=0.5),
+    "plain": lambda: keras.optimizers.SGD(0.1),
     "whole": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.5),
 }
 
