@@ -29,7 +29,7 @@ def packets() -> list[list[bytes]]:
     """Genuine requests with something to damage."""
     parts = {"client": bytes(16), "reply_to": "tcp://127.0.0.1:9", "names": ("w",)}
     bulk = pack({"w": torch.ones(VALUES)})
-    asks = (Ask.UPDATE, Ask.STORE, Ask.AVERAGE)
+    asks = (Ask.UPDATE, Ask.STORE, Ask.AVERAGE, Ask.MERGE)
     requests = [Request(ask=ask, sequence=2, bulk=bulk, **parts) for ask in asks]
     return [[bytes(part) for part in encode(write_request(request))] for request in requests]
 
@@ -37,7 +37,7 @@ def packets() -> list[list[bytes]]:
 @contextmanager
 def open_server() -> Iterator[Target]:
     with (
-        shoal.ps.Server({"w": torch.zeros(VALUES)}, key=KEY) as server,
+        shoal.ps.Server({"w": torch.zeros(VALUES)}, key=KEY, merging=shoal.ps.Merging()) as server,
         shoal.ps.Client(server.address, key=KEY, timeout_s=GUARD_S) as client,
     ):
         yield Target(address=server.address, refused=lambda: server.refused, look=lambda: time.sleep(0.01))

@@ -34,6 +34,9 @@ FLAGS = {
     "products loss-in-pieces no-loss-in-pieces replay trust json help",
     "bench": "workers strategies threads device rounds steps seconds arg batch-size seed precision out json help",
     "doctor": "json help",
+    "federated": "help",
+    "federated serve": "ticket out at versions steps buffer oldest clip rate arg resume help",
+    "federated join": "arg timeout help",
     "kv": "help",
     "kv serve": "at number key store dead-after help",
     "checkpoint": "help",
@@ -88,7 +91,7 @@ def documented_commands():
 @pytest.mark.parametrize(("page", "words"), list(documented_commands()), ids=str)
 def test_documented_commands_parse(page, words):
     verb, *rest = words
-    if verb in ("checkpoint", "kv"):
+    if verb in ("checkpoint", "federated", "kv"):
         verb, rest = " ".join(words[:2]), words[2:]
     assert verb in FLAGS, f"{page} shows `shoal {verb}`"
     context = command_of(verb).make_context(verb, rest)

@@ -38,6 +38,7 @@ FLOORS = {
     "verification": 15,
     "sklearn": 15,
     "kv": 15,
+    "federated": 15,
     "horovod": 16,
     "cli": 17,
 }

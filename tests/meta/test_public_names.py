@@ -68,6 +68,7 @@ PACKAGES = [
     "horovod.torch.elastic",
     "sklearn",
     "kv",
+    "federated",
 ]
 
 

@@ -16,6 +16,7 @@ from shoal.cli.doctor import doctor
 from shoal.cli.evaluate import evaluate
 from shoal.cli.export import export
 from shoal.cli.failures import show_failure
+from shoal.cli.federated import federated
 from shoal.cli.host import host
 from shoal.cli.k8s import k8s
 from shoal.cli.kv import kv
@@ -58,6 +59,7 @@ app.command(rich_help_panel=TRAINING, context_settings={"allow_extra_args": True
     submit
 )
 app.add_typer(checkpoint, name="checkpoint", rich_help_panel=TRAINING)
+app.add_typer(federated, name="federated", rich_help_panel=TRAINING)
 app.add_typer(kv, name="kv", rich_help_panel=TRAINING)
 app.command(rich_help_panel=CHECKING)(verify)
 app.command(rich_help_panel=CHECKING)(bench)

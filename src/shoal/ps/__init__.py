@@ -12,10 +12,11 @@ from shoal.lazy import found_in
 
 if TYPE_CHECKING:
     from shoal.ps.plain.client import Client
+    from shoal.ps.plain.merging import Merging
     from shoal.ps.plain.server import Server
 
-__all__ = ["Client", "Server"]
+__all__ = ["Client", "Merging", "Server"]
 
-_HOMES = {"Client": "plain.client", "Server": "plain.server"}
+_HOMES = {"Client": "plain.client", "Merging": "plain.merging", "Server": "plain.server"}
 
 __getattr__ = found_in(__name__, _HOMES)

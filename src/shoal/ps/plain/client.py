@@ -89,6 +89,11 @@ class Client:
         """The names of all parameters on the server."""
         return tuple(self._specs)
 
+    @property
+    def specs(self) -> Specs:
+        """By name, what they are like."""
+        return self._specs
+
     def get(self, *names: str) -> dict[str, Tensor]:
         """These parameters, or all, as they were at one moment. They are the caller's to change."""
         require_known(names, self._specs)
@@ -109,6 +114,11 @@ class Client:
             raise SpecError(f"share is how much of the values to mix in, above 0 and up to 1, found {share}.")
         return self._send(Ask.AVERAGE, values, share=float(share))
 
+    def merge(self, differences: Mapping[str, Tensor], since: int) -> int:
+        """Bring how far this client has come, by all parameters, since it read this version; the one that the
+        server has now. It moves once it has as many as its `merging` says."""
+        return self._send(Ask.MERGE, differences, since=since)
+
     def close(self) -> None:
         """Leave. The server forgets this client when it needs the place."""
         self._closed = True
@@ -120,9 +130,9 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _send(self, ask: Ask, values: Mapping[str, Tensor], *, share: float = 1.0) -> int:
+    def _send(self, ask: Ask, values: Mapping[str, Tensor], *, share: float = 1.0, since: int = 0) -> int:
         require_fit(values, self._specs)
-        return self._ask(ask, names=tuple(values), values=values, share=share).version
+        return self._ask(ask, names=tuple(values), values=values, share=share, since=since).version
 
     def _ask(
         self,
@@ -131,6 +141,7 @@ class Client:
         names: tuple[str, ...] = (),
         values: Mapping[str, Tensor] | None = None,
         share: float = 1.0,
+        since: int = 0,
     ) -> PlainAnswer:
         """Ask and wait. A good answer is returned, any other is raised."""
         if self._closed:
@@ -147,6 +158,7 @@ class Client:
                 reply_to=self._wire.address,
                 names=names,
                 share=share,
+                since=since,
                 compress=compression.text if compression else UNCOMPRESSED,
                 bulk=pack(values or {}, compression),
             )

@@ -72,6 +72,11 @@ class Desk:
             if caller.peer == peer:
                 caller.is_there = False
 
+    @property
+    def present(self) -> int:
+        """Clients whose connection has not ended."""
+        return sum(caller.is_there for caller in tuple(self._callers.values()))
+
     def _meet(self, request: Request) -> Caller:
         if len(self._callers) >= self._max_clients:
             absent = [client for client, caller in self._callers.items() if not caller.is_there]
@@ -110,6 +115,8 @@ class Desk:
                 version = self._table.store(self._sent(request))
             case Ask.AVERAGE:
                 version = self._table.average(self._sent(request), request.share)
+            case Ask.MERGE:
+                version = self._table.merge(self._sent(request), request.since)
         return PlainAnswer(
             outcome=WishOutcome.DONE, sequence=request.sequence, version=version, specs=specs, bulk=bulk
         )

@@ -28,6 +28,7 @@ class Ask(StrEnum):
     UPDATE = "update"
     STORE = "store"
     AVERAGE = "average"
+    MERGE = "merge"
 
 
 class WishOutcome(StrEnum):
@@ -55,6 +56,8 @@ class Request:
     """The parameters it is about; in a GET, none means all."""
     share: float = 1.0
     """How much of what is sent an AVERAGE mixes in."""
+    since: int = 0
+    """The version from which a MERGE has come."""
     compress: str = UNCOMPRESSED
     """How the bulk is compressed."""
     bulk: PlainBulk = field(default_factory=PlainBulk)
@@ -84,6 +87,7 @@ def write_request(request: Request) -> Message:
         "reply_to": request.reply_to,
         "names": list(request.names),
         "share": request.share,
+        "since": request.since,
         "compress": request.compress,
         "packing": list(request.bulk.packing),
     }
@@ -101,6 +105,7 @@ def read_request(message: Message) -> Request:
             "reply_to": str(reply_to),
             "names": list(names),
             "share": float(share),
+            "since": int(since),
             "compress": str(compress),
             "packing": list(packing),
         } if len(client) == CLIENT_ID_BYTES and sequence > 0 and 0 < share <= 1:
@@ -115,6 +120,7 @@ def read_request(message: Message) -> Request:
         reply_to=reply_to,
         names=tuple(names),
         share=share,
+        since=since,
         compress=compress,
         bulk=PlainBulk(packing=packing, frames=message.frames),
     )

@@ -15,6 +15,7 @@ from shoal.comm.socket_folder import SocketFolder
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import ProtocolError, SpecError
 from shoal.ps.plain.desk import Desk
+from shoal.ps.plain.merging import Merging
 from shoal.ps.plain.messages import PlainAnswer, WishOutcome, write_answer
 from shoal.ps.plain.table import MakeOptimizer, ParameterTable
 from shoal.spec.checks import require_count
@@ -42,6 +43,8 @@ class Server:
             encrypted.
         key: Whom to serve: those who have it. A new one where none is given.
         max_clients: How many clients are served at a time, 128 at most; each costs a connection.
+        merging: What is done with differences that clients bring (`Client.merge`), where they bring some.
+        version: The one that it begins with, where it goes on for another server.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class Server:
         address: str | None = None,
         key: RunKey | None = None,
         max_clients: int = _MOST_CLIENTS,
+        merging: Merging | None = None,
+        version: int = 0,
     ) -> None:
         require_count("Server", "max_clients", max_clients)
         if max_clients > _MOST_CLIENTS:
@@ -60,7 +65,7 @@ class Server:
         """What clients need; `key.save(path)` writes it to a file that only its owner can read."""
         self.refused = 0
         """Packets of those who have the key that were no requests; nothing was done for them."""
-        self._table = ParameterTable(parameters, optimizer)
+        self._table = ParameterTable(parameters, optimizer, merging, version)
         self._desk = Desk(self._table, max_clients=max_clients)
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -82,6 +87,15 @@ class Server:
         """A copy of all parameters as they were at one moment."""
         _, values = self._table.copies()
         return {name: value.clone() for name, value in values.items()}
+
+    def copies(self) -> tuple[int, dict[str, Tensor]]:
+        """The version and its parameters, of one moment; to be read only."""
+        return self._table.copies()
+
+    @property
+    def present(self) -> int:
+        """Clients that are connected."""
+        return self._desk.present
 
     @property
     def strangers(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import SpecError
+from shoal.ps.plain.merging import MergeBuffer, Merging
 from shoal.ps.plain.tensors import PIECE_BYTES, TensorSpec, pieces, require_fit, require_known
 
 MOST_PIECES = 4096
@@ -24,11 +25,18 @@ class ParameterTable:
     Gradients move them by the optimizer; without one, what is sent is added.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor] | nn.Module, make_optimizer: MakeOptimizer | None) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor] | nn.Module,
+        make_optimizer: MakeOptimizer | None,
+        merging: Merging | None = None,
+        version: int = 0,
+    ) -> None:
         named = _named(parameters)
         self.specs = {name: TensorSpec.of(tensor) for name, tensor in named.items()}
-        self.version = 0
+        self.version = version
         """Counts the changes."""
+        self._merged = None if merging is None else MergeBuffer(merging)
         # A plain tensor seldom asks for gradients, but only those of a module can be meant to stay as they are.
         self._values = {
             name: _copied(tensor, trained=tensor.requires_grad or not isinstance(parameters, nn.Module))
@@ -84,6 +92,24 @@ class ParameterTable:
                 )
         with self._lock:
             self._set({name: self._values[name].lerp(value, share) for name, value in values.items()})
+            return self._changed()
+
+    @torch.no_grad()
+    def merge(self, differences: Mapping[str, Tensor], since: int) -> int:
+        """Take in how far a client has come since a version. Where it was the last that a new one needs, all
+        parameters move; the version afterwards."""
+        require_fit(differences, self.specs)
+        if self._merged is None:
+            raise SpecError("This server merges no differences; make it with merging=shoal.ps.Merging(buffer=4).")
+        if missing := sorted(self.specs.keys() - differences.keys()):
+            raise SpecError(
+                f"A difference is of all parameters together, but {missing[0]!r} is missing; send all."
+            )
+        with self._lock:
+            moved = self._merged.add(differences, self.version - since)
+            if moved is None:
+                return self.version
+            self._set({name: self._values[name] + each for name, each in moved.items()})
             return self._changed()
 
     def _step(self, optimizer: torch.optim.Optimizer, gradients: Mapping[str, Tensor]) -> None:
