@@ -384,7 +384,6 @@ IN_REAL_RUNS = {
                 "momentum",
                 "weight",
                 "clip",
-                "compress",
                 "via",
             )
         ],
@@ -399,6 +398,7 @@ IN_REAL_RUNS = {
     ),
     **dict.fromkeys(["average.init", "average.combine"], "equivalence/test_ensembles.py"),
     **dict.fromkeys(["average.inside", "average.groups"], "equivalence/test_inside.py"),
+    "average.compress": "equivalence/test_compressed.py",
     "average.clips": "equivalence/test_average.py",
     "average.delay": "equivalence/test_streaming.py",
     "average.secure": "equivalence/test_private.py",

@@ -245,7 +245,8 @@ class PsClient:
         slot = made.buffer // BUFFERS_PER_SLOT
         if self.machine.slots is not None:
             self.machine.slots.note_pushed(slot)
-        self.codecs.begin(slot, made.clock)
+        if self.codecs.leaves_some:
+            self.codecs.begin(slot, made.clock)
         offer = Offer(
             clock_of=slot,
             clock=made.clock,
@@ -275,7 +276,8 @@ class PsClient:
         """All of it is there: push what has not gone out yet."""
         for shard in self._buffers.complete():
             self._push_shard(shard)
-        self.codecs.end(self._open.buffer // BUFFERS_PER_SLOT)
+        if self.codecs.leaves_some:
+            self.codecs.end(self._open.buffer // BUFFERS_PER_SLOT)
         self._node.pump(0.0)
 
     def _push_shard(self, shard: int) -> None:

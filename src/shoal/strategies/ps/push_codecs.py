@@ -50,6 +50,8 @@ class PushCodecs:
         self._saved = KeptApart(_WORD, saved)
         example = make_compression(text)
         self._left = _LeftByPushes(memory, example, world, slots, kept) if isinstance(example, Lossy) else None
+        self.leaves_some = self._left is not None
+        """Whether a push may leave something unsent: else nobody has to `begin` and `end` it."""
 
     def begin(self, slot: int, clock: int) -> None:
         """A push of this slot comes next: have what was left of those before, whoever made them."""

@@ -87,7 +87,9 @@ class Watcher(Unwatched):
         self.steps.append(step)
         self.rates.append(told[1])
 
-    def on_evaluation(self, step: int, results: dict[str, float]) -> None:
+    def on_evaluation(
+        self, step: int, results: dict[str, float], by_client: dict[str, list[Any]] | None = None
+    ) -> None:
         self.evaluated.append(step)
 
 
