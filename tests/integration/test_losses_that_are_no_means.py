@@ -29,7 +29,7 @@ def warnings(trained):
         ("tokens", "data", {}),
         pytest.param("tokens", "ps:servers=2", {"objective": True}, marks=pytest.mark.long),
         ("classes", "data:via=ring", {}),
-        ("negatives", "ps:sync=ssp:1", {}),  # under asp the first worker, who looks, may be too late to have a batch
+        ("negatives", "ps:sync=ssp:1", {}),  # under asp who looks may come too late to have a batch
         ("tokens", "sharded", {}),
     ],
 )
