@@ -22,6 +22,7 @@ from shoal.observe.happenings import Done, StateEntered
 from shoal.roles.process.beat import Beat
 from shoal.roles.process.reporter import Reporter
 from shoal.roles.process.station import ScriptMeetings, Station, take_station
+from shoal.roles.process.torch_groups import groups_outlive_objects
 from shoal.spec import Job, World
 from shoal.spec.vocabulary import Role, State
 from shoal.spec.world import ARENA_VARIABLE, SOCKETS_VARIABLE
@@ -50,7 +51,8 @@ def run_script(job: Job, world: World, channel: Channel) -> int:
     with Beat(channel, reporter.pulse, on_message=partial(_obey, meetings) if is_worker else None):
         if is_worker:
             reporter.send(StateEntered(state=State.READY))
-        _run_to_its_end(job.target)
+        with groups_outlive_objects():
+            _run_to_its_end(job.target)
         station.check_begun()
         if is_worker:
             reporter.send(Done(results={}))
