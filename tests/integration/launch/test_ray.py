@@ -103,7 +103,7 @@ def test_a_node_that_is_lost_and_one_that_comes(nodes: RayNodes, tmp_path: Path)
     assert not agents()
     nodes.add(4)
     settings: dict[str, Any] = {"strategy": "data:via=ring", "checkpoint": "every=25", "runs": tmp_path}
-    settings |= {"args": {"steps": 300}}
+    settings |= {"args": {"steps": 2000}}
     with start(f"{TASKS}:mlp", **settings, **two_workers("ray:nodes=2")) as live:
         for event in live.events():
             if event.kind == "checkpoint":
