@@ -95,15 +95,22 @@ def read_tensorboard(folder: Path) -> Found:
 
 def read_wandb(folder: Path) -> Found:
     """What W&B has written offline, by a process of its own: a file for each time that the run went on."""
-    deadline = time.monotonic() + 30
-    while not (found := _read_wandb(folder)).name and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while not (files := _wandb_files(folder)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return found
+    return _read_wandb(files)
 
 
-def _read_wandb(folder: Path) -> Found:
+def _wandb_files(folder: Path) -> list[Path]:
+    """All of a run, once that process has written each to its end."""
+    files = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
+    kinds = [{record.WhichOneof("record_type") for record in _wandb_records(path)} for path in files]
+    return files if all("exit" in one for one in kinds) else []
+
+
+def _read_wandb(files: list[Path]) -> Found:
     found = Found()
-    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+    for path in files:
         for record in _wandb_records(path):
             match record.WhichOneof("record_type"):
                 case "run":

@@ -54,7 +54,7 @@ def compare_results(laboratory: Laboratory, job: Job, facts: Facts, seeds: int) 
 
 def _train(laboratory: Laboratory, seed: int, job: Job, facts: Facts) -> SeedRun:
     """One run; one that fails, as by a loss that is no number, is a finding and no error."""
-    watched = _Watched()
+    watched = Watched()
     try:
         found = laboratory.watch(f"seed {seed}: {job.strategy}", job, watched.take)
     except LaunchError as failure:
@@ -69,13 +69,13 @@ def _train(laboratory: Laboratory, seed: int, job: Job, facts: Facts) -> SeedRun
         samples=found["samples"],
         results=usable,
         rollbacks=watched.rollbacks,
-        diverged=watched.divergence(facts.initial_loss),
+        diverged=watched.divergence(facts.initial_loss, tested=results.get("test loss")),
         pushes=count_pushes(found["audit"]) if "shards" in found.get("audit", {}) else None,
     )
 
 
 @dataclass
-class _Watched:
+class Watched:
     """What is remembered of a run's events."""
 
     losses: list[float] = field(default_factory=list)
@@ -97,16 +97,24 @@ class _Watched:
         borders = [len(self.losses) * part // num for part in range(num + 1)] if num else []
         return [mean(self.losses[start:stop]) for start, stop in pairwise(borders)]
 
-    def divergence(self, first: float) -> str:
-        """How the loss ran away from what it was at first, in a sentence; empty where it did not."""
-        from shoal.coordinator.policy import is_diverging
+    def divergence(self, first: float, *, tested: float | None = None) -> str:
+        """How the loss ran away from what it was at first, in a sentence; empty where it did not.
+
+        `tested`: what it was on the test set at the end. Losses are those of the first worker, which may have had
+        only a few steps, long before others ran away.
+        """
+        from shoal.coordinator.policy import has_diverged, is_diverging
 
         if not self.losses:
             return ""
-        last = self.parts[-1]
+        last, where = self.parts[-1], ""
         if not is_diverging(last, first=first, best=min(first, *self.parts)):
-            return ""
-        return f"The loss ran away: {last:.4g} at the end, {first:.4g} at the start; lower the learning rate."
+            if tested is None or last <= first / 2 or not has_diverged(tested, first=first):
+                return ""
+            last, where = tested, " on the test set"
+        return (
+            f"The loss ran away: {last:.4g}{where} at the end, {first:.4g} at the start; lower the learning rate."
+        )
 
 
 def count_pushes(audit: Mapping[str, Any]) -> Pushes:

@@ -66,9 +66,12 @@ class BestKeeper:
                 stream = TensorStream.of(training.replica.module.state_dict())
             else:
                 stream = training.strategy.model_stream(training.replica)
-            if training.world.is_first and not files.has(step):
+            if training.world.is_first:
                 try:
-                    files.keep(step, stream, results)
+                    if files.has(step):
+                        files.settle()  # whoever kept it may have died before it could be shown
+                    else:
+                        files.keep(step, stream, results)
                 except DiskRefused as error:  # as with a checkpoint: what is trained counts for more
                     self._reporter.warn(f"the best model, of step {step}, was not kept: {error}")
             stream.drain()

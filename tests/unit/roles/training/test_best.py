@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -61,14 +62,17 @@ def test_who_becomes_the_first_keeps_what_a_dead_one_had_no_time_for(tmp_path: P
     assert newest is not None and (newest.step, newest.results) == (4, {"loss": 0.5})
 
 
-def test_what_a_dead_one_had_kept_is_told_by_its_successor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dies_before_it_shows", [False, True])
+def test_what_a_dead_one_had_kept_is_told_by_its_successor(tmp_path: Path, dies_before_it_shows: bool) -> None:
     """It evaluates again, for all, and finds what was kept as good as what it found."""
     conduct = Conduct(fills=(range(1), range(1, 2)), servers=1)
     first, _, _ = keeper_in(tmp_path, World(world_size=2), conduct)
     first.consider(4, {"loss": 0.5})
+    if dies_before_it_shows:
+        RunFolder(tmp_path).best_model.unlink()
     told: list[int] = []
     second, training, files = keeper_in(tmp_path, World(world_size=2), conduct)
     training.callbacks = SimpleNamespace(best_is_kept=lambda step, path: told.append(step))  # type: ignore[assignment]
     second.consider(4, {"loss": 0.5})
     second.consider(6, {"loss": 0.6})
-    assert told == [4] and files.has(4) and not files.has(6)
+    assert told == [4] and files.has(4) and not files.has(6) and files.shown.is_file()
