@@ -70,10 +70,11 @@ def test_what_servers_have_applied_is_in_the_book_of_who_goes_on(train: Train) -
 
 def test_a_checkpoint_without_a_book_is_answered_for_from_there_on(train: Train) -> None:
     """A quorum leaves parts out, and which ones no checkpoint says."""
-    served = train("mlp", workers=2, strategy="ps:sync=quorum:2/2", steps=STEPS, checkpoint="every=9,keep=9")
+    many = 10 * STEPS  # a checkpoint may come late: workers that wait for nobody take some steps meanwhile
+    served = train("mlp", workers=2, strategy="ps:sync=quorum:2/2", steps=many, checkpoint="every=9,keep=99")
     again = train.resume(served, served.told("checkpoint")[0]["step"], strategy="data")
     audit = again.results["audit"]
-    assert audit["once"] == audit["samples"] < SAMPLES and audit["clean"]
+    assert audit["once"] == audit["samples"] < served.results["samples"] and audit["clean"]
 
 
 def test_a_quiet_run_keeps_no_book_and_says_little(train: Train) -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import shoal
 
-FIRST, LAST = 10, 30
+FIRST, LAST = 10, 110
 """Calls of the loss; from one to the next is a whole step. Now and then something else happens in one, too."""
 SOURCE = str(Path(shoal.__file__).parent)
 _calls = 0
@@ -44,5 +44,5 @@ def task() -> shoal.Task:
         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-3),
         train=TensorDataset(inputs, target),
         batch_size=8,
-        epochs=3,
+        epochs=12,
     )
