@@ -267,7 +267,14 @@ class Data(StrategySpec):
         """What is reserved in the segment that all workers of a host map."""
         if not self.journal:
             run = replace(run, image=0)
-        return arena_regions(model, run, cut, follows_speed=self.shares == "speed", journals=self.journal)
+        return arena_regions(
+            model,
+            run,
+            cut,
+            follows_speed=self.shares == "speed",
+            journals=self.journal,
+            is_spread=self.via == "chain",
+        )
 
     def synchronised(self) -> Self:
         return replace(self, batchnorm="sync", shares="even")

@@ -17,9 +17,12 @@ WHOLE_JOURNAL = "journal: model and state before an update"
 
 
 def arena_regions(
-    model: ModelSize, run: RunSize, cut: CutSize, *, follows_speed: bool, journals: bool
+    model: ModelSize, run: RunSize, cut: CutSize, *, follows_speed: bool, journals: bool, is_spread: bool = False
 ) -> tuple[MemoryRegion, ...]:
-    """All of the segment: parameters and optimizer state once, gradients once per slot."""
+    """All of the segment: parameters and optimizer state once, gradients once per slot.
+
+    `is_spread`: other hosts have some slots.
+    """
     slots, places, rows = range(run.slots), range(run.workers), run.steps + 1
     seen, half = run.precision
     undone = 1 + SCALAR_BYTES * model.scalars
@@ -34,6 +37,7 @@ def arena_regions(
         "sizes": 4 * run.slots * rows * follows_speed,
         "seen": seen,
         "half": half,
+        "early": 4 * (run.slots + 1) * sum(map(len, cut.shards)) * is_spread,
         "table": run.table,
         "buffers": model.moving,
         **{f"buffers/{slot}": model.moving for slot in slots},

@@ -45,11 +45,9 @@ class Mailroom:
         pieces = as_bytes(tensor.contiguous()).split(_PIECE_BYTES)
         for left in range(len(pieces) - 1, -1, -1):
             piece = pieces[-1 - left]
-            while self._is_full(rank):
+            while not self.has_room(rank):
                 # Until some have arrived, not all: whoever has to say so may be waiting for this worker elsewhere.
-                self._patiently(
-                    lambda: self._keep_next(_LOOKS_UP_SOON_S), is_enough=lambda: not self._is_full(rank)
-                )
+                self._patiently(lambda: self._keep_next(_LOOKS_UP_SOON_S), is_enough=lambda: self.has_room(rank))
             self._sizes[rank].append(piece.numel())
             fields = {"ranks": list(ranks), "tag": tag, "left": left}
             self.transport.send(rank, Message(_KIND, fields, [piece] if piece.numel() else []))
@@ -76,17 +74,22 @@ class Mailroom:
             self._patiently(lambda: self._keep_next(_LOOKS_UP_S, rank))
         return self._arrived[rank, ranks, tag].popleft()
 
+    def has(self, rank: int, ranks: tuple[int, ...], tag: int) -> bool:
+        """Whether a message of this sender in this group under this tag has been kept."""
+        return bool(self._arrived.get((rank, ranks, tag)))
+
     def pump(self) -> None:
         """Keep what has come: a worker that waits elsewhere must still say that it arrived."""
         with suppress(CommError):  # Nothing has come; who waits for a peer that is gone will learn it.
             while True:
                 self._keep_next(0.0)
 
-    def _is_full(self, rank: int) -> bool:
+    def has_room(self, rank: int) -> bool:
+        """Whether another message may be sent there before one has arrived."""
         sizes, count = self._sizes[rank], self.transport.under_way(rank)
         while len(sizes) > count:
             sizes.popleft()
-        return count >= _MOST_MESSAGES or sum(sizes) > _MOST_BYTES
+        return count < _MOST_MESSAGES and sum(sizes) <= _MOST_BYTES
 
     def _keep_next(self, timeout_s: float, awaited: int | None = None) -> None:
         sender, message = self.transport.receive(timeout_s, awaited=awaited)

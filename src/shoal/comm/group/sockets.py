@@ -101,6 +101,14 @@ class SocketGroup(Group):
         """What `receive` gives, in memory of its own: nothing is copied."""
         return self._mail.take_as(self.ranks[sender], self.ranks, tag, like)
 
+    def has_come(self, sender: int, tag: int) -> bool:
+        """Whether `take` would return at once, as far as `pump` has looked."""
+        return self._mail.has(self.ranks[sender], self.ranks, tag)
+
+    def has_room(self, to: int) -> bool:
+        """Whether `send` would return at once."""
+        return self._mail.has_room(self.ranks[to])
+
     def pump(self) -> None:
         self._mail.pump()
 

@@ -6,9 +6,11 @@ all others. So the fold, and with it every bit, is that of one host with the sam
 the first total is awaited: while the last host adds up one, those before it already send the next.
 
 Where each host has one slot, gradients go straight to one host, another for each chunk, which adds them up in the
-same order. So all links carry the same, and nothing takes more than two of them. A chunk may leave *early*, while
-the backward pass goes on: whoever sums it has it by then. Where it turns out that some slot lacks a gradient, all
-know it, and what has come early is dropped.
+same order. So all links carry the same, and nothing takes more than two of them.
+
+A chunk may leave *early*, while backward passes go on: as soon as all slots of a host have made its gradients and
+the sum so far is there. So totals, too, may be there before the passes are over. Where it turns out that some slot
+lacks a gradient, all know it, and what has come early is dropped.
 """
 
 from __future__ import annotations
@@ -48,19 +50,32 @@ class HostChain:
         self._cast = cast
         self.goes_straight = goes_straight
         """Whether all hosts have one slot each."""
-        self.early: set[int] = set()
-        """Chunks of this step that have been sent before it was known what all slots have."""
+        self._early: set[int] = set()
+        """Chunks of this step that have left before it was known what all slots have."""
         self._sums: dict[int, torch.Tensor] = {} if before is None else before._sums
         """By chunk: the total. Nobody writes there again: it may still be on its way to others."""
         self._awaited: dict[int, tuple[int, torch.Tensor]] = {}
         """By chunk: the host that sends its total, and a tensor of its shape."""
 
-    def send_early(self, chunk: int, update: ChunkUpdate) -> None:
-        """Send this host's gradient of a chunk, which is complete, to whoever adds it up."""
-        if chunk % self._count != self._number:
-            # From where it lies: nobody changes it before the total has come back.
-            self._send(update.only_slot, chunk % self._count, 2 * chunk)
-            self.early.add(chunk)
+    def leave_early(self, chunk: int, update: ChunkUpdate) -> bool:
+        """Let a chunk go its way, whose gradients this host's slots have made; False where it cannot yet."""
+        if not self._has_room(chunk):
+            return False
+        if self.goes_straight:
+            if chunk % self._count != self._number:
+                self._send_slot(chunk, update)
+        elif self._number and not self._links.has_come(self._owners[self._number - 1][chunk], 2 * chunk):
+            return False
+        else:
+            self._pass_up(chunk, update, None)
+        self._early.add(chunk)
+        return True
+
+    def _has_room(self, chunk: int) -> bool:
+        """Whether a message may be sent without waiting for others."""
+        return all(
+            self._links.has_room(owners[chunk]) for host, owners in enumerate(self._owners) if host != self._number
+        )
 
     def send_up(
         self,
@@ -69,22 +84,28 @@ class HostChain:
         came_early: Sequence[Collection[int]] = (),
     ) -> None:
         """Have all of these chunks summed. `touched`: None where every slot has every gradient. `came_early`: by
-        host, the chunks that it has sent early."""
+        host, the chunks that have left it early."""
         if self.goes_straight and touched is None:
             self._send_straight(list(chunks))
-            return
-        chunks = list(chunks)
-        self._drop_early(dict(chunks), came_early)
-        last = self._count - 1
-        for chunk, update in chunks:
-            before = self._number - 1
-            total = self._received(update.sum, before, 2 * chunk) if self._number else torch.empty_like(update.sum)
-            update.add_slots(total, touched, begins=not self._number)
-            if self._number < last:
-                self._send(total, self._number + 1, 2 * chunk)
-                self._awaited[chunk] = (last, update.sum)
-            else:
-                self._tell_total(chunk, total)
+        else:
+            chunks = list(chunks)
+            if touched is not None:
+                self._drop_early(dict(chunks), came_early)
+            for chunk, update in chunks:
+                if chunk not in self._early:
+                    self._pass_up(chunk, update, touched)
+        self._early.clear()
+
+    def _pass_up(self, chunk: int, update: ChunkUpdate, touched: object) -> None:
+        """Add this host's slots to the sum so far, for the next host; the last one has the total."""
+        before, last = self._number - 1, self._count - 1
+        total = self._received(update.sum, before, 2 * chunk) if self._number else torch.empty_like(update.sum)
+        update.add_slots(total, touched, begins=not self._number)
+        if self._number < last:
+            self._send(total, self._number + 1, 2 * chunk)
+            self._awaited[chunk] = (last, update.sum)
+        else:
+            self._tell_total(chunk, total)
 
     def _send_straight(self, chunks: Sequence[tuple[int, ChunkUpdate]]) -> None:
         to_send = iter(chunks)
@@ -92,20 +113,31 @@ class HostChain:
             if (following := next(to_send, None)) is not None:
                 chunk, update = following
                 if (summer := chunk % self._count) != self._number:
-                    if chunk not in self.early:
-                        self.send_early(chunk, update)
+                    if chunk not in self._early:
+                        self._send_slot(chunk, update)
                     self._awaited[chunk] = (summer, update.sum)
             if at >= 0 and chunks[at][0] % self._count == self._number:
                 self._add_up(*chunks[at])
-        self.early.clear()
+
+    def _send_slot(self, chunk: int, update: ChunkUpdate) -> None:
+        """Send the gradient of this host's slot to whoever adds it up."""
+        # From where it lies: nobody changes it before the total has come back.
+        self._send(update.only_slot, chunk % self._count, 2 * chunk)
 
     def _drop_early(self, chunks: Mapping[int, ChunkUpdate], came_early: Sequence[Collection[int]]) -> None:
         """Take what others have sent early, for nothing."""
-        self.early.clear()
+        own, last = self._number, self._count - 1
         for host, numbers in enumerate(came_early):
-            for chunk in numbers if host != self._number else ():
-                if chunk % self._count == self._number:
-                    self._received(chunks[chunk].sum, host, 2 * chunk)
+            for chunk in chunks.keys() & set(numbers) if host != own else ():
+                like = chunks[chunk].sum
+                if self.goes_straight:
+                    if chunk % self._count == own:
+                        self._received(like, host, 2 * chunk)
+                elif host == last:
+                    self._received(like, host, 2 * chunk + 1)
+                elif host == own - 1 and chunk not in self._early:
+                    self._received(like, host, 2 * chunk)
+        self._early.clear()
 
     def _add_up(self, chunk: int, update: ChunkUpdate) -> None:
         """Add up the hosts' gradients of a chunk, in the order of slots."""

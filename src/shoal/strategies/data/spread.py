@@ -21,10 +21,11 @@ import torch
 from shoal.comm.group import Group, SocketGroup
 from shoal.comm.transport import Transport
 from shoal.errors import PeerLost, SpecError
+from shoal.feed.parts import Part
 from shoal.model.replica import Replica
 from shoal.spec import Data, World
 from shoal.spec.vocabulary import Role
-from shoal.step.compute import SAMPLES
+from shoal.step.compute import SAMPLES, Sums
 from shoal.step.work import Work
 from shoal.strategies.base import Fill, Setting, StepResult
 from shoal.strategies.data.accord import Accord, Standing, agree
@@ -53,10 +54,8 @@ class SpreadData(ArenaData):
         """The last step that was whole somewhere when all met: who still has to take it exchanges nothing."""
         self._own_slots: list[int] = []
         """Those whose gradients this host computed when all had last met."""
-        self._early: EarlyChunks | None = None
-        """What leaves before the backward pass is over, if anything may."""
-        self._came_early: list[list[int]] = []
-        """By host: the chunks of this step that have."""
+        self._num_early = self._num_sent = 0
+        """Chunks of all hosts and steps: those that left before all gradients were there, and all."""
         self._guests: tuple[int, ...] = ()
         """Hosts that wait for the state after the step that was decided, and get it from this worker."""
         self._transport: Transport | None = None
@@ -111,28 +110,31 @@ class SpreadData(ArenaData):
             goes_straight=len(self._hosts) > 1 and all(len(slots) == 1 for slots in self._slots),
         )
         self._own_slots = self._slots[self._own_host]
-        self._early = None
-        if self._chain.goes_straight and self._can_send_early:
-            (update,) = self._updates.values()
-            assert isinstance(update, SlicedUpdate)
-            self._early = EarlyChunks(update.owned(), self._chain.send_early)
+        (update,) = self._updates.values()
+        assert isinstance(update, SlicedUpdate)
+        table = self._shared.segment.tensor("early", torch.int32).numpy()
+        self._early = EarlyChunks(
+            self._shared.grid,
+            table.reshape(-1, len(self._shared.grid.chunks)),
+            self._own_slots,
+            dict(update.owned()),
+            self._chain.leave_early,
+            self._links.pump,
+        )
 
     @property
-    def _can_send_early(self) -> bool:
+    def _leaves_early(self) -> bool:
         """Whether gradients that a pass has made are those of the step, whatever comes after it."""
         task, extent = self._replica.task, self._setting.extent
         is_final = extent.accumulate == 1 and task.skip_loss_below is None and not self._replica.is_by_sample
-        is_alone = len(self._hosts[self._own_host]) == 1  # who speaks for a host must know what has left
-        return is_final and is_alone and self._precision is None and self._passes.never_meet
+        return is_final and len(self._hosts) > 1 and self._precision is None and self._passes.never_meet
 
-    def _backward(self, loss: torch.Tensor, share: torch.Tensor | None) -> None:
-        if self._early is None:
-            super()._backward(loss, share)
-            return
-        self._early.begin()
-        self._tap.on_taken = self._early.on_taken
+    def _compute(self, work: Work, part: Part) -> Sums:
+        if self._leaves_early:
+            self._early.begin(work.step, part.slot)
+            self._tap.on_taken = self._early.on_taken
         try:
-            super()._backward(loss, share)
+            return super()._compute(work, part)
         finally:
             self._tap.on_taken = None
 
@@ -175,9 +177,7 @@ class SpreadData(ArenaData):
         for slot in self._slots[self._own_host]:
             counters.wait(marks.gradients[slot], step)
         asked = [counters[mark] for mark in marks.stop_at if 0 < counters[mark] <= step]
-        assert self._chain is not None
-        early = torch.zeros(len(self._shared.grid.chunks), dtype=torch.uint8)
-        early[sorted(self._chain.early)] = 1
+        early = torch.from_numpy(self._early.left(step)).view(torch.uint8)
         page_end = 8 + len(self._page)
         head_bytes = page_end + len(early)
         told = [torch.zeros(head_bytes + self._row_bytes * len(slots), dtype=torch.uint8) for slots in self._slots]
@@ -189,16 +189,20 @@ class SpreadData(ArenaData):
         self._speakers.all_gather_(told)
         if self._own_host:  # the first worker is on the first of them
             self._page.copy_(told[0][8:page_end])
-        self._came_early = [one[page_end:head_bytes].nonzero().flatten().tolist() for one in told]
+        self._num_sent += len(self._hosts) * len(early)
         for host, slots in enumerate(self._slots):
+            left = told[host][page_end:head_bytes].numpy()
+            self._num_early += int(left.sum())
             if host == self._own_host:
                 continue
+            if slots:
+                self._early.note(step, slots, left)
             stop = int(told[host][:8].view(torch.int64)[0])
             if stop and not counters[marks.stop_at[0]]:
                 counters[marks.stop_at[0]] = stop
             for row, slot in zip(self._rows(told, host), slots, strict=True):
-                left = self._left_by(slot)
-                for room, content in zip(left, row.split([part.numel() for part in left]), strict=True):
+                rooms = self._left_by(slot)
+                for room, content in zip(rooms, row.split([part.numel() for part in rooms]), strict=True):
                     room.copy_(content)
                 if step < len(self._shared.counts):
                     self._shared.counts[step, slot] = int(self._shared.results[slot, SAMPLES])
@@ -228,7 +232,8 @@ class SpreadData(ArenaData):
         assert isinstance(update, SlicedUpdate) and chain is not None
         if counters[marks.totals[self._place]] < step:
             if decision.sums.weight and decision.is_taken:
-                chain.send_up(update.owned(), decision.touched, self._came_early)
+                came_early = [self._early.noted(step, slots) for slots in self._slots]
+                chain.send_up(update.owned(), decision.touched, came_early)
                 chain.await_totals()
             elif self._speaks:
                 self._speakers.barrier()  # all know that there is nothing to sum
@@ -237,6 +242,10 @@ class SpreadData(ArenaData):
         if counters[marks.updated[self._place]] < step:
             update.begin_step()
         update.totals = chain.total
+
+    def _result(self, step: int, decision: StepDecision) -> StepResult:
+        share = self._num_early / self._num_sent if self._num_sent else 0.0
+        return replace(super()._result(step, decision), facts={"early": round(share, 3)})
 
     def exchange(self, serial: int, shape: tuple[int, int], fill: Fill) -> torch.Tensor:
         self.settle()
@@ -322,6 +331,7 @@ class SpreadData(ArenaData):
         self._updates.clear()
         self._host(self._setting.world)
         self._begin_chain()
+        self._early.forget()  # before all come together: nobody computes until then
 
     def _pass_on_table(self, accord: Accord) -> None:
         room, own = self._shared.table_of(accord.table), self._links.index
