@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.training import Train, largest_difference
+from helpers.training import Train, largest_difference, relative_distance
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,6 @@ def test_copies_that_scatter_what_they_changed_come_to_the_same(train: Train) ->
     asp = train("mlp", workers=2, strategy="ps:servers=1,sync=asp")
     rows = copies.results["audit"]["shards"]
     assert copies.results["audit"]["clean"] and [row["once"] for row in rows] == [40, 40]
-    # About as far apart as two asynchronous runs are from each other.
-    assert largest_difference(copies.model, asp.model) < 0.3
+    # Two asynchronous runs are 0.02 apart; on a busy machine workers fall further behind each other.
+    assert relative_distance(copies.model, asp.model) < 0.06
     assert copies.results["results"]["loss"] == pytest.approx(asp.results["results"]["loss"], rel=0.05)

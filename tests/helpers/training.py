@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -115,6 +116,13 @@ class Train:
         results = Supervisor(job, listen, LocalEngine(self.zygote)).run()
         model = load_tensors(folder / "model.safetensors")
         return Trained(model, load_tensors(folder / "state.safetensors"), results, events, job)
+
+
+def relative_distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Between two models as long vectors, beside the length of the other."""
+    apart = sum(float((one[name].double() - tensor.double()).square().sum()) for name, tensor in other.items())
+    length = sum(float(tensor.double().square().sum()) for tensor in other.values())
+    return math.sqrt(apart / length)
 
 
 def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from shoal.arena import Grid
 from shoal.strategies.data.update import ChunkUpdate
 
+_STAYS = 0
 _LOOKS_UP_S = 0.002
 """How often what has arrived is looked for: some models have hundreds of parameters, and pass them in no time."""
 
@@ -19,7 +20,9 @@ class EarlyChunks:
     """One worker's part in it.
 
     It notes, where all workers of its host can read it, of which chunks its passes have made the gradients, and
-    lets those that it owns go once all slots of the host have.
+    lets those that it owns go once all slots of the host have. The model's first chunk, the last to be made,
+    stays. So its total shows that all hosts know all about the step: whoever has all totals may take it, and the
+    others can be told to (`accord.py`).
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class EarlyChunks:
     def begin(self, step: int, slot: int) -> None:
         """A slot's backward pass is to come."""
         if step != self._step:
-            self._step, self._waiting = step, sorted(self._owned, reverse=True)
+            self._step, self._waiting = step, sorted(self._owned.keys() - {_STAYS}, reverse=True)
         self._slot, self._awaited = slot, self._sizes.copy()
 
     def on_taken(self, param: int) -> None:
