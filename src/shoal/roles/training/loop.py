@@ -82,6 +82,7 @@ class Loop:
         training, handover = self._training, handover_of(self._training.strategy)
         assert handover is not None, "there are no spares where nobody can go on for another"
         while True:
+            training.take_post()  # those whom it has to meet may be waiting for samples
             try:
                 return handover.reform(training.world)
             except PlacesMoved:  # a host was lost, or another came, while all came together
