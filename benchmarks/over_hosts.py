@@ -146,10 +146,12 @@ def _data_command(on: str, variant: str, model: str, processes: int, steps: int 
 def main(argv: Sequence[str]) -> int:
     """Measure and print; the exit status is 1 where a promise was not kept."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.over_hosts", description=__doc__)
-    parser.add_argument("contests", nargs="*", help="default all")
+    parser.add_argument("contests", nargs="*", help=f"{', '.join(CONTESTS)}; default all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, help="measured steps of a run; default the model's own number")
     arguments = parser.parse_args(argv)
+    if unknown := set(arguments.contests) - CONTESTS.keys():
+        parser.error(f"there is no contest {', '.join(sorted(unknown))}; there are {', '.join(CONTESTS)}")
     if (reason := why_not()) is not None:
         return show_failure(LaunchError(f"bench: {reason}."))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
