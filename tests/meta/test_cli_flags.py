@@ -20,8 +20,9 @@ FLAGS = {
     "interface ports trusted-network link store grace hosts ps_hosts worker_hosts job_name task_index arg "
     "batch-size epochs max-steps seed accumulate evaluate-every fold "
     "skip-loss-below loaders precision privacy recompute compile no-compile graph no-graph memory-format "
-    "products loss-in-pieces no-loss-in-pieces flat-update no-flat-update offload fast sync-device from skip-seen "
-    "checkpoint archive resume trust name runs overwrite again log tensorboard explain progress plain json help",
+    "products loss-in-pieces no-loss-in-pieces flat-update no-flat-update offload fast sync-device "
+    "no-sync-device from skip-seen checkpoint archive resume trust name runs overwrite again log tensorboard "
+    "explain progress plain json help",
     "evaluate": "data workers strategy threads device memory on interface ports trust progress plain json help",
     "predict": "out data input workers strategy threads device memory on interface ports trust progress plain "
     "help",

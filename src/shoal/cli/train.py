@@ -154,7 +154,7 @@ def train(
     sync_device: Annotated[
         bool | None,
         typer.Option(
-            "--sync-device",
+            "--sync-device/--no-sync-device",
             help="Let a GPU do one thing after the other, so that errors point at what caused them.",
             rich_help_panel=TASK,
             show_default=False,
