@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import shoal
+from shoal.strategies.ps.client import PsClient
 
 SAMPLES, BATCH = 64, 16
 
@@ -61,6 +62,22 @@ def killed_task(mark: str, steps: int) -> shoal.Task:
     if os.environ["SHOAL_ROLE"] == "worker" and os.environ["SHOAL_RANK"] == "0" and not Path(mark).exists():
         Path(mark).touch()
         os.kill(os.getpid(), signal.SIGKILL)
+    return task(steps=steps)
+
+
+def torn_task(mark: str, steps: int) -> shoal.Task:
+    """A task whose first worker is killed when one shard has what it pushed in step 10, and no other; once."""
+    if os.environ["SHOAL_ROLE"] == "worker" and os.environ["SHOAL_RANK"] == "0" and not Path(mark).exists():
+        whole = PsClient._push_shard
+
+        def tear(client: PsClient, shard: int) -> None:
+            whole(client, shard)
+            if client._open.clock == 10:
+                client.wait(lambda: not client.machine.links[shard].unacked)
+                Path(mark).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        PsClient._push_shard = tear  # type: ignore[method-assign]
     return task(steps=steps)
 
 

@@ -187,6 +187,30 @@ def test_a_worker_killed_before_it_joins_is_followed_at_once(
     assert results["audit"]["clean"]
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    ["ps:servers=2,wire=tcp", pytest.param("ps:servers=2,wire=tcp,compress=topk:0.5", marks=pytest.mark.long)],
+)
+def test_a_worker_killed_between_two_shards_leaves_what_the_others_lack(
+    tmp_path: Path, zygote: ZygoteProcess, strategy: str
+) -> None:
+    """Its successor cannot make it again: the shard that has it is a step ahead."""
+    mark, digests = tmp_path / "mark", []
+    for name in ("torn", "calm"):  # it is killed once
+        (tmp_path / name).mkdir()
+        job = Job(
+            target=f"{Path(__file__).with_name('hanging_tasks.py')}:torn_task",
+            args={"mark": str(mark), "steps": 20},
+            strategy=strategy,
+            cluster=Cluster(workers=2, threads=1),
+            run_dir=str(tmp_path / name),
+        )
+        events: list[Event] = []
+        digests.append(ObservedEngine(zygote).run(job, events.append)["digest"])
+        assert [event.kind for event in events].count("lost") == (name == "torn")
+    assert digests[0] == digests[1]
+
+
 FOLLOWED = ("server", "server", "coordinator", "worker", "server", "server")
 
 

@@ -113,6 +113,10 @@ def test_compression_states_its_ratio(train: Train, compress: str, ratio: float)
     plain = train.once("mlp", workers=2, strategy="ps:wire=tcp")
     packed = train("mlp", workers=2, strategy=f"ps:wire=tcp,compress={compress}")
     assert packed.results["wire"]["ratio"] <= ratio * 1.05
+    told = [
+        [line["text"] for line in run.told("line") if "on the wire" in line["text"]] for run in (plain, packed)
+    ]
+    assert not told[0] and len(told[1]) == 1, "what is not compressed has no ratio"
     if compress == "zstd":
         assert packed.digests() == plain.digests()
     else:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 from shoal.cli import VERBS_WITH_WORKERS, needs_zygote
 from shoal.cli.app import app
+from shoal.cli.help_texts import flowing
 from shoal.observe.report import command
 from shoal.spec import Cluster, Job
 
@@ -18,8 +20,9 @@ FLAGS = {
     "interface ports trusted-network link store grace hosts ps_hosts worker_hosts job_name task_index arg "
     "batch-size epochs max-steps seed accumulate evaluate-every fold "
     "skip-loss-below loaders precision privacy recompute compile no-compile graph no-graph memory-format "
-    "products loss-in-pieces no-loss-in-pieces flat-update no-flat-update offload fast sync-device from skip-seen "
-    "checkpoint archive resume trust name runs overwrite again log tensorboard explain progress plain json help",
+    "products loss-in-pieces no-loss-in-pieces flat-update no-flat-update offload fast sync-device "
+    "no-sync-device from skip-seen checkpoint archive resume trust name runs overwrite again log tensorboard "
+    "explain progress plain json help",
     "evaluate": "data workers strategy threads device memory on interface ports trust progress plain json help",
     "predict": "out data input workers strategy threads device memory on interface ports trust progress plain "
     "help",
@@ -77,6 +80,31 @@ def test_flags_and_their_help(verb):
     for param in given:
         assert getattr(param, "help", None), f"{verb}: {param.name} has no help"
     assert "shoal " in (command_of(verb).help or ""), f"{verb}: its help shows no example"
+
+
+@pytest.mark.parametrize("verb", FLAGS)
+def test_help_fits_a_terminal_of_80_columns(verb):
+    narrow, wide = (
+        CliRunner().invoke(app, [*verb.split(), "--help"], env={"COLUMNS": columns}).output
+        for columns in ("80", "400")
+    )
+    assert narrow.count("…") == wide.count("…"), "a word is longer than its column"
+    assert max(map(ord, narrow)) < 0x1F000, "what stands between two colons is taken for the name of a picture"
+
+
+def test_sentences_of_a_help_text_are_broken_by_the_terminal_alone():
+    text = flowing("""Do it.
+
+    This is
+    one sentence.
+
+    shoal verb one
+    shoal verb two
+    """)
+    assert text == "Do it.\n\nThis is one sentence.\n\nshoal verb one\nshoal verb two"
+    assert flowing("Say it:\nnow.") == "Say it: now."
+    verify = command_of("verify").help
+    assert "with those of synchronous training over several seeds" in verify
 
 
 def documented_commands():

@@ -17,6 +17,7 @@ from shoal.cli.evaluate import evaluate
 from shoal.cli.export import export
 from shoal.cli.failures import show_failure
 from shoal.cli.federated import federated
+from shoal.cli.help_texts import flowing
 from shoal.cli.host import host
 from shoal.cli.k8s import k8s
 from shoal.cli.kv import kv
@@ -64,6 +65,10 @@ app.add_typer(kv, name="kv", rich_help_panel=TRAINING)
 app.command(rich_help_panel=CHECKING)(verify)
 app.command(rich_help_panel=CHECKING)(bench)
 app.command(rich_help_panel=CHECKING)(doctor)
+for _group in (app, checkpoint, federated, kv):
+    for _verb in _group.registered_commands:
+        assert _verb.callback is not None
+        _verb.help = flowing(_verb.callback.__doc__ or "")
 
 
 def _show_version(wanted: bool) -> None:

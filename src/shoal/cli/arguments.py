@@ -101,7 +101,7 @@ LinkOption = Annotated[
     typer.Option(
         "--link",
         help="With several hosts: let the network between them seem to be another, as "
-        "bandwidth=100mbit,latency=20ms,loss=0.1%.",
+        "bandwidth=100mbit or latency=20ms,loss=0.1%.",
         metavar="KEYS",
         rich_help_panel=CLUSTER,
     ),
@@ -110,7 +110,7 @@ Store = Annotated[
     str | None,
     typer.Option(
         help="With ps: where the coordinator's decisions outlive its host, as etcd://host:2379/prefix; etcds:// "
-        "for TLS, with ?ca=FILE&cert=FILE&key=FILE&login=FILE. Default the run folder.",
+        "for TLS, with ?ca=FILE&cert=FILE&key=FILE, and &login=FILE. Default the run folder.",
         metavar="URL",
         rich_help_panel=CLUSTER,
     ),
@@ -203,9 +203,9 @@ PrivacyAsked = Annotated[
     str | None,
     typer.Option(
         "--privacy",
-        help="What the model may tell of its data: epsilon=8,delta=1e-5 finds the noise, noise=1.1 names it; "
-        ",clip=1 behind it.",
-        metavar="KEY=VALUE,…",
+        help="What the model may tell of its data: epsilon=8 and delta=1e-5 find the noise, noise=1.1 names it; "
+        "clip=1 besides; with commas between.",
+        metavar="KEYS",
         rich_help_panel=TASK,
     ),
 ]
@@ -230,16 +230,17 @@ Graph = Annotated[
 MemoryFormat = Annotated[
     str | None,
     typer.Option(
-        help="How images lie in memory; convolutions may be faster with channels_last.",
-        metavar="contiguous|channels_last",
+        help="How images lie in memory: contiguous, or channels_last, with which convolutions may be faster.",
+        metavar="FORMAT",
         rich_help_panel=TASK,
     ),
 ]
 Products = Annotated[
     str | None,
     typer.Option(
-        help="Who multiplies in float32 on a CPU; on other processors than Intel's onednn may be twice as fast.",
-        metavar="torch|onednn",
+        help="Who multiplies in float32 on a CPU: torch, or onednn, which may be twice as fast on processors that "
+        "are not Intel's.",
+        metavar="NAME",
         rich_help_panel=TASK,
     ),
 ]
@@ -264,8 +265,8 @@ FlatUpdate = Annotated[
 Offload = Annotated[
     str | None,
     typer.Option(
-        help="What of a GPU's lies in the host's memory: all that the optimizer keeps.",
-        metavar="none|optimizer",
+        help="What of a GPU's lies in the host's memory: none, or optimizer, all that it keeps.",
+        metavar="WHAT",
         rich_help_panel=TASK,
     ),
 ]

@@ -57,7 +57,7 @@ def slurm(
         list[str] | None,
         typer.Option(
             "--sbatch",
-            help="Any other option of sbatch, as --sbatch=--account=mine; repeatable.",
+            help="Any other option of sbatch, as --sbatch=--mem=8G; repeatable.",
             rich_help_panel=ALLOCATION,
         ),
     ] = None,

@@ -52,8 +52,8 @@ def train(
         str | None,
         typer.Option(
             help="When a worker dies or raises: replace it, let others do its work (shrink), begin all again from "
-            "the newest checkpoint (restart), or stop. Default: replace; else restart, with --checkpoint.",
-            metavar="auto|replace|shrink|restart|stop",
+            "the newest checkpoint (restart), or stop. Default auto: replace; else restart, with --checkpoint.",
+            metavar="WHAT",
             rich_help_panel=CLUSTER,
         ),
     ] = None,
@@ -85,7 +85,7 @@ def train(
         str,
         typer.Option(
             help="Faults to inject: 'kill worker:1 at step 50; hang worker:0 at step 80 for 3s; slow worker:1 x4; "
-            "raise worker:0 at step 30', or random:mtbf=10s,kinds=kill+hang,seed=0.",
+            "raise worker:0 at step 30', or random:mtbf=10s,kinds=kill+hang.",
             rich_help_panel=CLUSTER,
             show_default=False,
         ),
@@ -119,8 +119,9 @@ def train(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="What the model computes in; adaptive: layers that half precision is too small for in float32.",
-            metavar="fp32|bf16|fp16|adaptive|auto",
+            help="What the model computes in: fp32, bf16, fp16, adaptive (layers that half precision is too small "
+            "for in float32), or with --fast auto.",
+            metavar="TYPE",
             rich_help_panel=TASK,
         ),
     ] = None,
@@ -153,7 +154,7 @@ def train(
     sync_device: Annotated[
         bool | None,
         typer.Option(
-            "--sync-device",
+            "--sync-device/--no-sync-device",
             help="Let a GPU do one thing after the other, so that errors point at what caused them.",
             rich_help_panel=TASK,
             show_default=False,
@@ -164,7 +165,7 @@ def train(
         typer.Option(
             "--from",
             help="Begin from the weights of a run, RUN@STEP or FILE.safetensors.",
-            metavar="RUN|RUN@STEP|FILE",
+            metavar="RUN|FILE",
             rich_help_panel=TASK,
         ),
     ] = None,

@@ -62,8 +62,8 @@ def verify(
     precision: Annotated[
         str,
         typer.Option(
-            help="What the model computes in, but for the comparison in float64.",
-            metavar="fp32|bf16|fp16|adaptive",
+            help="What the model computes in, but for the comparison in float64: fp32, bf16, fp16, adaptive.",
+            metavar="TYPE",
             rich_help_panel=TASK,
         ),
     ] = "fp32",

@@ -19,7 +19,7 @@ from shoal.launch.prediction.reading import rows_as_they_come
 from shoal.launch.runs import screen
 from shoal.launch.supervisor import Supervisor
 from shoal.launch.taking import find_model
-from shoal.observe import Bus, Event
+from shoal.observe import Bus, Event, Sink
 from shoal.observe.happenings import LineSaid
 from shoal.observe.trust import trusted_job
 from shoal.spec import Cluster, Job, StrategySpec, parse_strategy
@@ -86,7 +86,7 @@ def predict(
     to_stdout = str(out) == "-"
     path = Path(out) if to_stdout else Path(out).absolute()
     target: Output = StreamOutput(sys.stdout) if to_stdout else open_output(path)
-    shown = screen(progress, sys.stderr if to_stdout and output is None else output)
+    shown = _beside_rows(progress, output) if to_stdout else screen(progress, output)
     said = _said(workers, cluster)
     prediction = _prediction(run, data, input, strategy, said, Bus([shown]), trust=trust, zygote=zygote)
     try:
@@ -95,6 +95,12 @@ def predict(
         return path  # Whoever reads the rows has had enough.
     target.close()
     return path
+
+
+def _beside_rows(progress: bool | None, output: TextIO | None) -> Sink:
+    """What is shown while rows go to standard output. No bar unless one is asked for: where the rows, or what a
+    pipe makes of them, come out on the same screen, it would be drawn over them."""
+    return screen(bool(progress), sys.stderr if output is None else output)
 
 
 def predictions(

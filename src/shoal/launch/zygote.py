@@ -171,7 +171,21 @@ def _tell(client: ZygoteClient, message: dict[str, Any], fds: list[int] | None =
 
 
 def _leave(*_: object) -> None:
+    # An owner that is killed closes the lifeline, too: who leaves already is not told again in the midst of it.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit
+
+
+def serve_until_told(zygote: Zygote) -> Birth | None:
+    """Serve until SIGTERM, or until the owner is gone: None; in a child, who it is."""
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        birth = zygote.serve()
+        if birth is None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    except SystemExit:
+        return None
+    return birth
 
 
 def main() -> None:
@@ -189,11 +203,7 @@ def main() -> None:
     zygote = Zygote(socket.socket(fileno=arguments.listen))
     # What is frozen is never visited by a child's collector, so its pages stay shared.
     gc.freeze()
-    signal.signal(signal.SIGTERM, _leave)
-    try:
-        birth = zygote.serve()
-    except SystemExit:
-        birth = None
+    birth = serve_until_told(zygote)
     if birth is not None:
         gc.enable()
         live(birth)

@@ -138,6 +138,14 @@ class RunSummary:
         return self.evaluations[-1][1] if self.evaluations else {}
 
     @property
+    def evaluated_before_its_end(self) -> int | None:
+        """After which step the results were had, where the run stopped at a later one."""
+        if not self.evaluations or self.evaluations[-1][1] != self.results:
+            return None
+        step = self.evaluations[-1][0]
+        return step if step < self.step < self.total_steps else None
+
+    @property
     def restarts(self) -> int:
         """How often all processes began again from a checkpoint, or from the start."""
         return self.ends.restarts

@@ -225,6 +225,8 @@ def final_rows(summary: RunSummary) -> list[tuple[str, str]]:
     rows = [(f"test {name}" if name == "loss" else name, number(value)) for name, value in summary.results.items()]
     if not rows and summary.loss is not None:
         rows.append(("training loss", number(summary.loss)))
+    if (earlier := summary.evaluated_before_its_end) is not None:
+        rows.append(("evaluated", f"after step {earlier:,}"))
     if (best := summary.ends.values.get("best")) is not None:
         found = number(best["results"][best["by"]])
         rows.append(("best", f"{best['by']} {found} at step {best['step']:,}"))

@@ -41,21 +41,25 @@ class Labels(Protocol):
 
 
 class LabelWords:
-    """Labels in memory: of each the `words` that take it."""
+    """Labels in memory: of each the `words` that take it. Those of another attempt, which counted its clocks from
+    elsewhere, are none."""
 
-    def __init__(self, words: Sequence[np.ndarray]) -> None:
+    def __init__(self, words: Sequence[np.ndarray], *, attempt: int) -> None:
         self._words = words
+        self._attempt = attempt
 
     def label(self, number: int) -> Label:
         """What a buffer holds; of clock 0 where it was never filled."""
-        clock, cell, weight, loss, scaled, scale = self._words[number].tolist()
+        clock, cell, weight, loss, scaled, scale, attempt = self._words[number].tolist()
+        if attempt != self._attempt:
+            return Label()
         return Label(int(clock), int(cell), weight, loss, bool(scaled), scale)
 
     def put_label(self, number: int, label: Label) -> None:
         """Say what a buffer holds. Its clock, one word, is written last, and 0 first: a death tears no label."""
         words = self._words[number]
         words[0] = 0.0
-        words[1:] = (label.cell, label.weight, label.loss, label.scaled, label.scale)
+        words[1:] = (label.cell, label.weight, label.loss, label.scaled, label.scale, self._attempt)
         words[0] = label.clock
 
 

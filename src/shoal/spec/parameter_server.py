@@ -287,13 +287,18 @@ class ParameterServer(StrategySpec):
             shares_memory=self.wire != "tcp",
             trains_at_workers=self.push == "parameters",
             # In the worker, and in its host's memory after each push that may be under way, and the one before.
-            unsent_copies=0 if self.compress in LOSSLESS else 1 + self.kept_pushes,
+            unsent_copies=1 + self.kept_pushes if self.kept_pushes else 0,
         )
+
+    @property
+    def leaves_pushes(self) -> bool:
+        """Whether what a worker pushes concerns whoever follows it, who goes on where it was."""
+        return not self.is_leased or self.compress not in LOSSLESS
 
     @property
     def kept_pushes(self) -> int:
         """Of so many a worker's host has what they left unsent: of those that may be under way, and one more."""
-        return self.ahead + 2
+        return 0 if self.compress in LOSSLESS else self.ahead + 2
 
     def outlives_servers(self, *, by_element: bool) -> bool:
         """Whether a killed server's parts can be gone on with; `by_element`: updated element by element."""

@@ -1,6 +1,7 @@
 """What `ps` lays out: homes for every shard, and buffers for what the workers push.
 
-On one host all of it is one segment that servers and workers map; over tcp every process has its own. Much of it
+On one host all of it is one segment that servers and workers map; over tcp every process has its own, but for what
+workers push, which lies in their host's. Much of it
 is room for what follows a death, which is mapped, and not touched while nobody dies.
 """
 
@@ -18,7 +19,7 @@ BUFFERS_PER_SET = 2
 BUFFER_SETS = 3
 """A worker that replaces another leaves alone what the other pushed last: servers may not be done with it."""
 BUFFERS_PER_SLOT = BUFFERS_PER_SET * BUFFER_SETS
-LABEL_BYTES = 6 * 8
+LABEL_BYTES = 7 * 8
 JOURNAL_BYTES = 1 << 19
 JOURNAL_SHARE = 64
 """A slot of a journal has so many bytes, and this share of the model's: norms of its gradient are noted, too."""
@@ -152,7 +153,7 @@ def served_footprint(
 def _at_worker(
     plan: ServedPlan, regions: tuple[MemoryRegion, ...], model: ModelSize, run: RunSize
 ) -> list[MemoryRegion]:
-    """Over tcp a worker has a segment of its own, and uses its buffers; to save the state it gathers a copy."""
+    """Over tcp a worker uses buffers of its own, whoever else maps them; to save the state it gathers a copy."""
     slots = range(-(-plan.used_room // run.workers))
     used = {f"gradients/{BUFFERS_PER_SLOT * slot + n}" for slot in slots for n in range(BUFFERS_PER_SET)}
     if run.saves:

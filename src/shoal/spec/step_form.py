@@ -66,6 +66,8 @@ def check_form(job: Job) -> None:
         raise SpecError(
             "Job: graph captures a step on a GPU, but device=cpu; leave it out, or use compile, which is for both."
         )
+    if job.sync_device and job.cluster.device == "cpu":
+        raise SpecError("Job: sync_device lets a GPU do one thing after the other, but device=cpu; leave it out.")
     if job.graph and job.precision == "adaptive":
         raise SpecError(
             "Job: graph replays one step again and again, but precision=adaptive has steps that measure gradients "

@@ -61,6 +61,15 @@ def test_results_fall_back_on_the_last_evaluation():
     assert summary.results == {"loss": 0.5}
 
 
+@pytest.mark.parametrize(("steps", "total", "told"), [(7, 20, True), (5, 20, False), (20, 20, False)])
+def test_results_of_a_run_that_stopped_early_say_how_old_they_are(steps: int, total: int, told: bool) -> None:
+    summary = RunSummary()
+    summary.add(Event.of("evaluation", values={"step": 5, "results": {"loss": 0.5}}))
+    summary.add(Event.of("steps", values={"steps": [[steps, 0.4]], "samples": 9, "total_steps": total}))
+    summary.add(Event.of("stopped", values={"reason": "Ctrl-C"}))
+    assert (("evaluated", "after step 5") in final_rows(summary)) == told
+
+
 def test_servers_have_no_worker_s_place_but_count_when_replaced():
     summary = RunSummary()
     summary.add(Event.of("world", values={"workers": 1, "spares": 0, "servers": 2}))

@@ -21,6 +21,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"memory_format": "rows"}, "memory_format 'rows' is not known"),
     ({"precision": "auto"}, "precision=auto lets fast choose"),
     ({"graph": True}, "captures a step on a GPU, but device=cpu"),
+    ({"sync_device": True}, "lets a GPU do one thing after the other, but device=cpu"),
     ({"graph": True, "cluster": Cluster(device="cuda", workers=2)}, "others to wait for"),
     ({"graph": True, "cluster": Cluster(device="cuda"), "precision": "adaptive"}, "use fp16 or bf16"),
     ({"graph": True, "cluster": Cluster(device="cuda"), "strategy": "ps"}, "servers make that"),

@@ -165,7 +165,11 @@ def test_servers_and_workers(strategy: str, optimizer: str, changes: dict[str, A
     assert blueprint is not None
     sizes = size_up(job, blueprint, extent=EXTENT)
     regions = spec.segment_regions(sizes.model, sizes.run, sizes.cut)
-    check_mapped(served.memory.segment, regions)
+    memory = served.memory
+    for region in regions:
+        assert memory.tensor(region.name, torch.uint8).numel() == region.num_bytes, region.name
+    mapped = sum(segment.nbytes for segment in {memory.segment, memory.pushed})
+    assert mapped == Footprint(shared=regions).mapped_bytes
     assert sizes.footprint.shared == (() if spec.wire == "tcp" else regions)
 
 

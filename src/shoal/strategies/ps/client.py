@@ -114,11 +114,12 @@ class PsClient:
     def inherited(self, clock: int, cell: int, slot: int) -> Contribution | None:
         """What the worker that had this slot before made of a cell, if it came so far.
 
-        Some shards may have it and others not; all must get the same. Not where cells are leased: what was pushed
-        together with others' gradients may be somebody else's to do now.
+        Some shards may have it and others not; all must get the same, and those that have it may be a round ahead:
+        it cannot be made again. Not where cells are leased: what was pushed together with others' gradients may be
+        somebody else's to do now. Nor on another host than the one it lies on.
         """
         slots = self.machine.slots
-        if slots is None or not slots.is_fresh(slot) or not self.served.shares_memory:
+        if slots is None or not slots.is_fresh(slot):
             return None
         if (left := self._buffers.left_by_another(slot, clock, cell)) is None:
             return None

@@ -101,7 +101,7 @@ class GroupMaker:
 
 def flat_gradients(memory: ServedMemory, buffer: int) -> list[torch.Tensor]:
     """A buffer of gradients as one flat tensor per dtype."""
-    region = memory.segment.tensor(f"gradients/{buffer}", torch.uint8)
+    region = memory.tensor(f"gradients/{buffer}", torch.uint8)
     flats = []
     for dtype in dict.fromkeys(p.dtype for p in memory.params):
         own = [

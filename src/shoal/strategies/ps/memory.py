@@ -1,11 +1,13 @@
 """Where a served model lies: two copies of every shard, and what the workers push.
 
 On one host all of it is one segment that servers and workers map; over tcp every process has its own, and uses
-the regions that are its business. Pages that nobody touches cost nothing.
+the regions that are its business. Only what a worker pushes lies in its host's memory there, too, where whoever
+follows it finds it. Pages that nobody touches cost nothing.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +21,14 @@ from shoal.ps.buffers import LabelWords
 from shoal.spec.footprint import MemoryRegion
 from shoal.step.clipping import Units
 from shoal.strategies.ps.blocks import ShardBlock
+
+_PUSHED = ("gradients/", "touched/", "label/", "moved/")
+"""Regions of a push."""
+
+
+def word_of(attempt: str) -> int:
+    """What stands in memory that outlives an attempt for the one that wrote there."""
+    return zlib.crc32(attempt.encode())
 
 
 class ServedMemory:
@@ -35,8 +45,11 @@ class ServedMemory:
         fd: int | None,
         copies: int,
         rooms: int,
+        attempt: str = "",
+        pushed: Segment | None = None,
     ) -> None:
-        """`regions`: all of the segment, as the strategy's footprint has them; `rooms`: of slots that meet."""
+        """`regions`: all of the segment, as the strategy's footprint has them; `rooms`: of slots that meet;
+        `pushed`: where pushes lie, if not with all else."""
         self.schema = schema
         self.copies = copies
         """Homes for every shard; where a shard is a whole copy of the model, one for each of them."""
@@ -46,15 +59,25 @@ class ServedMemory:
         self.blocks = blocks
         """By shard: its chunks, in parameter order."""
         self.segment = Segment(fd)
+        self.pushed = self.segment if pushed is None else pushed
         self.num_buffers = sum(region.name.startswith("gradients/") for region in regions)
         for region in regions:
-            self.segment.reserve(region.name, region.num_bytes)
+            self._segment_of(region.name).reserve(region.name, region.num_bytes)
         self.segment.add_rooms(rooms)
         self.segment.map()
+        if pushed is not None:
+            pushed.map()
         self.labels = LabelWords(
-            [self.segment.tensor(f"label/{number}", torch.float64).numpy() for number in range(self.num_buffers)]
+            [self.tensor(f"label/{number}", torch.float64).numpy() for number in range(self.num_buffers)],
+            attempt=word_of(attempt),
         )
         """What each buffer holds."""
+
+    def tensor(
+        self, region: str, dtype: torch.dtype, *, offset: int = 0, count: int | None = None
+    ) -> torch.Tensor:
+        """A flat tensor over (part of) a region, wherever that lies."""
+        return self._segment_of(region).tensor(region, dtype, offset=offset, count=count)
 
     def journal(self, shard: int, copy: int) -> tuple[memoryview, memoryview, memoryview]:
         """A few words, and two slots for records."""
@@ -98,11 +121,11 @@ class ServedMemory:
 
     def touched(self, number: int) -> torch.Tensor:
         """By parameter: whether this buffer has a gradient for it."""
-        return self.segment.tensor(f"touched/{number}", torch.uint8)
+        return self.tensor(f"touched/{number}", torch.uint8)
 
     def moved(self, number: int) -> torch.Tensor:
         """The moving buffers (BatchNorm's statistics) that came with this gradient."""
-        return self.segment.tensor(f"moved/{number}", torch.uint8)
+        return self.tensor(f"moved/{number}", torch.uint8)
 
     def moving(self, copy: int | str) -> torch.Tensor:
         """The moving buffers as they are committed."""
@@ -110,7 +133,10 @@ class ServedMemory:
 
     def views(self, region: str) -> list[torch.Tensor]:
         """A region shaped as the parameters."""
-        return shaped(self.segment.tensor(region, torch.uint8), self.grid.offsets, self.params)
+        return shaped(self.tensor(region, torch.uint8), self.grid.offsets, self.params)
+
+    def _segment_of(self, region: str) -> Segment:
+        return self.pushed if region.startswith(_PUSHED) else self.segment
 
 
 def shaped(memory: torch.Tensor, offsets: Sequence[int], params: Sequence[torch.Tensor]) -> list[torch.Tensor]:

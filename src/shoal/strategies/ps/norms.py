@@ -68,6 +68,6 @@ class WorkerClip:
         for block, norms in zip(self._blocks, self._norms, strict=True):
             chunk, dtype = block.chunk, memory.params[block.chunk.pieces[0].param].dtype
             count = chunk.nbytes // dtype.itemsize
-            gradient = memory.segment.tensor(f"gradients/{buffer}", dtype, offset=chunk.offset, count=count)
+            gradient = memory.tensor(f"gradients/{buffer}", dtype, offset=chunk.offset, count=count)
             squares[norms.numbers] = norms.measure(gradient if scale == 1.0 else gradient * scale, touched)
         return clip_factor(squares, self._clip_norm)

@@ -106,7 +106,7 @@ def _rows(memory: ServedMemory, shard: int, region: str) -> list[torch.Tensor]:
 def _flat(memory: ServedMemory, block: ShardBlock, region: str, offset: int, nbytes: int) -> torch.Tensor:
     """Memory of a region in the type that the block has."""
     dtype = memory.params[block.chunk.pieces[0].param].dtype
-    return memory.segment.tensor(region, dtype, offset=offset, count=nbytes // dtype.itemsize)
+    return memory.tensor(region, dtype, offset=offset, count=nbytes // dtype.itemsize)
 
 
 def _row_length(param: torch.Tensor) -> int:

@@ -7,20 +7,18 @@ comes next: the same gradient makes the same bytes once more. A checkpoint gets 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import msgpack
 import torch
 
-from shoal.arena import Segment
 from shoal.checkpoint.aside import put_aside
 from shoal.comm.compression import Compression, make_compression
 from shoal.comm.compression.lossy import Lossy, working_type
 from shoal.spec import World
 from shoal.strategies.groups.kept_apart import KeptApart
-from shoal.strategies.ps.memory import ServedMemory
+from shoal.strategies.ps.memory import ServedMemory, word_of
 from shoal.strategies.ps.parcelling import parcels
 
 _ALIGN = 64
@@ -94,14 +92,9 @@ class _LeftByPushes:
     def __init__(self, memory: ServedMemory, example: Compression, world: World, slots: int, copies: int) -> None:
         self._slots, self._copies = range(slots), range(copies)
         # Whoever begins again does so in memory of its own, but for hosts that stay between two attempts.
-        self._attempt = zlib.crc32(world.attempt.encode())
-        room = _room(memory, example)
-        self._segment = Segment(world.arena_fd)
-        for slot in self._slots:
-            for copy in self._copies:
-                self._segment.reserve(f"words/{slot}/{copy}", _ALIGN)
-                self._segment.reserve(f"left/{slot}/{copy}", room)
-        self._segment.map()
+        self._attempt = word_of(world.attempt)
+        self._room_bytes = _room(memory, example)
+        self._rooms = [[memory.pushed.room(slot * copies + copy) for copy in self._copies] for slot in self._slots]
 
     def newest(self, slot: int, *, before: int | None = None) -> int:
         """The clock of the last push that has left something here, of those before a clock; 0: there is none."""
@@ -120,13 +113,13 @@ class _LeftByPushes:
         looks = [[name, str(one.dtype).removeprefix("torch."), list(one.shape)] for name, one in tensors.items()]
         head = torch.frombuffer(bytearray(msgpack.packb(looks)), dtype=torch.uint8)
         memory[at : at + len(head)] = head
-        words[1:4] = torch.tensor([self._attempt, at, len(head)])
+        words[1], words[2], words[3] = self._attempt, at, len(head)
         words[0] = clock
 
     def read(self, slot: int, clock: int) -> dict[str, torch.Tensor]:
         """What was left after this clock's push, where it lies."""
         copy = next(copy for copy in self._copies if self._clock(slot, copy) == clock)
-        memory, (_, _, end, length, *_) = self._memory(slot, copy), self._words(slot, copy).tolist()
+        memory, (_, _, end, length) = self._memory(slot, copy), self._words(slot, copy)[:4].tolist()
         found, at = {}, 0
         for name, dtype, shape in msgpack.unpackb(memory[end : end + length].numpy().tobytes()):
             found[name] = _view(memory, at, getattr(torch, dtype), shape)
@@ -143,14 +136,14 @@ class _LeftByPushes:
         }
 
     def _clock(self, slot: int, copy: int) -> int:
-        clock, attempt, *_ = self._words(slot, copy).tolist()
+        clock, attempt = self._words(slot, copy)[:2].tolist()
         return int(clock) if attempt == self._attempt else 0
 
-    def _words(self, slot: int, copy: int) -> torch.Tensor:
-        return self._segment.tensor(f"words/{slot}/{copy}", torch.int64)
+    def _words(self, slot: int, copy: int) -> memoryview:
+        return self._rooms[slot][copy].words
 
     def _memory(self, slot: int, copy: int) -> torch.Tensor:
-        return self._segment.tensor(f"left/{slot}/{copy}", torch.uint8)
+        return self._rooms[slot][copy].bytes(0, self._room_bytes)
 
 
 def _room(memory: ServedMemory, example: Compression) -> int:

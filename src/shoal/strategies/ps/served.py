@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 
+from shoal.arena import Segment
 from shoal.comm.codec import MAX_FRAMES
 from shoal.comm.compression import Compression, make_compression
 from shoal.errors import SpecError
@@ -64,7 +65,22 @@ class Served:
         regions = spec.segment_regions(model_size(blueprint), run, cut_of_blocks(blocks))
         fd, copies = world.arena_fd if shared else None, spec.num_copies
         rooms = slots if spec.meets else 0
-        memory = ServedMemory(replica, schema, grid, blocks, regions, fd=fd, copies=copies, rooms=rooms)
+        pushed = None
+        if not shared and world.role == Role.WORKER and spec.leaves_pushes:
+            pushed = Segment(world.arena_fd)
+            pushed.add_rooms(spec.room(slots, workers) * spec.kept_pushes)
+        memory = ServedMemory(
+            replica,
+            schema,
+            grid,
+            blocks,
+            regions,
+            fd=fd,
+            copies=copies,
+            rooms=rooms,
+            attempt=world.attempt,
+            pushed=pushed,
+        )
         if not shared:
             check_that_shards_travel(memory)
         consistency = parse_sync(spec.sync)

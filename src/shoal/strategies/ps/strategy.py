@@ -373,7 +373,7 @@ class ServedModel(WholeModel):
         wire, scale = self.client.codecs.facts(), self.client.scale.facts()
         if self.served.shares_memory:
             return {"wire": {"kind": "memory"}, **scale}
-        if self._world.is_first and wire["raw_bytes"]:
+        if self._world.is_first and wire["raw_bytes"] and self._spec.compress != "none":
             self._setting.company.report(
                 f"compress={wire['compress']}: pushes took {wire['ratio']:.3g} of their bytes on the wire"
             )

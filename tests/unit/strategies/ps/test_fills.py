@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from shoal.arena import Segment
 from shoal.comm.codec import Message, decode, encode
 from shoal.comm.compression import make_compression
 from shoal.errors import ProtocolError, SpecError
@@ -15,6 +17,7 @@ from shoal.model.replica import Replica
 from shoal.ps.buffers import Label
 from shoal.ps.messages import Push
 from shoal.spec import ParameterServer, Task, World
+from shoal.spec.vocabulary import Role
 from shoal.strategies.ps import parcelling, served
 from shoal.strategies.ps.bulk import frames_of
 from shoal.strategies.ps.served import Served
@@ -25,7 +28,7 @@ class Unknown(torch.optim.Adam):
     """Whatever is no class of torch's own is updated as a whole."""
 
 
-def one(optimizer: Callable[..., torch.optim.Optimizer], wire: str) -> Served:
+def one(optimizer: Callable[..., torch.optim.Optimizer], wire: str, world: World | None = None) -> Served:
     task = Task(
         model=lambda: nn.Linear(40, 30),
         loss=nn.functional.mse_loss,
@@ -34,7 +37,7 @@ def one(optimizer: Callable[..., torch.optim.Optimizer], wire: str) -> Served:
         batch_size=1,
         epochs=1,
     )
-    return Served.open(ParameterServer(wire=wire), Replica(task), World(), slots=1, workers=1)
+    return Served.open(ParameterServer(wire=wire), Replica(task), world or World(), slots=1, workers=1)
 
 
 def updated(served: Served) -> ShardStore:
@@ -100,3 +103,17 @@ def test_labels_outlive_their_writer_whole_or_not_at_all() -> None:
     assert labels.label(1) == label and labels.label(0).clock == 0
     labels.put_label(1, Label())
     assert labels.label(1).clock == 0
+
+
+def test_over_tcp_what_a_worker_pushed_is_there_for_whoever_follows_it_in_the_same_attempt() -> None:
+    world = World(arena_fd=Segment().detach(), attempt="first")
+    first, second, other = (
+        one(torch.optim.SGD, "tcp", replace(world, **changes)).memory
+        for changes in ({}, {}, {"attempt": "second"})
+    )
+    server = one(torch.optim.SGD, "tcp", replace(world, role=Role.SERVER)).memory
+    first.views("gradients/1")[0].fill_(3.0)
+    first.labels.put_label(1, Label(7, 3, 2.5))
+    assert second.labels.label(1) == Label(7, 3, 2.5) and float(second.views("gradients/1")[0].mean()) == 3.0
+    assert other.labels.label(1) == Label(), "its clocks count other steps"
+    assert float(server.views("gradients/1")[0].abs().max()) == 0.0, "what comes to a server is its own"
