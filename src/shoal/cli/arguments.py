@@ -32,12 +32,17 @@ Threads = Annotated[
     ),
 ]
 Device = Annotated[
-    str, typer.Option(help="cpu, or cuda: a GPU for each worker.", metavar="cpu|cuda", rich_help_panel=CLUSTER)
+    str,
+    typer.Option(
+        help="cpu; cuda, a GPU for each worker; or cuda+cpu, both.", metavar="WHERE", rich_help_panel=CLUSTER
+    ),
 ]
 DeviceOrSaved = Annotated[
     str | None,
     typer.Option(
-        help="cpu (default), or cuda: a GPU for each worker.", metavar="cpu|cuda", rich_help_panel=CLUSTER
+        help="cpu (default); cuda, a GPU for each worker; or cuda+cpu, both.",
+        metavar="WHERE",
+        rich_help_panel=CLUSTER,
     ),
 ]
 Port = Annotated[
