@@ -7,11 +7,11 @@ same numbers, and its callbacks decide the same.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from shoal.errors import TaskError
+from shoal.keras.audience import Audience, is_first_process
 from shoal.keras.batches import BatchFit
 from shoal.keras.epochs import EpochFit
 from shoal.keras.installed import load_keras
@@ -21,8 +21,6 @@ from shoal.roles.trainer.step import why_no_step
 from shoal.spec import Cluster, Job, World, parse_strategy
 
 _OWNER = "shoal.keras.distribute"
-_WRITERS = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "SwapEMAWeights", "TensorBoard")
-"""Callbacks that write files, which the first process does for all."""
 
 
 def distribute(model: Any, *, strategy: str = "data") -> Any:
@@ -46,6 +44,9 @@ def distribute(model: Any, *, strategy: str = "data") -> Any:
             "Keras's fit trains epoch by epoch, each with servers of its own; leave --strategy out, and say "
             f"distribute(model, strategy={station.job.strategy!r})."
         )
+    former = getattr(model.__dict__.get("fit"), "__self__", None)
+    if isinstance(former, Distribution):
+        former.end()
     Distribution(model, _way_of(model, strategy)).begin()
     return model
 
@@ -55,7 +56,10 @@ class WayToFit(Protocol):
 
     @property
     def fit(self) -> Callable[..., Any]:
-        """As Keras's own `fit`, with `is_first` besides; `callbacks` are those that this process calls."""
+        """As Keras's own `fit`, with an `audience` in the place of callbacks."""
+
+    def close(self) -> None:
+        """Leave the model with the values of all, and as it was before."""
 
 
 def _way_of(model: Any, strategy: str) -> WayToFit:
@@ -86,20 +90,17 @@ class Distribution:
         put = self._model.__dict__
         put["fit"], put["save"] = self.fit, self.save
 
+    def end(self) -> None:
+        """The model is Keras's own again."""
+        self._way.close()
+        for name in ("fit", "save", "train_step"):
+            self._model.__dict__.pop(name, None)
+
     def fit(self, *args: Any, callbacks: Any = None, verbose: Any = "auto", **settings: Any) -> Any:
         """As Keras's own. The first process shows how it goes, and writes files."""
-        is_first = _is_first()
-        given = (
-            [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-        )
-        kept = [each for each in given if is_first or type(each).__name__ not in _WRITERS]
-        return self._way.fit(*args, callbacks=kept, verbose=verbose, is_first=is_first, **settings)
+        return self._way.fit(*args, audience=Audience.of(callbacks), verbose=verbose, **settings)
 
     def save(self, *args: Any, **settings: Any) -> None:
         """As Keras's own, once: the first process writes."""
-        if _is_first():
+        if is_first_process():
             self._own_save(*args, **settings)
-
-
-def _is_first() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0
