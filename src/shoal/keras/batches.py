@@ -14,7 +14,7 @@ import torch
 
 from shoal.errors import TaskError
 from shoal.keras.audience import Audience
-from shoal.keras.home import Compiled, Home, Once, values_of
+from shoal.keras.home import Compiled, KerasHome, Once, values_of
 from shoal.keras.installed import load_keras
 from shoal.keras.loss import TARGET, WEIGHTS, KerasLoss
 from shoal.keras.task import dtype_of
@@ -34,7 +34,7 @@ class BatchFit:
         self._strategy = strategy
         self._own_fit = model.fit
         model.__dict__["train_step"] = self.train_step
-        self._home: Home | None = None
+        self._home: KerasHome | None = None
         self._report = Once()
         self._compiled: Compiled | None = None
         """With what the trainer was made."""
@@ -108,7 +108,7 @@ class BatchFit:
     def _opened(self) -> Trainer:
         if self._trainer is None:
             # Keras has built the model by now: it has seen a batch.
-            self._home, self._compiled = Home(self._model), Compiled(self._model)
+            self._home, self._compiled = KerasHome(self._model), Compiled(self._model)
             self._loss = KerasLoss(None)
             self._loss.learn(self._model, dtype_of(self._model))
             task = Task(

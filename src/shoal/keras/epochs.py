@@ -18,7 +18,7 @@ import torch
 from shoal.checkpoint.model_file import load_tensors
 from shoal.keras.audience import Audience
 from shoal.keras.fit_data import FitData
-from shoal.keras.home import Compiled, Home, Once
+from shoal.keras.home import Compiled, KerasHome, Once
 from shoal.keras.installed import load_keras
 from shoal.keras.loss import CompiledMetric, KerasLoss, metrics_of
 from shoal.keras.optimizers import KerasSchedule, schedule_of
@@ -40,7 +40,7 @@ class EpochFit:
         """Of training, after the last step."""
         self._before = 0
         """Updates that Keras counts of the time before this `fit`."""
-        self._home: Home | None = None
+        self._home: KerasHome | None = None
         self._report = Once()
         self._compiled: Compiled | None = None
         """With what the last `fit` trained."""
@@ -69,7 +69,7 @@ class EpochFit:
         keras, model = load_keras(), self._model
         data = FitData.of(x, y, batch_size, validation_data=validation_data, **settings)
         data.build(model)
-        self._home = Home(model)
+        self._home = KerasHome(model)
         heard = keras.callbacks.CallbackList(
             audience.callbacks, add_history=True, add_progbar=verbose != 0 and audience.is_first,
             verbose=verbose if audience.is_first else 0, epochs=epochs, steps=data.steps, model=model,
@@ -130,7 +130,7 @@ class EpochFit:
         self._model.optimizer._iterations.assign(self._before + self._steps)
         return logs
 
-    def _task(self, data: FitData, loss: FitLoss, batches: _Batches, home: Home) -> Task:
+    def _task(self, data: FitData, loss: FitLoss, batches: _Batches, home: KerasHome) -> Task:
         rate = schedule_of(self._model.optimizer)
         return Task(
             model=home.make,
@@ -142,7 +142,7 @@ class EpochFit:
             **data.fields(self._steps, self._epochs),
         )
 
-    def _take_home(self, trainer: Trainer, folder: Path, home: Home) -> None:
+    def _take_home(self, trainer: Trainer, folder: Path, home: KerasHome) -> None:
         """Keras's variables get the weights of all; the next epoch gets what the optimizer has."""
         self._state = trainer.state_dict()
         path = folder / "end.safetensors"

@@ -32,7 +32,7 @@ class Kept(NamedTuple):
     value: torch.Tensor
 
 
-class Home:
+class KerasHome:
     """A model's own variables, and the modules that train in their place."""
 
     def __init__(self, model: Any) -> None:
@@ -120,7 +120,7 @@ class Compiled:
 
 
 def values_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """By the names that `Home` knows, those of a module of its own."""
+    """By the names that `KerasHome` knows, those of a module of its own."""
     return {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
