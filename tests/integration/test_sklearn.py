@@ -94,11 +94,14 @@ def test_weights_count_alike_in_two_workers():
     inputs, labels = flowers()
     weights = np.linspace(0, 2, len(labels))
     settings = {"hidden_layer_sizes": (8,), "epochs": 2, "random_state": 0}
-    one, two = (
-        ShoalClassifier(workers=workers, **settings).fit(inputs, labels, sample_weight=weights)
-        for workers in (1, 2)
-    )
-    np.testing.assert_allclose(two.predict_proba(inputs), one.predict_proba(inputs), rtol=1e-3, atol=1e-4)
+    for extra, given in (({}, weights), ({"class_weight": {0: 0.0, 1: 9.0}}, None)):
+        one, two = (
+            ShoalClassifier(workers=workers, **settings, **extra).fit(inputs, labels, sample_weight=given)
+            for workers in (1, 2)
+        )
+        np.testing.assert_allclose(two.predict_proba(inputs), one.predict_proba(inputs), rtol=1e-3, atol=1e-4)
+    with pytest.raises(ValueError, match="leaves no sample that counts"):
+        ShoalClassifier(class_weight=dict.fromkeys(range(3), 0.0)).fit(inputs, labels)
 
 
 def test_modules_functions_and_layer_sizes_learn_flowers():

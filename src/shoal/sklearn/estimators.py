@@ -90,15 +90,19 @@ class _ShoalEstimator(BaseEstimator):
         return None
 
     def _arrays(self, inputs: np.ndarray, targets: np.ndarray, sample_weight: Any) -> dict[str, np.ndarray]:
-        """What is trained on, with weights beside it where there are some."""
-        if sample_weight is None:
-            return {"x": inputs, "y": targets}
+        """What is trained on, with weights beside it where there are some. A class's weight is one of its samples:
+        so a batch's mean is the same in however many parts it is computed."""
         # As scikit-learn does; a network is given no samples that count nothing, of which a batch could be made.
         weights = _check_sample_weight(sample_weight, inputs, dtype=np.float64, ensure_non_negative=True)
-        counted = weights > 0
-        inputs, targets, weights = inputs[counted], targets[counted], weights[counted]
-        if (of_classes := self._class_weights(targets)) is not None:
+        of_classes = self._class_weights(targets[weights > 0])
+        if sample_weight is None and of_classes is None:
+            return {"x": inputs, "y": targets}
+        if of_classes is not None:
             weights = weights * np.array(of_classes)[targets]
+        counted = weights > 0
+        if not counted.any():
+            raise ValueError(f"class_weight={self.class_weight!r} leaves no sample that counts.")
+        inputs, targets, weights = inputs[counted], targets[counted], weights[counted]
         return {"x": inputs, "y": targets, "w": (weights / weights.mean()).astype(np.float32)}
 
     def _fit(
@@ -116,7 +120,6 @@ class _ShoalEstimator(BaseEstimator):
             layers=tuple(self.hidden_layer_sizes),
             num_inputs=self.n_features_in_,
             num_outputs=self._num_outputs(),
-            class_weights=self._class_weights(targets) if sample_weight is None else None,
             is_classifier=self._is_classifier,
             optimizer=self.optimizer,
             lr=self.lr,

@@ -32,8 +32,6 @@ class TrainingPlan:
     """Of a perceptron: the widths of its hidden layers."""
     num_inputs: int
     num_outputs: int
-    class_weights: tuple[float, ...] | None
-    """Of a classifier."""
     is_classifier: bool
     optimizer: Callable[..., torch.optim.Optimizer]
     lr: float
@@ -70,11 +68,10 @@ class TrainingPlan:
             return self._weighted_loss(outputs, target["y"], target["w"])
         if not self.is_classifier:
             return nn.functional.mse_loss(outputs.view(target.shape), target)
-        weights = None if self.class_weights is None else outputs.new_tensor(self.class_weights)
-        return nn.functional.cross_entropy(outputs, target, weight=weights)
+        return nn.functional.cross_entropy(outputs, target)
 
     def _weighted_loss(self, outputs: Any, target: Any, weights: Any) -> Any:
-        """A mean in which each sample counts its weight; class weights are in these already."""
+        """A mean in which each sample counts its weight."""
         if self.is_classifier:
             losses = nn.functional.cross_entropy(outputs, target, reduction="none")
         else:
