@@ -66,7 +66,8 @@ with in_numbers("float64"), wide():
     )
     model.layers[1].trainable = False
     model.compile(keras.optimizers.SGD(0.01), {**model.loss, "values": "mae"})
-    again = model.fit(X, targets, batch_size=24, epochs=2, shuffle=False, verbose=0)
+    again = model.fit(X, targets, 24, 2, 0, shuffle=False)
+    model.save_weights(f"{folder}/model-{rank}.weights.h5")
     history.history |= {f"again {name}": values for name, values in again.history.items()}
     model.save(f"{folder}/model-{rank}.keras")
     found = {
@@ -167,9 +168,10 @@ def test_two_processes_fit_as_one(tmp_path: Path, zygote: ZygoteProcess, strateg
         assert ours.keys() == alone.keys()
         for name, values in alone.items():
             assert ours[name] == pytest.approx(values, rel=1e-9, abs=1e-9), (rank, name)
-    assert {path.name for path in tmp_path.iterdir() if path.suffix in (".csv", ".keras")} == {
+    assert {path.name for path in tmp_path.iterdir() if path.suffix in (".csv", ".h5", ".keras")} == {
         "log-0.csv",
         "model-0.keras",
+        "model-0.weights.h5",
     }
 
 

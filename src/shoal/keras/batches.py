@@ -48,7 +48,7 @@ class BatchFit:
         self._loss = KerasLoss(None)
         self._output: Any = None
 
-    def fit(self, *args: Any, audience: Audience, verbose: Any, **settings: Any) -> Any:
+    def fit(self, *, audience: Audience, verbose: Any, **settings: Any) -> Any:
         """As Keras's own."""
         keras, model = load_keras(), self._model
         if self._compiled is not None and not self._compiled.is_still_that_of(model):
@@ -61,7 +61,6 @@ class BatchFit:
         self._is_seen = audience.hears_batches
         try:
             return self._own_fit(
-                *args,
                 callbacks=[back, *audience.callbacks],
                 verbose=verbose if audience.is_first else 0,
                 **settings,

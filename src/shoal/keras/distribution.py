@@ -7,7 +7,9 @@ same numbers, and its callbacks decide the same.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from shoal.errors import TaskError
@@ -21,6 +23,8 @@ from shoal.roles.trainer.step import why_no_step
 from shoal.spec import Cluster, Job, World, parse_strategy
 
 _OWNER = "shoal.keras.distribute"
+_WRITERS = ("export", "save", "save_weights")
+"""Methods of a model that write files."""
 
 
 def distribute(model: Any, *, strategy: str = "data") -> Any:
@@ -83,24 +87,28 @@ class Distribution:
 
     def __init__(self, model: Any, way: WayToFit) -> None:
         self._model, self._way = model, way
-        self._own_save = model.save
+        self._positions = list(inspect.signature(model.fit).parameters)
+        self._writers = {name: getattr(model, name) for name in _WRITERS}
 
     def begin(self) -> None:
         """From now on Keras calls these. They are no part of what it saves."""
         put = self._model.__dict__
-        put["fit"], put["save"] = self.fit, self.save
+        put["fit"] = self.fit
+        put.update((name, partial(self._write, name)) for name in self._writers)
 
     def end(self) -> None:
         """The model is Keras's own again."""
         self._way.close()
-        for name in ("fit", "save", "train_step"):
+        for name in ("fit", "train_step", *self._writers):
             self._model.__dict__.pop(name, None)
 
-    def fit(self, *args: Any, callbacks: Any = None, verbose: Any = "auto", **settings: Any) -> Any:
+    def fit(self, *args: Any, **settings: Any) -> Any:
         """As Keras's own. The first process shows how it goes, and writes files."""
-        return self._way.fit(*args, audience=Audience.of(callbacks), verbose=verbose, **settings)
+        settings |= zip(self._positions, args, strict=False)
+        audience = Audience.of(settings.pop("callbacks", None))
+        return self._way.fit(audience=audience, verbose=settings.pop("verbose", "auto"), **settings)
 
-    def save(self, *args: Any, **settings: Any) -> None:
+    def _write(self, name: str, *args: Any, **settings: Any) -> None:
         """As Keras's own, once: the first process writes."""
         if is_first_process():
-            self._own_save(*args, **settings)
+            self._writers[name](*args, **settings)

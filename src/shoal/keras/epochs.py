@@ -132,14 +132,15 @@ class EpochFit:
 
     def _task(self, data: FitData, loss: FitLoss, batches: _Batches, home: KerasHome) -> Task:
         rate = schedule_of(self._model.optimizer)
-        return Task(
+        return data.task(
+            self._steps,
+            self._epochs,
             model=home.make,
             optimizer=home.optimizer,
             scheduler=None if rate is None else lambda each: KerasSchedule(each, lambda n: rate(n + self._before)),
             loss=loss,
             callbacks=[batches],
             seed=self._before,
-            **data.fields(self._steps, self._epochs),
         )
 
     def _take_home(self, trainer: Trainer, folder: Path, home: KerasHome) -> None:

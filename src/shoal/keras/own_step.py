@@ -43,7 +43,7 @@ class OwnStepFit:
         """Optimizers that apply what all processes have come to."""
         self._let_agree()
 
-    def fit(self, *args: Any, audience: Audience, verbose: Any, **settings: Any) -> Any:
+    def fit(self, *, audience: Audience, verbose: Any, **settings: Any) -> Any:
         """As Keras's own."""
         keras = load_keras()
         began = keras.callbacks.LambdaCallback(on_train_begin=lambda *_: self._take_firsts())
@@ -51,7 +51,7 @@ class OwnStepFit:
         torch.manual_seed(int(self._model.optimizer.iterations))
         self._let_agree()  # with another compile() other optimizers may have come
         return self._own_fit(
-            *args, callbacks=[began, *audience.callbacks], verbose=verbose if audience.is_first else 0, **settings
+            callbacks=[began, *audience.callbacks], verbose=verbose if audience.is_first else 0, **settings
         )
 
     def close(self) -> None:
