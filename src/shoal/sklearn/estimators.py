@@ -108,6 +108,8 @@ class _ShoalEstimator(BaseEstimator):
     def _fit(
         self, inputs: np.ndarray, targets: np.ndarray, sample_weight: Any, *, epochs: int, goes_on: bool
     ) -> Self:
+        if not callable(self.optimizer):
+            raise ValueError(f"optimizer is a class of torch's, as torch.optim.Adam, found {self.optimizer!r}.")
         seed = int(check_random_state(self.random_state).randint(1 << 30))
         arrays = self._arrays(inputs, targets, sample_weight)
         stops = self.early_stopping and len(arrays["x"]) > 1
@@ -117,7 +119,7 @@ class _ShoalEstimator(BaseEstimator):
             arrays = dict(zip(arrays, parts[::2], strict=True)) | held_out
         plan = TrainingPlan(
             module=self.module_ if goes_on else self.module,
-            layers=tuple(self.hidden_layer_sizes),
+            layers=tuple(np.atleast_1d(self.hidden_layer_sizes).tolist()),
             num_inputs=self.n_features_in_,
             num_outputs=self._num_outputs(),
             is_classifier=self._is_classifier,
@@ -248,8 +250,8 @@ class ShoalClassifier(ClassifierMixin, _ShoalEstimator):
         if self.class_weight is None:
             return None
         weight = self.class_weight
-        if isinstance(weight, dict):
-            return tuple(float(weight.get(label, 1.0)) for label in self.classes_)
+        if isinstance(weight, dict):  # refused where it names other classes than these
+            return tuple(compute_class_weight(weight, classes=self.classes_, y=self.classes_).tolist())
         numbers = np.unique(targets)
         found = dict(zip(numbers, compute_class_weight(weight, classes=numbers, y=targets), strict=True))
         return tuple(float(found.get(number, 1.0)) for number in range(len(self.classes_)))

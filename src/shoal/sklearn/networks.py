@@ -101,6 +101,8 @@ def made_module(given: Any, layers: Sequence[int], num_inputs: int, num_outputs:
         return nn.Sequential(*hidden, nn.Linear(widths[-1], num_outputs))
     if isinstance(given, nn.Module):
         return copy.deepcopy(given)
+    if not callable(given):
+        raise SpecError(f"module= is a torch module, or makes one, found {given!r}.")
     takes_sizes = len(inspect.signature(given).parameters) >= 2
     made = given(num_inputs, num_outputs) if takes_sizes else given()
     if not isinstance(made, nn.Module):
