@@ -27,6 +27,17 @@ rng = np.random.default_rng(0)
 X = rng.standard_normal((80, 12))
 Y, Z = (X @ rng.standard_normal((12, 4))).argmax(1), X @ rng.standard_normal((12, 3))
 
+class Shrink(keras.callbacks.Callback):
+    # Changes weights after an epoch, and, where Keras's own loop runs, after each batch.
+
+    def on_epoch_end(self, epoch, logs=None):
+        for variable in self.model.variables:
+            if "moving" in variable.path or "kernel" in variable.path:
+                variable.assign(0.9 * variable)
+
+if strategy.startswith("data"):
+    Shrink.on_train_batch_end = Shrink.on_epoch_end
+
 with in_numbers("float64"), wide():
     keras.utils.set_random_seed(3 + rank)  # the first one's weights count
     inputs = keras.Input((12,))
@@ -50,8 +61,14 @@ with in_numbers("float64"), wide():
             keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=50.0),
             keras.callbacks.EarlyStopping(monitor="loss", patience=2, min_delta=50.0, restore_best_weights=True),
             keras.callbacks.CSVLogger(f"{folder}/log-{rank}.csv"),
+            Shrink(),
         ],
     )
+    model.layers[1].trainable = False
+    model.compile(keras.optimizers.SGD(0.01), {**model.loss, "values": "mae"})
+    again = model.fit(X, targets, 24, 2, 0, shuffle=False)
+    model.save_weights(f"{folder}/model-{rank}.weights.h5")
+    history.history |= {f"again {name}": values for name, values in again.history.items()}
     model.save(f"{folder}/model-{rank}.keras")
     found = {
         "history": {name: [float(value) for value in values] for name, values in history.history.items()},
@@ -151,14 +168,15 @@ def test_two_processes_fit_as_one(tmp_path: Path, zygote: ZygoteProcess, strateg
         assert ours.keys() == alone.keys()
         for name, values in alone.items():
             assert ours[name] == pytest.approx(values, rel=1e-9, abs=1e-9), (rank, name)
-    assert {path.name for path in tmp_path.iterdir() if path.suffix in (".csv", ".keras")} == {
+    assert {path.name for path in tmp_path.iterdir() if path.suffix in (".csv", ".h5", ".keras")} == {
         "log-0.csv",
         "model-0.keras",
+        "model-0.weights.h5",
     }
 
 
 LEARNING = """
-import sys
+import json, os, sys
 import shoal.keras
 import keras
 import numpy as np
@@ -167,22 +185,24 @@ from keras import layers
 rng = np.random.default_rng(0)
 X = rng.standard_normal((96, 12)).astype("float32")
 Y = (X @ rng.standard_normal((12, 4))).argmax(1)
-hidden = [layers.Dense(32, activation="relu"), layers.Dropout(0.1)]
+hidden = [layers.Dense(32, activation="relu"), layers.BatchNormalization(momentum=0.5), layers.Dropout(0.1)]
 model = keras.Sequential([keras.Input((12,)), *hidden, layers.Dense(4)])
 model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 model.optimizer.learning_rate = 0.02
 shoal.keras.distribute(model, strategy=sys.argv[1])
-first = model.fit(X, Y, batch_size=24, epochs=6, verbose=0).history
+first = model.fit(X, Y, batch_size=24, epochs=6, verbose=0, validation_data=(X, Y)).history
 again = model.fit(X[:80], Y[:80], batch_size=16, epochs=2, verbose=0).history
 assert len(first["loss"]) == 6 and len(again["accuracy"]) == 2
 assert again["loss"][-1] < 0.6 * first["loss"][0], (first, again)
 assert int(model.optimizer.iterations) == 6 * 4 + 2 * 5
+json.dump(first, open(f"history-{os.environ['RANK']}.json", "w"))
 """
 
 
 @pytest.mark.parametrize(
     "strategy",
     [
+        "data",
         "ps:sync=asp",
         *(pytest.param(name, marks=pytest.mark.long) for name in ("ps:sync=ssp:3", "average:every=4")),
     ],
@@ -191,8 +211,10 @@ def test_it_learns_at_every_pace_and_goes_on_with_other_data(
     tmp_path: Path, zygote: ZygoteProcess, strategy: str
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text(LEARNING)
+    script.write_text(LEARNING.replace("history-", f"{tmp_path}/history-"))
     run_script(script, [strategy], cluster=Cluster(workers=2, threads=1), zygote=zygote)
+    first, second = (json.loads((tmp_path / f"history-{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
 
 
 def test_a_step_of_the_models_own_is_made_by_all(tmp_path: Path, zygote: ZygoteProcess) -> None:

@@ -43,6 +43,11 @@ def test_a_local_store_has_keys_lists_and_optimizers():
         out = torch.empty(2, 3)
         store.pull(3, out=out)
         assert out.tolist() == [[4] * 3] * 2
+        copies = [torch.empty(2, 3), torch.empty(2, 3)]
+        store.pull(3, out=copies)
+        assert all(torch.equal(copy, out) for copy in copies)
+        store.init("none", torch.zeros(0, 3))
+        assert store.pushpull("none", torch.zeros(0, 3)).shape == (0, 3)
         store.init(["a", "b"], [torch.zeros(()), torch.zeros(4, dtype=torch.float64)])
         store.set_optimizer(torch.optim.SGD([torch.zeros(1)], lr=0.5))
         first, second = store.pushpull(["a", "b"], [torch.tensor(1.0), torch.ones(4, dtype=torch.float64)])
@@ -55,7 +60,15 @@ def test_a_local_store_has_keys_lists_and_optimizers():
         for act, sentence in [
             (lambda: store.push("c", torch.zeros(1)), "'c' is not known"),
             (lambda: store.push("b", torch.zeros(5)), "has the shape"),
-            (lambda: store.row_sparse_push(3, torch.tensor([2]), torch.zeros(1, 3)), "below 2"),
+            (lambda: store.push("a", 1.0), "a value is a tensor of torch's, found float"),
+            (lambda: store.init("a", torch.zeros(2)), r"is \[\] of torch.float32 here, found \[2\]"),
+            (lambda: store.push(3, torch.ones(2, 3).to_sparse()), r"to_sparse\(1\)"),
+            (lambda: store.row_sparse_push(3, [2], torch.zeros(1, 3)), "has the rows 0 to 1, found 2"),
+            (lambda: store.row_sparse_push(3, [0, 1], torch.zeros(1, 3)), r"shape \[2, 3\], found \[1, 3\]"),
+            (lambda: store.row_sparse_pull(3, torch.tensor([0, -1])), "has the rows 0 to 1, found -1"),
+            (lambda: store.row_sparse_pull(3, torch.tensor([0.0])), "whole numbers, found torch.float32"),
+            (lambda: store.pull(["a", "b"], out=torch.zeros(4)), "2 keys need as many tensors in out=, found 1"),
+            (lambda: store.set_gradient_compression({"type": "int8", "threshold": 0.5}), "'threshold' beside it"),
             (lambda: kv.create("dist_often"), "kind of store"),
             (lambda: kv.create("dist_async", servers="tcp://127.0.0.1:1"), "need their key"),
             (lambda: kv.create("dist_async", key="kv.key"), "leave it out"),

@@ -94,11 +94,33 @@ def test_weights_count_alike_in_two_workers():
     inputs, labels = flowers()
     weights = np.linspace(0, 2, len(labels))
     settings = {"hidden_layer_sizes": (8,), "epochs": 2, "random_state": 0}
-    one, two = (
-        ShoalClassifier(workers=workers, **settings).fit(inputs, labels, sample_weight=weights)
-        for workers in (1, 2)
-    )
-    np.testing.assert_allclose(two.predict_proba(inputs), one.predict_proba(inputs), rtol=1e-3, atol=1e-4)
+    for extra, given in (({}, weights), ({"class_weight": {0: 0.0, 1: 9.0}}, None)):
+        one, two = (
+            ShoalClassifier(workers=workers, **settings, **extra).fit(inputs, labels, sample_weight=given)
+            for workers in (1, 2)
+        )
+        np.testing.assert_allclose(two.predict_proba(inputs), one.predict_proba(inputs), rtol=1e-3, atol=1e-4)
+    with pytest.raises(ValueError, match="leaves no sample that counts"):
+        ShoalClassifier(class_weight=dict.fromkeys(range(3), 0.0)).fit(inputs, labels)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"class_weight": {5: 2.0}}, r"classes, \[0, 1, 2\], are not in class_weight"),
+        ({"optimizer": "adam"}, "optimizer is a class of torch's, as torch.optim.Adam, found 'adam'"),
+        ({"module": 3}, "module= is a torch module, or makes one, found 3"),
+    ],
+)
+def test_what_is_set_wrong_is_said(wrong, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        ShoalClassifier(**wrong).fit(*flowers())
+
+
+def test_one_hidden_layer_may_be_a_number():
+    one, other = (ShoalRegressor(None, layers, epochs=1, random_state=0) for layers in (8, (8,)))
+    inputs, labels = flowers()
+    assert np.array_equal(one.fit(inputs, labels).predict(inputs), other.fit(inputs, labels).predict(inputs))
 
 
 def test_modules_functions_and_layer_sizes_learn_flowers():

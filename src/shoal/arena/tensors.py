@@ -13,6 +13,15 @@ def flat_of(param: torch.Tensor) -> Flat:
     return Flat(str(param.dtype), param.element_size(), param.numel())
 
 
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes, of a contiguous tensor.
+
+    One that has a single element, or none, is contiguous whatever its strides are, and keeps them in any view.
+    """
+    assert tensor.is_contiguous()
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def dense_stride(param: torch.Tensor) -> tuple[int, ...]:
     """The parameter's own strides where they fill its memory (channels_last is kept), else contiguous ones."""
     return torch.empty_like(param, memory_format=torch.preserve_format, device="meta").stride()

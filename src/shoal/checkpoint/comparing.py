@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.arena.tensors import as_bytes
+
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -52,4 +54,4 @@ def _largest(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor
+    return as_bytes(tensor.contiguous())

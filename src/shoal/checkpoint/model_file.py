@@ -11,6 +11,7 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 
+from shoal.arena.tensors import as_bytes
 from shoal.errors import CheckpointError
 
 
@@ -26,7 +27,7 @@ def add_to_digest(total: xxhash.xxh3_128, name: str, tensor: torch.Tensor) -> No
     """Take the next tensor, which lies side by side in the host's memory; names come sorted."""
     total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
     if tensor.numel():
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        total.update(as_bytes(tensor).numpy().data)
 
 
 def _as_os_error(error: SafetensorError, path: Path) -> Exception:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import torch
 import xxhash
 
+from shoal.arena.tensors import as_bytes
 from shoal.checkpoint.block import memory_key
 from shoal.checkpoint.freeing import Shelf
 from shoal.checkpoint.model_file import add_to_digest
@@ -114,7 +115,7 @@ def save_stream(path: Path, stream: TensorStream, *, shelf: Shelf | None = None,
                     add_to_digest(total, name, values)
                     file.seek(begin + offsets[name])
                     if values.numel():
-                        file.write(values.view(-1).view(torch.uint8).numpy().data)
+                        file.write(as_bytes(values).numpy().data)
                 file.seek(0)
                 _write_header(file, looks, offsets, {"digest": total.hexdigest(), **metadata})
                 file.flush()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import xxhash
 
+from shoal.arena.tensors import as_bytes
 from shoal.checkpoint.block import dtype_name, file_bytes, round_up
 from shoal.checkpoint.folder import CHUNK_BYTES, write_manifest
 from shoal.checkpoint.manifest import ALIGNMENT, Location, Manifest, PartFile
@@ -142,7 +143,7 @@ class PartWriter:
         location = self._locations[name]
         if location.nbytes and location.offset >= self._at:
             self._fill(location.offset)
-            self._write(values.view(-1).view(torch.uint8).numpy().data)
+            self._write(as_bytes(values).numpy().data)
 
     def complete(self) -> None:
         """No more will come."""

@@ -17,6 +17,7 @@ import msgpack
 import torch
 import xxhash
 
+from shoal.arena.tensors import as_bytes
 from shoal.errors import ProtocolError
 
 Buffer = bytes | bytearray | memoryview
@@ -107,7 +108,7 @@ def _view(frame: Frame) -> memoryview:
             f"A frame must be a dense CPU tensor, found {frame.layout} on {frame.device}; call .cpu() first."
         )
     plain = frame.detach().resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy().data
+    return as_bytes(plain).numpy().data
 
 
 def _describe(frame: Frame) -> tuple[str, list[int]]:

@@ -9,7 +9,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from shoal.comm.group import Group, as_bytes
+from shoal.arena.tensors import as_bytes
+from shoal.comm.group import Group
 from shoal.comm.group.base import flat_in_host, write_back
 from shoal.horovod.negotiation import Decision
 from shoal.horovod.reductions import ReduceOp, adasum, check_reducible, make_reduction

@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from shoal.errors import TaskError
-from shoal.keras.graph import as_module
+from shoal.keras.audience import Audience
+from shoal.keras.home import Compiled, KerasHome, Once, values_of
 from shoal.keras.installed import load_keras
 from shoal.keras.loss import TARGET, WEIGHTS, KerasLoss
-from shoal.keras.operation import KerasOperation
-from shoal.keras.optimizers import as_torch
-from shoal.keras.task import dtype_of, variables_of
+from shoal.keras.task import dtype_of
 from shoal.model.gathering import gather
 from shoal.roles.trainer.trainer import Trainer
 from shoal.spec import Task
@@ -36,32 +34,58 @@ class BatchFit:
         self._strategy = strategy
         self._own_fit = model.fit
         model.__dict__["train_step"] = self.train_step
-        self._loss = KerasLoss(None)
-        self._module: nn.Module | None = None
+        self._home: KerasHome | None = None
+        self._report = Once()
+        self._compiled: Compiled | None = None
+        """With what the trainer was made."""
         self._trainer: Trainer | None = None
+        self._state: dict[str, Any] | None = None
+        """Of a trainer that was closed, whose optimizer goes on."""
+        self._is_home = True
+        """Whether Keras's variables have tensors of their own."""
+        self._is_seen = True
+        """Whether somebody looks at the model after each step."""
+        self._loss = KerasLoss(None)
         self._output: Any = None
 
-    def fit(self, *args: Any, callbacks: Any, verbose: Any, is_first: bool, **settings: Any) -> Any:
+    def fit(self, *, audience: Audience, verbose: Any, **settings: Any) -> Any:
         """As Keras's own."""
-        keras = load_keras()
-        settled = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: self._settle())
-        # Who shuffles draws from torch, and all must draw the same.
-        torch.manual_seed(int(self._model.optimizer.iterations))
-        return self._own_fit(
-            *args, callbacks=[settled, *callbacks], verbose=verbose if is_first else 0, **settings
+        keras, model = load_keras(), self._model
+        if self._compiled is not None and not self._compiled.is_still_that_of(model):
+            self._close_trainer()
+        back = keras.callbacks.LambdaCallback(
+            on_test_begin=lambda *_: self._take_home(), on_epoch_end=lambda *_: self._take_home()
         )
+        # Who shuffles draws from torch, and all must draw the same.
+        torch.manual_seed(int(model.optimizer.iterations))
+        self._is_seen = audience.hears_batches
+        try:
+            return self._own_fit(
+                callbacks=[back, *audience.callbacks],
+                verbose=verbose if audience.is_first else 0,
+                **settings,
+            )
+        finally:
+            self._is_seen = True
 
     def train_step(self, data: Any) -> Any:
         """One step of all processes on a batch that all of them have."""
         keras, model = load_keras(), self._model
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(
+            keras.tree.map_structure(
+                lambda each: None if each is None else keras.ops.convert_to_tensor(each), data
+            )
+        )
         trainer = self._opened()
+        if self._is_home:
+            self._send(trainer)
         lr, drawn = float(model.optimizer.learning_rate), torch.get_rng_state()
         for group in trainer.optimizer.param_groups:
             group["lr"] = lr
         part, _, rows = own_rows((x, y, weights), trainer.lanes, trainer.lane)
         trackers = _trackers(model)
         kept = [[variable.value.clone() for variable in tracker.variables] for tracker in trackers]
+        self._is_home = False
         loss = trainer.step(_as_batch(*part))
         torch.set_rng_state(drawn)  # a step's numbers are its own; what is shuffled next follows from fit's
         with torch.no_grad():
@@ -71,28 +95,33 @@ class BatchFit:
                 for variable, value in zip(tracker.variables, values, strict=True):
                     variable.assign(value)
                 tracker.update_state(trainer.loss_parts[tracker.name], sample_weight=rows)
-            return model.compute_metrics(x, y, self._output, sample_weight=weights)
+            told = model.compute_metrics(x, y, self._output, sample_weight=weights)
+        if self._is_seen:
+            self._take_home()
+        return told
+
+    def close(self) -> None:
+        """Leave the other processes, with the values of all."""
+        self._close_trainer()
 
     def _opened(self) -> Trainer:
         if self._trainer is None:
             # Keras has built the model by now: it has seen a batch.
-            self._module = as_module(self._model)
+            self._home, self._compiled = KerasHome(self._model), Compiled(self._model)
+            self._loss = KerasLoss(None)
             self._loss.learn(self._model, dtype_of(self._model))
             task = Task(
-                model=lambda: self._module,
-                optimizer=self._optimizer,
+                model=self._home.make,
+                optimizer=self._home.optimizer,
                 loss=self._told,
                 # Keras has the data; what a step takes is what `train_step` gives it.
                 train=[(torch.zeros(1), torch.zeros(1))] * _MANY,
                 batch_size=_MANY,
             )
-            self._trainer = Trainer(task, strategy=self._strategy)
+            self._trainer = Trainer(task, strategy=self._strategy, report=self._report)
+            self._home.send(self._trainer, self._state)
+            self._state = None
         return self._trainer
-
-    def _optimizer(self, params: Any) -> Any:
-        assert self._module is not None
-        known = variables_of(self._module)
-        return as_torch(self._model.optimizer, params, [known[id(param)] for param in params])
 
     def _told(self, output: Any, target: Any) -> Any:
         """The loss; beside it, all processes' outputs are kept for the metrics."""
@@ -100,15 +129,31 @@ class BatchFit:
         self._output = keras.tree.map_structure(lambda each: gather(each.detach()), output)
         return self._loss(output, target)
 
-    def _settle(self) -> None:
-        """Let Keras's variables be the committed ones, moving statistics among them."""
-        if self._trainer is None:
+    def _send(self, trainer: Trainer) -> None:
+        """What somebody has changed since the last step counts; where processes differ, the first one's."""
+        assert self._home is not None
+        is_changed = self._home.is_changed(values_of(trainer.model))
+        if trainer.hear_first("changed" if is_changed else ""):
+            state = trainer.state_dict()
+            self._home.forget()
+            self._home.send(trainer, state)
+
+    def _take_home(self) -> None:
+        """Let Keras's variables have the committed values, moving statistics among them."""
+        if self._trainer is not None and self._home is not None and not self._is_home:
+            self._trainer.settle()
+            self._home.take(values_of(self._trainer.model))
+            self._is_home = True
+
+    def _close_trainer(self) -> None:
+        """The next one goes on with the optimizer's state, where that is still the model's."""
+        if self._trainer is None or self._compiled is None:
             return
-        self._trainer.settle()
-        for part in self._trainer.model.modules():
-            if isinstance(part, KerasOperation):
-                for bound in part.bound:
-                    bound.refresh()
+        self._take_home()
+        if self._compiled.optimizer is self._model.optimizer:
+            self._state = self._trainer.state_dict()
+        self._trainer.close()
+        self._trainer = None
 
 
 def own_rows(batch: Any, lanes: int, lane: int) -> tuple[Any, int, int]:

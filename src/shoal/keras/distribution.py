@@ -7,11 +7,13 @@ same numbers, and its callbacks decide the same.
 
 from __future__ import annotations
 
-import os
+import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from shoal.errors import TaskError
+from shoal.keras.audience import Audience, is_first_process
 from shoal.keras.batches import BatchFit
 from shoal.keras.epochs import EpochFit
 from shoal.keras.installed import load_keras
@@ -21,8 +23,8 @@ from shoal.roles.trainer.step import why_no_step
 from shoal.spec import Cluster, Job, World, parse_strategy
 
 _OWNER = "shoal.keras.distribute"
-_WRITERS = ("BackupAndRestore", "CSVLogger", "ModelCheckpoint", "SwapEMAWeights", "TensorBoard")
-"""Callbacks that write files, which the first process does for all."""
+_WRITERS = ("export", "save", "save_weights")
+"""Methods of a model that write files."""
 
 
 def distribute(model: Any, *, strategy: str = "data") -> Any:
@@ -46,6 +48,9 @@ def distribute(model: Any, *, strategy: str = "data") -> Any:
             "Keras's fit trains epoch by epoch, each with servers of its own; leave --strategy out, and say "
             f"distribute(model, strategy={station.job.strategy!r})."
         )
+    former = getattr(model.__dict__.get("fit"), "__self__", None)
+    if isinstance(former, Distribution):
+        former.end()
     Distribution(model, _way_of(model, strategy)).begin()
     return model
 
@@ -55,7 +60,10 @@ class WayToFit(Protocol):
 
     @property
     def fit(self) -> Callable[..., Any]:
-        """As Keras's own `fit`, with `is_first` besides; `callbacks` are those that this process calls."""
+        """As Keras's own `fit`, with an `audience` in the place of callbacks."""
+
+    def close(self) -> None:
+        """Leave the model with the values of all, and as it was before."""
 
 
 def _way_of(model: Any, strategy: str) -> WayToFit:
@@ -79,27 +87,28 @@ class Distribution:
 
     def __init__(self, model: Any, way: WayToFit) -> None:
         self._model, self._way = model, way
-        self._own_save = model.save
+        self._positions = list(inspect.signature(model.fit).parameters)
+        self._writers = {name: getattr(model, name) for name in _WRITERS}
 
     def begin(self) -> None:
         """From now on Keras calls these. They are no part of what it saves."""
         put = self._model.__dict__
-        put["fit"], put["save"] = self.fit, self.save
+        put["fit"] = self.fit
+        put.update((name, partial(self._write, name)) for name in self._writers)
 
-    def fit(self, *args: Any, callbacks: Any = None, verbose: Any = "auto", **settings: Any) -> Any:
+    def end(self) -> None:
+        """The model is Keras's own again."""
+        self._way.close()
+        for name in ("fit", "train_step", *self._writers):
+            self._model.__dict__.pop(name, None)
+
+    def fit(self, *args: Any, **settings: Any) -> Any:
         """As Keras's own. The first process shows how it goes, and writes files."""
-        is_first = _is_first()
-        given = (
-            [] if callbacks is None else list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-        )
-        kept = [each for each in given if is_first or type(each).__name__ not in _WRITERS]
-        return self._way.fit(*args, callbacks=kept, verbose=verbose, is_first=is_first, **settings)
+        settings |= zip(self._positions, args, strict=False)
+        audience = Audience.of(settings.pop("callbacks", None))
+        return self._way.fit(audience=audience, verbose=settings.pop("verbose", "auto"), **settings)
 
-    def save(self, *args: Any, **settings: Any) -> None:
+    def _write(self, name: str, *args: Any, **settings: Any) -> None:
         """As Keras's own, once: the first process writes."""
-        if _is_first():
-            self._own_save(*args, **settings)
-
-
-def _is_first() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0
+        if is_first_process():
+            self._writers[name](*args, **settings)

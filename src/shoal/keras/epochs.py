@@ -11,46 +11,21 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import nn
 
 from shoal.checkpoint.model_file import load_tensors
-from shoal.checkpoint.model_stream import save_tensors
+from shoal.keras.audience import Audience
 from shoal.keras.fit_data import FitData
-from shoal.keras.graph import as_module
+from shoal.keras.home import Compiled, KerasHome, Once
 from shoal.keras.installed import load_keras
 from shoal.keras.loss import CompiledMetric, KerasLoss, metrics_of
-from shoal.keras.operation import KerasOperation
-from shoal.keras.optimizers import KerasSchedule, as_torch, schedule_of
-from shoal.keras.task import dtype_of, variables_of
+from shoal.keras.optimizers import KerasSchedule, schedule_of
+from shoal.keras.task import dtype_of
 from shoal.roles.trainer.trainer import Trainer
 from shoal.spec import Callback, CallbackContext, Task
 from shoal.spec.task import MOST_LOSS_PARTS
-
-
-class Kept(NamedTuple):
-    """A variable of Keras's, and the tensor that is its value while nobody trains."""
-
-    variable: Any
-    value: torch.Tensor
-
-
-def kept_values(module: nn.Module) -> dict[str, Kept]:
-    """By the names that the module has for them."""
-    bound = {
-        (id(each.owner), each.name): each.variable
-        for part in module.modules()
-        if isinstance(part, KerasOperation)
-        for each in part.bound
-    }
-    found = {}
-    for prefix, part in module.named_modules():
-        for name in (*part._parameters, *part._buffers):
-            if (variable := bound.get((id(part), name))) is not None:
-                found[f"{prefix}.{name}" if prefix else name] = Kept(variable, variable._value)
-    return found
 
 
 class EpochFit:
@@ -65,9 +40,13 @@ class EpochFit:
         """Of training, after the last step."""
         self._before = 0
         """Updates that Keras counts of the time before this `fit`."""
-        self._modules: list[nn.Module] = []
-        self._kept: dict[str, Kept] = {}
-        self._told: set[str] = set()
+        self._home: KerasHome | None = None
+        self._report = Once()
+        self._compiled: Compiled | None = None
+        """With what the last `fit` trained."""
+
+    def close(self) -> None:
+        """Every epoch has left what it used."""
 
     def fit(
         self,
@@ -76,7 +55,6 @@ class EpochFit:
         batch_size: int | None = None,
         epochs: int = 1,
         verbose: Any = "auto",
-        callbacks: Any = (),
         validation_data: Any = None,
         class_weight: Any = None,
         initial_epoch: int = 0,
@@ -84,23 +62,23 @@ class EpochFit:
         validation_batch_size: int | None = None,
         validation_freq: Any = 1,
         *,
-        is_first: bool,
+        audience: Audience,
         **settings: Any,
     ) -> Any:
         """As Keras's own."""
         keras, model = load_keras(), self._model
         data = FitData.of(x, y, batch_size, validation_data=validation_data, **settings)
         data.build(model)
-        self._kept = kept_values(as_module(model))
-        self._begin_anew(data)
-        loss = FitLoss(model, class_weight)
+        self._home = KerasHome(model)
         heard = keras.callbacks.CallbackList(
-            list(callbacks), add_history=True, add_progbar=verbose != 0 and is_first,
-            verbose=verbose if is_first else 0, epochs=epochs, steps=data.steps, model=model,
+            audience.callbacks, add_history=True, add_progbar=verbose != 0 and audience.is_first,
+            verbose=verbose if audience.is_first else 0, epochs=epochs, steps=data.steps, model=model,
         )  # fmt: skip
         model.stop_training, logs = False, {}
-        heard.on_train_begin()
-        for epoch in range(initial_epoch, epochs):
+        heard.on_train_begin()  # which may restore a backup, and say where it goes on
+        self._begin_anew(data)
+        loss = FitLoss(model, class_weight)
+        for epoch in range(model._initial_epoch or initial_epoch, epochs):
             model.reset_metrics()
             heard.on_epoch_begin(epoch)
             logs = self._train(data, loss, heard)
@@ -119,7 +97,12 @@ class EpochFit:
 
     def _begin_anew(self, data: FitData) -> None:
         """Each `fit` is a run of its own, whose optimizer has what the last one left."""
-        self._before = int(self._model.optimizer.iterations)
+        model = self._model
+        if self._compiled is None or not self._compiled.is_still_that_of(model):
+            if self._compiled is not None and self._compiled.optimizer is not model.optimizer:
+                self._state = None
+            self._compiled = Compiled(model)
+        self._before = int(model.optimizer.iterations)
         self._steps = self._epochs = self._samples = 0
         if self._state is not None:
             position = {"batch_size": data.batch_size, "length": len(data.train), "seed": self._before}
@@ -128,88 +111,46 @@ class EpochFit:
 
     def _train(self, data: FitData, loss: FitLoss, heard: Any) -> dict[str, float]:
         """An epoch of all processes; its losses and metrics."""
+        home = self._home
+        assert home is not None
         batches = _Batches(heard, self._model, self._steps, self._samples)
-        self._modules.clear()
-        task = self._task(data, loss, batches)
+        home.forget()
+        task = self._task(data, loss, batches, home)
         with (
             tempfile.TemporaryDirectory(prefix="shoal-keras-") as own,
             Trainer(task, strategy=self._strategy, report=self._report, serves=True) as trainer,
         ):
+            home.send(trainer, self._state)
+            self._state = None
             folder = Path(trainer.hear_first(own))
-            self._begin(trainer, folder)
             outcome = trainer.fit()
-            self._take_home(trainer, folder)
+            self._take_home(trainer, folder, home)
             logs = self._logs_of_first(trainer, folder, batches.logs)
         self._epochs, self._steps, self._samples = self._epochs + 1, outcome.step, batches.seen
         self._model.optimizer._iterations.assign(self._before + self._steps)
         return logs
 
-    def _report(self, line: str) -> None:
-        """What the strategy says of every epoch is told once."""
-        if line not in self._told:
-            self._told.add(line)
-            print(line)
-
-    def _task(self, data: FitData, loss: FitLoss, batches: _Batches) -> Task:
+    def _task(self, data: FitData, loss: FitLoss, batches: _Batches, home: KerasHome) -> Task:
         rate = schedule_of(self._model.optimizer)
-        return Task(
-            model=self._make,
-            optimizer=self._optimizer,
+        return data.task(
+            self._steps,
+            self._epochs,
+            model=home.make,
+            optimizer=home.optimizer,
             scheduler=None if rate is None else lambda each: KerasSchedule(each, lambda n: rate(n + self._before)),
             loss=loss,
             callbacks=[batches],
             seed=self._before,
-            **data.fields(self._steps, self._epochs),
         )
 
-    def _make(self) -> nn.Module:
-        """The model in torch's clothes, with values of its own: a server's are not the worker's beside it."""
-        module = as_module(self._model)
-        with torch.no_grad():
-            for part in module.modules():
-                for name, param in part._parameters.items():
-                    if param is not None:
-                        part._parameters[name] = nn.Parameter(param.clone(), requires_grad=param.requires_grad)
-                for name, buffer in part._buffers.items():
-                    part._buffers[name] = None if buffer is None else buffer.clone()
-        self._modules.append(module)
-        return module
-
-    def _optimizer(self, params: Any) -> Any:
-        params = list(params)
-        known: dict[int, Any] = {}
-        for module in self._modules:
-            known |= variables_of(module)
-        return as_torch(self._model.optimizer, params, [known[id(param)] for param in params])
-
-    def _begin(self, trainer: Trainer, folder: Path) -> None:
-        """Go on with the weights that the first process's model has now, and with what the optimizer kept."""
-        path = folder / "begin.safetensors"
-        if trainer.world.is_first:
-            save_tensors(path, self._weights())
-        trainer.hear_first()
-        if self._state is None:
-            trainer.load(path)
-        else:
-            trainer.load_state_dict({**self._state, "model": load_tensors(path)})
-        self._state = None
-
-    def _take_home(self, trainer: Trainer, folder: Path) -> None:
+    def _take_home(self, trainer: Trainer, folder: Path, home: KerasHome) -> None:
         """Keras's variables get the weights of all; the next epoch gets what the optimizer has."""
         self._state = trainer.state_dict()
         path = folder / "end.safetensors"
         trainer.save(path)
         trainer.hear_first()
-        values = load_tensors(path)
-        with torch.no_grad():
-            for name, kept in self._kept.items():
-                # A pass has pointed the variable at what processes may share: callbacks are to change their own.
-                kept.variable._value = kept.value
-                kept.value.copy_(values[name])
+        home.take(load_tensors(path))
         trainer.hear_first()  # until then the first keeps the file
-
-    def _weights(self) -> dict[str, torch.Tensor]:
-        return {name: kept.value.detach() for name, kept in self._kept.items()}
 
     def _logs_of_first(self, trainer: Trainer, folder: Path, logs: dict[str, float]) -> dict[str, float]:
         """The same for all: other processes may know less of the others' batches."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from shoal.datasets.torch_loaders import from_loaders
 from shoal.errors import TaskError
 from shoal.keras.installed import load_keras
 from shoal.keras.loss import split_target
-from shoal.keras.task import as_set, collated, is_arrays
+from shoal.keras.task import as_pair, as_set, collated, is_arrays
+from shoal.spec import Task
 
 _BATCH_SIZE = 32
 """Keras's own, where nothing is said."""
@@ -22,7 +25,11 @@ class FitData:
     """The train set of a `fit`, and what it is validated on."""
 
     train: Any
+    loader: DataLoader[Any] | None
+    """Who says how batches are made, where there is one."""
     batch_size: int
+    whole: int
+    """Batches of all of the data."""
     steps: int
     """Batches of an epoch, as Keras counts them."""
     is_cut: bool
@@ -52,8 +59,9 @@ class FitData:
                 (x, y, sample_weight), validation_split=validation_split
             )
         train: Any
-        if isinstance(x, DataLoader) and y is None and x.batch_size:
-            train, batch_size = x.dataset, x.batch_size
+        loader = None
+        if isinstance(x, DataLoader) and y is None and x.batch_size and not isinstance(x.dataset, IterableDataset):
+            train, batch_size, loader = x.dataset, x.batch_size, x
         elif is_arrays((x, y)):
             train = as_set("train", (x, y) if sample_weight is None else (x, y, sample_weight))
             batch_size = batch_size or _BATCH_SIZE
@@ -63,12 +71,14 @@ class FitData:
                 f"x and y, or a DataLoader, found {type(x).__name__} and {type(y).__name__}; give it "
                 "these, or use strategy='data'."
             )
-        steps = steps_per_epoch or math.ceil(len(train) / batch_size)
+        whole = math.ceil(len(train) / batch_size) if loader is None else len(loader)
         given = None if validation_data is None else keras.utils.unpack_x_y_sample_weight(validation_data)
         return cls(
             train=train,
+            loader=loader,
             batch_size=batch_size,
-            steps=steps,
+            whole=whole,
+            steps=steps_per_epoch or whole,
             is_cut=steps_per_epoch is not None,
             shuffle=bool(shuffle),
             validation=given,
@@ -76,16 +86,25 @@ class FitData:
 
     def build(self, model: Any) -> None:
         """Let a model that knows no shapes yet see two samples."""
-        inputs, target = collated([self.train[0], self.train[min(1, len(self.train) - 1)]])
+        inputs, target = self._collate()([self.train[0], self.train[min(1, len(self.train) - 1)]])
         y, weights = split_target(target)
         model._symbolic_build(data_batch=(list(inputs) if isinstance(inputs, tuple) else inputs, y, weights))
 
-    def fields(self, steps: int, epochs: int) -> dict[str, Any]:
-        """Of the task that trains one epoch more, after so many steps and epochs."""
-        given: dict[str, Any] = {
-            "train": self.train, "batch_size": self.batch_size, "shuffle": self.shuffle, "collate": collated
-        }  # fmt: skip
-        if not self.is_cut:
-            return {**given, "epochs": epochs + 1}
-        whole = math.ceil(len(self.train) / self.batch_size)
-        return {**given, "epochs": math.ceil((steps + self.steps) / whole), "max_steps": steps + self.steps}
+    def task(self, steps: int, epochs: int, **fields: Any) -> Task:
+        """That trains one epoch more, after so many steps and epochs."""
+        fields["epochs"] = epochs + 1
+        if self.is_cut:
+            end = steps + self.steps
+            fields |= {"epochs": math.ceil(end / self.whole), "max_steps": end}
+        if self.loader is None:
+            task = Task(train=self.train, batch_size=self.batch_size, shuffle=self.shuffle, **fields)
+        else:
+            task = from_loaders(Task(train=self.loader, **fields))
+        return replace(task, collate=self._collate())
+
+    def _collate(self) -> Callable[[list[Any]], Any]:
+        """Makes a batch of samples, inputs and target apart."""
+        if self.loader is None or self.loader.collate_fn is default_collate:
+            return collated
+        make = self.loader.collate_fn
+        return lambda rows: as_pair(make(rows))

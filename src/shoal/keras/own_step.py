@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from shoal.comm.group import Group
+from shoal.keras.audience import Audience
 from shoal.keras.batches import own_rows
 from shoal.keras.installed import load_keras, set_seed
 from shoal.roles.process.joining import Fellows, orphan_watch
@@ -38,16 +39,27 @@ class OwnStepFit:
         self._share = 1.0
         """Of the rows of a batch that are this process's."""
         model.__dict__["train_step"] = self.train_step
-        for optimizer in optimizers_of(model):
-            self._let_agree(optimizer)
+        self._agreed: list[Any] = []
+        """Optimizers that apply what all processes have come to."""
+        self._let_agree()
 
-    def fit(self, *args: Any, callbacks: Any, verbose: Any, is_first: bool, **settings: Any) -> Any:
+    def fit(self, *, audience: Audience, verbose: Any, **settings: Any) -> Any:
         """As Keras's own."""
         keras = load_keras()
         began = keras.callbacks.LambdaCallback(on_train_begin=lambda *_: self._take_firsts())
         # Who shuffles draws from torch, and all must draw the same.
         torch.manual_seed(int(self._model.optimizer.iterations))
-        return self._own_fit(*args, callbacks=[began, *callbacks], verbose=verbose if is_first else 0, **settings)
+        self._let_agree()  # with another compile() other optimizers may have come
+        return self._own_fit(
+            callbacks=[began, *audience.callbacks], verbose=verbose if audience.is_first else 0, **settings
+        )
+
+    def close(self) -> None:
+        """Leave the other processes."""
+        for optimizer in self._agreed:
+            optimizer.__dict__.pop("apply", None)
+        self._group.close()
+        self._fellows.close()
 
     def train_step(self, data: Any) -> Any:
         """One step of all processes on a batch that all of them have."""
@@ -77,7 +89,13 @@ class OwnStepFit:
         told = known | dict(zip(others, means.tolist(), strict=True))
         return {name: told[name] for name in logs}
 
-    def _let_agree(self, optimizer: Any) -> None:
+    def _let_agree(self) -> None:
+        for optimizer in optimizers_of(self._model):
+            if not any(optimizer is each for each in self._agreed):
+                self._agreed.append(optimizer)
+                self._let_add_up(optimizer)
+
+    def _let_add_up(self, optimizer: Any) -> None:
         own_apply = optimizer.apply
 
         def apply(grads: Any, trainable_variables: Any = None) -> Any:

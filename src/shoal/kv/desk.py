@@ -119,8 +119,11 @@ class KvDesk:
     def _set_rule(self, name: str, given: dict[str, Any]) -> None:
         settings = settings_of(name, given)
         directory = self._vault.directory
+        is_other = directory["rule"] is not None and directory["rule"][0] != name
         directory["rule"] = [name, settings]
         for plain in directory["keys"].values():
+            if is_other:
+                plain["kept"] = []  # what one rule has kept means nothing to another
             rows, columns, dtype = plain["look"]
             while len(plain["kept"]) < num_kept(name, settings):
                 plain["kept"].append(self._vault.reserve(rows, columns * _dtype(dtype).itemsize))

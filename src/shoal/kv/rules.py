@@ -65,6 +65,13 @@ RULES = {
 }
 
 
+_NOT_PLAIN = (
+    *("amsgrad", "dampening", "decoupled_weight_decay", "initial_accumulator_value"),
+    *("lr_decay", "maximize", "nesterov"),
+)
+"""Settings of torch's that rules do not have."""
+
+
 def num_kept(name: str, settings: Mapping[str, float]) -> int:
     """Tables that a rule keeps with these settings."""
     return 0 if name == "sgd" and not settings["momentum"] else RULES[name].num_kept
@@ -84,12 +91,14 @@ def settings_of(name: str, given: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_optimizer(optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, float]]:
-    """The rule that does what an optimizer of torch's does, with its settings."""
-    name, found = type(optimizer).__name__.lower(), dict(optimizer.defaults)
-    if "betas" in found:
-        found["beta1"], found["beta2"] = found["betas"]
-    if name not in RULES or any(
-        found.get(key) for key in ("nesterov", "amsgrad", "maximize", "lr_decay", "dampening")
-    ):
+    """The rule that does what an optimizer of torch's does, with the settings that it has now."""
+    name, groups = type(optimizer).__name__.lower(), [dict(group) for group in optimizer.param_groups]
+    for group in groups:
+        if "betas" in group:
+            group["beta1"], group["beta2"] = group["betas"]
+    if name not in RULES or any(group.get(key) for group in groups for key in _NOT_PLAIN):
         raise SpecError(f"kv: servers update by {', '.join(RULES)} in their plain forms, found {optimizer!r}.")
-    return name, {key: float(found[key]) for key in RULES[name].defaults}
+    found = [{key: float(group[key]) for key in RULES[name].defaults} for group in groups]
+    if any(settings != found[0] for settings in found):
+        raise SpecError(f"kv: servers update all keys with the same settings, found {optimizer!r}.")
+    return name, found[0]

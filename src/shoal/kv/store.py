@@ -18,6 +18,18 @@ from torch import Tensor
 from shoal.comm.compression import Compression, make_compression
 from shoal.comm.security import RunKey
 from shoal.errors import SpecError, unknown
+from shoal.kv.arguments import (
+    Keys,
+    as_rows,
+    as_tensor,
+    columns,
+    names,
+    pairs,
+    pieces,
+    rooms,
+    row_numbers,
+    total,
+)
 from shoal.kv.desk import KvDesk
 from shoal.kv.lines import HomeLine, KvLine, ShardLine
 from shoal.kv.pushes import PushQueue
@@ -28,12 +40,9 @@ from shoal.kv.vault import Vault, make_memory
 from shoal.roles.process.joining import Fellows, orphan_watch
 from shoal.spec import World
 
-_PIECE_BYTES = 16 << 20
 _CUT_BYTES = 1 << 20
 """Keys from here on are cut by rows over all servers."""
 TIMEOUT_S = 120.0
-
-Keys = str | int | Sequence[str | int]
 
 
 class KVStore:
@@ -63,13 +72,13 @@ class KVStore:
 
     def init(self, key: Keys, value: Tensor | Sequence[Tensor]) -> None:
         """Add keys, at any time. All workers may, with values of one shape; those of the first to come count."""
-        for name, tensor in _pairs(key, value):
-            rows = _as_rows(tensor.detach().cpu().contiguous())
-            self._looks[name] = tuple(tensor.shape), tensor.dtype
+        for name, tensor in pairs(key, value):
+            rows = as_rows(as_tensor(tensor).detach().cpu().contiguous())
+            self._learn(name, tensor)
             look = str(tensor.dtype).removeprefix("torch.")
             for number, (start, stop) in self._homes(name, len(rows)).items():
                 part = rows[start:stop]
-                for piece, at, _ in _pieces(part):
+                for piece, at, _ in pieces(part):
                     shape = (len(part), part.shape[1], look)
                     self._ask(number, KvRequest(ask="init", key=name, start=at, look=shape, values=piece))
 
@@ -77,10 +86,14 @@ class KVStore:
         """Send values, or gradients where there is an optimizer; sparse tensors send their rows alone. A list of
         values for one key is added up. Returns at once: `wait` for what it returns, or pull. Of pushes that wait
         to be sent, those of a higher `priority` go first; a key's own keep their order."""
-        for name, given in _pairs(key, value):
-            tensor = _total(given)
+        for name, given in pairs(key, value):
+            tensor = total(given)
             self._check(name, tensor)
             if tensor.is_sparse:
+                if tensor.sparse_dim() != 1:
+                    raise SpecError(
+                        f"kv: of the key {name!r} whole rows are sent; make it sparse by to_sparse(1)."
+                    )
                 found = tensor.detach().coalesce()
                 self._begin(name, found.indices()[0].clone(), found.values().clone(), priority)
             else:
@@ -88,34 +101,43 @@ class KVStore:
                 self._begin(name, None, whole, priority)
         return self._timestamp
 
-    def row_sparse_push(self, key: str | int, row_ids: Tensor, values: Tensor, priority: int = 0) -> int:
+    def row_sparse_push(
+        self, key: str | int, row_ids: Tensor | Sequence[int], values: Tensor, priority: int = 0
+    ) -> int:
         """Send some rows; a row that is named twice counts with the sum."""
-        name, rows = str(key), row_ids.detach().cpu().view(-1)
-        shape, _ = self._look(name)
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < shape[0]:
-            raise SpecError(f"kv: rows of the key {name!r} are below {shape[0]}, found up to {int(rows.max())}.")
+        name, rows = str(key), row_numbers(str(key), row_ids, self._look(str(key))[0])
         unique, back = rows.unique(return_inverse=True)
-        given = values.detach().cpu().reshape(len(rows), -1)
-        total = given.new_zeros(len(unique), given.shape[1])
-        self._begin(name, unique, total.scatter_add_(0, back[:, None].expand_as(given), given), priority)
+        shape, _ = self._look(name)
+        given = as_tensor(values).detach().cpu()
+        if given.numel() != len(rows) * columns(shape):
+            raise SpecError(
+                f"kv: {len(rows)} rows of the key {name!r} have the shape {[len(rows), *shape[1:]]}, "
+                f"found {list(given.shape)}."
+            )
+        given = given.reshape(len(rows), columns(shape))
+        summed = given.new_zeros(len(unique), given.shape[1])
+        self._begin(name, unique, summed.scatter_add_(0, back[:, None].expand_as(given), given), priority)
         return self._timestamp
 
     def pull(self, key: Keys, out: Any = None, priority: int = 0) -> Any:
-        """The values of keys, in `out` where it is given. They are waited for, one after the other: `priority` is
-        taken as other stores take it, and changes nothing."""
-        names = _names(key)
-        found = [self._pull(name) for name in names]
-        for tensor, room in zip(found, _listed(out, len(names)), strict=True):
-            if room is not None:
+        """The values of keys, in `out` where it is given: a tensor for each key, or several. They are waited for,
+        one after the other: `priority` is taken as other stores take it, and changes nothing."""
+        named = names(key)
+        wanted = rooms(out, key, len(named))
+        found = [self._pull(name) for name in named]
+        for tensor, own in zip(found, wanted, strict=True):
+            for room in own:
                 room.detach().copy_(tensor)
         return found[0] if isinstance(key, str | int) else found
 
-    def row_sparse_pull(self, key: str | int, row_ids: Tensor, out: Tensor | None = None) -> Tensor:
+    def row_sparse_pull(
+        self, key: str | int, row_ids: Tensor | Sequence[int], out: Tensor | None = None
+    ) -> Tensor:
         """Some rows, in the order of `row_ids`."""
-        name, rows = str(key), row_ids.detach().cpu().view(-1)
+        name, rows = str(key), row_numbers(str(key), row_ids, self._look(str(key))[0])
         self._settle(name)
         shape, dtype = self._look(name)
-        found = torch.empty(len(rows), _columns(shape), dtype=dtype)
+        found = torch.empty(len(rows), columns(shape), dtype=dtype)
 
         def fetch(number: int, at: Tensor, own: Tensor) -> None:
             answer = self._ask(number, self._request("pull", name, rows=own))
@@ -151,6 +173,8 @@ class KVStore:
         What is rounded off one push of a whole tensor is part of the next. Rows that are pushed alone are other
         ones each time: they are sent as `bf16`, `fp16`, `int8` or `zstd`, and with the others as they are."""
         text = how if isinstance(how, str) else str(how.get("type"))
+        if not isinstance(how, str) and (more := sorted(set(how) - {"type"})) and text not in ("1bit", "2bit"):
+            raise SpecError(f"kv: what {text} is to do is all in its type, found {more[0]!r} beside it.")
         if text in ("1bit", "2bit"):
             raise SpecError(f"kv: {text} is none of the compressions here; `sign` is nearest to it, or `int8`.")
         self._compression = None if text == "none" else make_compression(text)
@@ -201,9 +225,9 @@ class KVStore:
     def _push(self, name: str, rows: Tensor | None, values: Tensor) -> None:
         shape, _ = self._look(name)
         if rows is None:
-            whole = _as_rows(values)
+            whole = as_rows(values)
             for number, (start, stop) in self._homes(name, len(whole)).items():
-                for piece, at, is_last in _pieces(whole[start:stop]):
+                for piece, at, is_last in pieces(whole[start:stop]):
                     what = self._sent(piece, (name, number, at))
                     self._ask(number, self._request("push", name, start=at, is_last=is_last, **what))
             return
@@ -231,9 +255,9 @@ class KVStore:
         self._settle(name)
         shape, dtype = self._look(name)
         found = torch.empty(shape, dtype=dtype)
-        whole = _as_rows(found)
+        whole = as_rows(found)
         for number, (start, stop) in self._homes(name, len(whole)).items():
-            for piece, at, _ in _pieces(whole[start:stop]):
+            for piece, at, _ in pieces(whole[start:stop]):
                 answer = self._ask(number, self._request("pull", name, start=at, count=len(piece)))
                 assert answer is not None
                 piece.copy_(answer)
@@ -263,7 +287,7 @@ class KVStore:
         """Which servers have which rows of a key."""
         shape, dtype = self._look(name)
         count = len(self._lines)
-        if rows < count or rows * _columns(shape) * dtype.itemsize < _CUT_BYTES:
+        if rows < count or rows * columns(shape) * dtype.itemsize < _CUT_BYTES:
             return {zlib.crc32(name.encode()) % count: (0, rows)}
         bounds = [rows * number // count for number in range(count + 1)]
         return dict(enumerate(pairwise(bounds)))
@@ -278,6 +302,15 @@ class KVStore:
             at = ((rows >= start) & (rows < stop)).nonzero()[:, 0]
             found[number] = at, rows[at] - start
         return found
+
+    def _learn(self, name: str, tensor: Tensor) -> None:
+        """What a key looks like, of which nobody may think otherwise later."""
+        look = tuple(tensor.shape), tensor.dtype
+        if self._looks.setdefault(name, look) != look:
+            (shape, dtype), found = self._looks[name], list(tensor.shape)
+            raise SpecError(
+                f"kv: the key {name!r} is {list(shape)} of {dtype} here, found {found} of {tensor.dtype}."
+            )
 
     def _look(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
         if name not in self._looks:
@@ -358,44 +391,3 @@ def _connected(kind: str, addresses: Sequence[str], key: RunKey, world: World, *
         for line in lines:
             line.close()
         raise
-
-
-def _names(key: Keys) -> list[str]:
-    return [str(key)] if isinstance(key, str | int) else [str(one) for one in key]
-
-
-def _pairs(key: Keys, value: Any) -> list[tuple[str, Any]]:
-    names = _names(key)
-    values = [value] if isinstance(key, str | int) else list(value)
-    if len(names) != len(values):
-        raise SpecError(f"kv: {len(names)} keys need as many values, found {len(values)}.")
-    return list(zip(names, values, strict=True))
-
-
-def _total(given: Tensor | Sequence[Tensor]) -> Tensor:
-    """A value, or several for one key added up."""
-    if isinstance(given, Tensor):
-        return given
-    total = given[0].clone()
-    for one in given[1:]:
-        total = total + one
-    return total
-
-
-def _listed(out: Any, count: int) -> list[Any]:
-    return list(out) if isinstance(out, list | tuple) else [out] * count
-
-
-def _as_rows(tensor: Tensor) -> Tensor:
-    return tensor.view(len(tensor), -1) if tensor.dim() else tensor.view(1, 1)
-
-
-def _columns(shape: tuple[int, ...]) -> int:
-    return max(1, int(torch.Size(shape[1:]).numel()))
-
-
-def _pieces(rows: Tensor) -> list[tuple[Tensor, int, bool]]:
-    """Views that fit a message, where each begins, and whether it is the last."""
-    size = max(1, _PIECE_BYTES // max(1, rows.shape[1] * rows.element_size()))
-    parts = rows.split(size)
-    return [(part, number * size, number == len(parts) - 1) for number, part in enumerate(parts)]

@@ -221,10 +221,18 @@ class Arguments:
 
 def call_model(module: nn.Module, inputs: Any) -> Any:
     """Inputs may be a tensor, a tuple of arguments or a dict of named ones, or both."""
-    if isinstance(inputs, Arguments):
-        return module(*inputs.positional, **inputs.named)
-    if isinstance(inputs, dict):
-        return module(**inputs)
-    if isinstance(inputs, (tuple, list)):
-        return module(*inputs)
-    return module(inputs)
+    try:
+        if isinstance(inputs, Arguments):
+            return module(*inputs.positional, **inputs.named)
+        if isinstance(inputs, dict):
+            return module(**inputs)
+        if isinstance(inputs, (tuple, list)):
+            return module(*inputs)
+        return module(inputs)
+    except NotImplementedError as error:
+        if 'the required "forward" function' not in str(error):
+            raise
+        raise TaskError(
+            f"Task: metrics and predictions need the model's output, but {type(module).__name__} has no forward; "
+            "give it one that takes the inputs of a batch, or leave metrics= out."
+        ) from None

@@ -90,20 +90,26 @@ class _ShoalEstimator(BaseEstimator):
         return None
 
     def _arrays(self, inputs: np.ndarray, targets: np.ndarray, sample_weight: Any) -> dict[str, np.ndarray]:
-        """What is trained on, with weights beside it where there are some."""
-        if sample_weight is None:
-            return {"x": inputs, "y": targets}
+        """What is trained on, with weights beside it where there are some. A class's weight is one of its samples:
+        so a batch's mean is the same in however many parts it is computed."""
         # As scikit-learn does; a network is given no samples that count nothing, of which a batch could be made.
         weights = _check_sample_weight(sample_weight, inputs, dtype=np.float64, ensure_non_negative=True)
-        counted = weights > 0
-        inputs, targets, weights = inputs[counted], targets[counted], weights[counted]
-        if (of_classes := self._class_weights(targets)) is not None:
+        of_classes = self._class_weights(targets[weights > 0])
+        if sample_weight is None and of_classes is None:
+            return {"x": inputs, "y": targets}
+        if of_classes is not None:
             weights = weights * np.array(of_classes)[targets]
+        counted = weights > 0
+        if not counted.any():
+            raise ValueError(f"class_weight={self.class_weight!r} leaves no sample that counts.")
+        inputs, targets, weights = inputs[counted], targets[counted], weights[counted]
         return {"x": inputs, "y": targets, "w": (weights / weights.mean()).astype(np.float32)}
 
     def _fit(
         self, inputs: np.ndarray, targets: np.ndarray, sample_weight: Any, *, epochs: int, goes_on: bool
     ) -> Self:
+        if not callable(self.optimizer):
+            raise ValueError(f"optimizer is a class of torch's, as torch.optim.Adam, found {self.optimizer!r}.")
         seed = int(check_random_state(self.random_state).randint(1 << 30))
         arrays = self._arrays(inputs, targets, sample_weight)
         stops = self.early_stopping and len(arrays["x"]) > 1
@@ -113,10 +119,9 @@ class _ShoalEstimator(BaseEstimator):
             arrays = dict(zip(arrays, parts[::2], strict=True)) | held_out
         plan = TrainingPlan(
             module=self.module_ if goes_on else self.module,
-            layers=tuple(self.hidden_layer_sizes),
+            layers=tuple(np.atleast_1d(self.hidden_layer_sizes).tolist()),
             num_inputs=self.n_features_in_,
             num_outputs=self._num_outputs(),
-            class_weights=self._class_weights(targets) if sample_weight is None else None,
             is_classifier=self._is_classifier,
             optimizer=self.optimizer,
             lr=self.lr,
@@ -245,8 +250,8 @@ class ShoalClassifier(ClassifierMixin, _ShoalEstimator):
         if self.class_weight is None:
             return None
         weight = self.class_weight
-        if isinstance(weight, dict):
-            return tuple(float(weight.get(label, 1.0)) for label in self.classes_)
+        if isinstance(weight, dict):  # refused where it names other classes than these
+            return tuple(compute_class_weight(weight, classes=self.classes_, y=self.classes_).tolist())
         numbers = np.unique(targets)
         found = dict(zip(numbers, compute_class_weight(weight, classes=numbers, y=targets), strict=True))
         return tuple(float(found.get(number, 1.0)) for number in range(len(self.classes_)))

@@ -32,8 +32,6 @@ class TrainingPlan:
     """Of a perceptron: the widths of its hidden layers."""
     num_inputs: int
     num_outputs: int
-    class_weights: tuple[float, ...] | None
-    """Of a classifier."""
     is_classifier: bool
     optimizer: Callable[..., torch.optim.Optimizer]
     lr: float
@@ -70,11 +68,10 @@ class TrainingPlan:
             return self._weighted_loss(outputs, target["y"], target["w"])
         if not self.is_classifier:
             return nn.functional.mse_loss(outputs.view(target.shape), target)
-        weights = None if self.class_weights is None else outputs.new_tensor(self.class_weights)
-        return nn.functional.cross_entropy(outputs, target, weight=weights)
+        return nn.functional.cross_entropy(outputs, target)
 
     def _weighted_loss(self, outputs: Any, target: Any, weights: Any) -> Any:
-        """A mean in which each sample counts its weight; class weights are in these already."""
+        """A mean in which each sample counts its weight."""
         if self.is_classifier:
             losses = nn.functional.cross_entropy(outputs, target, reduction="none")
         else:
@@ -104,6 +101,8 @@ def made_module(given: Any, layers: Sequence[int], num_inputs: int, num_outputs:
         return nn.Sequential(*hidden, nn.Linear(widths[-1], num_outputs))
     if isinstance(given, nn.Module):
         return copy.deepcopy(given)
+    if not callable(given):
+        raise SpecError(f"module= is a torch module, or makes one, found {given!r}.")
     takes_sizes = len(inspect.signature(given).parameters) >= 2
     made = given(num_inputs, num_outputs) if takes_sizes else given()
     if not isinstance(made, nn.Module):

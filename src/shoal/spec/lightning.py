@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -40,6 +41,8 @@ class LightningParts:
         """`scheduled`: the task has a scheduler of its own."""
         self._make = make
         self._scheduled = scheduled
+        self._takes_number = True
+        """Whether `training_step` has a place for the batch's number, which Lightning leaves to it."""
         self._made: list[weakref.ref[Any]] = []
 
     def make(self) -> Any:
@@ -54,6 +57,7 @@ class LightningParts:
                 f"{_OWNER}: {type(module).__name__} optimizes by hand (automatic_optimization=False), which only "
                 "its own loop can do; let training_step return the loss, or use Trainer.step."
             )
+        self._takes_number = _has_room_for_two(module.training_step)
         module.log = module.log_dict = _say_nothing  # there is no trainer of its own to tell it to
         self._made = [ref for ref in self._made if ref() is not None] + [weakref.ref(module)]
         return module
@@ -67,7 +71,7 @@ class LightningParts:
 
     def loss(self, model: Any, batch: Any) -> Any:
         """Of any batch, whether it is trained on or evaluated."""
-        found = model.training_step(batch, 0)
+        found = model.training_step(batch, 0) if self._takes_number else model.training_step(batch)
         loss = found.get("loss") if isinstance(found, Mapping) else found
         if loss is None:
             raise TaskError(
@@ -110,6 +114,11 @@ class LightningParts:
 
 def _has(module: Any, param: Any) -> bool:
     return any(param is own for own in module.parameters())
+
+
+def _has_room_for_two(function: Callable[..., Any]) -> bool:
+    params = inspect.signature(function).parameters.values()
+    return len(params) > 1 or any(param.kind is param.VAR_POSITIONAL for param in params)
 
 
 def _say_nothing(*args: Any, **kwargs: Any) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.arena.tensors import as_bytes
+
 TINY = 1e-2
 """A tensor this much smaller than the largest of its kind is judged by that one's scale: what should be zero
 (the gradient of a bias before BatchNorm) is rounding noise, which agrees with nothing, not even itself."""
@@ -48,7 +50,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are the same to the last bit; a NaN equals itself, and 0.0 is not -0.0."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    flat = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (one, other))
+    flat = (as_bytes(tensor.contiguous()) for tensor in (one, other))
     return torch.equal(*flat)
 
 

@@ -103,6 +103,33 @@ def test_rules_are_those_of_torch(memory, optimizer):
     torch.testing.assert_close(ask.done("pull", rows=torch.tensor([5, 0, 5])), reference.detach()[[5, 0, 5]])
 
 
+def test_a_rule_that_follows_another_begins_anew(memory):
+    ask = table(make(memory))
+    ask.done("optimizer", rule=("sgd", {"lr": 0.0, "momentum": 0.9}))
+    ask.done("push", start=0, values=torch.full((6, 2), -1.0))  # a momentum that no accumulator could be
+    before = ask.done("pull", start=0, count=6)
+    ask.done("optimizer", rule=("adagrad", {"lr": 0.5}))
+    ask.done("push", start=0, values=torch.full((6, 2), 0.25))
+    torch.testing.assert_close(ask.done("pull", start=0, count=6), before - 0.5)
+
+
+@pytest.mark.parametrize("more", [{"initial_accumulator_value": 0.1}, {"lr_decay": 0.1}])
+def test_settings_that_no_rule_has_are_refused(more):
+    with pytest.raises(SpecError, match="in their plain forms"):
+        read_optimizer(torch.optim.Adagrad([nn.Parameter(torch.zeros(1))], **more))
+
+
+def test_the_settings_are_those_of_now_and_the_same_for_all():
+    params = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": [param]} for param in params], lr=0.1)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.05
+    assert read_optimizer(optimizer)[1]["lr"] == 0.05
+    optimizer.param_groups[0]["lr"] = 0.1
+    with pytest.raises(SpecError, match="the same settings"):
+        read_optimizer(optimizer)
+
+
 def test_rows_that_were_not_pushed_stay(memory):
     ask = table(make(memory))
     ask.done("optimizer", rule=("adam", {"lr": 0.1}))

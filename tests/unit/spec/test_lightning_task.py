@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import shoal
 from shoal.datasets.given import numbered
 from shoal.errors import ShoalError
+from shoal.model.replica import call_model
 
 PAIRS = TensorDataset(torch.ones(8, 2), torch.zeros(8, 1))
 
@@ -118,3 +119,18 @@ def test_a_module_that_is_made_and_layers_of_others() -> None:
     task = shoal.Task.from_lightning(Module, PAIRS)
     with pytest.raises(ShoalError, match="needed for layers besides"):
         task.optimizer([nn.Parameter(torch.ones(1))])
+
+
+def test_the_number_of_a_batch_may_be_left_out() -> None:
+    changed = type("Changed", (Module,), {"training_step": lambda self, batch: batch[0].sum()})
+    task = shoal.Task.from_lightning(changed, PAIRS)
+    assert task.objective is not None
+    assert task.objective(task.model(), PAIRS[:]) == PAIRS[:][0].sum()
+
+
+def test_metrics_of_a_module_without_forward_are_refused() -> None:
+    class Silent(nn.Module):
+        pass
+
+    with pytest.raises(ShoalError, match="need the model's output, but Silent has no forward"):
+        call_model(Silent(), torch.zeros(1))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import zstandard
 
+from shoal.arena.tensors import as_bytes
 from shoal.comm.codec import Frame
 from shoal.comm.compression.base import Compression, Packed, take_frames, take_tensor
 from shoal.errors import ProtocolError
@@ -47,7 +48,7 @@ class Zstd(Compression):
         self._decompressor = zstandard.ZstdDecompressor()
 
     def _encode(self, key: Hashable, values: torch.Tensor) -> Packed:
-        data = _as_bytes(values)
+        data = _bytes_of(values)
         sample = data[: _SAMPLE_BYTES // values.itemsize]
         shuffled = len(self._compress(_shuffle(sample))) < len(self._compress(sample))
         return Packed({_SHUFFLED: shuffled}, (self._compress(_shuffle(data) if shuffled else data),))
@@ -58,7 +59,7 @@ class Zstd(Compression):
         if not isinstance(shuffled, bool):
             raise ProtocolError(f"A zstd tensor is shuffled or not, found {type(shuffled).__name__}.")
         data = np.frombuffer(self._decompress(frame, out.nbytes), dtype=np.uint8)
-        _restore(data, _as_bytes(out), shuffled=shuffled)
+        _restore(data, _bytes_of(out), shuffled=shuffled)
 
     def _compress(self, data: np.ndarray) -> bytes:
         return self._compressor.compress(data.data if data.size else b"")
@@ -81,9 +82,9 @@ class Zstd(Compression):
         return data
 
 
-def _as_bytes(values: torch.Tensor) -> np.ndarray:
+def _bytes_of(values: torch.Tensor) -> np.ndarray:
     """The tensor's memory, one row of bytes per element."""
-    return values.detach().view(-1).view(torch.uint8).numpy().reshape(-1, values.itemsize)
+    return as_bytes(values.detach()).numpy().reshape(-1, values.itemsize)
 
 
 def _shuffle(data: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.lazy import found_in
 
 if TYPE_CHECKING:
-    from shoal.comm.group.base import Group, Reduction, Transfer, as_bytes, sum_in_order
+    from shoal.comm.group.base import Group, Reduction, Transfer, sum_in_order
     from shoal.comm.group.hierarchical import HierarchicalGroup
     from shoal.comm.group.lone import LoneGroup
     from shoal.comm.group.memory import MemoryGroup
@@ -29,7 +29,6 @@ __all__ = [
     "ThreadGroup",
     "TorchGroup",
     "Transfer",
-    "as_bytes",
     "group_bytes",
     "sum_in_order",
     "together",
@@ -45,7 +44,6 @@ _HOMES = {
     "ThreadGroup": "threads",
     "TorchGroup": "torch_group",
     "Transfer": "base",
-    "as_bytes": "base",
     "group_bytes": "regions",
     "sum_in_order": "base",
     "together": "threads",

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
+from shoal.arena.tensors import as_bytes
+
 if TYPE_CHECKING:
     from shoal.arena import Segment
 
@@ -148,11 +150,6 @@ class Group(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the others; what was split off goes with it."""
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes, for whoever does not know every dtype."""
-    return tensor.view(-1).view(torch.uint8)
 
 
 def flat_in_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from shoal.arena import Counters, Segment
-from shoal.comm.group.base import Transfer, as_bytes
+from shoal.arena.tensors import as_bytes
+from shoal.comm.group.base import Transfer
 from shoal.comm.group.regions import LETTER_NUMBERS, MOST_LETTERS
 from shoal.errors import PeerLost, ProtocolError
 

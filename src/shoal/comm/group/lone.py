@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from shoal.comm.group.base import Group, Rows, Transfer, as_bytes
+from shoal.arena.tensors import as_bytes
+from shoal.comm.group.base import Group, Rows, Transfer
 
 
 class LoneGroup(Group):

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.arena.tensors import as_bytes
 from shoal.comm.codec import Message
-from shoal.comm.group.base import Transfer, as_bytes
+from shoal.comm.group.base import Transfer
 from shoal.comm.transport import Transport
 from shoal.errors import CommError, CommTimeout, ProtocolError
 

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 import torch
 
-from shoal.comm.group.base import Group, Rows, Transfer, as_bytes, largest, sum_in_order
+from shoal.arena.tensors import as_bytes
+from shoal.comm.group.base import Group, Rows, Transfer, largest, sum_in_order
 from shoal.comm.group.lone import OVER
 from shoal.errors import PeerLost
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shoal.comm.group.base import Group, Rows, Transfer, as_bytes, sum_in_order
+from shoal.arena.tensors import as_bytes
+from shoal.comm.group.base import Group, Rows, Transfer, sum_in_order
 from shoal.comm.group.lone import OVER, LoneGroup
 from shoal.comm.listening import only_meanwhile
 

@@ -39,7 +39,7 @@ class ElasticLimits:
     resets: int | None = None
     """None: as often as need be."""
     discovery_script: str | None = None
-    """Prints a line `host:slots` for each host that there is; only those of this one are used."""
+    """Prints lines like `localhost:2`; the slots of all of them are places on this host."""
 
     def __post_init__(self) -> None:
         most = self.workers if self.most is None else self.most
@@ -56,7 +56,13 @@ class ElasticLimits:
         return min(self._found_slots(self.discovery_script), self.most or self.workers)
 
     def _found_slots(self, script: str) -> int:
-        answer = subprocess.run([os.path.abspath(script)], capture_output=True, text=True)
+        try:
+            answer = subprocess.run([os.path.abspath(script)], capture_output=True, text=True)
+        except OSError as error:
+            raise LaunchError(
+                f"The host discovery script {script!r} cannot be run ({error.strerror}); it should be a file that "
+                "is there and executable, and that begins with a line like #!/bin/sh."
+            ) from None
         lines = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
         slots = [line.partition(":")[2] or "1" for line in lines]
         if answer.returncode or not all(text.isdecimal() for text in slots):

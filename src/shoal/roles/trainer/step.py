@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from shoal.errors import TaskError
 from shoal.spec import Job
 
 
@@ -33,6 +35,15 @@ def why_no_step(job: Job) -> str:
 
 def num_samples(batch: Any) -> int:
     """Samples of a batch: the length of its first tensor."""
-    while not isinstance(batch, torch.Tensor):
-        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-    return len(batch)
+    part = batch
+    while not isinstance(part, torch.Tensor):
+        parts = part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else ()
+        if not parts:
+            raise TaskError(
+                f"Trainer: step(batch) takes tensors, in tuples, lists or dicts, found {type(part).__name__}; "
+                "make them with torch.utils.data.default_collate or torch.from_numpy."
+            )
+        part = next(iter(parts))
+    if not part.dim():
+        raise TaskError("Trainer: step(batch) takes tensors with a row for each sample, found one number.")
+    return len(part)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from shoal.comm.group import as_bytes
+from shoal.arena.tensors import as_bytes
 from shoal.errors import TaskError
 
 _ALIGN_BYTES = 64

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from shoal.arena import GrowingRoom, Segment
+from shoal.arena.tensors import as_bytes
 from shoal.model.gathering import Question
 from shoal.step.passes import Brought
 from shoal.strategies.groups.looks import LOOK_WORDS, look_of, seen_in
@@ -91,7 +92,7 @@ def _write(room: GrowingRoom, start: int, brought: Brought) -> None:
     values, _ = brought.values, room.bytes(start, _size_of(brought))
     room.bytes(start, _LOOK_BYTES).view(torch.int64).copy_(torch.tensor(look_of(brought)))
     count = values.numel() * values.element_size()
-    room.bytes(start + _LOOK_BYTES, count).copy_(values.reshape(-1).view(torch.uint8))
+    room.bytes(start + _LOOK_BYTES, count).copy_(as_bytes(values.contiguous()))
 
 
 def _read(room: GrowingRoom, start: int) -> Brought:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from shoal.arena.tensors import as_bytes
 from shoal.errors import TaskError
 from shoal.model.gathering import Question
 from shoal.step.passes import Brought
@@ -47,7 +48,7 @@ class SummedSwap:
         flat = torch.zeros(sum(map(_padded, counts)), dtype=torch.uint8, device=first.values.device)
         rooms = [room[:count] for room, count in zip(flat.split(list(map(_padded, counts))), counts, strict=True)]
         for slot, own in brought.items():
-            rooms[slot].copy_(own.values.reshape(-1).view(torch.uint8))
+            rooms[slot].copy_(as_bytes(own.values.contiguous()))
         self._fill_in(flat)
         return [
             Brought(first.question, room.view(dtype).view(shape))

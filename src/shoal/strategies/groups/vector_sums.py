@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from shoal.arena.tensors import as_bytes
 from shoal.comm.codec import Frame
 from shoal.comm.compression import Compression, Packed, make_compression
 from shoal.comm.group import Group
@@ -195,7 +196,7 @@ def _looks(frame: Frame) -> list[Any]:
 
 def _bytes_of(frame: Frame) -> torch.Tensor:
     if isinstance(frame, torch.Tensor):
-        return frame.contiguous().view(-1).view(torch.uint8)
+        return as_bytes(frame.contiguous())
     return torch.frombuffer(bytearray(memoryview(frame)), dtype=torch.uint8)
 
 

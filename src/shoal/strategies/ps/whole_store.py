@@ -9,6 +9,7 @@ import msgpack
 import torch
 import xxhash
 
+from shoal.arena.tensors import as_bytes
 from shoal.comm.codec import Frame
 from shoal.errors import ProtocolError
 from shoal.model.optimizer.kinds import changed_settings, settings_of
@@ -103,7 +104,7 @@ class WholeStore(ShardStore):
         plain, tensors = take_apart(self._replica.optimizer)
         digest = xxhash.xxh3_128((super().digest() + repr([plain, self._moved.plain()])).encode())
         for tensor in tensors:
-            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            digest.update(as_bytes(tensor.contiguous()).numpy().data)
         return digest.hexdigest()
 
 
