@@ -120,5 +120,5 @@ def test_cut_models_train_as_one_process(train: Train, form: str, strategy: str,
 @pytest.mark.parametrize("sync", ["asp", "ssp:3", "quorum:1/2"])
 def test_workers_at_their_own_pace_learn(train: Train, sync: str) -> None:
     ours = train("made", workers=2, strategy=f"ps:sync={sync}", form="line", dropout=0.0, overrides={"epochs": 8})
-    first, *_, last = (dict(event["results"])["loss"] for event in ours.told("evaluation"))
-    assert last < 0.8 * first
+    evaluated = dict(ours.told("evaluation")[-1]["results"])  # how often, their own pace decides
+    assert evaluated["loss"] < 0.8 * ours.losses()[0]
