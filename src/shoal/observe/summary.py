@@ -180,9 +180,12 @@ class RunSummary:
         if self._is_worker(event.rank):
             self.worker(event.rank or 0).state = told.state
         if not event.rank:
-            self.state = told.state
+            before, self.state = self.state, told.state
             if told.state != State.TRAINING:
                 self.speed.pause()
+            elif before == State.EVALUATING:
+                # What is done from here on took this long: steps may be told in bursts, milliseconds apart.
+                self.speed.mark(event.time, self.step, self.samples)
 
     def _on_beat(self, told: Heartbeat, event: Event) -> None:
         # The last beats of one that has left say nothing about those that are there.
