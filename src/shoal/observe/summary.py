@@ -33,6 +33,8 @@ from shoal.spec.vocabulary import Role, State
 
 UNDOING = (Restarted, Resumed)
 """Events after which all that was told of steps past theirs is void."""
+_LEAST_WINDOW_S = 0.005
+"""Of a speed: in less, nothing is measured."""
 _OF_PRECISION = ("precision", "loss_scale", "skipped_steps", "float32_layers")
 
 
@@ -73,7 +75,7 @@ class Speed:
         while len(self._marks) > 2 and self._marks[1][0] < time - self.window_s:
             self._marks.popleft()
         start, first_step, first_samples = self._marks[0]
-        if time > start:
+        if time - start >= _LEAST_WINDOW_S:  # what had waited for whoever hears it comes at once
             self.steps_per_s = (step - first_step) / (time - start)
             self.samples_per_s = (samples - first_samples) / (time - start)
 

@@ -45,6 +45,15 @@ def test_evaluating_does_not_count_as_slow_training():
     assert summary.seconds_left == pytest.approx(7.8)
 
 
+def test_what_is_heard_at_once_has_no_speed():
+    speed = Speed()
+    for number in range(3):
+        speed.mark(5 + number / 1000, step=10 * number, samples=100 * number)
+    assert speed.samples_per_s is None
+    speed.mark(6, step=30, samples=300)
+    assert speed.samples_per_s == pytest.approx(300)
+
+
 def test_steps_that_are_told_in_bursts_were_not_taken_in_bursts():
     summary = RunSummary()
     summary.add(Event.of("state", 0, {"state": "training", "step": 0}, time=0))
