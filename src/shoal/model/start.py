@@ -43,12 +43,12 @@ class Start:
         members = members_of(self.model or {})
         if self.step and is_ensemble != bool(members):
             found, other = (
-                ("an ensemble, with which only average:combine=ensemble", "with that")
+                ("an ensemble, and only average goes on with one", "ensemble")
                 if members
-                else ("one model, with which average:combine=ensemble never", "without")
+                else ("one model, and an ensemble cannot go on with that", "mean")
             )
             raise CheckpointError(
-                f"The checkpoint is of {found} goes on; resume it {other}, or begin anew from its weights "
+                f"The checkpoint is of {found}: resume it with combine={other}, or begin anew from its weights "
                 "with --from."
             )
         return replace(self, model=members[0], members=members) if members and is_ensemble else self

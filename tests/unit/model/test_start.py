@@ -17,9 +17,11 @@ def test_an_ensemble_gives_each_worker_a_member():
 
 
 def test_what_one_model_and_an_ensemble_cannot_go_on_with_is_told():
-    with pytest.raises(CheckpointError, match="an ensemble, with which only average:combine=ensemble goes on"):
+    with pytest.raises(
+        CheckpointError, match="an ensemble, and only average goes on with one: resume it with combine=ensemble"
+    ):
         Start(step=3, model=TWO).with_members(is_ensemble=False)
-    with pytest.raises(CheckpointError, match=r"one model, with which .* never goes on; resume it without"):
+    with pytest.raises(CheckpointError, match=r"one model, .* resume it with combine=mean"):
         Start(step=3, model=ONE).with_members(is_ensemble=True)
     for model, is_ensemble in ((ONE, True), (TWO, False)):  # weights alone are anybody's
         start = Start(model=model)
