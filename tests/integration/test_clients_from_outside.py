@@ -97,6 +97,25 @@ def test_one_client_is_what_a_loop_by_hand_is(processes: Processes, tmp_path: Pa
                 param.copy_(agreed[name])
     assert largest_difference(load_tensors(tmp_path / "federated" / "model.safetensors"), agreed) < 1e-5
 
+    # Who goes on may ask for more than copies of the ticket were made for, and for longer turns.
+    with pytest.raises(SpecError, match="has version 4 already"):
+        serve(f"{TASKS}:task", tmp_path / "ticket", folder=tmp_path / "federated", versions=4, resume=True)
+    copy = tmp_path / "copy"
+    ClientTicket.load(tmp_path / "ticket").save(copy)
+    more = processes.start("more", "serve", f"{TASKS}:task", "--versions", "6", "--steps", "3", "--resume")
+    processes.wait_for("more", "the ticket")
+    assert take_part(f"{TASKS}:client", copy, timeout_s=GUARD_S) == 2
+    assert more.wait(GUARD_S) == 0
+
+
+def test_files_that_cannot_be_are_told(tmp_path: Path) -> None:
+    for names, why in (
+        ((tmp_path / "nowhere" / "ticket", tmp_path / "out"), "name a file in a folder that is there"),
+        ((tmp_path / "ticket", TASKS), "cannot be made"),
+    ):
+        with pytest.raises(SpecError, match=why):
+            serve(f"{TASKS}:task", names[0], folder=names[1])
+
 
 @pytest.mark.long
 def test_clients_and_the_server_may_die(processes: Processes) -> None:
@@ -138,7 +157,7 @@ def test_what_cannot_take_part_is_told(processes: Processes, tmp_path: Path) -> 
         serve(f"{TASKS}:task", ticket, folder=tmp_path / "other")
     found = ClientTicket.load(ticket)
     stranger = tmp_path / "stranger"
-    ClientTicket(address=found.address, key="0" * 64, steps=1, versions=1).save(stranger)
+    ClientTicket(address=found.address, key="0" * 64).save(stranger)
     with pytest.raises(CommTimeout, match="the key is not its key"):
         take_part(f"{TASKS}:client", stranger, timeout_s=1.0)
     stranger.write_text("{}")

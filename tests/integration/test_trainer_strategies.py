@@ -118,6 +118,10 @@ def test_a_step_takes_the_batches_of_all_lanes(strategy: str) -> None:
         ("pipeline", "cuts a batch's way through it; use fit"),
         ("layer:place=0@0+2@1+5@0", "cuts a batch's way through it; use fit"),
         ("data:partition=relay", "lets processes take turns with batches; use fit"),
+        (
+            "average:every=2,clients=4,share=0.5,partition=own",
+            "each client is trained on its samples of the task's;",
+        ),
     ],
 )
 def test_a_step_that_cannot_be_is_refused(strategy: str, why: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from rich.emoji import Emoji
 from typer.testing import CliRunner
 
 from shoal.cli import VERBS_WITH_WORKERS, needs_zygote
@@ -78,7 +79,9 @@ def test_flags_and_their_help(verb):
     flags = {name for param in given for name in (*param.opts, *param.secondary_opts) if name.startswith("--")}
     assert flags == {f"--{name}" for name in FLAGS[verb].split()}
     for param in given:
-        assert getattr(param, "help", None), f"{verb}: {param.name} has no help"
+        text = getattr(param, "help", None)
+        assert text, f"{verb}: {param.name} has no help"
+        assert Emoji.replace(text) == text, f"{verb}: the help of {param.name} is shown with a picture in it"
     assert "shoal " in (command_of(verb).help or ""), f"{verb}: its help shows no example"
 
 

@@ -21,7 +21,10 @@ federated = typer.Typer(
 
 @federated.command()
 def serve(
-    target: Annotated[str, typer.Argument(help="The task, as path.py:factory; its model, and its test set.")],
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="path.py:factory, for its model and test set.", show_default=False),
+    ],
     ticket: Annotated[Path, typer.Option(help="The file to write what clients need into.")] = Path("ticket"),
     out: Annotated[Path, typer.Option(help="The folder for the model.")] = Path("federated"),
     at: Annotated[
@@ -61,8 +64,16 @@ def serve(
 
 @federated.command()
 def join(
-    ticket: Annotated[Path, typer.Argument(help="The file that the server wrote, or a copy.")],
-    target: Annotated[str, typer.Argument(help="The task, as path.py:factory; the same model, data of your own.")],
+    ticket: Annotated[
+        Path,
+        typer.Argument(metavar="TICKET", help="The file that the server wrote, or a copy.", show_default=False),
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET", help="path.py:factory, the same model with data of your own.", show_default=False
+        ),
+    ],
     arg: FactoryArguments = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds without an answer until this client gives up.", min=1)

@@ -11,6 +11,7 @@ from typing import Any
 from shoal.comm.security import RunKey
 from shoal.errors import PeerLost, SpecError
 from shoal.federated.alone import LoneTraining
+from shoal.federated.course import ClientCourse
 from shoal.federated.ticket import ClientTicket
 from shoal.ps.plain.client import Client
 from shoal.ps.plain.tensors import TensorSpec
@@ -38,11 +39,12 @@ def take_part(
         while True:
             try:
                 with _joined(found, lone, timeout_s) as client:
-                    while (values := client.get()) and client.version < found.versions:
+                    course = ClientCourse.of(client.notice)
+                    while (values := client.get()) and client.version < course.versions:
                         since = client.version
                         lone.begin_with(values)
-                        lone.take_steps(step, found.steps)
-                        step += found.steps
+                        lone.take_steps(step, course.steps)
+                        step += course.steps
                         client.merge(lone.moved_from(values), since)
                         brought += 1
                     return brought

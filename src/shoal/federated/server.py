@@ -15,6 +15,7 @@ from shoal.checkpoint.model_stream import save_tensors
 from shoal.comm.security import RunKey
 from shoal.errors import CheckpointError, SpecError
 from shoal.federated.alone import LoneTraining
+from shoal.federated.course import ClientCourse
 from shoal.federated.ticket import ClientTicket
 from shoal.ps.plain.merging import Merging
 from shoal.ps.plain.server import Server
@@ -45,21 +46,27 @@ def serve(
     saved in `folder`; with `resume` the server goes on from the newest there, at the address and with the key of
     the ticket, so that clients that wait for it find it again.
     """
-    path, folder = Path(ticket), Path(folder)
+    path, folder, course = Path(ticket), Path(folder), ClientCourse(steps=steps, versions=versions)
     known = ClientTicket.load(path) if resume else None
     with tempfile.TemporaryDirectory(prefix="shoal-server-") as scratch:
         lone = LoneTraining.of(target, args or {}, Path(scratch))
         version = _take_up(lone, folder) if resume else _begin_anew(folder, path)
+        if version >= versions:
+            raise SpecError(
+                f"{folder} has version {version} already, and with versions={versions} none is left to make; ask "
+                "for more."
+            )
         server = Server(
             dict(lone.training.replica.trained),
             address=known.address if known else address,
             key=RunKey.from_text(known.key) if known else None,
             merging=merging or Merging(),
             version=version,
+            notice=course.notice(),
         )
-        ClientTicket(address=server.address, key=server.key.text, steps=steps, versions=versions).save(path)
-        tell(f"serving version {version} at {server.address}; the ticket for clients is {path}")
         with server:
+            ClientTicket(address=server.address, key=server.key.text).save(path)
+            tell(f"serving version {version} at {server.address}; the ticket for clients is {path}")
             results = _follow(server, lone, version, versions, folder, tell)
             _see_off(server)
     return results
@@ -92,7 +99,10 @@ def _see_off(server: Server) -> None:
 
 
 def _begin_anew(folder: Path, ticket: Path) -> int:
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"The model's folder {folder} cannot be made ({error.strerror}); name another.") from None
     for found in (folder / MODEL_NAME, ticket):
         if found.exists():
             raise SpecError(f"{found} is there already; go on from it with resume, or name another.")

@@ -1,4 +1,4 @@
-"""What a client needs to take part: where the server is, the key that lets it in, and how it is to train."""
+"""What a client needs to take part: where the server is, and the key that lets it in."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ class ClientTicket:
 
     address: str
     key: str = field(repr=False)
-    steps: int
-    """That a client takes from one version on, before it brings how far it has come."""
-    versions: int
-    """After so many all is over."""
 
     def save(self, path: Path) -> None:
         """In a file that nobody else could read at any moment."""
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SpecError(
+                f"The ticket cannot be written to {path} ({error.strerror}); name a file in a folder "
+                "that is there."
+            ) from None
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), 0o600)
             json.dump(asdict(self), file)

@@ -42,10 +42,14 @@ class Start:
         other run, which can take an ensemble's weights, but not go on with what its optimizers keep."""
         members = members_of(self.model or {})
         if self.step and is_ensemble != bool(members):
+            found, other = (
+                ("an ensemble, and only average goes on with one", "ensemble")
+                if members
+                else ("one model, and an ensemble cannot go on with that", "mean")
+            )
             raise CheckpointError(
-                f"The checkpoint is of {'an ensemble' if members else 'one model'}, which "
-                f"combine={'mean' if members else 'ensemble'} cannot go on with: resume it with "
-                f"combine={'ensemble' if members else 'mean'}, or begin anew from its weights with --from."
+                f"The checkpoint is of {found}: resume it with combine={other}, or begin anew from its weights "
+                "with --from."
             )
         return replace(self, model=members[0], members=members) if members and is_ensemble else self
 

@@ -27,6 +27,7 @@ class PlainSink:
         self._interval_s = interval_s
         self._clock = clock
         self._next_line = clock()
+        self._shown_step = 0
         self._summary = RunSummary()
 
     def handle(self, event: Event) -> None:
@@ -35,7 +36,7 @@ class PlainSink:
         if wording.is_raised(event):
             return
         due = isinstance(event.what, StepsTaken | ProgressMade) and self._clock() >= self._next_line
-        if due or isinstance(event.what, Evaluated):
+        if due or (isinstance(event.what, Evaluated) and self._summary.step != self._shown_step):
             self._write_progress()
         if (text := wording.line(event)) is not None:
             self._write(text)
@@ -48,6 +49,7 @@ class PlainSink:
 
     def _write_progress(self) -> None:
         summary = self._summary
+        self._shown_step = summary.step
         self._next_line = self._clock() + self._interval_s
         total = f"/{summary.total_steps:,}" if summary.total_steps else ""
         words = [f"step {summary.step:,}{total}"]

@@ -33,6 +33,8 @@ from shoal.spec.vocabulary import Role, State
 
 UNDOING = (Restarted, Resumed)
 """Events after which all that was told of steps past theirs is void."""
+_LEAST_WINDOW_S = 0.005
+"""Of a speed: in less, nothing is measured."""
 _OF_PRECISION = ("precision", "loss_scale", "skipped_steps", "float32_layers")
 
 
@@ -73,7 +75,7 @@ class Speed:
         while len(self._marks) > 2 and self._marks[1][0] < time - self.window_s:
             self._marks.popleft()
         start, first_step, first_samples = self._marks[0]
-        if time > start:
+        if time - start >= _LEAST_WINDOW_S:  # what had waited for whoever hears it comes at once
             self.steps_per_s = (step - first_step) / (time - start)
             self.samples_per_s = (samples - first_samples) / (time - start)
 
@@ -188,9 +190,12 @@ class RunSummary:
         if self._is_worker(event.rank):
             self.worker(event.rank or 0).state = told.state
         if not event.rank:
-            self.state = told.state
+            before, self.state = self.state, told.state
             if told.state != State.TRAINING:
                 self.speed.pause()
+            elif before == State.EVALUATING:
+                # What is done from here on took this long: steps may be told in bursts, milliseconds apart.
+                self.speed.mark(event.time, self.step, self.samples)
 
     def _on_beat(self, told: Heartbeat, event: Event) -> None:
         # The last beats of one that has left say nothing about those that are there.

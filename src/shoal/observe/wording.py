@@ -212,8 +212,11 @@ def spent_privacy(told: Mapping[str, Any]) -> str:
     text = f"epsilon {told['epsilon']:.4g}"
     if told["budget"] is not None:
         text += f" of {told['budget']:g}"
-    text += f" at delta {told['delta']:g} spent on {told['unit']}: {told['rounds']:,} rounds with noise "
-    text += f"{told['noise']:.4g} × clip {told['clip']:g}, {told['sampling']} sampling at a rate of "
+    num = told["rounds"]
+    text += f" at delta {told['delta']:g} spent on {told['unit']}: {num:,} {'round' if num == 1 else 'rounds'} "
+    if (alike := told.get("rounds_alike", num)) < num:
+        text += f"in all, {'the last one' if alike == 1 else f'the last {alike:,}'} "
+    text += f"with noise {told['noise']:.4g} × clip {told['clip']:g}, {told['sampling']} sampling at a rate of "
     return f"{text}{told['rate']:.4g} ({told['accountant']})"
 
 

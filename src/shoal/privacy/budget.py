@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from shoal.errors import ProtocolError, SpecError
@@ -66,6 +67,7 @@ class Budget:
             "sampling": self.coming.sampling,
             "rate": self.coming.rate,
             "rounds": sum(each.count for each in spent),
+            "rounds_alike": self._alike(spent),
             "budget": self.privacy.epsilon,
             "accountant": accountant_of(spent),
         }
@@ -73,17 +75,26 @@ class Budget:
     def _spent(self, taken: int) -> tuple[NoiseRounds, ...]:
         return (*self.past, replace(self.coming, count=taken))
 
+    def _alike(self, spent: tuple[NoiseRounds, ...]) -> int:
+        """How many rounds, the last of them all, had this noise and these chances: those before a resume may have
+        had others."""
+        like = takewhile(lambda each: replace(each, count=self.coming.count) == self.coming, reversed(spent))
+        return sum(each.count for each in like)
+
     def told(self) -> str:
         """One line for the beginning of a run."""
-        coming = self.coming
+        coming, turn = self.coming, "step" if self.unit == "samples" else "round"
         text = (
-            f"privacy: noise {coming.noise:.4g} × clip {self.privacy.clip:g} in each of {coming.count:,} "
-            f"{'steps' if self.unit == 'samples' else 'rounds'}, to which each of {coming.total:,} {self.unit} "
-            f"belongs with a chance of {coming.rate:.4g}"
+            f"privacy: noise {coming.noise:.4g} × clip {self.privacy.clip:g} in {_each_of(coming.count, turn)}, "
+            f"to which {_each_of(coming.total, self.unit[:-1])} belongs with a chance of {coming.rate:.4g}"
         )
         if self.is_short:
             text += f"; epsilon={self.privacy.epsilon:g} is spent then, and the run of {self.wanted:,} ends there"
         return text
+
+
+def _each_of(num: int, noun: str) -> str:
+    return f"each of {num:,} {noun}s" if num != 1 else f"one {noun}"
 
 
 def _read(saved: Any) -> tuple[tuple[NoiseRounds, ...], float]:

@@ -144,7 +144,8 @@ class Average(StrategySpec):
             raise SpecError(f"average: prox must be a number from 0 on, found {self.prox!r}.")
         if not (math.isfinite(self.rate) and self.rate >= 0):
             raise SpecError(
-                f"average: rate must be a number above 0, found {self.rate!r}; leave it out for {RATES}."
+                f"average: rate must be a number above 0, found {self.rate!r}; with outer={self.outer} it is "
+                f"{RATES[self.outer]:g} where it is left out."
             )
         if not 0 <= self.momentum < 1:
             raise SpecError(f"average: momentum must be from 0 to below 1, found {self.momentum!r}.")

@@ -64,7 +64,7 @@ class Data(StrategySpec):
         require_choice("data", "batchnorm", self.batchnorm, ("local", "sync"))
         require_choice("data", "partition", self.partition, ("spread", "relay"))
         if self.between != "exact":
-            check_compression(self.between)
+            check_compression(self.between, "between", "exact")
         if self.via == "chain" and self.batchnorm == "sync":
             raise SpecError(
                 "data: via=chain sums gradients between hosts, but batchnorm=sync needs sums in every pass, too; "

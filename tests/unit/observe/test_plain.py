@@ -40,6 +40,17 @@ def test_lines_come_at_intervals():
     assert stream.getvalue().splitlines()[-1] == "step 81/100  epoch 1  loss 0.5000  10 samples/s  0:02 left"
 
 
+def test_no_step_is_shown_twice():
+    stream = io.StringIO()
+    sink = PlainSink(stream, interval_s=2, clock=lambda: 0.0)
+    for step in (8, 16):
+        values = {"steps": [[step, 0.5]], "samples": step, "lr": 0.1, "total_steps": 16, "epoch": 1}
+        sink.handle(Event.of("steps", 0, values, time=step))
+        sink.handle(Event.of("evaluation", 0, {"step": step, "results": {"loss": 0.4}}, time=step))
+    shown = [line.split("  ")[0] for line in stream.getvalue().splitlines()]
+    assert shown == ["step 8/16", "step 8: test loss 0.4000", "step 16/16", "step 16: test loss 0.4000"]
+
+
 def test_stopped_run_says_how_far_it_came(run_events):
     stream = io.StringIO()
     sink = PlainSink(stream)

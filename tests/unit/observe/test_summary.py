@@ -39,10 +39,31 @@ def test_evaluating_does_not_count_as_slow_training():
         summary.add(event)
     summary.add(Event.of("state", 0, {"state": "evaluating", "step": 11}, time=1))
     summary.add(Event.of("state", 0, {"state": "training", "step": 11}, time=61))
-    for event in (steps(61, 12), steps(62, 22)):
+    for event in (steps(61.1, 12), steps(62.1, 22)):
         summary.add(event)
     assert summary.speed.samples_per_s == pytest.approx(100)
     assert summary.seconds_left == pytest.approx(7.8)
+
+
+def test_what_is_heard_at_once_has_no_speed():
+    speed = Speed()
+    for number in range(3):
+        speed.mark(5 + number / 1000, step=10 * number, samples=100 * number)
+    assert speed.samples_per_s is None
+    speed.mark(6, step=30, samples=300)
+    assert speed.samples_per_s == pytest.approx(300)
+
+
+def test_steps_that_are_told_in_bursts_were_not_taken_in_bursts():
+    summary = RunSummary()
+    summary.add(Event.of("state", 0, {"state": "training", "step": 0}, time=0))
+    for event in (steps(1, 1), steps(2, 11)):
+        summary.add(event)
+    summary.add(Event.of("state", 0, {"state": "evaluating", "step": 11}, time=2))
+    summary.add(Event.of("state", 0, {"state": "training", "step": 11}, time=3))
+    for event in (steps(4, 12), steps(4.001, 21)):
+        summary.add(event)
+    assert summary.speed.samples_per_s == pytest.approx(100, rel=0.01)
 
 
 def test_spares_do_not_count_as_workers():

@@ -51,8 +51,9 @@ def take(desk: Desk, asked: Request) -> tuple[Caller, PlainAnswer]:
 
 
 def test_a_client_learns_what_there_is_and_gets_it():
-    desk, specs = Desk(table(), max_clients=2), table().specs
+    desk, specs = Desk(table(), max_clients=2, notice={"steps": 3}), table().specs
     caller, hello = take(desk, request(Ask.HELLO, 1))
+    assert hello.notice == {"steps": 3}
     assert caller.address == ADDRESS and hello.specs == specs and hello.version == 0
     _, done = take(desk, adding(2.0, 2))
     assert (done.outcome, done.version, done.sequence) == (WishOutcome.DONE, 1, 2)
@@ -185,5 +186,10 @@ def test_messages_of_another_kind_are_none():
             Desk(table(), max_clients=1).take(message)
         with pytest.raises(ProtocolError):
             read_answer(message)
-    good = PlainAnswer(outcome=WishOutcome.DONE, sequence=1, specs=table().specs)
-    assert read_answer(write_answer(good)).specs == good.specs
+    good = PlainAnswer(outcome=WishOutcome.DONE, sequence=1, specs=table().specs, notice={"steps": 3})
+    again = read_answer(write_answer(good))
+    assert (again.specs, again.notice) == (good.specs, good.notice)
+    odd = write_answer(good)
+    odd.fields["notice"] = {"steps": "three"}
+    with pytest.raises(ProtocolError):
+        read_answer(odd)

@@ -125,3 +125,18 @@ def test_the_hosts_memory_is_not_a_gpus(written: str) -> None:
     with pytest.raises(SpecError, match="via=memory shares the host's memory, but device=cuda; leave it out"):
         Job(target="a.py", strategy=f"{written}{mark}via=memory", cluster=Cluster(workers=2, device="cuda"))
     assert Job(target="a.py", strategy=f"{written}{mark}via=backend", cluster=Cluster(workers=2, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("average:compress=int9", "compress 'int9' is not known.*int8, none"),
+        ("data:between=int9", "between 'int9' is not known.*exact, fp16"),
+        ("data:between=topk", "^between=topk needs the fraction"),
+        ("data:between=powersgd:0", "^between=powersgd needs a rank"),
+        ("data:between=bf16:3", "^between=bf16 takes no argument.*write between=bf16"),
+    ],
+)
+def test_a_compression_is_refused_under_the_key_that_it_was_written_with(written: str, why: str) -> None:
+    with pytest.raises(SpecError, match=why):
+        parse_strategy(written)

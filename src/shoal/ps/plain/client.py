@@ -72,6 +72,8 @@ class Client:
         self._identity = secrets.token_bytes(CLIENT_ID_BYTES)
         self._sequence = 0
         self._specs: Specs = {}
+        self.notice: Mapping[str, int] = {}
+        """What the server tells every client when it comes."""
         self._closed = False
         self._busy = threading.Lock()
         self._wire = ZmqWire(
@@ -79,7 +81,8 @@ class Client:
         )
         try:
             self._wire.connect(_SERVER, address)
-            self._specs = self._ask(Ask.HELLO).specs
+            welcome = self._ask(Ask.HELLO)
+            self._specs, self.notice = welcome.specs, welcome.notice
         except BaseException:
             self.close()
             raise

@@ -6,6 +6,7 @@ is answered; the desk keeps, per client, the last number and its answer, and giv
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -46,8 +47,12 @@ class Caller:
 class Desk:
     """Answers the requests of at most `max_clients` clients; those who left make room for new ones."""
 
-    def __init__(self, table: ParameterTable, *, max_clients: int) -> None:
+    def __init__(
+        self, table: ParameterTable, *, max_clients: int, notice: Mapping[str, int] | None = None
+    ) -> None:
+        """`notice`: what every client is told when it comes."""
         self._table = table
+        self._notice = dict(notice or {})
         self._max_clients = max_clients
         self._callers: dict[bytes, Caller] = {}
         self._num_met = 0
@@ -102,10 +107,10 @@ class Desk:
             )
 
     def _do(self, request: Request) -> PlainAnswer:
-        version, specs, bulk = self._table.version, {}, PlainBulk()
+        version, specs, notice, bulk = self._table.version, {}, {}, PlainBulk()
         match request.ask:
             case Ask.HELLO:
-                specs = self._table.specs
+                specs, notice = self._table.specs, self._notice
             case Ask.GET:
                 version, values = self._table.copies(request.names)
                 bulk = pack(values)
@@ -118,7 +123,12 @@ class Desk:
             case Ask.MERGE:
                 version = self._table.merge(self._sent(request), request.since)
         return PlainAnswer(
-            outcome=WishOutcome.DONE, sequence=request.sequence, version=version, specs=specs, bulk=bulk
+            outcome=WishOutcome.DONE,
+            sequence=request.sequence,
+            version=version,
+            specs=specs,
+            notice=notice,
+            bulk=bulk,
         )
 
     def _sent(self, request: Request) -> dict[str, Tensor]:

@@ -75,6 +75,8 @@ class PlainAnswer:
     reason: str = ""
     specs: Mapping[str, TensorSpec] = field(default_factory=dict)
     """After a HELLO: all parameters."""
+    notice: Mapping[str, int] = field(default_factory=dict)
+    """After a HELLO: what the server wants all clients to know."""
     bulk: PlainBulk = field(default_factory=PlainBulk)
     """After a GET: the values."""
 
@@ -133,6 +135,7 @@ def write_answer(answer: PlainAnswer) -> Message:
         "version": answer.version,
         "reason": answer.reason,
         "specs": {name: spec.to_plain() for name, spec in answer.specs.items()},
+        "notice": dict(answer.notice),
         "packing": list(answer.bulk.packing),
     }
     return Message(answer.outcome.value, fields, answer.bulk.frames)
@@ -148,14 +151,16 @@ def read_answer(message: Message) -> PlainAnswer:
             "version": int(version),
             "reason": str(reason),
             "specs": dict(specs),
+            "notice": dict(notice),
             "packing": list(packing),
-        }:
+        } if all(isinstance(number, int) for number in notice.values()):
             return PlainAnswer(
                 outcome=WishOutcome(message.kind),
                 sequence=sequence,
                 version=version,
                 reason=reason,
                 specs={str(name): TensorSpec.from_plain(plain) for name, plain in specs.items()},
+                notice={str(name): number for name, number in notice.items()},
                 bulk=PlainBulk(packing=packing, frames=message.frames),
             )
         case _:

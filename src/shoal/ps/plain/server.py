@@ -45,6 +45,7 @@ class Server:
         max_clients: How many clients are served at a time, 128 at most; each costs a connection.
         merging: What is done with differences that clients bring (`Client.merge`), where they bring some.
         version: The one that it begins with, where it goes on for another server.
+        notice: Numbers by name that every client is told when it comes.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Server:
         max_clients: int = _MOST_CLIENTS,
         merging: Merging | None = None,
         version: int = 0,
+        notice: Mapping[str, int] | None = None,
     ) -> None:
         require_count("Server", "max_clients", max_clients)
         if max_clients > _MOST_CLIENTS:
@@ -66,7 +68,7 @@ class Server:
         self.refused = 0
         """Packets of those who have the key that were no requests; nothing was done for them."""
         self._table = ParameterTable(parameters, optimizer, merging, version)
-        self._desk = Desk(self._table, max_clients=max_clients)
+        self._desk = Desk(self._table, max_clients=max_clients, notice=notice)
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._folder = None

@@ -121,8 +121,10 @@ class Reporter:
         epoch: int,
         *,
         committed: int | None = None,
+        more: bool = False,
     ) -> None:
-        """A step is done; `committed`: the samples of all workers, where they do not go in step with this one."""
+        """A step is done; `committed`: the samples of all workers, where they do not go in step with this one;
+        `more`: the next step is told right after it, for what that came to is known, too."""
         self.step = step
         if self._timeline is not None:
             self._timeline.note(samples if committed is None else committed)
@@ -136,7 +138,6 @@ class Reporter:
             self.on_state(State.TRAINING, step)
         if not self._world.is_first:
             return
-        now = self._clock()
         is_known = result.weight > 0 or not math.isnan(result.loss)  # who joined late may know none
         self._steps.append([step, result.loss if is_known else None])
         if result.parts:
@@ -144,6 +145,9 @@ class Reporter:
         self._skipped[0] += result.skipped_parts
         self._skipped[1] += result.skipped
         self._latest = {"samples": samples, "lr": learning_rate, "epoch": epoch + 1}
+        if more:
+            return  # steps that all workers have spoken of at once are told at once
+        now = self._clock()
         if now - self._told_at > _REPORT_EVERY_S or step == 1:
             self._told_at = now
             self.flush()

@@ -50,8 +50,8 @@ class WatchedNotes(StepNotes):
     def on_state(self, state: State, step: int) -> None:
         self._reporter.on_state(state, step)
 
-    def on_step(self, step: int, result: StepResult, *told: Any, committed: int | None = None) -> None:
-        super().on_step(step, result, *told, committed=committed)
+    def on_step(self, step: int, result: StepResult, *told: Any, **besides: Any) -> None:
+        super().on_step(step, result, *told, **besides)
         self._reporter.pulse.lap(step)
 
     def on_taken(self, step: int) -> None:

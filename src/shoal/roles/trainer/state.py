@@ -31,7 +31,7 @@ class Unwatched:
 
     def on_state(self, state: State, step: int) -> None: ...
 
-    def on_step(self, step: int, result: StepResult, *told: Any, committed: int | None = None) -> None: ...
+    def on_step(self, step: int, result: StepResult, *told: Any, **besides: Any) -> None: ...
 
     def on_taken(self, step: int) -> None: ...
 
@@ -58,7 +58,7 @@ class StepNotes(Unwatched):
         """Of all steps: a scheduler that sees them again is where it was."""
         self._evaluations = {step: dict(results) for step, results in start.evaluations.items()}
 
-    def on_step(self, step: int, result: StepResult, *told: Any, committed: int | None = None) -> None:
+    def on_step(self, step: int, result: StepResult, *told: Any, **besides: Any) -> None:
         # Steps that a worker of its own pace had no part in count as this one.
         self.losses += [result.loss] * (step - len(self.losses))
 

@@ -19,6 +19,11 @@ def why_no_step(job: Job) -> str:
             f"Trainer: step(batch) is one part of a step from each process, but with strategy={job.strategy} a "
             "coordinator hands out parts of the task's own data, and counts them; use fit(), or data."
         )
+    if conduct.clients is not None:
+        return (
+            f"Trainer: step(batch) takes the script's own batches, but with strategy={job.strategy} each client "
+            "is trained on its samples of the task's; use fit(), or leave clients out."
+        )
     if not conduct.takes_batches:
         why = "lets processes take turns with batches" if conduct.is_relay else "cuts a batch's way through it"
         return (

@@ -269,7 +269,8 @@ class Loop:
         if self._callbacks is not None:
             for each in range(before + 1, step + 1):  # others may have taken some of them alone
                 self._callbacks.step_is_done(each, result.loss, learning_rate, result.parts)
-        self._observer.on_step(step, result, samples, learning_rate, epoch, committed=committed)
+        more = bool(self._open) and self._open[0].commit.is_known
+        self._observer.on_step(step, result, samples, learning_rate, epoch, committed=committed, more=more)
         # Who pushes what it has trained to servers moves its own rate on, by its own losses.
         is_elsewhere = training.conduct.servers and training.conduct.state is StateHolder.EACH_WORKER
         if self._most_open == 1 and not is_elsewhere:

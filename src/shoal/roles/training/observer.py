@@ -26,8 +26,10 @@ class Observer(Protocol):
         epoch: int,
         *,
         committed: int | None = None,
+        more: bool = False,
     ) -> None:
-        """A step is done; `committed`: the samples of all workers, where they do not go in step with this one."""
+        """A step is done; `committed`: the samples of all workers, where they do not go in step with this one;
+        `more`: the next step is told right after it, for what that came to is known, too."""
 
     def on_taken(self, step: int) -> None:
         """This process has done its part of a step; what that came to is known later."""

@@ -55,6 +55,15 @@ def test_steps_are_told_ten_times_a_second_and_none_is_lost(desk: Desk) -> None:
     assert not desk.heard()
 
 
+def test_steps_that_are_known_at_once_are_told_at_once(desk: Desk) -> None:
+    for first in (1, 5):
+        desk.now += 1.0
+        for step in range(first, first + 4):
+            desk.reporter.on_step(step, StepResult(1.0, 8.0, False), 8 * step, 0.1, 0, more=step < first + 3)
+    told = [[step for step, _ in message["steps"]] for message in desk.heard()]
+    assert told == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
 def test_what_was_done_is_told_before_another_state_is_entered(desk: Desk) -> None:
     desk.take_step(3, 0.01)
     desk.reporter.on_state(State.EVALUATING, 3)

@@ -64,7 +64,7 @@ class Late(SingleProcess):
 class Later:
     strategy: Late
     known: StepResult
-    is_known = False
+    is_known: bool = False
 
     def result(self) -> StepResult:
         assert self.strategy.pending.popleft() is self
@@ -77,13 +77,16 @@ class Watcher(Unwatched):
         self.steps: list[int] = []
         self.rates: list[float] = []
         self.evaluated: list[int] = []
+        self.followed: list[int] = []
+        """Steps that the next one is told right after."""
         self._stops_at = stops_at
 
     def wants_stop(self) -> bool:
         self.asked += 1
         return self._stops_at is not None and self.asked >= self._stops_at
 
-    def on_step(self, step: int, result: StepResult, *told: Any, committed: int | None = None) -> None:
+    def on_step(self, step: int, result: StepResult, *told: Any, **besides: Any) -> None:
+        self.followed += [step] if besides["more"] else []
         self.steps.append(step)
         self.rates.append(told[1])
 
@@ -101,8 +104,21 @@ class Torn(SingleProcess):
         return replace(super().take(work), stop=is_last, reason="stopped", is_whole=not is_last)
 
 
-def run(task: Task, watcher: Watcher, most_open: int) -> tuple[Outcome, Late, Training]:
-    strategy, conduct = Late(), Conduct(fills=(range(1),), open_commits=most_open)
+class Rounds(Late):
+    """When the fourth is taken, what all that are open came to is known."""
+
+    def take(self, work: Work) -> Later:  # type: ignore[override]
+        later = super().take(work)
+        if len(self.pending) == 4:
+            for open_ in self.pending:
+                open_.is_known = True
+        return later
+
+
+def run(
+    task: Task, watcher: Watcher, most_open: int, strategy: Late | None = None
+) -> tuple[Outcome, Late, Training]:
+    strategy, conduct = strategy or Late(), Conduct(fills=(range(1),), open_commits=most_open)
     training = Training(task, strategy, World(), conduct)
     setting = Setting(world=World(), conduct=conduct, extent=training.extent)
     strategy.open(training.replica, setting)
@@ -117,6 +133,15 @@ def test_turns_are_entered_in_order_and_at_most_so_many_are_open() -> None:
     expected = [GAMMA**step for step in range(STEPS)]
     assert strategy.rates == watcher.rates == expected, "each step has the learning rate that it would have had"
     assert training.replica.learning_rate == GAMMA**STEPS
+
+
+def test_who_watches_knows_which_steps_are_told_together() -> None:
+    watcher = Watcher()
+    run(TASK, watcher, 4, Rounds())
+    assert watcher.steps == list(range(1, STEPS + 1))
+    assert watcher.followed == [1, 2, 3, 5, 6, 7, 9, 10, 11]
+    run(TASK, late := Watcher(), 4)
+    assert not late.followed
 
 
 def test_a_scheduler_that_needs_the_loss_waits_for_it() -> None:
