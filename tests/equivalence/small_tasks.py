@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import shoal
@@ -204,6 +205,26 @@ def awkward(optimizer: str = "momentum", steps: int = 20) -> shoal.Task:
         epochs=100,
         max_steps=steps,
     )
+
+
+class Checkpointed(nn.Module):
+    """A layer that is used twice, and run again for each backward pass: its gradients come in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 200)
+        self.twice = nn.Linear(200, 200)
+        self.last = nn.Linear(200, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        for _ in range(2):
+            h = torch.relu(checkpoint(self.twice, h, use_reentrant=True))
+        return self.last(h)
+
+
+def checkpointed(steps: int = 20) -> shoal.Task:
+    return replace(awkward(steps=steps), model=Checkpointed)
 
 
 def padded(steps: int = 20) -> shoal.Task:

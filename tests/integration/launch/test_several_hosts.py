@@ -55,6 +55,7 @@ def one_zygote_for_all(zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch) -
         ("data", 2, 4, "mlp"),
         ("data", 2, 2, "awkward"),  # some gradients are missing, when others have left already
         ("data", 3, 5, "awkward"),
+        ("data", 2, 2, "checkpointed"),
         ("data:via=ring", 2, 2, "mlp"),
         ("tensor", 2, 2, "mlp"),
         pytest.param("data:partition=relay", 2, 2, "mlp", marks=pytest.mark.long),
@@ -82,7 +83,8 @@ def test_the_bits_are_those_of_one_host(
     assert spread["digest"] == alone["digest"]
     assert spread["audit"]["clean"]
     if strategy == "data" and workers == 2:  # who has fellows on its host may always be done before them
-        assert 0 < spread["early"] < 1, "gradients leave while backward passes go on"
+        leaves = task != "checkpointed"  # of that, gradients in every chunk come in parts
+        assert (spread["early"] > 0) == leaves, "gradients leave while backward passes go on"
 
 
 @pytest.mark.parametrize(

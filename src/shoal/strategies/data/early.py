@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from shoal.arena import Grid
+from shoal.errors import TaskError
 from shoal.strategies.data.update import ChunkUpdate
 
 _STAYS = 0
@@ -22,7 +23,8 @@ class EarlyChunks:
     It notes, where all workers of its host can read it, of which chunks its passes have made the gradients, and
     lets those that it owns go once all slots of the host have. The model's first chunk, the last to be made,
     stays. So its total shows that all hosts know all about the step: whoever has all totals may take it, and the
-    others can be told to (`accord.py`).
+    others can be told to (`accord.py`). Chunks stay, too, where gradients come in parts, as those of checkpointed
+    layers that are used twice: the first pass, in which nothing leaves, shows which these are.
     """
 
     def __init__(
@@ -46,27 +48,50 @@ class EarlyChunks:
             for param in {piece.param for piece in chunk.pieces}:
                 self._of_param[param].append(number)
                 self._sizes[number] += 1
-        self._awaited = self._sizes.copy()
+        self._awaited: Counter[int] = Counter()
         """By chunk: how many parameters have no gradient yet."""
+        self._came: set[int] = set()
+        """Parameters that have one."""
+        self._in_parts: set[int] = set()
+        """Parameters of which, in some pass, more came after the first."""
+        self._may_leave = False
         self._waiting: list[int] = []
         """Chunks of this worker that have not left, the last of the model first, as passes make them."""
         self._step = self._slot = 0
         self._looked_up_at = 0.0
 
-    def begin(self, step: int, slot: int) -> None:
-        """A slot's backward pass is to come."""
+    def begin(self, step: int, slot: int, *, may_leave: bool) -> None:
+        """A slot's backward pass is to come; `may_leave`: another has shown how gradients come."""
         if step != self._step:
             self._step, self._waiting = step, sorted(self._owned.keys() - {_STAYS}, reverse=True)
-        self._slot, self._awaited = slot, self._sizes.copy()
+        self._slot, self._may_leave = slot, may_leave
+        self._came.clear()
+        self._awaited = self._sizes.copy()
+        for param in self._in_parts:
+            self._awaited.update(self._of_param[param])  # one that never comes
 
     def on_taken(self, param: int) -> None:
-        """A parameter's gradient is complete."""
+        """A parameter has its gradient, or more of it."""
+        if param in self._came:
+            self._more_has_come(param)
+            return
+        self._came.add(param)
+        if not self._may_leave:
+            return
         for number in self._of_param[param]:
             self._awaited[number] -= 1
             if not self._awaited[number]:
                 self._table[self._slot, number] = self._step
         if self._waiting:
             self._let_leave()
+
+    def _more_has_come(self, param: int) -> None:
+        if any((self._table[self._slot, self._of_param[param]] == self._step).tolist()):
+            raise TaskError(
+                "Task: in this step, for the first time, a parameter's gradient came in several parts, as that of "
+                "a checkpointed layer that is used twice; one had left for other hosts. Use strategy=data:via=ring."
+            )
+        self._in_parts.add(param)
 
     def _let_leave(self) -> None:
         if (now := time.monotonic()) - self._looked_up_at > _LOOKS_UP_S:

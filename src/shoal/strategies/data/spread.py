@@ -123,15 +123,15 @@ class SpreadData(ArenaData):
         )
 
     @property
-    def _leaves_early(self) -> bool:
+    def _sends_early(self) -> bool:
         """Whether gradients that a pass has made are those of the step, whatever comes after it."""
         task, extent = self._replica.task, self._setting.extent
         is_final = extent.accumulate == 1 and task.skip_loss_below is None and not self._replica.is_by_sample
-        return is_final and len(self._hosts) > 1 and self._precision is None and self._passes.never_meet
+        return is_final and len(self._hosts) > 1 and self._precision is None
 
     def _compute(self, work: Work, part: Part) -> Sums:
-        if self._leaves_early:
-            self._early.begin(work.step, part.slot)
+        if self._sends_early:
+            self._early.begin(work.step, part.slot, may_leave=self._passes.never_meet)
             self._tap.on_taken = self._early.on_taken
         try:
             return super()._compute(work, part)

@@ -14,6 +14,7 @@ import torch
 from shoal.arena.grid import Flat, make_grid
 from shoal.comm.group import SocketGroup
 from shoal.comm.memory_transport import MemoryNetwork
+from shoal.errors import TaskError
 from shoal.strategies.data.chain import HostChain
 from shoal.strategies.data.early import EarlyChunks
 
@@ -133,7 +134,7 @@ def test_a_chunk_leaves_when_all_slots_have_made_all_of_its_gradients() -> None:
         gone.clear()
         for slot in (0, 1):
             assert not gone
-            early.begin(step, slot)
+            early.begin(step, slot, may_leave=True)
             before: set[int] = set()
             for param in (2, 1, 0):
                 full_before = set(full)
@@ -149,3 +150,25 @@ def test_a_chunk_leaves_when_all_slots_have_made_all_of_its_gradients() -> None:
     assert not early.noted(step, [])
     early.forget()
     assert not table.any()
+
+
+def test_gradients_that_come_in_parts_stay() -> None:
+    grid = make_grid([Flat("float32", 4, 64) for _ in range(4)], chunk_bytes=256)
+    gone: list[int] = []
+
+    def leave(number: int, update: object) -> bool:
+        gone.append(number)
+        return True
+
+    table = np.zeros((2, 4), dtype=np.int32)
+    owned: dict[int, Any] = dict.fromkeys(range(4))
+    early = EarlyChunks(grid, table, [0], owned, leave, lambda: None)
+    for step, expected in ((1, []), (2, [3, 1])):  # the first shows what comes in parts
+        early.begin(step, 0, may_leave=step > 1)
+        for param in (3, 2, 1, 2, 0):
+            early.on_taken(param)
+        assert gone == expected
+    early.begin(3, 0, may_leave=True)
+    early.on_taken(3)
+    with pytest.raises(TaskError, match="via=ring"):
+        early.on_taken(3)
