@@ -88,8 +88,8 @@ class EarlyChunks:
     def _more_has_come(self, param: int) -> None:
         if any((self._table[self._slot, self._of_param[param]] == self._step).tolist()):
             raise TaskError(
-                "Task: in this step, for the first time, a parameter's gradient came in several parts, as that of "
-                "a checkpointed layer that is used twice; one had left for other hosts. Use strategy=data:via=ring."
+                "Task: in this step, for the first time, a parameter's gradient came in parts, as do those of "
+                "checkpointed layers used twice; one had left for other hosts. Use strategy=data:via=ring."
             )
         self._in_parts.add(param)
 
