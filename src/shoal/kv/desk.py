@@ -64,6 +64,8 @@ class KvDesk:
     def _take_change(self, request: KvRequest) -> KvAnswer | None:
         done, vault = KvAnswer(sequence=request.sequence), self._vault
         if request.sequence <= vault.last_sequence(request.client):
+            if request.ask == "init":
+                self._note_whole(request)
             return done  # it was made, and the answer got lost
         match request.ask:
             case "open":
@@ -73,7 +75,7 @@ class KvDesk:
             case "leave":
                 self._leave(request)
             case "init":
-                self._init(request)
+                return done if self._init(request) else None
             case "optimizer":
                 assert request.rule is not None
                 self._set_rule(*request.rule)
@@ -129,7 +131,8 @@ class KvDesk:
                 plain["kept"].append(self._vault.reserve(rows, columns * _dtype(dtype).itemsize))
         self._write_directory()
 
-    def _init(self, request: KvRequest) -> None:
+    def _init(self, request: KvRequest) -> bool:
+        """Who comes first fills a key, piece by piece, and who comes later waits for that; whether it is done."""
         rows, columns, dtype = request.look
         plain = self._vault.directory["keys"].get(request.key)
         if plain is None:
@@ -138,12 +141,25 @@ class KvDesk:
             raise SpecError(
                 f"kv: the key {request.key!r} is {plain['look']} here, and was sent as {list(request.look)}."
             )
-        values = request.values
+        is_maker, values = plain["maker"] == request.client.hex(), request.values
         assert values is not None
+        if not (is_maker or plain["is_whole"]):
+            return False
         with self._vault.change(request.client, request.sequence) as change:
-            if plain["maker"] == request.client.hex():  # who comes later finds it there
+            if is_maker:
                 span = slice(request.start, request.start + len(values))
                 change.rows(self._entries[request.key].values, span).copy_(values)
+        self._note_whole(request)
+        return True
+
+    def _note_whole(self, request: KvRequest) -> None:
+        """Let others have a key whose last piece its maker has sent."""
+        plain, values = self._vault.directory["keys"][request.key], request.values
+        assert values is not None
+        is_last = plain["maker"] == request.client.hex() and request.start + len(values) == plain["look"][0]
+        if is_last and not plain["is_whole"]:
+            plain["is_whole"] = True
+            self._write_directory()
 
     def _new_key(self, key: str, rows: int, columns: int, dtype: str, client: bytes) -> dict[str, Any]:
         vault, size = self._vault, _dtype(dtype).itemsize
@@ -151,6 +167,7 @@ class KvDesk:
         plain = {
             "look": [rows, columns, dtype],
             "maker": client.hex(),
+            "is_whole": False,
             "values": vault.reserve(rows, columns * size),
             "kept": [vault.reserve(rows, columns * size) for _ in range(num_kept(*rule) if rule else 0)],
             "pushes": vault.reserve(self._workers + 1, 8),

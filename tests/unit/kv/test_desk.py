@@ -328,3 +328,33 @@ def push_until_killed(memory: int, client: bytes, rows: Tensor) -> None:
     for number in itertools.count(1):
         values = torch.ones(len(rows), 16)
         desk.take(KvRequest(ask="push", client=client, sequence=number, key="t", rows=rows, values=values))
+
+
+def test_a_key_is_there_for_others_once_all_of_it_is(memory: int) -> None:
+    shard = make(memory, workers=2)
+    maker, other = Asking(shard), Asking(shard, SECOND, worker=1)
+    look, ones, twos = (4, 1, "float32"), torch.ones(2, 1), torch.full((2, 1), 2.0)
+    maker.done("init", look=look, values=ones)
+    assert other("init", look=look, values=twos) == [], "it waits"
+    assert [client for client, _ in maker("init", look=look, start=2, values=ones)] == [FIRST, SECOND]
+    other.done("init", look=look, start=2, values=twos)
+    found = other.done("pull", start=0, count=4)
+    assert found is not None and found.flatten().tolist() == [1.0] * 4
+
+
+def test_a_key_is_whole_although_its_maker_heard_no_answer(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = make(memory, workers=2)
+    maker, other = Asking(shard), Asking(shard, SECOND, worker=1)
+    look, ones = (2, 1, "float32"), torch.ones(2, 1)
+
+    def dies(*_: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KvDesk, "_note_whole", dies)
+        with pytest.raises(Died):
+            maker("init", look=look, values=ones)
+    successor = ShardCopy(0, Seat(1, "life"), memory, is_alone=True)
+    maker.shard = other.shard = successor
+    assert other("init", look=look, values=ones) == []
+    assert [client for client, _ in maker("init", again=True, look=look, values=ones)] == [FIRST, SECOND]
