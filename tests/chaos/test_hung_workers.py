@@ -27,9 +27,12 @@ SERVED = "ps:servers=2"
 
 
 class Stopper(ObservedEngine):
-    """An engine that stops one member for good, once training has come to a certain step."""
+    """An engine that stops one member for good, once training has come to a certain step.
 
-    def __init__(self, zygote: ZygoteProcess, role: str, rank: int = 0, at_step: int = 30) -> None:
+    By then the member has told what is usual for it; a machine that is fast comes to the first steps before.
+    """
+
+    def __init__(self, zygote: ZygoteProcess, role: str, rank: int = 0, at_step: int = 150) -> None:
         super().__init__(zygote)
         self.stopped: list[str] = []
         self._victim = (role, rank)
@@ -164,8 +167,7 @@ def test_a_stopped_server_is_replaced_and_no_bit_changes(run: Run, calm: dict[st
 
 
 def test_a_stopped_coordinator_is_replaced(run: Run) -> None:
-    # By then it has told what is usual for it; a machine that is fast comes to the first steps before.
-    stopper = Stopper(run.zygote, "coordinator", at_step=150)
+    stopper = Stopper(run.zygote, "coordinator")
     results = run("coordinator", engine=stopper, strategy=SERVED)
     assert stopper.stopped == ["coordinator 0"]
     (hung,) = run.told("hung")
