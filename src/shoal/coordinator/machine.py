@@ -110,7 +110,7 @@ class Coordinator(Upkeep):
             role, rank = living[node]
             self._end(Member(node, role, rank, ""), "it was told to leave")
         coming = {seat for node, seat in living.items() if node not in members and node not in members.gone}
-        self._ordered = {seat: at for seat, at in self._ordered.items() if seat in coming}
+        self._ordered = {seat: self._ordered.get(seat, now) for seat in coming}
         self._settle(now)
 
     def scale(

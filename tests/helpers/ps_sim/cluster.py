@@ -307,10 +307,10 @@ class Cluster:
             case "report":
                 return  # Whoever succeeds the dead coordinator is told who lives.
             case "start server":
-                self._start(SERVER, about[0])
+                self._follow(SERVER, about[0])
                 return
             case "start worker":
-                self._start(WORKER, about[0])
+                self._follow(WORKER, about[0])
                 return
         self._drain(COORDINATOR_NODE)
 
@@ -326,6 +326,11 @@ class Cluster:
         self._processes[COORDINATOR_NODE] = coordinator
         self._seats[COORDINATOR_NODE] = (COORDINATOR, 0)
         return coordinator
+
+    def _follow(self, role: str, rank: int) -> None:
+        """Start who was ordered, unless one lives that has the seat or is on its way: its end would be told."""
+        if (role, rank) not in self._seats.values():
+            self._start(role, rank)
 
     def _start(self, role: str, rank: int) -> None:
         node = next(self._nodes)

@@ -93,6 +93,24 @@ def test_an_order_of_the_predecessor_is_not_given_twice_while_somebody_is_on_the
     assert after.view.workers == {0: 20, 1: 22} and after.orders() == []
 
 
+def test_nobody_else_is_ordered_for_the_seat_of_one_that_died_meanwhile_while_somebody_is_on_the_way(job):
+    """The predecessor had let in one that was dead, and knew nothing of who was sent after it."""
+    after = job.successor()
+    after.living(10, 11, 20, coming={22: ("worker", 1)})
+    assert len(after.decisions("lost")) == 1 and after.orders() == []
+    after.join(22, "worker", 1)
+    assert after.view.workers == {0: 20, 1: 22} and after.orders() == []
+
+
+def test_another_is_ordered_if_who_was_on_the_way_at_the_takeover_does_not_come(job):
+    after = job.successor()
+    after.living(10, 11, 20, coming={22: ("worker", 1)})
+    after.pass_time(29.0, speaking=(10, 11, 20))
+    assert after.orders() == []
+    after.pass_time(2.0, speaking=(10, 11, 20))
+    assert after.orders() == [MemberOrder(action="start", role="worker", rank=1)]
+
+
 def test_whoever_is_on_the_way_to_one_seat_does_not_keep_others_from_another(job):
     job.lose(21)
     after = job.successor()

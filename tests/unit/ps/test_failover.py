@@ -115,6 +115,13 @@ def test_ten_times_as_many(part):
     run_random(range(100_000 + part * 1000, 100_000 + (part + 1) * 1000))
 
 
+def test_the_dead_may_be_let_in_before_who_follows_them():
+    """Here a dead worker's last words reach the coordinator's successor, which dies before it notices."""
+    cluster = check(Cluster(random_scenario(408), 408).run())
+    assert cluster.killed == {COORDINATOR: 1, WORKER: 1} and cluster.deposed == {COORDINATOR: 1}
+    assert len(cluster.workers) == 3, "one follows one"
+
+
 @pytest.mark.parametrize("sync", [*MODES, *OTHER_MODES])
 def test_one_seed_is_one_run(sync):
     kills = (Kill(at=60, role=SERVER), Kill(at=90, role=COORDINATOR), Kill(at=150, role=WORKER, rank=1))
