@@ -121,6 +121,39 @@ def test_a_killed_worker_costs_no_bit(zygote: ZygoteProcess, tmp_path: Path, wor
 
 
 @needs_gpu
+@pytest.mark.parametrize(
+    ("workers", "strategy"),
+    [
+        (1, "data"),
+        (2, "data:via=backend"),
+        (2, "data:via=arena"),
+        (2, "data:partition=relay"),
+        (2, "sharded:stage=1"),
+        (2, "sharded:stage=3"),
+        (2, "tensor"),
+        (2, "pipeline"),
+        (2, "layer"),
+        (2, "average:every=4"),
+        (2, "ps"),
+    ],
+)
+def test_a_resumed_run_goes_on_where_it_was(
+    zygote: ZygoteProcess, tmp_path: Path, workers: int, strategy: str
+) -> None:
+    asked: dict[str, Any] = {
+        "target": f"{TASKS}:gpt_quiet",
+        "runs": tmp_path,
+        "zygote": zygote,
+        "output": StringIO(),
+    }
+    cluster = {"workers": workers, "threads": 1, "device": "cuda"}
+    whole = start(name="whole", strategy=strategy, cluster=cluster, checkpoint="every=8,keep=9", **asked)
+    resumed = start(resume="whole@8", runs=tmp_path, zygote=zygote, output=StringIO())
+    assert resumed.results["audit"]["clean"]
+    assert resumed.results["loss"] == pytest.approx(whole.results["loss"], rel=1e-3)
+
+
+@needs_gpu
 @pytest.mark.parametrize("task", ["mlp_quiet", "gpt_quiet"])
 @pytest.mark.parametrize(
     ("workers", "strategy"),

@@ -18,6 +18,9 @@ from shoal.model.optimizer.kinds import (
 from shoal.model.replica import Replica
 from shoal.spec import Job
 
+COUNT = "step"
+"""Where torch's optimizers keep how many steps they have made."""
+
 
 def check_savable(job: Job, replica: Replica) -> None:
     """Whether the optimizer's state can be saved in this job, as far as that is known before it has any."""
@@ -79,21 +82,49 @@ def state_by_name(optimizer: torch.optim.Optimizer, params: Mapping[str, torch.T
 
 def load_named_state(replica: Replica) -> None:
     """Give the replica's own optimizer the state that the run begins with."""
-    for name, keys in by_parameter(replica.start.optimizer).items():
-        if name in replica.trained:
-            param = replica.trained[name]
-            replica.optimizer.state[param] = copied_state(param, keys)
+    restore_state(replica.optimizer, replica.trained, by_parameter(replica.start.optimizer))
 
 
-def copied_state(param: torch.Tensor, keys: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A parameter's state as torch's own load makes it: a copy of one's own, strided as the parameter. Step counts
-    stay in the host's memory."""
+def restore_state(
+    optimizer: torch.optim.Optimizer,
+    params: Mapping[str, torch.Tensor],
+    states: Mapping[str, Mapping[str, torch.Tensor]],
+) -> None:
+    """Give an optimizer what it kept for those of these parameters that have a state here."""
+    beside = counted_beside(optimizer)
+    for name, param in params.items():
+        if name in states:
+            optimizer.state[param] = copied_state(param, states[name], counts_beside=id(param) in beside)
+
+
+def counted_beside(optimizer: torch.optim.Optimizer) -> set[int]:
+    """The ids of those parameters beside which torch wants the count of steps; for others it is the host's."""
     return {
-        key: torch.empty_like(param).copy_(value)
-        if value.shape == param.shape
-        else value.to(value.device if value.numel() == 1 else param.device, copy=True)
-        for key, value in keys.items()
+        id(param)
+        for group in optimizer.param_groups
+        if group.get("fused") or group.get("capturable")
+        for param in group["params"]
     }
+
+
+def copied_state(
+    param: torch.Tensor, keys: Mapping[str, torch.Tensor], *, counts_beside: bool = False
+) -> dict[str, torch.Tensor]:
+    """A parameter's state as torch's own load makes it: a copy of one's own, strided as the parameter."""
+
+    def copied(key: str, value: torch.Tensor) -> torch.Tensor:
+        if value.shape == param.shape and key != COUNT:
+            return torch.empty_like(param).copy_(value)
+        if value.numel() > 1:
+            return value.to(param.device, copy=True)
+        return copied_number(key, value, param, counts_beside=counts_beside)
+
+    return {key: copied(key, value) for key, value in keys.items()}
+
+
+def copied_number(key: str, value: torch.Tensor, param: torch.Tensor, *, counts_beside: bool) -> torch.Tensor:
+    """A copy of a single number kept for a parameter, in the host's memory where nobody wants it beside."""
+    return value.to(param.device if counts_beside and key == COUNT else value.device, copy=True)
 
 
 def states_to_load(replica: Replica, schema: StateSchema) -> list[dict[str, torch.Tensor]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.errors import SpecError
-from shoal.model.optimizer.state import by_parameter, copied_state
+from shoal.model.optimizer.state import by_parameter, restore_state
 from shoal.model.replica import Replica
 from shoal.model.start import Start
 from shoal.roles.coordinator import coordinate, open_store, plan_training
@@ -91,9 +91,7 @@ def train_served(
 def _take_home(strategy: Strategy, replica: Replica) -> None:
     """Give this worker's own optimizer what the servers keep for it."""
     replica.optimizer.state.clear()
-    for name, keys in by_parameter(dict(strategy.state_stream().tensors)).items():
-        param = replica.trained[name]
-        replica.optimizer.state[param] = copied_state(param, keys)
+    restore_state(replica.optimizer, replica.trained, by_parameter(dict(strategy.state_stream().tensors)))
 
 
 def attend(station: Station, job: Job, task: Task, start: Start) -> None:

@@ -14,7 +14,7 @@ from shoal.arena import supported
 from shoal.checkpoint.model_stream import TensorStream
 from shoal.errors import SpecError
 from shoal.model.half_range import HalfState
-from shoal.model.optimizer.state import by_parameter, named_state
+from shoal.model.optimizer.state import by_parameter, copied_state, counted_beside, named_state
 from shoal.model.replica import Replica
 from shoal.step.work import Work
 from shoal.strategies.base import Fill, Setting, StepResult, WholeModel
@@ -93,11 +93,12 @@ class RelayData(WholeModel):
                 own[name].copy_(self._receive(own[name].dtype, own[name].shape, owner))
         for param in replica.trained.values():
             replica.optimizer.state.pop(param, None)  # what it was makes room for what comes
+        beside = counted_beside(replica.optimizer)
         for path, dtype, shape in about["state"]:
             value = self._receive(getattr(torch, dtype), shape, owner)
             for name, keys in by_parameter({path: value}).items():
                 param = replica.trained[name]
-                replica.optimizer.state[param] |= {key: _placed(one, param) for key, one in keys.items()}
+                replica.optimizer.state[param] |= copied_state(param, keys, counts_beside=id(param) in beside)
         replica.precision.adopt(HalfState.of(about["precision"]))
         self._state_of = self._step
 
@@ -136,11 +137,6 @@ class RelayData(WholeModel):
 
     def close(self) -> None:
         self._group.close()
-
-
-def _placed(value: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """A value of the optimizer's where it would keep it: beside its parameter, in the same order of elements."""
-    return torch.empty_like(param).copy_(value) if value.shape == param.shape else value
 
 
 def _name(dtype: torch.dtype) -> str:

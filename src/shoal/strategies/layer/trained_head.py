@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shoal.model.optimizer.kinds import prefer_fused, settings_of
-from shoal.model.optimizer.state import by_parameter, copied_state, state_by_name
+from shoal.model.optimizer.state import by_parameter, restore_state, state_by_name
 from shoal.model.replica import Replica
 
 _VALUE = "value"
@@ -51,7 +51,6 @@ class TrainedHead:
         ):
             return False
         for name, param in self.params.items():
-            state = copied_state(param, found[name])
-            param.data.copy_(state.pop(_VALUE))
-            self._optimizer.state[param] = state
+            param.data.copy_(found[name].pop(_VALUE))
+        restore_state(self._optimizer, self.params, found)
         return True

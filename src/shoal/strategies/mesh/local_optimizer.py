@@ -17,7 +17,7 @@ from shoal.model.optimizer.kinds import (
     settings_of,
     state_schema,
 )
-from shoal.model.optimizer.state import by_parameter, copied_state
+from shoal.model.optimizer.state import COUNT, by_parameter, copied_number, copied_state, counted_beside
 from shoal.model.replica import Replica
 from shoal.strategies.groups.plain import share_plain
 from shoal.strategies.mesh.axes import Axes
@@ -108,22 +108,26 @@ class LocalOptimizer:
     def _load(self, saved: Mapping[str, torch.Tensor]) -> None:
         """Begin with what an earlier run left: of each whole tensor, the part that is here."""
         states = by_parameter(saved)
+        if self._own is None:
+            return
+        beside = counted_beside(self._own)
         for one in self.held:
-            if one.name not in states or self._own is None:
+            if one.name not in states:
                 continue
             param, kept = self._params[one.name], states[one.name]
+            counts_beside = id(param) in beside
             self._own.state[param] = (
-                {key: self._part(one, value) for key, value in kept.items()}
+                {key: self._part(one, key, value, counts_beside=counts_beside) for key, value in kept.items()}
                 if self._by_element
-                else copied_state(param, kept)
+                else copied_state(param, kept, counts_beside=counts_beside)
             )
 
-    def _part(self, one: Held, value: torch.Tensor) -> torch.Tensor:
+    def _part(self, one: Held, key: str, value: torch.Tensor, *, counts_beside: bool) -> torch.Tensor:
         wide = value
         if one.split is not None and value.dim() == len(one.shape):
             wide = one.split.cut(value, self._axes.tensor.index, self._axes.tensor.size)
-        if wide.shape != one.shape:
-            return value.clone()  # a single number, such as a step count
+        if wide.shape != one.shape or key == COUNT:
+            return copied_number(key, value, one.tensor, counts_beside=counts_beside)
         span = one.spans[self._axes.shard.index] if one.spans else HeldSpan(0, wide.numel())
         part = wide.reshape(-1)[span.start : span.stop].reshape(one.tensor.shape)
         return torch.empty_like(one.tensor).copy_(part)
