@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from shoal.comm.compression import make_compression
 from shoal.errors import ShoalError, SpecError
 from shoal.launch.live import Run
 from shoal.launch.local import LocalEngine
@@ -464,3 +465,23 @@ def test_plain_steps_in_fp16_skip_and_are_not_waited_for(monkeypatch: pytest.Mon
     assert all(each.result().loss > 0 for each in opened)
     assert trial.training.replica.precision.state.good_steps == 8
     trial.close()
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "text",
+    ["none", "zstd", "bf16", "fp16", "int8", "int8:stochastic", "topk:0.05", "randomk:0.05", "sign", "powersgd:2"],
+)
+def test_tensors_on_a_gpu_are_compressed_there(text: str) -> None:
+    given = [torch.randn(300, 70, generator=torch.Generator().manual_seed(number)) for number in range(3)]
+    here, there = make_compression(text), make_compression(text)
+    for values in given:
+        packed = there.encode("w", values.cuda())
+        assert not any(isinstance(frame, torch.Tensor) and frame.is_cuda for frame in packed.frames)
+        out, expected = torch.empty(300, 70, device="cuda"), torch.empty(300, 70)
+        there.decode(packed, out)
+        here.decode(here.encode("w", values), expected)
+        torch.testing.assert_close(out.cpu(), expected, rtol=1e-3, atol=1e-3)
+        again = make_compression(text)
+        again.remember({name: one.clone() for name, one in there.remembered().items()})
+        there = again  # as after a resume: what was left out lies in the host's memory

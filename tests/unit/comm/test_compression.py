@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from helpers.packed import carried, gaussian
 from shoal.comm.compression import COMPRESSIONS, make_compression
 from shoal.comm.compression.int8 import BLOCK
+from shoal.comm.compression.sign import pack_anywhere, pack_bits, unpack_anywhere, unpack_bits
 from shoal.comm.compression.topk import largest
 from shoal.errors import SpecError
 
@@ -184,3 +185,11 @@ def test_ratios_of_large_float32_tensors(text, ratio):
     compression = make_compression(text)
     compression.encode("w", gaussian(1 << 18))
     assert compression.ratio == pytest.approx(ratio, rel=0.01)
+
+
+@given(seed=st.integers(0, 1000), count=st.integers(1, 100))
+def test_bits_are_packed_alike_on_devices(seed, count):
+    given_bits = torch.rand(count, generator=torch.Generator().manual_seed(seed)) > 0.5
+    packed = pack_anywhere(given_bits)
+    assert packed.tolist() == pack_bits(given_bits).tolist()
+    assert unpack_anywhere(packed, count).tolist() == unpack_bits(packed, count).tolist() == given_bits.tolist()

@@ -31,8 +31,9 @@ class Packed:
 class Compression(ABC):
     """Makes tensors smaller for the wire; both sides make theirs from the same text.
 
-    An instance belongs to one thread. It encodes CPU tensors of a floating type with one or two dimensions and
-    never changes them; the receiver knows shape and type, and accepts nothing that does not fit them exactly.
+    An instance belongs to one thread. It encodes tensors of a floating type with one or two dimensions and never
+    changes them; the receiver knows shape and type, and accepts nothing that does not fit them exactly. Tensors
+    may be on a device, where they are then packed and unpacked: the host's memory has the frames alone.
     """
 
     lossy: ClassVar[bool]
@@ -63,7 +64,7 @@ class Compression(ABC):
 
         A call counts as sent: keep the result until it is acknowledged, and repeat that, not the call.
         """
-        _require_local(self.text, values)
+        _require_flat(self.text, values)
         packed = self._encode(key, values.contiguous())
         self.raw_bytes += values.nbytes
         self.wire_bytes += packed.num_bytes
@@ -72,7 +73,7 @@ class Compression(ABC):
     @torch.no_grad()
     def decode(self, packed: Packed, out: torch.Tensor) -> None:
         """Write what was packed into `out`; `ProtocolError` and `out` untouched where it does not fit."""
-        _require_local(self.text, out)
+        _require_flat(self.text, out)
         if not out.is_contiguous():
             raise SpecError(f"compress={self.text} decodes into contiguous tensors only; pass a contiguous one.")
         self._decode(packed, out)
@@ -114,9 +115,9 @@ def take_tensor(frame: Frame, dtype: torch.dtype, shape: tuple[int, ...]) -> tor
     return frame
 
 
-def _require_local(text: str, tensor: torch.Tensor) -> None:
-    if tensor.dim() not in (1, 2) or not tensor.is_floating_point() or tensor.device.type != "cpu":
+def _require_flat(text: str, tensor: torch.Tensor) -> None:
+    if tensor.dim() not in (1, 2) or not tensor.is_floating_point():
         raise SpecError(
-            f"compress={text} takes CPU tensors of a floating type with 1 or 2 dimensions, found {tensor.dtype} "
-            f"of shape {list(tensor.shape)} on {tensor.device}; flatten it, or send it without compression."
+            f"compress={text} takes tensors of a floating type with 1 or 2 dimensions, found {tensor.dtype} "
+            f"of shape {list(tensor.shape)}; flatten it, or send it without compression."
         )

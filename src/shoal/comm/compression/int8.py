@@ -32,8 +32,8 @@ class Int8(Lossy):
         return min(_LARGEST, super().limit(shape, dtype))
 
     def _pack(self, key: Hashable, values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        steps = torch.empty(values.numel(), dtype=torch.int8)
-        scales = torch.empty(_num_blocks(values.shape), dtype=torch.float32)
+        steps = torch.empty(values.numel(), dtype=torch.int8, device=values.device)
+        scales = torch.empty(_num_blocks(values.shape), dtype=torch.float32, device=values.device)
         for block_values, block_steps, block_scales in _blocks(values, steps, scales):
             block_scales.copy_(block_values.abs().amax(dim=1, keepdim=True).div_(_STEPS))
             # A block of zeros, or of numbers so small that their scale vanishes, becomes zeros.
@@ -63,7 +63,7 @@ class StochasticInt8(ByChance, Int8):
 
     def _rounded(self, key: Hashable, steps: torch.Tensor) -> torch.Tensor:
         chances = torch.rand(steps.shape, generator=generator_of(self._chance.seed(key)), dtype=steps.dtype)
-        return steps.add_(chances).floor_()
+        return steps.add_(chances.to(steps.device)).floor_()
 
 
 def _num_blocks(shape: torch.Size) -> int:

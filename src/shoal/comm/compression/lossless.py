@@ -21,13 +21,14 @@ _SHUFFLED = "shuffled"
 
 
 class Raw(Compression):
-    """No compression. The frame is the tensor's own memory, which must stay as it is until it was sent."""
+    """No compression. The frame is the tensor's own memory, which must stay as it is until it was sent, or a copy
+    where that is on a device."""
 
     lossy: ClassVar[bool] = False
     cuts_matter: ClassVar[bool] = False
 
     def _encode(self, key: Hashable, values: torch.Tensor) -> Packed:
-        return Packed({}, (values.detach(),))
+        return Packed({}, (values.detach().cpu(),))
 
     def _decode(self, packed: Packed, out: torch.Tensor) -> None:
         (frame,) = take_frames(packed, 1)
@@ -48,7 +49,7 @@ class Zstd(Compression):
         self._decompressor = zstandard.ZstdDecompressor()
 
     def _encode(self, key: Hashable, values: torch.Tensor) -> Packed:
-        data = _bytes_of(values)
+        data = _bytes_of(values.cpu())
         sample = data[: _SAMPLE_BYTES // values.itemsize]
         shuffled = len(self._compress(_shuffle(sample))) < len(self._compress(sample))
         return Packed({_SHUFFLED: shuffled}, (self._compress(_shuffle(data) if shuffled else data),))
@@ -59,7 +60,10 @@ class Zstd(Compression):
         if not isinstance(shuffled, bool):
             raise ProtocolError(f"A zstd tensor is shuffled or not, found {type(shuffled).__name__}.")
         data = np.frombuffer(self._decompress(frame, out.nbytes), dtype=np.uint8)
-        _restore(data, _bytes_of(out), shuffled=shuffled)
+        room = out if out.device.type == "cpu" else torch.empty_like(out, device="cpu")
+        _restore(data, _bytes_of(room), shuffled=shuffled)
+        if room is not out:
+            out.copy_(room)
 
     def _compress(self, data: np.ndarray) -> bytes:
         return self._compressor.compress(data.data if data.size else b"")

@@ -39,7 +39,7 @@ class Lossy(Compression):
         self._residuals.pop(key, None)
 
     def remembered(self) -> dict[str, torch.Tensor]:
-        return {f"{_RESIDUAL}{key}": residual for key, residual in self._residuals.items()}
+        return {f"{_RESIDUAL}{key}": residual.cpu() for key, residual in self._residuals.items()}
 
     def remember(self, state: Mapping[str, torch.Tensor]) -> None:
         self._residuals = named_under(_RESIDUAL, state)
@@ -54,16 +54,16 @@ class Lossy(Compression):
 
     @abstractmethod
     def _pack(self, key: Hashable, values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """The frames, in memory of their own. `values` are within the limit, float32 or float64, and not to be
-        changed; `dtype` is the tensor's own type."""
+        """The frames, in memory of their own, where the values are. `values` are within the limit, float32 or
+        float64, and not to be changed; `dtype` is the tensor's own type."""
 
     @abstractmethod
     def _check(self, frames: tuple[Frame, ...], shape: torch.Size, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """The frames, if they are what `_pack` makes of such a tensor."""
+        """The frames, if they are what `_pack` makes of such a tensor; they are in the host's memory yet."""
 
     @abstractmethod
     def _unpack(self, frames: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        """Write the values that checked frames carry."""
+        """Write the values that checked frames carry, which are where `out` is."""
 
     def limit(self, shape: torch.Size, dtype: torch.dtype) -> float:
         """The largest absolute value that packing carries; beyond it values saturate, and the rest comes later."""
@@ -75,7 +75,7 @@ class Lossy(Compression):
 
     def _encode(self, key: Hashable, values: torch.Tensor) -> Packed:
         if not self.pays(values.shape, values.dtype):
-            return Packed({}, (values.clone(),))
+            return Packed({}, (values.to("cpu", copy=True),))
         total = self._with_residual(key, values)
         limit = self.limit(values.shape, values.dtype)
         within = total if self._peak(key, total) <= limit else total.clamp(-limit, limit)
@@ -84,7 +84,7 @@ class Lossy(Compression):
             received = torch.empty_like(values)
             self._unpack(frames, received)
             self._residuals[key] = total.sub_(received)
-        return Packed({}, frames)
+        return Packed({}, tuple(frame.cpu() for frame in frames))
 
     def _decode(self, packed: Packed, out: torch.Tensor) -> None:
         if not self.pays(out.shape, out.dtype):
@@ -92,7 +92,8 @@ class Lossy(Compression):
             out.copy_(take_tensor(raw, out.dtype, out.shape))
             return
         frames = take_frames(packed, self.num_frames)
-        self._unpack(self._check(frames, out.shape, out.dtype), out)
+        checked = self._check(frames, out.shape, out.dtype)
+        self._unpack(tuple(frame.to(out.device) for frame in checked), out)
 
     def _with_residual(self, key: Hashable, values: torch.Tensor) -> torch.Tensor:
         wide = values.to(working_type(values.dtype))
@@ -104,7 +105,7 @@ class Lossy(Compression):
                 f"compress={self.text}: tensor {key!r} was {residual.dtype} {list(residual.shape)} before and is "
                 f"{wide.dtype} {list(wide.shape)} now; call forget() when a tensor changes its shape."
             )
-        return wide + residual
+        return wide + residual.to(wide.device)  # one that was loaded is in the host's memory
 
     def _peak(self, key: Hashable, values: torch.Tensor) -> float:
         low, high = torch.aminmax(values)

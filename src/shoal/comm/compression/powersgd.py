@@ -34,7 +34,7 @@ class PowerSgd(Lossy):
         self._bases.pop(key, None)
 
     def remembered(self) -> dict[str, torch.Tensor]:
-        return super().remembered() | {f"{_BASIS}{key}": basis for key, basis in self._bases.items()}
+        return super().remembered() | {f"{_BASIS}{key}": basis.cpu() for key, basis in self._bases.items()}
 
     def remember(self, state: Mapping[str, torch.Tensor]) -> None:
         super().remember(state)
@@ -77,10 +77,11 @@ class PowerSgd(Lossy):
     def _basis(self, key: Hashable, matrix: torch.Tensor) -> torch.Tensor:
         basis = self._bases.get(key)
         if basis is not None and basis.shape[0] == matrix.shape[1]:
-            return basis
+            return basis.to(matrix.device)
         # The same directions in every process and every repetition of a run.
         generator = torch.Generator().manual_seed(matrix.shape[1])
-        return orthonormal(torch.randn(matrix.shape[1], self._rank, generator=generator, dtype=matrix.dtype))
+        first = torch.randn(matrix.shape[1], self._rank, generator=generator, dtype=matrix.dtype)
+        return orthonormal(first.to(matrix.device))
 
 
 def factor_type(dtype: torch.dtype) -> torch.dtype:

@@ -38,7 +38,7 @@ class RandomK(ByChance):
 
     def _pack(self, key: Hashable, values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         seed = self._chance.seed(key)
-        chosen = values.view(-1)[self._chosen(seed, values.shape)]
+        chosen = values.view(-1)[self._chosen(seed, values.shape).to(values.device)]
         return torch.tensor([seed]), chosen.mul_(self._factor(values.shape)).to(dtype)
 
     def _check(self, frames: tuple[Frame, ...], shape: torch.Size, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -49,7 +49,7 @@ class RandomK(ByChance):
 
     def _unpack(self, frames: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
         seed, values = frames
-        out.zero_().view(-1)[self._chosen(int(seed), out.shape)] = values
+        out.zero_().view(-1)[self._chosen(int(seed), out.shape).to(out.device)] = values
 
     def _chosen(self, seed: int, shape: torch.Size) -> torch.Tensor:
         return torch.randperm(shape.numel(), generator=generator_of(seed))[: self._num_kept(shape)]

@@ -35,10 +35,9 @@ class Sign(Lossy):
     def _pack(self, key: Hashable, values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         flat = values.view(-1)
         blocks = torch.nn.functional.pad(flat.abs(), (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
-        counts = torch.full((len(blocks),), float(BLOCK), dtype=values.dtype)
+        counts = blocks.new_full((len(blocks),), float(BLOCK))
         counts[-1] = (flat.numel() - 1) % BLOCK + 1
-        bits = torch.from_numpy(np.packbits((flat > 0).numpy()))
-        return bits, (blocks.sum(1) / counts).float()
+        return pack_bits(flat > 0), (blocks.sum(1) / counts).float()
 
     def _check(self, frames: tuple[Frame, ...], shape: torch.Size, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         bits, scales = frames
@@ -50,9 +49,36 @@ class Sign(Lossy):
     def _unpack(self, frames: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
         bits, scales = frames
         flat = out.view(-1)
-        is_above = torch.from_numpy(np.unpackbits(bits.numpy(), count=flat.numel())).bool()
+        is_above = unpack_bits(bits, flat.numel())
         sizes = scales.to(torch.promote_types(out.dtype, torch.float32)).repeat_interleave(BLOCK)[: flat.numel()]
         flat.copy_(torch.where(is_above, sizes, -sizes))
+
+
+def pack_bits(bits: torch.Tensor) -> torch.Tensor:
+    """Eight to a byte, the first the highest."""
+    return torch.from_numpy(np.packbits(bits.numpy())) if bits.device.type == "cpu" else pack_anywhere(bits)
+
+
+def pack_anywhere(bits: torch.Tensor) -> torch.Tensor:
+    """The same in torch's own operations, which is slower in the host's memory."""
+    padded = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(-1, 8)
+    return (padded.to(torch.uint8) << _places_in_byte(bits.device)).sum(1, dtype=torch.uint8)
+
+
+def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
+    """The first so many of what `pack_bits` has packed."""
+    if packed.device.type == "cpu":
+        return torch.from_numpy(np.unpackbits(packed.numpy(), count=count)).bool()
+    return unpack_anywhere(packed, count)
+
+
+def unpack_anywhere(packed: torch.Tensor, count: int) -> torch.Tensor:
+    """The same in torch's own operations."""
+    return (packed[:, None] >> _places_in_byte(packed.device) & 1).view(-1)[:count].bool()
+
+
+def _places_in_byte(device: torch.device) -> torch.Tensor:
+    return torch.arange(7, -1, -1, dtype=torch.uint8, device=device)
 
 
 def _num_bytes(shape: torch.Size) -> int:

@@ -102,7 +102,7 @@ class CompressedSums:
         pieces = [(self._compression, name, piece) for name, piece in _matrices(vectors, spans)]
         pieces += [(self._plain, name, piece) for name, piece in _rest(vectors, spans)]
         if self._inside.is_first:
-            own = [codec.encode(name, piece.detach().cpu()) for codec, name, piece in pieces]
+            own = [codec.encode(name, piece.detach()) for codec, name, piece in pieces]
             head, content = _written(own)
             for peer in range(self._across.size):
                 if peer != self._across.index:
@@ -150,7 +150,7 @@ class SumUnderWay:
 
     def _add_up(self) -> None:
         across = self._across
-        totals = [torch.zeros(piece.shape, dtype=piece.dtype) for _, piece in self._pieces]
+        totals = [torch.zeros_like(piece, memory_format=torch.contiguous_format) for _, piece in self._pieces]
         for index in range(across.size):
             found = self._own if index == across.index else _received(index, across, self._tag)
             for (codec, _), total, packed in zip(self._pieces, totals, found, strict=True):
