@@ -129,6 +129,30 @@ def check_sums(group: Group, numel: int, dtype: torch.dtype) -> None:
     assert all(map(torch.equal, even, kept)), "what was given is left as it was"
 
 
+@each_form
+@each_size
+def test_sums_that_were_begun_end_while_others_are_on_their_way(form: str, size: int) -> None:
+    numels = (0, 1, 1000, LARGE, 7)
+
+    def work(group: Group) -> bool:
+        for _ in range(2):
+            totals = {number: values(group.index, numel) for number, numel in enumerate(numels)}
+            order = sorted(totals, key=lambda number: (number + group.index) % len(numels))
+            begun = {number: group.begin_sum(totals[number], number) for number in order}
+            for each in begun.values():
+                group.pump()
+                each.advance()
+            for number, numel in enumerate(numels):
+                begun[number].wait()
+                assert_same(totals[number], torch.stack(everybodys(size, numel)).sum(0).float())
+        group.barrier()
+        return group.sums_ahead
+
+    assert set(run(form, size, work)) == {
+        form == "sockets" or form == f"{size} hosts" or (form, size) == ("3 hosts", 2)
+    }
+
+
 def smallest_of(parts: Sequence[Tensor], out: Tensor) -> Tensor:
     out.copy_(parts[0])
     for part in parts[1:]:

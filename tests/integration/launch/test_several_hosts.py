@@ -58,6 +58,10 @@ def one_zygote_for_all(zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch) -
         ("data", 2, 2, "checkpointed"),
         ("data:via=ring", 2, 2, "mlp"),
         ("tensor", 2, 2, "mlp"),
+        ("mesh:data=2,tensor=2", 2, 4, "mlp"),
+        ("mesh:data=2", 2, 2, "awkward"),
+        ("mesh:data=3", 3, 3, "mlp"),
+        ("mesh:data=2", 2, 2, "checkpointed"),
         pytest.param("data:partition=relay", 2, 2, "mlp", marks=pytest.mark.long),
         pytest.param("sharded:stage=3", 2, 2, "mlp", marks=pytest.mark.long),
         pytest.param("pipeline", 2, 2, "mlp", marks=pytest.mark.long),
@@ -82,7 +86,9 @@ def test_the_bits_are_those_of_one_host(
     alone = Supervisor(here, lambda event: None, LocalEngine(zygote)).run()
     assert spread["digest"] == alone["digest"]
     assert spread["audit"]["clean"]
-    if strategy == "data" and workers == 2:  # who has fellows on its host may always be done before them
+    if strategy.startswith("mesh:data") or (
+        strategy == "data" and workers == 2
+    ):  # who has fellows on its host may always be done before them
         leaves = task != "checkpointed"  # of that, gradients in every chunk come in parts
         assert (spread["early"] > 0) == leaves, "gradients leave while backward passes go on"
 

@@ -62,7 +62,7 @@ def pack_bits(bits: torch.Tensor) -> torch.Tensor:
 def pack_anywhere(bits: torch.Tensor) -> torch.Tensor:
     """The same in torch's own operations, which is slower in the host's memory."""
     padded = torch.nn.functional.pad(bits, (0, -len(bits) % 8)).view(-1, 8)
-    return (padded.to(torch.uint8) << _places_in_byte(bits.device)).sum(1, dtype=torch.uint8)
+    return (padded.to(torch.uint8) << _shifts(bits.device)).sum(1, dtype=torch.uint8)
 
 
 def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
@@ -74,10 +74,10 @@ def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
 
 def unpack_anywhere(packed: torch.Tensor, count: int) -> torch.Tensor:
     """The same in torch's own operations."""
-    return (packed[:, None] >> _places_in_byte(packed.device) & 1).view(-1)[:count].bool()
+    return (packed[:, None] >> _shifts(packed.device) & 1).view(-1)[:count].bool()
 
 
-def _places_in_byte(device: torch.device) -> torch.Tensor:
+def _shifts(device: torch.device) -> torch.Tensor:
     return torch.arange(7, -1, -1, dtype=torch.uint8, device=device)
 
 

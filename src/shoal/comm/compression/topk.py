@@ -70,14 +70,14 @@ def largest(magnitudes: torch.Tensor, count: int) -> torch.Tensor:
     # Half more than expected and a few besides, so that the sample's luck rarely leaves too few.
     rank = min(sample.numel(), 3 * count * sample.numel() // (2 * magnitudes.numel()) + 32)
     threshold = sample.topk(rank).values[-1]
-    candidates = _places(magnitudes >= threshold)
+    candidates = _true_at(magnitudes >= threshold)
     if candidates.numel() < count:
         candidates = torch.arange(magnitudes.numel(), device=magnitudes.device)
     chosen = magnitudes[candidates].topk(count, sorted=False).indices
     return candidates[chosen].sort().values
 
 
-def _places(is_there: torch.Tensor) -> torch.Tensor:
+def _true_at(is_there: torch.Tensor) -> torch.Tensor:
     """Where it is true. In the host's memory NumPy finds that several times faster than torch."""
     if is_there.device.type == "cpu":
         return torch.from_numpy(np.flatnonzero(is_there.numpy()))

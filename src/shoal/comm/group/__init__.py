@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.lazy import found_in
 
 if TYPE_CHECKING:
-    from shoal.comm.group.base import Group, Reduction, Transfer, sum_in_order
+    from shoal.comm.group.base import BegunSum, Group, Reduction, Transfer, sum_in_order
     from shoal.comm.group.hierarchical import HierarchicalGroup
     from shoal.comm.group.lone import LoneGroup
     from shoal.comm.group.memory import MemoryGroup
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shoal.comm.group.torch_group import TorchGroup
 
 __all__ = [
+    "BegunSum",
     "Group",
     "HierarchicalGroup",
     "LoneGroup",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BegunSum": "base",
     "Group": "base",
     "HierarchicalGroup": "hierarchical",
     "LoneGroup": "lone",

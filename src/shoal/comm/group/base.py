@@ -68,8 +68,15 @@ class Transfer(Protocol):
         until it is there."""
 
 
+class BegunSum(Transfer, Protocol):
+    """A sum that goes on while its process does something else; once waited for, its tensor is the total."""
+
+    def advance(self) -> None:
+        """Do what can be done by now, without waiting."""
+
+
 class Group(ABC):
-    """Everybody in it makes the same calls in the same order, but for `send` and `receive`.
+    """Everybody in it makes the same calls in the same order, but for `send`, `receive` and `begin_sum`.
 
     Sums run in the order of ranks or are computed once, so all end with the same bits. A wait ends with what the
     caller's `on_idle` raises, where the form can look up while it waits.
@@ -82,6 +89,8 @@ class Group(ABC):
 
     shares_memory: ClassVar[bool] = False
     """Whether `share` gives anything."""
+    sums_ahead: bool = False
+    """Whether what `begin_sum` has begun goes on before it is waited for."""
 
     @property
     def size(self) -> int:
@@ -94,6 +103,11 @@ class Group(ABC):
     @abstractmethod
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum in place."""
+
+    def begin_sum(self, tensor: torch.Tensor, number: int) -> BegunSum:
+        """Sum in place, later; until then nobody touches the tensor. All begin the same sums, each under a number
+        of its own, in any order, and wait for them in one order. The bits are those of `all_reduce_`."""
+        return _SumInTheEnd(self, tensor)
 
     @abstractmethod
     def max_(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -150,6 +164,20 @@ class Group(ABC):
     @abstractmethod
     def close(self) -> None:
         """Leave the others; what was split off goes with it."""
+
+
+@dataclass(frozen=True)
+class _SumInTheEnd:
+    """Where nothing can be done before all have come."""
+
+    group: Group
+    tensor: torch.Tensor
+
+    def advance(self) -> None:
+        """All have to be there."""
+
+    def wait(self) -> None:
+        self.group.all_reduce_(self.tensor)
 
 
 def flat_in_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from shoal.comm.group.base import (
+    BegunSum,
     Fold,
     Group,
     Reduction,
@@ -26,6 +27,7 @@ from shoal.comm.group.base import (
 from shoal.comm.group.mailroom import Mailroom
 from shoal.comm.group.memory import MemoryGroup
 from shoal.comm.group.regions import BUFFER_BYTES
+from shoal.comm.group.sum_ahead import SumAhead
 from shoal.comm.transport import Transport
 from shoal.errors import SpecError
 
@@ -57,6 +59,8 @@ class HierarchicalGroup(Group):
         self._hosts = tuple(tuple(host) for host in hosts)
         self._host = next(number for number, host in enumerate(self._hosts) if inside.ranks[0] in host)
         self._cast = cast
+        # Several processes of a host would have to come to a sum at the same time.
+        self.sums_ahead = cast is None and all(len(ranks) == 1 for ranks in self._hosts)
         self._owns_transport = mail is None
         self._mail = mail or Mailroom(transport, _looking_up(inside, on_idle))
         if mail is None and isinstance(inside, MemoryGroup):
@@ -64,6 +68,11 @@ class HierarchicalGroup(Group):
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._fold_(tensor, sum_in_order)
+
+    def begin_sum(self, tensor: torch.Tensor, number: int) -> BegunSum:
+        if self.sums_ahead:
+            return SumAhead(self._mail, self.ranks, self.index, tensor, number)
+        return super().begin_sum(tensor, number)
 
     def max_(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._fold_(tensor, largest)

@@ -9,6 +9,7 @@ import torch
 from shoal.comm.group.base import Fold, Group, Rows, Transfer, largest, sum_in_order
 from shoal.comm.group.lone import LoneGroup
 from shoal.comm.group.mailroom import Mailroom
+from shoal.comm.group.sum_ahead import SumAhead
 from shoal.comm.transport import Transport
 
 _OF_ALL = -1
@@ -17,6 +18,8 @@ _OF_ALL = -1
 
 class SocketGroup(Group):
     """Workers with a transport each; all of its peers, or a row of them."""
+
+    sums_ahead = True
 
     def __init__(
         self,
@@ -33,6 +36,9 @@ class SocketGroup(Group):
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._fold_(tensor, sum_in_order)
+
+    def begin_sum(self, tensor: torch.Tensor, number: int) -> SumAhead:
+        return SumAhead(self._mail, self.ranks, self.index, tensor, number)
 
     def max_(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._fold_(tensor, largest)

@@ -7,7 +7,7 @@ the model adds up what the lanes found; each updates what it holds. How a lane c
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,11 +29,12 @@ from shoal.strategies.cut.names import WholeNames
 from shoal.strategies.data.batchnorm import check_pieces, check_took_part, synchronise
 from shoal.strategies.groups.summed import SummedSwap
 from shoal.strategies.mesh.axes import Axes
+from shoal.strategies.mesh.copy_sums import EarlySums, LateSums
 from shoal.strategies.mesh.held import Held, Wanted, gather
 from shoal.strategies.mesh.lines import LaneSums, Line, make_line
 from shoal.strategies.mesh.local_optimizer import LocalOptimizer, group_numbers
 from shoal.strategies.mesh.sharding import make_sharding
-from shoal.strategies.mesh.summing import add_over_stages, sum_flat
+from shoal.strategies.mesh.summing import add_over_stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +93,19 @@ class MeshStrategy(Lockstep):
             for name, tensor in line.module.state_dict(keep_vars=True).items()
             if line.names[name] not in trained
         }
+        self._copies = self._make_copies(trained)
         replica.forget_whole(line.module)
         replica.precision.bind(line.module, line.names, setting.company.report if setting.world.is_first else None)
         self._optimizer = LocalOptimizer(replica, numbers, list(self._held.values()), axes)
         self._update = Update(replica, setting.clip_norm, axes.everybody.all_reduce_)
+
+    def _make_copies(self, trained: Mapping[str, nn.Parameter]) -> LateSums:
+        """Who adds up what the copies have found: while a pass goes on, where one pass leaves whole gradients."""
+        axes, setting = self.axes, self._setting
+        is_one_pass = self.mesh.pipeline * self.mesh.shard == 1 and setting.extent.accumulate == 1
+        if axes.data.sums_ahead and is_one_pass and self.mesh.batchnorm != "sync":
+            return EarlySums(trained, axes.data)
+        return LateSums({name: held.tensor for name, held in self._held.items()}, axes.data)
 
     def _bring_in(self, line: Line, trained: Collection[str]) -> Values:
         """Have in memory what is parked and stays here; of what will be cut, a function gives the values."""
@@ -138,10 +148,13 @@ class MeshStrategy(Lockstep):
             held.tensor.grad = None
         self._sharding.refresh()
         names = self._replica.loss_parts.names
-        return step_result(agreed.sums, stop=agreed.stop, save=agreed.save, counts=agreed.counts, names=names)
+        found = step_result(agreed.sums, stop=agreed.stop, save=agreed.save, counts=agreed.counts, names=names)
+        return replace(found, facts=self._copies.facts)
 
     def _backward(self, work: Work) -> LaneSums:
         """This lane's passes, in which it may meet the others; not in a pipeline, where they are cut further."""
+
+        self._copies.begin()
 
         def compute(lane: int) -> LaneSums:
             # What is on its way within the shards has arrived before lanes tell each other that they have ended.
@@ -196,7 +209,7 @@ class MeshStrategy(Lockstep):
                 add_over_stages(self._sharding.gradient(name), stages, self.axes.pipeline)
         self._sharding.reduce(touched)
         grads = [grad for name in touched if (grad := self._held[name].tensor.grad) is not None]
-        sum_flat(grads, self.axes.data)
+        self._copies.add_up(touched)
         named = ((held.name, held.tensor.grad) for held in self._held.values() if held.counts(self.axes))
         return self._update.scale_and_check(work, agreed.sums.weight, grads, named)
 
@@ -247,5 +260,6 @@ class MeshStrategy(Lockstep):
         return TensorStream(looks=looks, tensors=gather(map(want, sorted(looks)), self.axes))
 
     def close(self) -> None:
+        self._copies.close()
         self._sharding.close()
         self.axes.close()
