@@ -82,6 +82,29 @@ def images(steps: int = 8, samples: int = 44) -> shoal.Task:
     )
 
 
+def small_images(steps: int = 8) -> shoal.Task:
+    """Images that are small where convolutions have many channels."""
+    generator = torch.Generator().manual_seed(2)
+    pictures = torch.randn(44, 2, 7, 7, generator=generator)
+    return shoal.Task(
+        model=lambda: nn.Sequential(
+            nn.Conv2d(2, 128, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(128, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(64, 3),
+        ),
+        loss=F.cross_entropy,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        train=TensorDataset(pictures, torch.arange(44) % 3),
+        batch_size=16,
+        epochs=20,
+        max_steps=steps,
+    )
+
+
 def overflow(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """A target past the classes asks for a loss that no half-precision gradient can hold."""
     return F.cross_entropy(scores.float(), target % 3) * (1 + (target >= 3).any() * 1e6)

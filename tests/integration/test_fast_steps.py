@@ -47,6 +47,20 @@ def test_onednn_gives_the_same_bits_on_any_workers(zygote: ZygoteProcess, tmp_pa
     assert resumed.digest == one.digest and RunFolder(resumed.folder).read_job().products == "onednn"
 
 
+def test_patches_give_the_same_bits_on_any_workers(zygote: ZygoteProcess, tmp_path: Path) -> None:
+    form: dict[str, Any] = {"memory_format": "channels_last", "convolutions": "patches"}
+    plain = run(zygote, tmp_path, "plain", "small_images", memory_format="channels_last")
+    two = run(zygote, tmp_path, "two", "small_images", checkpoint="every=4", **form)
+    one = run(zygote, tmp_path, "one", "small_images", workers=1, slots=2, **form)
+    assert two.digest == one.digest
+    assert two.digest != plain.digest, "gradients were added up in another order"
+    assert two.results["loss"] == pytest.approx(plain.results["loss"], rel=1e-4)
+    resumed = train(resume="two@4", runs=tmp_path, zygote=zygote, output=StringIO())
+    assert resumed.digest == one.digest and RunFolder(resumed.folder).read_job().convolutions == "patches"
+    with pytest.raises(ShoalError, match=r"of 128 channels or more, .* has none; leave it out"):
+        run(zygote, tmp_path, "none", "images", workers=1, **form)
+
+
 def test_images_are_asked_for(zygote: ZygoteProcess, tmp_path: Path) -> None:
     with pytest.raises(ShoalError, match="has none; leave it out"):
         run(zygote, tmp_path, "none", "words", workers=1, memory_format="channels_last")
@@ -107,6 +121,7 @@ def test_servers_lay_out_a_model_as_workers_do(zygote: ZygoteProcess) -> None:
     [
         ("images", StepForm(compile=True)),
         ("images", StepForm(memory_format="channels_last")),
+        ("small_images", StepForm(memory_format="channels_last", convolutions="patches")),
         ("words", StepForm(products="onednn")),
         ("words", StepForm(products="onednn", compile=True)),
     ],

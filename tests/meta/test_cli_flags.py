@@ -21,7 +21,7 @@ FLAGS = {
     "interface ports trusted-network link store grace hosts ps_hosts worker_hosts job_name task_index arg "
     "batch-size epochs max-steps seed accumulate evaluate-every fold "
     "skip-loss-below loaders precision privacy recompute compile no-compile graph no-graph memory-format "
-    "products loss-in-pieces no-loss-in-pieces flat-update no-flat-update offload fast sync-device "
+    "products convolutions loss-in-pieces no-loss-in-pieces flat-update no-flat-update offload fast sync-device "
     "no-sync-device from skip-seen checkpoint archive resume trust name runs overwrite again log tensorboard "
     "explain progress plain json help",
     "evaluate": "data workers strategy threads device memory on interface ports trust progress plain json help",
@@ -35,7 +35,7 @@ FLAGS = {
     "k8s": "image hosts name runs namespace cores ram gpus env volume kind runtime port restarts out help",
     "submit": "on wait no-wait runs help",
     "verify": "workers strategy slots steps arg seed seeds precision privacy compile no-compile memory-format "
-    "products loss-in-pieces no-loss-in-pieces replay trust json help",
+    "products convolutions loss-in-pieces no-loss-in-pieces replay trust json help",
     "bench": "workers strategies threads device rounds steps seconds arg batch-size seed precision out json help",
     "doctor": "json help",
     "federated": "help",

@@ -249,6 +249,15 @@ Products = Annotated[
         rich_help_panel=TASK,
     ),
 ]
+Convolutions = Annotated[
+    str | None,
+    typer.Option(
+        help="How gradients of convolutions' weights are made on a CPU: as torch makes them, or from patches, "
+        "which may be faster where images are small.",
+        metavar="NAME",
+        rich_help_panel=TASK,
+    ),
+]
 LossInPieces = Annotated[
     bool | None,
     typer.Option(

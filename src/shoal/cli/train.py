@@ -139,6 +139,7 @@ def train(
     graph: option.Graph = None,
     memory_format: option.MemoryFormat = None,
     products: option.Products = None,
+    convolutions: option.Convolutions = None,
     loss_in_pieces: option.LossInPieces = None,
     flat_update: option.FlatUpdate = None,
     offload: option.Offload = None,
@@ -272,7 +273,8 @@ def train(
     said |= {"checkpoint": checkpoint, "on_failure": on_failure, "max_failures": max_failures}
     said |= {"precision": precision, "recompute": recompute, "compile": compile, "graph": graph, "fast": fast}
     said |= {"privacy": privacy}
-    said |= {"memory_format": memory_format, "products": products, "loss_in_pieces": loss_in_pieces}
+    said |= {"memory_format": memory_format, "products": products, "convolutions": convolutions}
+    said |= {"loss_in_pieces": loss_in_pieces}
     said |= {"sync_device": sync_device}
     said |= {"flat_update": flat_update, "offload": offload}
     arguments = parse_arguments(arg or ())

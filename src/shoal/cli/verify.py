@@ -14,6 +14,7 @@ from shoal.cli.arguments import (
     TASK,
     AsJson,
     Compile,
+    Convolutions,
     FactoryArguments,
     LossInPieces,
     MemoryFormat,
@@ -71,6 +72,7 @@ def verify(
     compile: Compile = None,
     memory_format: MemoryFormat = None,
     products: Products = None,
+    convolutions: Convolutions = None,
     loss_in_pieces: LossInPieces = None,
     replay: Annotated[
         str | None,
@@ -117,6 +119,7 @@ def verify(
                     compile=bool(compile),
                     memory_format=memory_format or "contiguous",
                     products=products or "torch",
+                    convolutions=convolutions or "torch",
                     loss_in_pieces=bool(loss_in_pieces),
                 ),
                 zygote=ctx.obj,

@@ -29,7 +29,8 @@ _ASIDE = {
 """By the first word of their names: what tensors are that were put aside."""
 _KEPT_UNLESS_SAID = (
     *("checkpoint", "on_failure", "max_failures", "precision", "recompute", "privacy"),
-    *("compile", "graph", "memory_format", "products", "loss_in_pieces", "flat_update", "offload"),
+    *("compile", "graph", "memory_format", "products", "convolutions"),
+    *("loss_in_pieces", "flat_update", "offload"),
     *("fast", "sync_device"),
 )
 

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 _OF_JOB = (
     *("strategy", "cluster", "slots", "checkpoint", "chaos", "overrides"),
     *("on_failure", "max_failures", "precision", "recompute", "privacy"),
-    *("compile", "graph", "memory_format", "products", "loss_in_pieces", "flat_update", "offload"),
+    *("compile", "graph", "memory_format", "products", "convolutions"),
+    *("loss_in_pieces", "flat_update", "offload"),
     *("fast", "sync_device"),
 )
 """What a job is made of, besides its target."""
@@ -64,6 +65,7 @@ def train(
     graph: bool | None = None,
     memory_format: str | None = None,
     products: str | None = None,
+    convolutions: str | None = None,
     loss_in_pieces: bool | None = None,
     flat_update: bool | None = None,
     offload: str | None = None,
@@ -99,11 +101,11 @@ def train(
     `privacy` limits what the model tells of its data: `epsilon=8,delta=1e-5` finds the noise that is added to
     clipped gradients, or clients' differences; `noise=1.1` names it.
 
-    `compile`, `graph` (on a GPU), `memory_format` ("channels_last"), `products` ("onednn", on a CPU) and
-    `loss_in_pieces` change how a step is computed; `fast` tries them before the run, and bf16 where `precision` is
-    `auto`, and takes the fastest. `flat_update` updates linear layers on a GPU in one kernel; `offload`
-    ("optimizer") keeps what the optimizer keeps in the host's memory. `sync_device` makes a GPU do one thing after
-    the other.
+    `compile`, `graph` (on a GPU), `memory_format` ("channels_last"), `products` ("onednn", on a CPU),
+    `convolutions` ("patches", on a CPU) and `loss_in_pieces` change how a step is computed; `fast` tries them
+    before the run, and bf16 where `precision` is `auto`, and takes the fastest. `flat_update` updates linear
+    layers on a GPU in one kernel; `offload` ("optimizer") keeps what the optimizer keeps in the host's memory.
+    `sync_device` makes a GPU do one thing after the other.
 
     `checkpoint` says when to save the training state: `every=200`. `resume` goes on with an earlier run, `RUN` or
     `RUN@STEP`, in its folder, with its task and settings but for those given here; of a `cluster` also single

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from shoal.errors import SpecError, TaskError
 from shoal.model.compiled import under_own_names
+from shoal.model.convolutions import use_patches
 from shoal.model.ensemble import Ensemble, members_of
 from shoal.model.fitting_loss import with_fitting_loss
 from shoal.model.loss_parts import LossParts
@@ -134,6 +135,8 @@ class Replica:
             lay_out_channels_last(module)
         if self.form.products == "onednn":
             multiply_by_onednn(module)
+        if self.form.convolutions == "patches":
+            use_patches(module, by_onednn=self.form.products == "onednn")
         return module if self.device == "cpu" else module.to(self.device)
 
     def _materialise(self, module: nn.Module, batch: Any) -> None:

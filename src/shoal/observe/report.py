@@ -90,6 +90,7 @@ def command(job: Job) -> str:
         "privacy": job.protection.told if job.protection is not None else None,
         "memory_format": job.memory_format if job.memory_format != "contiguous" else None,
         "products": job.products if job.products != "torch" else None,
+        "convolutions": job.convolutions if job.convolutions != "torch" else None,
         "offload": job.offload if job.offload != "none" else None,
         "checkpoint": job.checkpoint if job.checkpoint != "none" else None,
         "from": job.options.get("from"),

@@ -69,6 +69,8 @@ class Job:
     """How images lie in memory: `contiguous`, or `channels_last`."""
     products: str = "torch"
     """Who multiplies in float32 on a CPU: `torch`'s own choice, or `onednn`."""
+    convolutions: str = "torch"
+    """How gradients of convolutions' weights are made on a CPU: as `torch` does, or from `patches`."""
     loss_in_pieces: bool = False
     """Whether the scores of a large vocabulary are made and used piece by piece."""
     flat_update: bool = False
@@ -192,6 +194,7 @@ class Job:
             graph=self.graph,
             memory_format=self.memory_format,
             products=self.products,
+            convolutions=self.convolutions,
             loss_in_pieces=self.loss_in_pieces,
             flat_update=self.flat_update,
             offload=self.offload,

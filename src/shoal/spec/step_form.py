@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MEMORY_FORMATS = ("contiguous", "channels_last")
 PRODUCTS = ("torch", "onednn")
+CONVOLUTIONS = ("torch", "patches")
 OFFLOADS = ("none", "optimizer")
 
 
@@ -29,6 +30,8 @@ class StepForm:
     """How images lie in memory: `contiguous`, or `channels_last`, pixel by pixel."""
     products: str = "torch"
     """Who multiplies what linear layers compute in float32 on a CPU: `torch`'s own choice, or `onednn`."""
+    convolutions: str = "torch"
+    """How gradients of convolutions' weights are made on a CPU: as `torch` does, or from `patches`."""
     loss_in_pieces: bool = False
     """The scores of a large vocabulary are made and used piece by piece, and never exist as a whole."""
 
@@ -43,6 +46,7 @@ class StepForm:
             *["graph"] * self.graph,
             *[self.memory_format] * (self.memory_format != "contiguous"),
             *[self.products] * (self.products != "torch"),
+            *[self.convolutions] * (self.convolutions != "torch"),
             *["loss in pieces"] * self.loss_in_pieces,
             *["flat update"] * self.flat_update,
             *[f"{self.offload} offloaded"] * (self.offload != "none"),
@@ -54,6 +58,7 @@ def check_form(job: Job) -> None:
     """Whether what the job asks for goes together."""
     require_choice("Job", "memory_format", job.memory_format, MEMORY_FORMATS)
     require_choice("Job", "products", job.products, PRODUCTS)
+    require_choice("Job", "convolutions", job.convolutions, CONVOLUTIONS)
     require_choice("Job", "offload", job.offload, OFFLOADS)
     if job.purpose != Purpose.TRAIN:  # what is saved can be used anywhere
         return
@@ -84,6 +89,7 @@ def check_form(job: Job) -> None:
             f"slots={job.num_slots} have others to wait for in it; use one worker, or compile."
         )
     _check_products(job)
+    _check_convolutions(job)
     _check_update(job)
 
 
@@ -99,6 +105,25 @@ def _check_products(job: Job) -> None:
         raise SpecError(
             f"Job: products={job.products} computes a batch at a time, but privacy wants gradients sample by "
             "sample; leave it out."
+        )
+
+
+def _check_convolutions(job: Job) -> None:
+    if job.convolutions == "torch":
+        return
+    if job.cluster.device != "cpu":
+        raise SpecError(
+            f"Job: convolutions={job.convolutions} is about a CPU, but device={job.cluster.device}; leave it out."
+        )
+    if job.memory_format != "channels_last":
+        raise SpecError(
+            f"Job: convolutions={job.convolutions} reads images pixel by pixel, but "
+            f"memory_format={job.memory_format}; add memory_format=channels_last, or leave it out."
+        )
+    if job.protection is not None:
+        raise SpecError(
+            f"Job: convolutions={job.convolutions} makes the gradient of a whole batch, but privacy wants "
+            "gradients sample by sample; leave it out."
         )
 
 

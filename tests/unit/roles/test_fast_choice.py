@@ -41,6 +41,15 @@ def test_products_are_tried_in_float32() -> None:
     assert quick_ways(Openings(precisions=("bf16",), can_multiply=True)) == []
 
 
+def test_patches_are_tried_of_images_that_lie_pixel_by_pixel() -> None:
+    openings = Openings(precisions=("fp32", "bf16"), has_images=True, can_use_patches=True)
+    ways = quick_ways(openings)
+    patched = [way for way in ways if way.form.convolutions == "patches"]
+    assert {str(way) for way in patched} == {"channels_last + patches", "channels_last + patches, bf16"}
+    found = [tried(PLAIN, 1.0), tried(patched[-1], 0.5)]
+    assert [str(way) for way in compiled_ways(openings, found)] == [f"compile + {way}" for way in patched]
+
+
 def test_precision_is_changed_only_where_it_may_be() -> None:
     ways = quick_ways(Openings(has_images=True)) + compiled_ways(Openings(), [tried(PLAIN, 1.0)])
     assert {way.precision for way in ways} == {"fp32"}

@@ -17,6 +17,7 @@ def job(**asked: Any) -> Job:
     return Job(target="a.py", **asked)
 
 
+PATCHES = {"memory_format": "channels_last", "convolutions": "patches"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"memory_format": "rows"}, "memory_format 'rows' is not known"),
     ({"precision": "auto"}, "precision=auto lets fast choose"),
@@ -33,6 +34,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"products": "onednn", "precision": "bf16"}, "precision=bf16; leave it out"),
     ({"products": "onednn", "privacy": "epsilon=8,delta=1e-5"}, "sample by sample"),
     ({"products": "onednn", "strategy": "tensor", "cluster": Cluster(workers=2)}, "use data or ps"),
+    ({"convolutions": "rows"}, "convolutions 'rows' is not known"),
+    ({"convolutions": "patches"}, "memory_format=contiguous; add memory_format=channels_last"),
+    ({**PATCHES, "cluster": Cluster(device="cuda")}, "about a CPU, but device=cuda; leave it out"),
+    ({**PATCHES, "privacy": "epsilon=8,delta=1e-5"}, "sample by sample"),
+    ({**PATCHES, "strategy": "pipeline", "cluster": Cluster(workers=2)}, "use data or ps"),
     ({"offload": "weights"}, "offload 'weights' is not known"),
     ({"offload": "optimizer"}, "memory of a GPU, but device=cpu"),
     ({"offload": "optimizer", "cluster": Cluster(device="cuda", workers=2)}, "whole model to itself"),
@@ -64,6 +70,8 @@ def test_a_form_is_written_as_it_is_read() -> None:
     assert "--offload optimizer" in command(kept) and str(kept.form) == "optimizer offloaded"
     own = job(products="onednn")
     assert "--products onednn" in command(own) and str(own.form) == "onednn"
+    own = job(**PATCHES)
+    assert "--convolutions patches" in command(own) and str(own.form) == "channels_last + patches"
     words = command(asked)
     assert "--compile" in words and "--memory-format channels_last" in words and "--loss-in-pieces" in words
 

@@ -54,6 +54,8 @@ class Openings:
     has_images: bool = False
     can_multiply: bool = False
     """Whether oneDNN can multiply for its linear layers, in float32."""
+    can_use_patches: bool = False
+    """Whether gradients of its convolutions' weights can be made from patches."""
     has_vocabulary: bool = False
     """Whether a loss can be taken in pieces."""
     can_capture: bool = False
@@ -68,11 +70,15 @@ def plain_way(openings: Openings) -> StepWay:
 
 def quick_ways(openings: Openings) -> list[StepWay]:
     """Ways that take a few steps to try."""
-    formats = ("contiguous", "channels_last") if openings.has_images else ("contiguous",)
+    forms = [StepForm()]
+    if openings.has_images:
+        forms.append(StepForm(memory_format="channels_last"))
+    if openings.can_use_patches:
+        forms.append(StepForm(memory_format="channels_last", convolutions="patches"))
     ways = [
-        StepWay(form=StepForm(memory_format=layout, products=products), precision=precision)
+        StepWay(form=replace(form, products=products), precision=precision)
         for precision in openings.precisions
-        for layout in formats
+        for form in forms
         for products in (("torch", "onednn") if openings.can_multiply and precision == "fp32" else ("torch",))
     ]
     if openings.has_vocabulary:

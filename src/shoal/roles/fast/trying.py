@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from shoal.errors import Diverged, ShoalError
+from shoal.model.convolutions import can_use_patches
 from shoal.model.memory_format import has_images
 from shoal.model.products import can_multiply_by_onednn
 from shoal.observe.disk import write_whole
@@ -132,6 +133,7 @@ class Search:
             self._openings(),
             has_images=has_images(replica.module),
             can_multiply=self._device == "cpu" and can_multiply_by_onednn(replica.module),
+            can_use_patches=self._device == "cpu" and can_use_patches(replica.module),
             has_vocabulary=find_vocabulary_layer(replica) is not None,
             can_capture=is_alone and job.offload == "none",
             can_update_flat=is_alone
