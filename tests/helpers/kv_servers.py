@@ -29,6 +29,7 @@ class ServerThreads:
         self.register = MemoryStore() if copies else None
         self._threads: dict[int, tuple[threading.Thread, threading.Event]] = {}
         self._lives: dict[int, list[object]] = {}
+        self.servers: dict[int, KvServer] = {}
         for number in range(count):
             self.start(number)
 
@@ -47,7 +48,7 @@ class ServerThreads:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        self._threads[number] = thread, over
+        self._threads[number], self.servers[number] = (thread, over), server
         self._lives[number] = [number, server.seat.life]
 
     def kill(self, number: int) -> None:

@@ -22,12 +22,17 @@ from helpers.forked import in_processes
 from helpers.kv_servers import ServerThreads
 from helpers.scripts import run_as_main
 from shoal import kv
+from shoal.comm.codec import Message, encode
+from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import SpecError
 from shoal.kv import lines
 from shoal.kv.holders import Holders
+from shoal.kv.lines import ShardLine
 from shoal.kv.pushes import PushQueue
 from shoal.kv.register import open_register
+from shoal.kv.requests import KvRequest
 from shoal.launch.scripts import run_script
+from shoal.ps.plain.messages import write_request
 from shoal.spec import Cluster, World
 
 ROOT = Path(__file__).parents[2]
@@ -218,6 +223,27 @@ def test_a_backup_takes_over_from_a_server_whose_memory_is_gone(kind):
                 servers.start(step // 4)
                 servers.wait_for_copies()
         assert torch.equal(store.pull("table"), expected)
+
+
+def test_what_one_client_sends_ends_no_server():
+    """More than fits an answer, an address that cannot be reached, and what is no request at all."""
+    with ServerThreads(1) as servers, servers.store(through_memory=False) as store:
+        store.init("table", torch.ones(300_000, 64))  # 73 MiB, which no frame has
+        line = ShardLine(0, servers.addresses, servers.key, 60.0, through_memory=False)
+        with pytest.raises(SpecError, match="A frame may have"):
+            line.ask(KvRequest(ask="pull", key="table", count=300_000))
+        line.close()
+        asked = KvRequest(ask="hello", client=bytes(16), sequence=1)
+        messages = [write_request(asked, address) for address in ("tcp://nowhere", "ipc://here", "", "x" * 200)]
+        with ZmqWire(f"{servers.addresses[0]}-stranger", key=servers.key) as wire:
+            wire.connect(0, servers.addresses[0])
+            for message in [*messages, Message("pull", {}), Message("kv ChangeMade", {"shard": 0})]:
+                wire.transmit(0, encode(message))
+            deadline = time.monotonic() + 60
+            while servers.servers[0].refused < 6 and time.monotonic() < deadline:
+                time.sleep(0.01)
+        assert servers.servers[0].refused == 6
+        assert torch.equal(store.row_sparse_pull("table", [299_999]), torch.ones(1, 64))
 
 
 def wait_until_filled(register: Path, num_shards: int) -> None:

@@ -27,11 +27,11 @@ VALUES = 2048
 
 def packets() -> list[list[bytes]]:
     """Genuine requests with something to damage."""
-    parts = {"client": bytes(16), "reply_to": "tcp://127.0.0.1:9", "names": ("w",)}
+    parts = {"client": bytes(16), "names": ("w",)}
     bulk = pack({"w": torch.ones(VALUES)})
     asks = (Ask.UPDATE, Ask.STORE, Ask.AVERAGE, Ask.MERGE)
     requests = [Request(ask=ask, sequence=2, bulk=bulk, **parts) for ask in asks]
-    return [[bytes(part) for part in encode(write_request(request))] for request in requests]
+    return [[bytes(part) for part in encode(write_request(request, "tcp://127.0.0.1:9"))] for request in requests]
 
 
 @contextmanager

@@ -33,10 +33,11 @@ from shoal.kv.arguments import (
 from shoal.kv.desk import KvDesk
 from shoal.kv.lines import HomeLine, KvLine, ShardLine
 from shoal.kv.pushes import PushQueue
-from shoal.kv.requests import KvPacked, KvRequest, StoreConsistency
+from shoal.kv.requests import KvRequest, StoreConsistency, carried
 from shoal.kv.rules import read_optimizer, settings_of
 from shoal.kv.servers import SERVERS_VARIABLE, KvServers, ServersPlace
 from shoal.kv.vault import Vault, make_memory
+from shoal.ps.plain.tensors import packed
 from shoal.roles.process.joining import Fellows, orphan_watch
 from shoal.spec import World
 
@@ -80,7 +81,7 @@ class KVStore:
                 part = rows[start:stop]
                 for piece, at, _ in pieces(part):
                     shape = (len(part), part.shape[1], look)
-                    self._ask(number, KvRequest(ask="init", key=name, start=at, look=shape, values=piece))
+                    self._ask(number, KvRequest(ask="init", key=name, start=at, look=shape, **carried(piece)))
 
     def push(self, key: Keys, value: Any, priority: int = 0) -> int:
         """Send values, or gradients where there is an optimizer; sparse tensors send their rows alone. A list of
@@ -140,7 +141,7 @@ class KVStore:
         found = torch.empty(len(rows), columns(shape), dtype=dtype)
 
         def fetch(number: int, at: Tensor, own: Tensor) -> None:
-            answer = self._ask(number, self._request("pull", name, rows=own))
+            answer = self._ask(number, self._request("pull", name, **carried(rows=own)))
             assert answer is not None
             if len(at) == len(found):
                 found.copy_(answer)
@@ -228,28 +229,29 @@ class KVStore:
             whole = as_rows(values)
             for number, (start, stop) in self._homes(name, len(whole)).items():
                 for piece, at, is_last in pieces(whole[start:stop]):
-                    what = self._sent(piece, (name, number, at))
+                    what = self._sent(piece, None, (name, number, at))
                     self._ask(number, self._request("push", name, start=at, is_last=is_last, **what))
             return
         wide = values.reshape(len(rows), -1)
 
         def send(number: int, at: Tensor, own: Tensor) -> None:
             part = wide if len(at) == len(wide) else wide[at]
-            self._ask(number, self._request("push", name, rows=own, **self._sent(part, None)))
+            self._ask(number, self._request("push", name, **self._sent(part, own, None)))
 
         # Also to servers of which no row is pushed: rounds and clocks count there, too.
         self._over(self._rows_by_home(name, rows, shape[0]), send)
 
-    def _sent(self, values: Tensor, key: Hashable) -> dict[str, Any]:
+    def _sent(self, values: Tensor, rows: Tensor | None, key: Hashable) -> dict[str, Any]:
         """How values travel; `key` names what is pushed whole each time."""
         compression = self._compression
-        if compression is None or not values.is_floating_point() or not len(values):
-            return {"values": values}
-        if key is None:
-            if not compression.keeps_all_elements:
-                return {"values": values}
-            compression = make_compression(compression.text, error_feedback=False)
-        return {"packed": KvPacked.of(values, compression, key)}
+        if compression is not None and key is None:
+            # Other rows each time: what is rounded off has nowhere to go.
+            text = compression.text
+            compression = make_compression(text, error_feedback=False) if compression.keeps_all_elements else None
+        if compression is None or not len(values):
+            return carried(values, rows)
+        piece = packed(values, compression, key)
+        return {**carried(piece, rows), "compress": compression.text, "count": len(values)}
 
     def _pull(self, name: str) -> Tensor:
         self._settle(name)

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from shoal.errors import SpecError
 from shoal.kv.desk import KvDesk
 from shoal.kv.holders import Seat
-from shoal.kv.requests import KvAnswer, KvRequest, StoreConsistency
+from shoal.kv.requests import KvRequest, StoreConsistency, carried
 from shoal.kv.rules import read_optimizer, settings_of
 from shoal.kv.shard_copy import ShardCopy
 from shoal.kv.vault import Vault, make_memory
+from shoal.ps.plain.messages import DeskAnswer, WishOutcome
 
 FIRST, SECOND = b"a" * 16, b"b" * 16
 
@@ -41,7 +42,7 @@ class Asking:
     def __init__(self, shard: ShardCopy, client: bytes = FIRST, worker: int = 0) -> None:
         self.shard, self.client, self.worker, self.sequence = shard, client, worker, 0
 
-    def __call__(self, ask: str, *, again: bool = False, **more: Any) -> list[tuple[bytes, KvAnswer]]:
+    def __call__(self, ask: str, *, again: bool = False, **more: Any) -> list[tuple[bytes, DeskAnswer]]:
         self.sequence += not again
         request = KvRequest(
             ask=ask,
@@ -49,6 +50,7 @@ class Asking:
             sequence=self.sequence,
             worker=self.worker,
             key=more.pop("key", "t"),
+            **carried(more.pop("values", None), more.pop("rows", None)),
             **more,
         )
         self.shard.on_request(request)
@@ -269,8 +271,9 @@ def test_several_desks_over_one_memory_are_one(memory):
     vault = Vault(memory)
     second = KvDesk(vault)
 
-    def ask(number: int, what: str, **more: Any) -> KvAnswer | None:
-        return second.take(KvRequest(ask=what, client=SECOND, sequence=number, **more))
+    def ask(number: int, what: str, **more: Any) -> DeskAnswer | None:
+        bulk = carried(more.pop("values", None), more.pop("rows", None))
+        return second.take(KvRequest(ask=what, client=SECOND, sequence=number, **bulk, **more))
 
     first.done("optimizer", rule=("sgd", {"lr": 1.0}))
     first.done("push", rows=torch.tensor([0]), values=torch.ones(1, 2))
@@ -289,9 +292,14 @@ def test_workers_meet_and_with_the_last_all_goes(memory):
     assert first("gather") == []
     waiting = first.sequence
     ((_, heard),) = first("gather", again=True)
-    assert heard.waits and heard.sequence == waiting, "who asks again hears that the server lives"
+    assert heard.outcome is WishOutcome.WAITS and heard.sequence == waiting, (
+        "who asks again hears that the server lives"
+    )
     answers = second("arrive")
-    assert [(client, answer.waits) for client, answer in answers] == [(SECOND, False), (FIRST, False)]
+    assert [(client, answer.outcome) for client, answer in answers] == [
+        (SECOND, WishOutcome.DONE),
+        (FIRST, WishOutcome.DONE),
+    ]
     second.done("gather")
     for one in (first, second):
         one.done("leave")
@@ -327,7 +335,7 @@ def push_until_killed(memory: int, client: bytes, rows: Tensor) -> None:
     desk = KvDesk(Vault(memory))
     for number in itertools.count(1):
         values = torch.ones(len(rows), 16)
-        desk.take(KvRequest(ask="push", client=client, sequence=number, key="t", rows=rows, values=values))
+        desk.take(KvRequest(ask="push", client=client, sequence=number, key="t", **carried(values, rows)))
 
 
 def test_a_key_is_there_for_others_once_all_of_it_is(memory: int) -> None:
