@@ -225,6 +225,17 @@ def test_a_backup_takes_over_from_a_server_whose_memory_is_gone(kind):
         assert torch.equal(store.pull("table"), expected)
 
 
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_more_rows_than_fit_a_message_are_pushed_and_pulled(num_servers):
+    with ServerThreads(num_servers) as servers, servers.store("dist_sync", through_memory=False) as store:
+        rows = torch.arange(300_000).flip(0)  # 73 MiB, which no frame has
+        store.init("table", torch.zeros(300_000, 64))
+        store.set_optimizer("sgd", lr=1.0)
+        for _ in range(2):
+            store.row_sparse_push("table", rows, rows[:, None].float().expand(-1, 64))
+        assert torch.equal(store.row_sparse_pull("table", rows), -2.0 * rows[:, None].expand(-1, 64))
+
+
 def test_what_one_client_sends_ends_no_server():
     """More than fits an answer, an address that cannot be reached, and what is no request at all."""
     with ServerThreads(1) as servers, servers.store(through_memory=False) as store:

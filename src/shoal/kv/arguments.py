@@ -77,8 +77,13 @@ def columns(shape: tuple[int, ...]) -> int:
     return max(1, int(torch.Size(shape[1:]).numel()))
 
 
+def rows_of_piece(columns: int, dtype: torch.dtype) -> int:
+    """How many rows fit a message."""
+    return max(1, _PIECE_BYTES // max(1, columns * dtype.itemsize))
+
+
 def pieces(rows: Tensor) -> list[tuple[Tensor, int, bool]]:
     """Views that fit a message, where each begins, and whether it is the last."""
-    size = max(1, _PIECE_BYTES // max(1, rows.shape[1] * rows.element_size()))
+    size = rows_of_piece(rows.shape[1], rows.dtype)
     parts = rows.split(size)
     return [(part, number * size, number == len(parts) - 1) for number, part in enumerate(parts)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
@@ -28,6 +28,7 @@ from shoal.kv.arguments import (
     pieces,
     rooms,
     row_numbers,
+    rows_of_piece,
     total,
 )
 from shoal.kv.desk import KvDesk
@@ -140,7 +141,7 @@ class KVStore:
         shape, dtype = self._look(name)
         found = torch.empty(len(rows), columns(shape), dtype=dtype)
 
-        def fetch(number: int, at: Tensor, own: Tensor) -> None:
+        def fetch(number: int, at: Tensor, own: Tensor, _: bool) -> None:
             answer = self._ask(number, self._request("pull", name, **carried(rows=own)))
             assert answer is not None
             if len(at) == len(found):
@@ -148,7 +149,7 @@ class KVStore:
             else:
                 found[at] = answer
 
-        self._over(self._rows_by_home(name, rows, shape[0]), fetch)
+        self._over(name, rows, fetch)
         values = found.view(len(rows), *shape[1:])
         return values if out is None else out.copy_(values)
 
@@ -224,7 +225,6 @@ class KVStore:
         self._open[self._timestamp] = self._pushed[name] = future
 
     def _push(self, name: str, rows: Tensor | None, values: Tensor) -> None:
-        shape, _ = self._look(name)
         if rows is None:
             whole = as_rows(values)
             for number, (start, stop) in self._homes(name, len(whole)).items():
@@ -234,12 +234,12 @@ class KVStore:
             return
         wide = values.reshape(len(rows), -1)
 
-        def send(number: int, at: Tensor, own: Tensor) -> None:
+        def send(number: int, at: Tensor, own: Tensor, is_last: bool) -> None:
             part = wide if len(at) == len(wide) else wide[at]
-            self._ask(number, self._request("push", name, **self._sent(part, own, None)))
+            self._ask(number, self._request("push", name, is_last=is_last, **self._sent(part, own, None)))
 
         # Also to servers of which no row is pushed: rounds and clocks count there, too.
-        self._over(self._rows_by_home(name, rows, shape[0]), send)
+        self._over(name, rows, send)
 
     def _sent(self, values: Tensor, rows: Tensor | None, key: Hashable) -> dict[str, Any]:
         """How values travel; `key` names what is pushed whole each time."""
@@ -276,13 +276,20 @@ class KVStore:
         with self._locks[number]:
             return self._lines[number].ask(request).values
 
-    def _over(self, parts: dict[int, tuple[Tensor, Tensor]], act: Any) -> None:
-        """Do something with each server's part, side by side."""
+    def _over(self, name: str, rows: Tensor, act: Callable[[int, Tensor, Tensor, bool], None]) -> None:
+        """Do something with each server's part of some rows, side by side, and with as many as fit a message."""
+        shape, dtype = self._look(name)
+        size, parts = rows_of_piece(columns(shape), dtype), self._rows_by_home(name, rows, shape[0])
+
+        def act_on(number: int) -> None:
+            at, own = (one.split(size) for one in parts[number])
+            for index, piece in enumerate(zip(at, own, strict=True)):
+                act(number, *piece, index == len(at) - 1)
+
         if len(parts) == 1:
-            ((number, part),) = parts.items()
-            act(number, *part)
+            act_on(*parts)
             return
-        for future in [self._each.submit(act, number, *part) for number, part in parts.items()]:
+        for future in [self._each.submit(act_on, number) for number in parts]:
             future.result()
 
     def _homes(self, name: str, rows: int) -> dict[int, tuple[int, int]]:
