@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,8 +24,9 @@ from helpers.kv_servers import ServerThreads
 from helpers.scripts import run_as_main
 from shoal import kv
 from shoal.comm.codec import Message, encode
+from shoal.comm.security import RunKey
 from shoal.comm.zmq_wire import ZmqWire
-from shoal.errors import SpecError
+from shoal.errors import LaunchError, SpecError
 from shoal.kv import lines
 from shoal.kv.holders import Holders
 from shoal.kv.lines import ShardLine
@@ -255,6 +257,17 @@ def test_what_one_client_sends_ends_no_server():
                 time.sleep(0.01)
         assert servers.servers[0].refused == 6
         assert torch.equal(store.row_sparse_pull("table", [299_999]), torch.ones(1, 64))
+
+
+def test_a_server_that_cannot_listen_says_so_and_is_not_started_again():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with kv.KvServers([address], RunKey.create()) as servers:
+            with pytest.raises(LaunchError, match="another process uses it; choose another port"):
+                servers.wait_until_listening()
+            assert servers.restarts == 0
+    with pytest.raises(SpecError, match=r"found '127.0.0.1:7000'; name each server as tcp://10.0.0.1:7000"):
+        kv.KvServers(["127.0.0.1:7000"], RunKey.create())
 
 
 def wait_until_filled(register: Path, num_shards: int) -> None:

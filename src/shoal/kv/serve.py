@@ -16,6 +16,7 @@ from shoal.arena.malloc import keep_freed_memory
 from shoal.comm.codec import Message, encode
 from shoal.comm.kernel import die_with_parent
 from shoal.comm.security import RunKey
+from shoal.errors import FAILED, ShoalError
 from shoal.kv.holders import Seat, wish
 from shoal.kv.messages import Letter, Ping, read_letter, write_letter
 from shoal.kv.register import Register, open_register
@@ -31,6 +32,8 @@ _PING_EVERY_S, _REPEAT_EVERY_S = 0.2, 0.5
 DEAD_AFTER_S = 2.0
 """A server that was not heard of for so long has died, for all that the others know."""
 _RECONNECT_S = 0.2
+LISTENS = "listens"
+"""What a server's process says once it does; where it cannot, it says why, and ends."""
 _BACKED_FIRST = 2
 """The generation in which a shard has its first backup, where all goes well."""
 
@@ -185,15 +188,21 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     given = json.loads(sys.stdin.readline())
-    KvServer(
-        given["number"],
-        given["addresses"],
-        given["memories"],
-        RunKey.from_text(given["key"]),
-        register=Register(open_register(given["register"])) if given["register"] else None,
-        holder=os.getppid(),
-        dead_after_s=given["dead_after_s"],
-    ).run()
+    try:
+        server = KvServer(
+            given["number"],
+            given["addresses"],
+            given["memories"],
+            RunKey.from_text(given["key"]),
+            register=Register(open_register(given["register"])) if given["register"] else None,
+            holder=os.getppid(),
+            dead_after_s=given["dead_after_s"],
+        )
+    except ShoalError as error:
+        print(error, flush=True)
+        sys.exit(FAILED)
+    print(LISTENS, flush=True)
+    server.run()
 
 
 if __name__ == "__main__":

@@ -140,15 +140,28 @@ def done(answer: DeskAnswer) -> DeskAnswer:
     return answer
 
 
+def require_address(address: str, advice: str = "copy what the server shows as its address") -> None:
+    """`SpecError` for what no server listens at."""
+    transport, _, where = address.partition("://")
+    port = where.rpartition(":")[2]
+    is_tcp = transport == "tcp" and host_of(where) and port.isdecimal() and 0 < int(port) < 1 << 16
+    if not (is_tcp or address.startswith(("ipc://@", "ipc:///"))):
+        raise SpecError(
+            f"A server's address is tcp://ADDRESS:PORT, ipc:///FOLDER/NAME or ipc://@NAME, found {address!r}; "
+            f"{advice}."
+        )
+
+
 def reply_address(server: str) -> str:
     """A place to listen on the network through which the server is reached."""
+    require_address(server)
     if server.startswith("ipc://@"):
         return f"ipc://@shoal-{os.getpid()}-{secrets.token_hex(8)}"
     if server.startswith("ipc:///"):
         return f"{server.rpartition('/')[0]}/*"
-    host, port = _split(server)
+    where = server.removeprefix("tcp://")
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(host_of(where), int(where.rpartition(":")[2]), type=socket.SOCK_DGRAM)
         family, kind, protocol, _, there = found[0]
         # Connecting a datagram socket sends nothing; it only asks the system for the way.
         with socket.socket(family, kind, protocol) as probe:
@@ -157,14 +170,3 @@ def reply_address(server: str) -> str:
     except OSError as error:
         raise LaunchError(f"There is no way to the server's address {server} ({error.strerror}).") from None
     return f"tcp://[{here}]:*" if ":" in here else f"tcp://{here}:*"
-
-
-def _split(address: str) -> tuple[str, int]:
-    transport, _, host_and_port = address.partition("://")
-    port = host_and_port.rpartition(":")[2]
-    if transport != "tcp" or not host_of(host_and_port) or not (port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise SpecError(
-            f"A server's address is tcp://ADDRESS:PORT, ipc:///FOLDER/NAME or ipc://@NAME, found {address!r}; "
-            "copy what the server shows as its address."
-        )
-    return host_of(host_and_port), int(port)
