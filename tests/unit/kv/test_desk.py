@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import SpecError
+from shoal.kv import vault
 from shoal.kv.desk import KvDesk
 from shoal.kv.holders import Seat
 from shoal.kv.requests import KvRequest, StoreConsistency, carried
@@ -366,3 +367,22 @@ def test_a_key_is_whole_although_its_maker_heard_no_answer(memory: int, monkeypa
     maker.shard = other.shard = successor
     assert other("init", look=look, values=ones) == []
     assert [client for client, _ in maker("init", again=True, look=look, values=ones)] == [FIRST, SECOND]
+
+
+def test_of_more_clients_than_can_be_known_the_last_ones_are(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of jobs that have long ended leave their places to others, in all processes that use the memory."""
+    monkeypatch.setattr(vault, "MOST_CLIENTS", 4)
+    shard, beside = make(memory), KvDesk(Vault(memory))
+    ask = table(shard)
+    ask.done("optimizer", rule=("sgd", {"lr": 1.0}))
+    values, pushed = torch.ones(1, 2), 0
+    for number in range(20):
+        client = Asking(shard, bytes([number]) * 16)
+        for _ in range(2):
+            client.done("push", rows=torch.tensor([0]), values=values)
+            client.done("push", rows=torch.tensor([0]), values=values)
+            pushed += 2
+            client("push", again=True, rows=torch.tensor([0]), values=values)
+            again = KvRequest(ask="push", client=client.client, sequence=client.sequence, key="t")
+            assert beside.take(again).reason == ""
+    assert ask.done("pull", start=0, count=1).tolist() == [[-pushed, 1 - pushed]]
