@@ -89,7 +89,9 @@ class KvDesk:
             case "push":
                 return done if self._push(request) else None
             case _:
-                raise SpecError(f"kv: {request.ask!r} is nothing that a server does.")
+                raise SpecError(
+                    f"kv: {request.ask!r} is nothing that a server does; use one version of Shoal for all."
+                )
         return done
 
     def _refresh(self) -> None:
@@ -141,7 +143,8 @@ class KvDesk:
             plain = self._new_key(request.key, rows, columns, dtype, request.client)
         if plain["look"] != [rows, columns, dtype]:
             raise SpecError(
-                f"kv: the key {request.key!r} is {plain['look']} here, and was sent as {list(request.look)}."
+                f"kv: the key {request.key!r} is {plain['look']} here, and was sent as {list(request.look)}; "
+                "send one like it, or use another key."
             )
         is_maker, values = plain["maker"] == request.client.hex(), _values(request, plain)
         if not (is_maker or plain["is_whole"]):
@@ -196,7 +199,10 @@ class KvDesk:
 
     def _place_of(self, worker: int) -> slice:
         if not 0 <= worker < self._workers:
-            raise SpecError(f"kv: the store is for {self._workers} workers, found one of rank {worker}.")
+            raise SpecError(
+                f"kv: the store is for {self._workers} workers, found one of rank {worker}; start as many as all "
+                "have said."
+            )
         return slice(worker, worker + 1)
 
     def _gather(self, request: KvRequest) -> DeskAnswer | None:
@@ -231,7 +237,10 @@ class KvDesk:
         entry, rows, place = self._found(request.key), request.rows, self._place_of(request.worker)
         values = request.sent(len(entry.values), entry.values.shape[1], entry.values.dtype)
         if values.shape[1] != entry.values.shape[1] or (rows is not None and len(rows) != len(values)):
-            raise SpecError(f"kv: rows of shape {list(values.shape)} do not fit the key {request.key!r}.")
+            raise SpecError(
+                f"kv: rows of shape {list(values.shape)} do not fit the key {request.key!r}, whose rows have "
+                f"{entry.values.shape[1]} elements; send such ones, one for each number of a row."
+            )
         values = values.to(entry.values.dtype)
         where = slice(request.start, request.start + len(values)) if rows is None else rows
         if self._consistency.kind == "dist_sync":
@@ -299,5 +308,5 @@ def _refusal(request: KvRequest, error: Exception) -> DeskAnswer:
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise SpecError(f"kv: {name!r} is no type of torch's.")
+        raise SpecError(f"kv: {name!r} is no type of torch's; send float32 or the like.")
     return found

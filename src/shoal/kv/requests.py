@@ -68,7 +68,9 @@ class KvRequest(DeskRequest):
         if not (piece and isinstance(piece[0], Packed)):
             return _as_tensor(piece)
         if not 0 <= self.count <= most:
-            raise SpecError(f"kv: {self.count} rows were sent, but the key {self.key!r} has {most}.")
+            raise SpecError(
+                f"kv: {self.count} rows were sent, but the key {self.key!r} has {most}; send rows of it."
+            )
         rows = torch.empty(self.count, columns, dtype=dtype)
         fill(rows, piece[0], make_compression(self.compress))
         return rows

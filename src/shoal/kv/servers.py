@@ -90,7 +90,7 @@ class KvServers:
     def of_this_host(cls, servers: int) -> Self:
         """So many at Unix sockets that no other user can reach, with a key of their own."""
         if servers < 1:
-            raise SpecError(f"kv: a store has 1 or more servers, found {servers}.")
+            raise SpecError(f"kv: a store has 1 or more servers, found {servers}; leave it out for one.")
         folder, key = SocketFolder(), RunKey.create()
         key.save(Path(folder.path) / KEY_FILE)
         made = cls([f"ipc://{folder.path}/server-{number}" for number in range(servers)], key)

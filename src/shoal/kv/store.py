@@ -114,7 +114,7 @@ class KVStore:
         if given.numel() != len(rows) * columns(shape):
             raise SpecError(
                 f"kv: {len(rows)} rows of the key {name!r} have the shape {[len(rows), *shape[1:]]}, "
-                f"found {list(given.shape)}."
+                f"found {list(given.shape)}; give one row for each."
             )
         given = given.reshape(len(rows), columns(shape))
         summed = given.new_zeros(len(unique), given.shape[1])
@@ -176,7 +176,9 @@ class KVStore:
         ones each time: they are sent as `bf16`, `fp16`, `int8` or `zstd`, and with the others as they are."""
         text = how if isinstance(how, str) else str(how.get("type"))
         if not isinstance(how, str) and (more := sorted(set(how) - {"type"})) and text not in ("1bit", "2bit"):
-            raise SpecError(f"kv: what {text} is to do is all in its type, found {more[0]!r} beside it.")
+            raise SpecError(
+                f"kv: what {text} is to do is all in its type, found {more[0]!r} beside it; leave it out."
+            )
         if text in ("1bit", "2bit"):
             raise SpecError(f"kv: {text} is none of the compressions here; `sign` is nearest to it, or `int8`.")
         self._compression = None if text == "none" else make_compression(text)
@@ -318,7 +320,8 @@ class KVStore:
         if self._looks.setdefault(name, look) != look:
             (shape, dtype), found = self._looks[name], list(tensor.shape)
             raise SpecError(
-                f"kv: the key {name!r} is {list(shape)} of {dtype} here, found {found} of {tensor.dtype}."
+                f"kv: the key {name!r} is {list(shape)} of {dtype} here, found {found} of {tensor.dtype}; "
+                "use another key for it."
             )
 
     def _look(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
@@ -329,7 +332,9 @@ class KVStore:
     def _check(self, name: str, value: Tensor) -> None:
         shape, _ = self._look(name)
         if tuple(value.shape) != shape:
-            raise SpecError(f"kv: the key {name!r} has the shape {list(shape)}, found {list(value.shape)}.")
+            raise SpecError(
+                f"kv: the key {name!r} has the shape {list(shape)}, found {list(value.shape)}; send one like it."
+            )
 
 
 def create(

@@ -265,7 +265,9 @@ class Vault:
         """Copy rows of a table to the journal, where their numbers stand already."""
         numbers = self._bytes[numbers_at : numbers_at + 8 * count].view(np.int64)
         if int(numbers.min()) < 0 or int(numbers.max()) >= rows:
-            raise SpecError(f"kv: rows are below {rows} here, found {int(numbers.min())} to {int(numbers.max())}.")
+            raise SpecError(
+                f"kv: rows are below {rows} here, found {int(numbers.min())} to {int(numbers.max())}; name others."
+            )
         table = _as_items(self._bytes[offset : offset + rows * row_bytes], row_bytes)
         room = _as_items(self._bytes[data_at : data_at + count * row_bytes], row_bytes)
         table.take(numbers, out=room, mode="clip")  # none is clipped, and so numpy needs no copy of its own
@@ -286,7 +288,7 @@ class VaultChange:
             start, count, numbers_at = where.start, where.stop - where.start, 0
             data_at = at + _NOTE_BYTES
             if not 0 <= start <= where.stop <= total:
-                raise SpecError(f"kv: rows are below {total} here, found {start} to {where.stop}.")
+                raise SpecError(f"kv: rows are below {total} here, found {start} to {where.stop}; name others.")
         else:
             start, count, numbers_at = 0, len(where), at + _NOTE_BYTES
             data_at = _aligned(numbers_at + 8 * count)

@@ -88,7 +88,9 @@ class Client:
     def average(self, values: Mapping[str, Tensor], share: float = 0.5) -> int:
         """Move these parameters by `share` of the way to the values, as after local training; the new version."""
         if not 0 < share <= 1:
-            raise SpecError(f"share is how much of the values to mix in, above 0 and up to 1, found {share}.")
+            raise SpecError(
+                f"share is how much of the values to mix in, above 0 and up to 1, found {share}; give such a one."
+            )
         return self._send(Ask.AVERAGE, values, share=float(share))
 
     def merge(self, differences: Mapping[str, Tensor], since: int) -> int:

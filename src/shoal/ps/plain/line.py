@@ -168,5 +168,7 @@ def reply_address(server: str) -> str:
             probe.connect(there)
             here = probe.getsockname()[0]
     except OSError as error:
-        raise LaunchError(f"There is no way to the server's address {server} ({error.strerror}).") from None
+        raise LaunchError(
+            f"There is no way to the server's address {server} ({error.strerror}); check it, and the network."
+        ) from None
     return f"tcp://[{here}]:*" if ":" in here else f"tcp://{here}:*"

@@ -139,7 +139,9 @@ def require_fit(values: Mapping[str, Tensor], specs: Specs) -> None:
     require_known(values, specs)
     for name, value in values.items():
         if not isinstance(value, Tensor):
-            raise SpecError(f"Parameter {name!r} must be sent as a tensor, found {type(value).__name__}.")
+            raise SpecError(
+                f"Parameter {name!r} must be sent as a tensor, found {type(value).__name__}; make it one."
+            )
         if value.layout != torch.strided:
             raise SpecError(
                 f"Parameter {name!r} must be sent dense, found {value.layout}; call .to_dense() first."
