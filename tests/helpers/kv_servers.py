@@ -23,10 +23,12 @@ DEAD_AFTER_S = 0.6
 class ServerThreads:
     """So many, each with its own shard, or with copies on each other."""
 
-    def __init__(self, count: int, *, copies: bool = False, key: RunKey | None = None) -> None:
+    def __init__(
+        self, count: int, *, copies: bool = False, key: RunKey | None = None, register: MemoryStore | None = None
+    ) -> None:
         self._folder, self.key = SocketFolder(), key or RunKey.create()
         self.addresses = [f"ipc://{self._folder.path}/{number}" for number in range(count)]
-        self.register = MemoryStore() if copies else None
+        self.register = (register or MemoryStore()) if copies else None
         self._threads: dict[int, tuple[threading.Thread, threading.Event]] = {}
         self._lives: dict[int, list[object]] = {}
         self.servers: dict[int, KvServer] = {}

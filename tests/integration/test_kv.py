@@ -26,7 +26,8 @@ from shoal import kv
 from shoal.comm.codec import Message, encode
 from shoal.comm.security import RunKey
 from shoal.comm.zmq_wire import ZmqWire
-from shoal.errors import LaunchError, SpecError
+from shoal.coordinator.store import MemoryStore, StoreError
+from shoal.errors import CommTimeout, LaunchError, SpecError
 from shoal.kv import lines
 from shoal.kv.holders import Holders
 from shoal.kv.lines import ShardLine
@@ -268,6 +269,24 @@ def test_a_server_that_cannot_listen_says_so_and_is_not_started_again():
             assert servers.restarts == 0
     with pytest.raises(SpecError, match=r"found '127.0.0.1:7000'; name each server as tcp://10.0.0.1:7000"):
         kv.KvServers(["127.0.0.1:7000"], RunKey.create())
+
+
+def test_servers_that_cannot_agree_say_so(capfd):
+    """Their store is down when they start, and a worker that gives up hears that servers were there."""
+    sentence = r"within 5 s: what answers there speaks for nothing"
+    with (
+        ServerThreads(2, copies=True, register=Unreachable()) as servers,
+        pytest.raises(CommTimeout, match=sentence),
+    ):
+        ShardLine(0, servers.addresses, servers.key, 5.0)
+    assert "who holds what: the store is down. It is tried again." in capfd.readouterr().err
+    with pytest.raises(SpecError, match=r"found '127\.0\.0\.1:9'"):
+        kv.create("dist_async", servers=["tcp://127.0.0.1:8", "127.0.0.1:9"], key=RunKey.create(), world=World())
+
+
+class Unreachable(MemoryStore):
+    def load(self):
+        raise StoreError("the store is down.")
 
 
 def wait_until_filled(register: Path, num_shards: int) -> None:

@@ -50,6 +50,8 @@ class RequestLine:
     ) -> None:
         """`timeout_s`: how long without a sign until it is given up; `patience_s`: until it is asked again."""
         self._addresses, self._timeout_s, self._patience_s = list(addresses), timeout_s, patience_s
+        for address in addresses:
+            require_address(address)
         self._server = first
         self._client, self._sequence = secrets.token_bytes(CLIENT_ID_BYTES), 0
         self.wire = ZmqWire(reply_address(self._addresses[0]), key=key, linger_s=0.0)
@@ -84,7 +86,7 @@ class RequestLine:
         packet = encode(write_request(request, self.wire.address))
         num_bytes = awaited_bytes + sum(memoryview(part).nbytes for part in packet)
         patience_s = self._patience_s + num_bytes / _SLOW_BYTES_PER_S
-        most_patience_s, is_repeat = _MOST_PATIENCE * patience_s, False
+        most_patience_s, is_repeat, is_heard = _MOST_PATIENCE * patience_s, False, False
         now = ask_at = time.monotonic()
         deadline = now + self._timeout_s
         while now < deadline:
@@ -99,7 +101,8 @@ class RequestLine:
             now = time.monotonic()
             if answer is None:
                 continue
-            if answer.outcome is WishOutcome.ELSEWHERE:
+            is_heard = answer.outcome is WishOutcome.ELSEWHERE
+            if is_heard:
                 if answer.moved_to >= 0:
                     self._server, is_repeat = answer.moved_to % len(self._addresses), False
                 ask_at = now + (0.0 if answer.moved_to >= 0 else _RECONNECT_AFTER_S)
@@ -108,16 +111,21 @@ class RequestLine:
                 ask_at = now + _RECONNECT_AFTER_S if request.ask == "hello" else ask_at
             else:
                 return answer
-        doubt = "" if request.reads else f" Whether it made this {request.ask} is not known."
-        raise CommTimeout(
-            f"{self.where} did not answer within {self._timeout_s:g} s: nothing listens there, the key is not its "
-            f"key, or the address is not written as it shows it.{doubt}",
-            peer=", ".join(self._addresses),
-        )
+        raise self._silence(request, is_heard=is_heard)
 
     def close(self) -> None:
         """Leave. The server forgets this client when it needs the place."""
         self.wire.close()
+
+    def _silence(self, request: DeskRequest, *, is_heard: bool) -> CommTimeout:
+        why = "nothing listens there, the key is not its key, or the address is not written as it shows it."
+        if is_heard:
+            why = "what answers there speaks for nothing that this is about; look at what it says."
+        doubt = "" if request.reads else f" Whether it made this {request.ask} is not known."
+        return CommTimeout(
+            f"{self.where} did not answer within {self._timeout_s:g} s: {why}{doubt}",
+            peer=", ".join(self._addresses),
+        )
 
     def _next(self, sequence: int, wait_s: float) -> DeskAnswer | None:
         arrived = self.wire.poll(wait_s)
