@@ -12,7 +12,8 @@ serve       one server's process, whose loop is the plain parameter server's
 servers     all of them: started, watched, followed by others
 pushes      which of several goes first
 lines       from a store to a shard, through memory or the plain server's line
-store       `create` and `KVStore`
+store       `KVStore`
+creation    `create`
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from typing import TYPE_CHECKING
 from shoal.lazy import found_in
 
 if TYPE_CHECKING:
+    from shoal.kv.creation import create
     from shoal.kv.servers import KvServers
-    from shoal.kv.store import KVStore, create
+    from shoal.kv.store import KVStore
 
 __all__ = ["KVStore", "KvServers", "create"]
 
-__getattr__ = found_in(__name__, {"KVStore": "store", "KvServers": "servers", "create": "store"})
+__getattr__ = found_in(__name__, {"KVStore": "store", "KvServers": "servers", "create": "creation"})
