@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from shoal.errors import ProtocolError
+from shoal.spec.told import read_value
 
 
 class MessageForm:
@@ -24,29 +24,15 @@ class MessageForm:
         """Its fields by their names."""
         return {name: getattr(values, name) for name in self._types}
 
-    def checked(self, kind: str, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    def read(self, kind: str, found: Mapping[str, Any]) -> dict[str, Any]:
         """Fields as they arrived; `ProtocolError` unless they are what `plain` gives."""
         if not self._required <= found.keys() <= self._types.keys():
             raise ProtocolError(f"A message {kind!r} has the fields {sorted(self._types)}, found others.")
-        for name, value in found.items():
-            wanted = self._types[name]
-            if type(value) is not wanted and not _fits(value, wanted):
-                raise ProtocolError(f"Field {name!r} of a message {kind!r} has the wrong type.")
-        return found
+        return {name: self._value(kind, name, value) for name, value in found.items()}
 
-
-def _fits(value: Any, kind: Any) -> bool:
-    origin, arguments = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return True
-    if origin in (list, Sequence):
-        return isinstance(value, list | tuple) and all(_fits(item, arguments[0]) for item in value)
-    if origin in (dict, Mapping):
-        return isinstance(value, dict) and all(
-            _fits(key, arguments[0]) and _fits(item, arguments[1]) for key, item in value.items()
-        )
-    if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in arguments)
-    if kind is float:
-        return type(value) in (int, float)
-    return type(value) is kind
+    def _value(self, kind: str, name: str, value: Any) -> Any:
+        wanted = self._types[name]
+        try:
+            return value if type(value) is wanted else read_value(value, wanted)
+        except (TypeError, ValueError):
+            raise ProtocolError(f"Field {name!r} of a message {kind!r} has the wrong type.") from None

@@ -108,4 +108,4 @@ def read_letter(message: Message) -> Letter | None:
             pass
         case _:
             raise ProtocolError(f"A message {message.kind!r} comes without what it is to bring, or with more.")
-    return kind(**_FORMS[message.kind].checked(message.kind, fields), **more)
+    return kind(**_FORMS[message.kind].read(message.kind, fields), **more)

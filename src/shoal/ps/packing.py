@@ -21,5 +21,5 @@ def unpack(message: Message) -> PsMessage:
     cls = KINDS.get(message.kind)
     if cls is None:
         raise ProtocolError(f"There is no message {message.kind!r} in the parameter server's protocol.")
-    found = _FORMS[message.kind].checked(message.kind, message.fields)
+    found = _FORMS[message.kind].read(message.kind, message.fields)
     return cls(**found, frames=tuple(message.frames))

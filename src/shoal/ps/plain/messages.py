@@ -166,7 +166,7 @@ def request_fields(request: DeskRequest) -> dict[str, Any]:
 def as_request(kind: type[Asked], ask: str, fields: dict[str, Any], frames: Sequence[Frame]) -> Asked:
     """The request with the fields that `request_fields` gave; `ProtocolError` for anything else."""
     bulk = PlainBulk(packing=_taken(fields, "packing", list), frames=frames)
-    request = kind(ask=ask, bulk=bulk, **_form(kind).checked(ask, fields))
+    request = kind(ask=ask, bulk=bulk, **_form(kind).read(ask, fields))
     request.require_sense()
     return request
 
@@ -185,7 +185,7 @@ def read_answer(message: Message) -> DeskAnswer:
     fields = dict(message.fields)
     bulk = PlainBulk(packing=_taken(fields, "packing", list), frames=message.frames)
     specs = {str(name): TensorSpec.from_plain(plain) for name, plain in _taken(fields, "specs", dict).items()}
-    found = _ANSWER.checked(message.kind, fields)
+    found = _ANSWER.read(message.kind, fields)
     return DeskAnswer(outcome=WishOutcome(message.kind), specs=specs, bulk=bulk, **found)
 
 
