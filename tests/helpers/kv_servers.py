@@ -23,12 +23,15 @@ DEAD_AFTER_S = 0.6
 class ServerThreads:
     """So many, each with its own shard, or with copies on each other."""
 
-    def __init__(self, count: int, *, copies: bool = False) -> None:
-        self._folder, self.key = SocketFolder(), RunKey.create()
+    def __init__(
+        self, count: int, *, copies: bool = False, key: RunKey | None = None, register: MemoryStore | None = None
+    ) -> None:
+        self._folder, self.key = SocketFolder(), key or RunKey.create()
         self.addresses = [f"ipc://{self._folder.path}/{number}" for number in range(count)]
-        self.register = MemoryStore() if copies else None
+        self.register = (register or MemoryStore()) if copies else None
         self._threads: dict[int, tuple[threading.Thread, threading.Event]] = {}
         self._lives: dict[int, list[object]] = {}
+        self.servers: dict[int, KvServer] = {}
         for number in range(count):
             self.start(number)
 
@@ -47,7 +50,7 @@ class ServerThreads:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        self._threads[number] = thread, over
+        self._threads[number], self.servers[number] = (thread, over), server
         self._lives[number] = [number, server.seat.life]
 
     def kill(self, number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,12 +23,19 @@ from helpers.forked import in_processes
 from helpers.kv_servers import ServerThreads
 from helpers.scripts import run_as_main
 from shoal import kv
-from shoal.errors import SpecError
+from shoal.comm.codec import Message, encode
+from shoal.comm.security import RunKey
+from shoal.comm.zmq_wire import ZmqWire
+from shoal.coordinator.store import MemoryStore, StoreError
+from shoal.errors import CommTimeout, LaunchError, SpecError
 from shoal.kv import lines
 from shoal.kv.holders import Holders
+from shoal.kv.lines import ShardLine
 from shoal.kv.pushes import PushQueue
 from shoal.kv.register import open_register
+from shoal.kv.requests import KvRequest
 from shoal.launch.scripts import run_script
+from shoal.ps.plain.messages import write_request
 from shoal.spec import Cluster, World
 
 ROOT = Path(__file__).parents[2]
@@ -218,6 +226,67 @@ def test_a_backup_takes_over_from_a_server_whose_memory_is_gone(kind):
                 servers.start(step // 4)
                 servers.wait_for_copies()
         assert torch.equal(store.pull("table"), expected)
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_more_rows_than_fit_a_message_are_pushed_and_pulled(num_servers):
+    with ServerThreads(num_servers) as servers, servers.store("dist_sync", through_memory=False) as store:
+        rows = torch.arange(300_000).flip(0)  # 73 MiB, which no frame has
+        store.init("table", torch.zeros(300_000, 64))
+        store.set_optimizer("sgd", lr=1.0)
+        for _ in range(2):
+            store.row_sparse_push("table", rows, rows[:, None].float().expand(-1, 64))
+        assert torch.equal(store.row_sparse_pull("table", rows), -2.0 * rows[:, None].expand(-1, 64))
+
+
+def test_what_one_client_sends_ends_no_server():
+    """More than fits an answer, an address that cannot be reached, and what is no request at all."""
+    with ServerThreads(1) as servers, servers.store(through_memory=False) as store:
+        store.init("table", torch.ones(300_000, 64))  # 73 MiB, which no frame has
+        line = ShardLine(0, servers.addresses, servers.key, 60.0, through_memory=False)
+        with pytest.raises(SpecError, match="A frame may have"):
+            line.ask(KvRequest(ask="pull", key="table", count=300_000))
+        line.close()
+        asked = KvRequest(ask="hello", client=bytes(16), sequence=1)
+        messages = [write_request(asked, address) for address in ("tcp://nowhere", "ipc://here", "", "x" * 200)]
+        with ZmqWire(f"{servers.addresses[0]}-stranger", key=servers.key) as wire:
+            wire.connect(0, servers.addresses[0])
+            for message in [*messages, Message("pull", {}), Message("kv ChangeMade", {"shard": 0})]:
+                wire.transmit(0, encode(message))
+            deadline = time.monotonic() + 60
+            while servers.servers[0].refused < 6 and time.monotonic() < deadline:
+                time.sleep(0.01)
+        assert servers.servers[0].refused == 6
+        assert torch.equal(store.row_sparse_pull("table", [299_999]), torch.ones(1, 64))
+
+
+def test_a_server_that_cannot_listen_says_so_and_is_not_started_again():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with kv.KvServers([address], RunKey.create()) as servers:
+            with pytest.raises(LaunchError, match="another process uses it; choose another port"):
+                servers.wait_until_listening()
+            assert servers.restarts == 0
+    with pytest.raises(SpecError, match=r"found '127.0.0.1:7000'; name each server as tcp://10.0.0.1:7000"):
+        kv.KvServers(["127.0.0.1:7000"], RunKey.create())
+
+
+def test_servers_that_cannot_agree_say_so(capfd):
+    """Their store is down when they start, and a worker that gives up hears that servers were there."""
+    sentence = r"within 5 s: what answers there speaks for nothing"
+    with (
+        ServerThreads(2, copies=True, register=Unreachable()) as servers,
+        pytest.raises(CommTimeout, match=sentence),
+    ):
+        ShardLine(0, servers.addresses, servers.key, 5.0)
+    assert "who holds what: the store is down. It is tried again." in capfd.readouterr().err
+    with pytest.raises(SpecError, match=r"found '127\.0\.0\.1:9'"):
+        kv.create("dist_async", servers=["tcp://127.0.0.1:8", "127.0.0.1:9"], key=RunKey.create(), world=World())
+
+
+class Unreachable(MemoryStore):
+    def load(self):
+        raise StoreError("the store is down.")
 
 
 def wait_until_filled(register: Path, num_shards: int) -> None:

@@ -24,7 +24,7 @@ from shoal.comm.security import RunKey, leaves_host
 from shoal.comm.zmq_wire import ZmqWire
 from shoal.errors import CommTimeout, LaunchError, PeerLost, SpecError
 from shoal.ps.plain import table
-from shoal.ps.plain.client import reply_address
+from shoal.ps.plain.line import reply_address
 from shoal.ps.plain.table import MOST_NAME_BYTES
 from shoal.spec import World
 
@@ -261,7 +261,7 @@ def test_off_loopback_it_works_encrypted():
     except LaunchError:
         pytest.skip("this machine has no address besides loopback")
     with shoal.ps.Server({"w": torch.zeros(1)}, address=own_address) as server, client_of(server) as client:
-        assert leaves_host(server.address) and leaves_host(client._wire.address)
+        assert leaves_host(server.address) and leaves_host(client._line.wire.address)
         assert client.update({"w": torch.ones(1)}) == 1
 
 

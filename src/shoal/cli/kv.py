@@ -59,6 +59,8 @@ def serve(
     from shoal.kv.servers import KvServers
 
     addresses = [one for one in at.split(",") if one]
+    if not addresses:
+        raise SpecError("--at names no server; give the addresses of all, with commas.")
     if number >= len(addresses):
         raise SpecError(f"--number {number} is none of the {len(addresses)} servers of --at; count from 0.")
     if store and len(addresses) == 1:
@@ -68,7 +70,10 @@ def serve(
     if not key.exists():
         RunKey.create().save(key)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with KvServers(addresses, RunKey.load(key), numbers=[number], register=store, dead_after_s=dead_after):
+    with KvServers(
+        addresses, RunKey.load(key), numbers=[number], register=store, dead_after_s=dead_after
+    ) as servers:
+        servers.wait_until_listening()
         copies = "with a copy of each shard on another server" if store else "without copies"
         print(f"server {number} of {len(addresses)} at {addresses[number]}, {copies}; key in {key}", flush=True)
         threading.Event().wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -91,21 +92,26 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> None:
-    found = _parser().parse_args(words)
+    found = parser_of_horovodrun().parse_args(words)
     if found.check_build:
         print("Available Frameworks:\n    [X] PyTorch\n\nAvailable Controllers:\n    [X] Shoal (shared memory)")
         return
-    hosts = _hosts(found)
+    hosts = slots_of_hosts(found)
     workers = found.num_proc or found.min_num_proc or (sum(hosts.values()) if hosts else 1)
     if hosts and workers > sum(hosts.values()):
-        raise SpecError(f"-np {workers} asks for more than the {sum(hosts.values())} slots of {found.hosts}.")
+        raise SpecError(
+            f"-np {workers} asks for more than the {sum(hosts.values())} slots of {', '.join(hosts)}; ask "
+            "for fewer, or name more."
+        )
     hosts = _filled(hosts, workers)
     script, arguments = _script_of(found.command)
     _set_environment(found)
     is_elastic = any((found.min_num_proc, found.max_num_proc, found.host_discovery_script))
     if not hosts.keys() <= {*_HERE}:
         if is_elastic:
-            raise SpecError(f"Elastic scripts run on one host, as localhost:4, found {', '.join(hosts)}.")
+            raise SpecError(
+                f"Elastic scripts run on one host, as localhost:4, found {', '.join(hosts)}; name one."
+            )
         _run_on(hosts, found, script, arguments, workers)
     elif is_elastic:
         limits = ElasticLimits(
@@ -148,7 +154,8 @@ def _show(event: Event) -> None:
         print(text, file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser_of_horovodrun() -> argparse.ArgumentParser:
+    """The flags that it has."""
     parser = argparse.ArgumentParser(prog="shoal.horovod.run", description=__doc__, allow_abbrev=False)
     parser.add_argument("-np", "--num-proc", type=int, help="processes")
     parser.add_argument("-H", "--hosts", help="hosts that ssh reaches, and their slots: a:4,b:4")
@@ -174,18 +181,30 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _hosts(found: argparse.Namespace) -> dict[str, int]:
+def slots_of_hosts(found: argparse.Namespace) -> dict[str, int]:
+    """How many processes each host may have that `-H` or a hostfile names."""
     entries = [] if found.hosts is None else found.hosts.split(",")
     if found.hostfile is not None:
-        lines = Path(found.hostfile).read_text(encoding="utf-8").splitlines()
-        entries += [line.replace(" slots=", ":").split()[0] for line in lines if line.strip()]
+        entries += _lines_of(Path(found.hostfile))
     hosts: dict[str, int] = {}
     for entry in entries:
         name, _, slots = entry.partition(":")
         if not name or not (slots or "1").isdecimal() or slots == "0":
-            raise SpecError(f"Hosts are written name:SLOTS, as in a:4,b:4, found {entry!r}.")
+            raise SpecError(f"Hosts are written name:SLOTS, as in a:4,b:4, found {entry!r}; write it so.")
         hosts[name] = hosts.get(name, 0) + int(slots or 1)
     return hosts
+
+
+def _lines_of(hostfile: Path) -> list[str]:
+    """Hosts that a file names, one in a line, as in `a slots=4`."""
+    try:
+        lines = hostfile.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(
+            f"--hostfile {hostfile} cannot be read ({error}); name a file with lines like a slots=4."
+        ) from None
+    plain = [line.partition("#")[0].strip() for line in lines]
+    return [re.sub(r"\s+slots\s*=\s*", ":", line).split()[0] for line in plain if line]
 
 
 def _filled(hosts: dict[str, int], workers: int) -> dict[str, int]:

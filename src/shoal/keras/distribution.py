@@ -35,7 +35,8 @@ def distribute(model: Any, *, strategy: str = "data") -> Any:
     """
     keras = load_keras()
     if not isinstance(model, keras.Model) or not model.compiled:
-        raise TaskError(f"{_OWNER}: a compiled Keras model is needed, found {type(model).__name__}.")
+        found = "one that is not compiled" if isinstance(model, keras.Model) else type(model).__name__
+        raise TaskError(f"{_OWNER}: a compiled Keras model is needed, found {found}; call its compile() first.")
     if model.optimizer.use_ema:
         raise TaskError(
             f"{_OWNER}: use_ema overwrites the weights by averages at the end of fit, which each process has a "

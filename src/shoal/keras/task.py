@@ -88,7 +88,9 @@ class KerasParts:
         ):
             model = self._build()
             if not isinstance(model, keras.Model):
-                raise TaskError(f"{_OWNER}: build() must return a Keras model, found {type(model).__name__}.")
+                raise TaskError(
+                    f"{_OWNER}: build() must return a Keras model, found {type(model).__name__}; return one."
+                )
             if not model.compiled:
                 raise TaskError(f"{_OWNER}: the model is not compiled; let build() call compile(optimizer, loss).")
             if type(model).train_step is not keras.Model.train_step:
@@ -143,7 +145,9 @@ def as_pair(batch: Any) -> Any:
         return _plain(batch[0]), {TARGET: _plain(batch[1]), WEIGHTS: batch[2]}
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return _plain(batch[0]), _plain(batch[1])
-    raise TaskError(f"{_OWNER}: a sample must be (x, y) or (x, y, weight), found {type(batch).__name__}.")
+    raise TaskError(
+        f"{_OWNER}: a sample must be (x, y) or (x, y, weight), found {type(batch).__name__}; let the data be such."
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -19,7 +19,10 @@ def trained(task: Task, path: str | Path) -> Any:
     """
     module = task.model()
     if not isinstance(module, Rewritable):
-        raise TaskError(f"shoal.keras.trained: the task's model ({type(module).__name__}) is not one of Keras's.")
+        raise TaskError(
+            f"shoal.keras.trained: the task's model ({type(module).__name__}) is not one of Keras's; "
+            "use run.model()."
+        )
     module.load_state_dict(load_tensors(Path(path)))
     model = module.__dict__["keras_model"]
     for operation in module.modules():

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from shoal.errors import SpecError, unknown
-from shoal.kv.requests import KvAnswer, KvRequest, StoreConsistency
+from shoal.kv.requests import KvRequest, StoreConsistency
 from shoal.kv.rules import RULES, num_kept, settings_of
 from shoal.kv.vault import Rows, Vault, VaultChange
+from shoal.ps.plain.messages import DeskAnswer, WishOutcome
+from shoal.ps.plain.tensors import PlainBulk
 
 
 @dataclass(eq=False)
@@ -46,7 +48,7 @@ class KvDesk:
         """By worker: how many barriers it has come to; and behind them how many workers have left for good."""
 
     @torch.no_grad()
-    def take(self, request: KvRequest) -> KvAnswer | None:
+    def take(self, request: KvRequest) -> DeskAnswer | None:
         """The answer; None where it has to wait for what others do, and to be asked again."""
         try:
             if request.reads:
@@ -59,10 +61,10 @@ class KvDesk:
         except Exception as error:  # What one client sends must not end the service of all.
             self._vault.forget()
             self._edition = -1
-            return KvAnswer(sequence=request.sequence, reason=str(error) or repr(error))
+            return _refusal(request, error)
 
-    def _take_change(self, request: KvRequest) -> KvAnswer | None:
-        done, vault = KvAnswer(sequence=request.sequence), self._vault
+    def _take_change(self, request: KvRequest) -> DeskAnswer | None:
+        done, vault = DeskAnswer(sequence=request.sequence), self._vault
         if request.sequence <= vault.last_sequence(request.client):
             if request.ask == "init":
                 self._note_whole(request)
@@ -87,7 +89,9 @@ class KvDesk:
             case "push":
                 return done if self._push(request) else None
             case _:
-                raise SpecError(f"kv: {request.ask!r} is nothing that a server does.")
+                raise SpecError(
+                    f"kv: {request.ask!r} is nothing that a server does; use one version of Shoal for all."
+                )
         return done
 
     def _refresh(self) -> None:
@@ -139,10 +143,10 @@ class KvDesk:
             plain = self._new_key(request.key, rows, columns, dtype, request.client)
         if plain["look"] != [rows, columns, dtype]:
             raise SpecError(
-                f"kv: the key {request.key!r} is {plain['look']} here, and was sent as {list(request.look)}."
+                f"kv: the key {request.key!r} is {plain['look']} here, and was sent as {list(request.look)}; "
+                "send one like it, or use another key."
             )
-        is_maker, values = plain["maker"] == request.client.hex(), request.values
-        assert values is not None
+        is_maker, values = plain["maker"] == request.client.hex(), _values(request, plain)
         if not (is_maker or plain["is_whole"]):
             return False
         with self._vault.change(request.client, request.sequence) as change:
@@ -154,9 +158,9 @@ class KvDesk:
 
     def _note_whole(self, request: KvRequest) -> None:
         """Let others have a key whose last piece its maker has sent."""
-        plain, values = self._vault.directory["keys"][request.key], request.values
-        assert values is not None
-        is_last = plain["maker"] == request.client.hex() and request.start + len(values) == plain["look"][0]
+        plain = self._vault.directory["keys"][request.key]
+        end = request.start + len(_values(request, plain))
+        is_last = plain["maker"] == request.client.hex() and end == plain["look"][0]
         if is_last and not plain["is_whole"]:
             plain["is_whole"] = True
             self._write_directory()
@@ -195,13 +199,16 @@ class KvDesk:
 
     def _place_of(self, worker: int) -> slice:
         if not 0 <= worker < self._workers:
-            raise SpecError(f"kv: the store is for {self._workers} workers, found one of rank {worker}.")
+            raise SpecError(
+                f"kv: the store is for {self._workers} workers, found one of rank {worker}; start as many as all "
+                "have said."
+            )
         return slice(worker, worker + 1)
 
-    def _gather(self, request: KvRequest) -> KvAnswer | None:
+    def _gather(self, request: KvRequest) -> DeskAnswer | None:
         own = int(self._arrivals[self._place_of(request.worker)])
         come = int(self._arrivals[: self._workers].min())
-        return KvAnswer(sequence=request.sequence) if come >= own else None
+        return DeskAnswer(sequence=request.sequence) if come >= own else None
 
     def _leave(self, request: KvRequest) -> None:
         """With the last worker all goes that they had in common."""
@@ -213,27 +220,27 @@ class KvDesk:
             if not is_last:
                 change.rows(self._arrivals, slice(self._workers, self._workers + 1)).add_(1)
 
-    def _pull(self, request: KvRequest) -> KvAnswer | None:
+    def _pull(self, request: KvRequest) -> DeskAnswer | None:
         entry, place = self._found(request.key), self._place_of(request.worker)
         kind, own = self._consistency.kind, int(entry.pushes[place])
         if kind == "dist_sync" and int(entry.pushes[self._workers]) < own:
             return None
         if kind == "dist_ssp" and int(entry.pushes[: self._workers].min()) < own - self._consistency.slack:
             return None
-        if request.rows is not None:
-            values = entry.values.index_select(0, request.rows)
+        if (rows := request.rows) is not None:
+            values = entry.values.index_select(0, rows)
         else:
             values = entry.values[request.start : request.start + request.count].clone()
-        return KvAnswer(sequence=request.sequence, values=values)
+        return DeskAnswer(sequence=request.sequence, bulk=PlainBulk.of([values]))
 
     def _push(self, request: KvRequest) -> bool:
-        entry, values, rows = self._found(request.key), request.values, request.rows
-        place = self._place_of(request.worker)
-        if values is None:
-            assert request.packed is not None
-            values = request.packed.unpacked(entry.values.shape[1], entry.values.dtype)
+        entry, rows, place = self._found(request.key), request.rows, self._place_of(request.worker)
+        values = request.sent(len(entry.values), entry.values.shape[1], entry.values.dtype)
         if values.shape[1] != entry.values.shape[1] or (rows is not None and len(rows) != len(values)):
-            raise SpecError(f"kv: rows of shape {list(values.shape)} do not fit the key {request.key!r}.")
+            raise SpecError(
+                f"kv: rows of shape {list(values.shape)} do not fit the key {request.key!r}, whose rows have "
+                f"{entry.values.shape[1]} elements; send such ones, one for each number of a row."
+            )
         values = values.to(entry.values.dtype)
         where = slice(request.start, request.start + len(values)) if rows is None else rows
         if self._consistency.kind == "dist_sync":
@@ -288,8 +295,18 @@ def _apply(rule: list[Any], entry: _Entry, change: VaultChange, where: Rows, pus
     RULES[name].apply(change.rows(entry.values, where), kept, pushed, settings)
 
 
+def _values(request: KvRequest, plain: dict[str, Any]) -> Tensor:
+    """What was sent for a key that looks so."""
+    rows, columns, dtype = plain["look"]
+    return request.sent(rows, columns, _dtype(dtype))
+
+
+def _refusal(request: KvRequest, error: Exception) -> DeskAnswer:
+    return DeskAnswer(sequence=request.sequence, outcome=WishOutcome.REFUSED, reason=str(error) or repr(error))
+
+
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise SpecError(f"kv: {name!r} is no type of torch's.")
+        raise SpecError(f"kv: {name!r} is no type of torch's; send float32 or the like.")
     return found

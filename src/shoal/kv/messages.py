@@ -1,4 +1,4 @@
-"""Requests, answers, and what servers say to each other, as messages of the codec."""
+"""What servers of a store say to each other, as messages of the codec."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from shoal.comm.codec import MAX_FRAME_BYTES, Frame, Message
+from shoal.comm.codec import Frame, Message
+from shoal.comm.forms import MessageForm
 from shoal.errors import ProtocolError
-from shoal.kv.requests import KvAnswer, KvPacked, KvRequest
-
-CLIENT_ID_BYTES = 16
-_ANSWER, _REQUEST = "kv answer", "kv request"
+from shoal.kv.requests import KvRequest
+from shoal.ps.plain.messages import as_request, request_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,148 +75,37 @@ class CopyDone:
 
 ShardLetter = ChangeMade | ChangeTaken | CopyAsk | CopyPart | CopyDone
 Letter = Ping | ShardLetter
-_LETTERS: dict[str, type[Letter]] = {
+_KINDS: dict[str, type[Letter]] = {
     f"kv {kind.__name__}": kind for kind in (Ping, ChangeMade, ChangeTaken, CopyAsk, CopyPart, CopyDone)
 }
+_FORMS = {name: MessageForm(kind, but=("request", "data")) for name, kind in _KINDS.items()}
 
 
 def write_letter(letter: Letter) -> Message:
     """What one server says to another."""
-    fields: dict[str, Any] = dict(vars(letter))
+    name = f"kv {type(letter).__name__}"
+    fields: dict[str, Any] = _FORMS[name].plain(letter)
     frames: Sequence[Frame] = ()
     if isinstance(letter, ChangeMade):
-        fields["request"], frames = _request_fields(letter.request)
+        request = letter.request
+        fields["request"], frames = [request.ask, request_fields(request)], request.bulk.frames
     elif isinstance(letter, CopyPart):
-        frames = (fields.pop("data"),)
-    return Message(f"kv {type(letter).__name__}", fields, frames)
+        frames = (letter.data,)
+    return Message(name, fields, frames)
 
 
 def read_letter(message: Message) -> Letter | None:
     """What a server has said; None for a message that is something else, `ProtocolError` for a broken one."""
-    if (kind := _LETTERS.get(message.kind)) is None:
+    if (kind := _KINDS.get(message.kind)) is None:
         return None
-    fields = dict(message.fields)
-    try:
-        if kind is ChangeMade:
-            fields["request"] = _read_request_fields(fields["request"], message.frames)
-        elif kind is CopyPart:
-            (fields["data"],) = message.frames
-        letter = kind(**fields)
-    except (TypeError, KeyError, ValueError):
-        raise ProtocolError(
-            f"The fields of message {message.kind!r} are not those of a key-value server."
-        ) from None
-    for name, value in vars(letter).items():
-        if name not in ("request", "data", "life") and type(value) is not int:
-            raise ProtocolError(f"{name} of message {message.kind!r} is no number.")
-    return letter
-
-
-def write_kv_request(request: KvRequest, reply_to: str) -> Message:
-    """The request, with the address at which its answer is awaited."""
-    fields, frames = _request_fields(request)
-    return Message(_REQUEST, {**fields, "reply_to": reply_to}, frames)
-
-
-def read_kv_request(message: Message) -> tuple[KvRequest, str]:
-    """The request in a message, and where its answer is awaited; `ProtocolError` for anything else."""
-    reply_to = message.fields.get("reply_to")
-    if message.kind != _REQUEST or not isinstance(reply_to, str):
-        raise ProtocolError(f"A message of kind {message.kind!r} is no key-value request.")
-    return _read_request_fields(message.fields, message.frames), reply_to
-
-
-def _request_fields(request: KvRequest) -> tuple[dict[str, Any], Sequence[Frame]]:
-    fields = {
-        "ask": request.ask,
-        "shard": request.shard,
-        "client": request.client,
-        "sequence": request.sequence,
-        "worker": request.worker,
-        "key": request.key,
-        "span": [request.start, request.count],
-        "is_last": request.is_last,
-        "look": list(request.look),
-        "rule": None if request.rule is None else list(request.rule),
-        "has_rows": request.rows is not None,
-        "packed": None,
-    }
-    frames: list[Frame] = [one for one in (request.rows, request.values) if one is not None]
-    if (packed := request.packed) is not None:
-        fields["packed"] = [packed.how, packed.count, packed.fields]
-        frames += packed.frames
-    return fields, frames
-
-
-def _read_request_fields(fields: dict[str, Any], given: Sequence[Frame]) -> KvRequest:
-    frames = list(given)
-    match fields:
-        case {
-            "ask": str(ask),
-            "shard": int(shard),
-            "client": bytes(client),
-            "sequence": int(sequence),
-            "worker": int(worker),
-            "key": str(key),
-            "span": [int(start), int(count)],
-            "is_last": bool(is_last),
-            "look": list(look),
-            "rule": (None | [str(), dict()]) as rule,
-            "has_rows": bool(has_rows),
-            "packed": (None | [str(), int(), dict()]) as packed,
-        } if len(client) == CLIENT_ID_BYTES:
-            rows = frames.pop(0) if has_rows and frames else None
-            values = frames[0] if frames and packed is None else None
+    fields, more = dict(message.fields), dict[str, Any]()
+    match fields.pop("request", None), message.frames:
+        case [str(ask), dict(asked)], frames if kind is ChangeMade:
+            more["request"] = as_request(KvRequest, ask, asked, frames)
+        case None, [data] if kind is CopyPart:
+            more["data"] = data
+        case None, [] if kind not in (ChangeMade, CopyPart):
+            pass
         case _:
-            raise ProtocolError("The fields of a message are not those of a key-value request.")
-    return KvRequest(
-        ask=ask,
-        shard=shard,
-        client=client,
-        sequence=sequence,
-        worker=worker,
-        key=key,
-        start=start,
-        count=count,
-        is_last=is_last,
-        look=tuple(look),
-        rule=None if rule is None else (rule[0], rule[1]),
-        rows=rows if isinstance(rows, Tensor) else None,
-        values=values if isinstance(values, Tensor) else None,
-        packed=None if packed is None else _read_packed(packed, frames),
-    )
-
-
-def _read_packed(plain: list[Any], frames: Sequence[Frame]) -> KvPacked:
-    how, count, fields = plain
-    if not 0 <= count <= MAX_FRAME_BYTES:
-        raise ProtocolError(f"A request announces {count} rows, which is more than one carries.")
-    return KvPacked(how=how, count=count, fields=fields, frames=tuple(frames))
-
-
-def write_kv_answer(answer: KvAnswer) -> Message:
-    """The answer."""
-    fields = {name: value for name, value in vars(answer).items() if name != "values"}
-    return Message(_ANSWER, fields, [] if answer.values is None else [answer.values])
-
-
-def read_kv_answer(message: Message) -> KvAnswer:
-    """The answer in a message; `ProtocolError` for anything else."""
-    match message.fields:
-        case {
-            "sequence": int(sequence),
-            "reason": str(reason),
-            "waits": bool(waits),
-            "moved_to": (None | int()) as moved_to,
-            "memory": str(memory),
-        } if message.kind == _ANSWER:
-            values = message.frames[0] if message.frames else None
-            return KvAnswer(
-                sequence=sequence,
-                reason=reason,
-                values=values if isinstance(values, Tensor) else None,
-                waits=waits,
-                moved_to=moved_to,
-                memory=memory,
-            )
-    raise ProtocolError("A message is no answer of a key-value server.")
+            raise ProtocolError(f"A message {message.kind!r} comes without what it is to bring, or with more.")
+    return kind(**_FORMS[message.kind].read(message.kind, fields), **more)

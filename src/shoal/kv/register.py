@@ -7,6 +7,7 @@ both succeed, and what a dead one has claimed without saving is nothing.
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class Register:
         self._lock = threading.Lock()
         self._wishes: dict[int, tuple[Holders | None, Holders]] = {}
         self._seen: dict[int, Holders] = {}
+        self._complaint = ""
         self._called, self._is_over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._live, name="shoal-kv-register", daemon=True)
         self._thread.start()
@@ -71,13 +73,22 @@ class Register:
                 for shard, (before, after) in wishes.items():
                     self._change(shard, before, after)
                 _, seen = self._read()
-            except (StoreError, ProtocolError):
+            except (StoreError, ProtocolError) as error:
                 seen, wishes = None, {}  # it may have been made or not, and is tried until that is known
+                self._complain(str(error))
+            else:
+                self._complaint = ""
             with self._lock:
                 self._seen = self._seen if seen is None else seen
                 for shard in wishes:
                     del self._wishes[shard]
             self._called.wait(_LOOK_EVERY_S)
+
+    def _complain(self, complaint: str) -> None:
+        """Nobody waits for this thread: who has started the server sees why it serves nothing."""
+        if complaint != self._complaint:
+            print(f"kv: nobody knows who holds what: {complaint} It is tried again.", file=sys.stderr, flush=True)
+        self._complaint = complaint
 
     def _read(self) -> tuple[int, dict[int, Holders]]:
         term, state = self._store.load()

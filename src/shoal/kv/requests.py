@@ -1,17 +1,18 @@
-"""What a store asks of a server, what it is answered, and who waits for whom."""
+"""What a store asks of a server, and who waits for whom."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.comm.codec import Frame
-from shoal.comm.compression import Compression, Packed, make_compression
-from shoal.errors import unknown
+from shoal.comm.compression import Packed, make_compression
+from shoal.errors import ProtocolError, SpecError, unknown
+from shoal.ps.plain.messages import DeskRequest
+from shoal.ps.plain.tensors import Piece, PlainBulk, fill
 
 _KINDS = ("dist_async", "dist_sync", "dist_ssp")
 
@@ -34,69 +35,55 @@ class StoreConsistency:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KvPacked:
-    """Values, compressed."""
+class KvRequest(DeskRequest):
+    """What a client asks of one server. The bulk: which rows, where `has_rows`, and then values."""
 
-    how: str
-    count: int
-    """Of rows."""
-    fields: dict[str, Any]
-    frames: tuple[Frame, ...]
-
-    @classmethod
-    def of(cls, rows: Tensor, compression: Compression, key: Hashable) -> KvPacked:
-        """Rows as a compression packs them, which remembers by the key what it has rounded off."""
-        packed = compression.encode(key, rows)
-        return cls(how=compression.text, count=len(rows), fields=packed.fields, frames=packed.frames)
-
-    def unpacked(self, columns: int, dtype: torch.dtype) -> Tensor:
-        """The rows again, or nearly."""
-        rows = torch.empty(self.count, columns, dtype=dtype)
-        make_compression(self.how).decode(Packed(self.fields, self.frames), rows)
-        return rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class KvRequest:
-    """What a client asks of one server."""
-
-    ask: str
     shard: int = 0
-    client: bytes = b""
-    sequence: int = 0
-    """Which of this client's; it repeats one until it is answered."""
     worker: int = 0
     key: str = ""
     start: int = 0
-    """Of a run of rows; where `rows` are given, these count."""
+    """Of a run of rows; where rows are named, these count."""
     count: int = 0
+    """Of rows that are pulled as a run, or come compressed."""
     is_last: bool = True
     """Of several requests that make one push."""
-    look: tuple[Any, ...] = ()
+    look: Sequence[Any] = ()
     """Of a new key: rows, columns, dtype. Of a store: its kind, and how many workers it has."""
-    rule: tuple[str, dict[str, Any]] | None = None
-    rows: Tensor | None = None
-    values: Tensor | None = None
-    packed: KvPacked | None = None
-    """In place of `values`."""
+    rule: Sequence[Any] | None = None
+    """An optimizer's name, and its settings."""
+    has_rows: bool = False
 
     @property
     def reads(self) -> bool:
-        """Whether it changes nothing."""
-        return self.ask in ("pull", "gather")
+        return self.ask in ("hello", "pull", "gather")
+
+    @property
+    def rows(self) -> Tensor | None:
+        """Which ones."""
+        return _as_tensor(self.bulk.pieces()[:1]) if self.has_rows else None
+
+    def sent(self, most: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """What was sent, as rows of a table that has so many."""
+        piece = self.bulk.pieces()[self.has_rows :]
+        if not (piece and isinstance(piece[0], Packed)):
+            return _as_tensor(piece)
+        if not 0 <= self.count <= most:
+            raise SpecError(
+                f"kv: {self.count} rows were sent, but the key {self.key!r} has {most}; send rows of it."
+            )
+        rows = torch.empty(self.count, columns, dtype=dtype)
+        fill(rows, piece[0], make_compression(self.compress))
+        return rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class KvAnswer:
-    """What came of it."""
+def carried(values: Piece | None = None, rows: Tensor | None = None) -> dict[str, Any]:
+    """The bulk of a request, and what says what it is."""
+    given = [one for one in (rows, values) if one is not None]
+    return {"has_rows": rows is not None, "bulk": PlainBulk.of(given)}
 
-    sequence: int
-    reason: str = ""
-    """Why it was refused; empty where it was done."""
-    values: Tensor | None = None
-    waits: bool = False
-    """It was heard, and has to wait for what others do."""
-    moved_to: int | None = None
-    """Another server has the shard: that one, or -1 where it is not known which."""
-    memory: str = ""
-    """After a hello, where they may use it: where processes of this host find the shard's memory."""
+
+def _as_tensor(pieces: Sequence[Piece]) -> Tensor:
+    match pieces:
+        case [Tensor() as tensor]:
+            return tensor
+    raise ProtocolError("A request for a store comes without the tensors that it announces.")

@@ -86,7 +86,7 @@ def settings_of(name: str, given: Mapping[str, Any]) -> dict[str, float]:
         if key not in defaults:
             raise unknown(f"kv: the setting of {name}", key, defaults)
         if not isinstance(value, int | float):
-            raise SpecError(f"kv: {key} of {name} is a number, found {value!r}.")
+            raise SpecError(f"kv: {key} of {name} is a number, found {value!r}; give one.")
     return {**defaults, **{key: float(value) for key, value in given.items()}}
 
 
@@ -97,8 +97,13 @@ def read_optimizer(optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, flo
         if "betas" in group:
             group["beta1"], group["beta2"] = group["betas"]
     if name not in RULES or any(group.get(key) for group in groups for key in _NOT_PLAIN):
-        raise SpecError(f"kv: servers update by {', '.join(RULES)} in their plain forms, found {optimizer!r}.")
+        raise SpecError(
+            f"kv: servers update by {', '.join(RULES)} in their plain forms, found {optimizer!r}; "
+            "choose one of these, without more."
+        )
     found = [{key: float(group[key]) for key in RULES[name].defaults} for group in groups]
     if any(settings != found[0] for settings in found):
-        raise SpecError(f"kv: servers update all keys with the same settings, found {optimizer!r}.")
+        raise SpecError(
+            f"kv: servers update all keys with the same settings, found {optimizer!r}; make it one group."
+        )
     return name, found[0]

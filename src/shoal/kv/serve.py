@@ -13,28 +13,33 @@ from collections.abc import Sequence
 import torch
 
 from shoal.arena.malloc import keep_freed_memory
-from shoal.comm.codec import decode, encode
+from shoal.comm.codec import Message, encode
 from shoal.comm.kernel import die_with_parent
 from shoal.comm.security import RunKey
-from shoal.comm.zmq_wire import ZmqWire
-from shoal.errors import ProtocolError
+from shoal.errors import FAILED, ShoalError
 from shoal.kv.holders import Seat, wish
-from shoal.kv.messages import Letter, Ping, read_kv_request, read_letter, write_kv_answer, write_letter
+from shoal.kv.messages import Letter, Ping, read_letter, write_letter
 from shoal.kv.register import Register, open_register
-from shoal.kv.requests import KvAnswer, KvRequest
-from shoal.kv.shard_copy import KvBacking, ShardCopy
+from shoal.kv.requests import KvRequest
+from shoal.kv.shard_copy import KvBacking, ShardCopy, elsewhere
+from shoal.kv.vault import MOST_CLIENTS
+from shoal.ps.plain.clientele import Caller
+from shoal.ps.plain.loop import LOOK_EVERY_S, RequestLoop
+from shoal.ps.plain.messages import DeskAnswer, WishOutcome
 
-_LOOK_EVERY_S, _SOON_S = 0.1, 0.001
+_SOON_S = 0.001
 _PING_EVERY_S, _REPEAT_EVERY_S = 0.2, 0.5
 DEAD_AFTER_S = 2.0
 """A server that was not heard of for so long has died, for all that the others know."""
 _RECONNECT_S = 0.2
+LISTENS = "listens"
+"""What a server's process says once it does; where it cannot, it says why, and ends."""
 _BACKED_FIRST = 2
 """The generation in which a shard has its first backup, where all goes well."""
 
 
-class KvServer:
-    """One of a store's servers on an authenticated wire, with a memory for each shard that it may come to hold."""
+class KvServer(RequestLoop[KvRequest]):
+    """One of a store's servers, with a memory for each shard that it may come to hold."""
 
     def __init__(
         self,
@@ -48,6 +53,7 @@ class KvServer:
         dead_after_s: float = DEAD_AFTER_S,
     ) -> None:
         """`holder`: the process that has the memory as long as it lives, whoever serves it."""
+        super().__init__(addresses[number], key, KvRequest, most_clients=MOST_CLIENTS, first_client=len(addresses))
         self.seat = Seat(number, secrets.token_hex(8))
         self._addresses, self._register = list(addresses), register
         self._holder = holder or os.getpid()
@@ -56,8 +62,6 @@ class KvServer:
             shard: ShardCopy(shard, self.seat, memory, is_alone=register is None)
             for shard, memory in zip(shards, memories, strict=True)
         }
-        self._wire = ZmqWire(addresses[number], key=key)
-        self._callers: dict[bytes, tuple[int, str]] = {}
         self._heard: dict[int, tuple[str, float]] = {}
         self._tried_at: dict[int, float] = {}
         self._dead_after_s = dead_after_s
@@ -73,56 +77,47 @@ class KvServer:
         """The next request, if one comes soon; and what has to be done in time."""
         waits = any(copy.has_waiting for copy in self._copies.values())
         # Processes that use the memory themselves say nothing to those who wait here.
-        packet = self._wire.poll(_SOON_S if waits and self._register is None else _LOOK_EVERY_S)
-        for peer in self._wire.gone():
-            if peer >= len(self._addresses):
-                self._wire.disconnect(peer)
-        if packet is not None:
-            self._take(packet)
+        self.take_in(_SOON_S if waits and self._register is None else LOOK_EVERY_S)
         self._do_due(time.monotonic())
         self._send()
 
     def close(self) -> None:
         """Serve nobody any more."""
-        self._wire.close()
+        self.wire.close()
         if self._register is not None:
             self._register.close()
         for copy in self._copies.values():
             copy.vault.close()
 
-    def _take(self, packet: Sequence[bytes | bytearray | memoryview]) -> None:
-        try:
-            message = decode(packet)
-            letter = read_letter(message)
-            if letter is None:
-                self._on_request(*read_kv_request(message))
-            elif isinstance(letter, Ping):
-                self._heard[letter.server] = letter.life, time.monotonic()
-            elif (copy := self._copies.get(letter.shard)) is not None:
-                copy.on_letter(letter)
-        except ProtocolError:
-            return  # damaged on the way, or nothing of ours: it is asked for again
+    def on_message(self, message: Message) -> None:
+        letter = read_letter(message)
+        if letter is None:
+            super().on_message(message)
+        elif isinstance(letter, Ping):
+            self._heard[letter.server] = letter.life, time.monotonic()
+        elif (copy := self._copies.get(letter.shard)) is not None:
+            copy.on_letter(letter)
 
-    def _on_request(self, request: KvRequest, reply_to: str) -> None:
-        self._callers.setdefault(request.client, (len(self._addresses) + len(self._callers), reply_to))
+    def on_request(self, request: KvRequest, caller: Caller) -> None:
         copy = self._copies.get(request.shard)
         if copy is None:
-            self._answer(request.client, KvAnswer(sequence=request.sequence, moved_to=request.shard))
+            self.answer(caller, elsewhere(request, request.shard))
         elif request.ask == "hello" and copy.is_primary:
-            self._answer(request.client, self._greet(request, copy))
+            self.answer(caller, self._greet(request, copy))
         else:
             copy.on_request(request)
 
-    def _greet(self, request: KvRequest, copy: ShardCopy) -> KvAnswer:
+    def _greet(self, request: KvRequest, copy: ShardCopy) -> DeskAnswer:
         """A new client begins once there is a copy of what it will push: the first ever waits for one, later ones
         where another server lives that is about to have it."""
         if self._register is not None:
             assert copy.holders is not None
             is_new = copy.holders.generation <= _BACKED_FIRST
             waits = not copy.holders.filled and (is_new or len(self._living(copy)) > 1)
-            return KvAnswer(sequence=request.sequence, waits=waits)
+            outcome = WishOutcome.WAITS if waits else WishOutcome.DONE
+            return DeskAnswer(sequence=request.sequence, outcome=outcome)
         memory = f"{os.getpid()}:{copy.vault.fd}:{self._holder}:{copy.vault.token}"
-        return KvAnswer(sequence=request.sequence, memory=memory)
+        return DeskAnswer(sequence=request.sequence, memory=memory)
 
     def _do_due(self, now: float) -> None:
         if now >= self._repeat_at:
@@ -172,22 +167,18 @@ class KvServer:
             while copy.letters:
                 self._reach(*copy.letters.popleft())
             while copy.answers:
-                self._answer(*copy.answers.popleft())
+                client, answer = copy.answers.popleft()
+                if (caller := self.clientele.known(client)) is not None:
+                    self.answer(caller, answer)
 
     def _reach(self, server: int, letter: Letter) -> None:
         now = time.monotonic()
-        if server not in self._wire.peers or server in self._wire.gone():
+        if server not in self.wire.peers or server in self.wire.gone():
             if now < self._tried_at.get(server, 0.0) + _RECONNECT_S:
                 return  # what matters is said again
             self._tried_at[server] = now
-            self._wire.connect(server, self._addresses[server])
-        self._wire.transmit(server, encode(write_letter(letter)))
-
-    def _answer(self, client: bytes, answer: KvAnswer) -> None:
-        peer, address = self._callers[client]
-        if peer not in self._wire.peers:
-            self._wire.connect(peer, address)
-        self._wire.transmit(peer, encode(write_kv_answer(answer)))
+            self.wire.connect(server, self._addresses[server])
+        self.wire.transmit(server, encode(write_letter(letter)))
 
 
 def main() -> None:
@@ -197,15 +188,21 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     given = json.loads(sys.stdin.readline())
-    KvServer(
-        given["number"],
-        given["addresses"],
-        given["memories"],
-        RunKey.from_text(given["key"]),
-        register=Register(open_register(given["register"])) if given["register"] else None,
-        holder=os.getppid(),
-        dead_after_s=given["dead_after_s"],
-    ).run()
+    try:
+        server = KvServer(
+            given["number"],
+            given["addresses"],
+            given["memories"],
+            RunKey.from_text(given["key"]),
+            register=Register(open_register(given["register"])) if given["register"] else None,
+            holder=os.getppid(),
+            dead_after_s=given["dead_after_s"],
+        )
+    except ShoalError as error:
+        print(error, flush=True)
+        sys.exit(FAILED)
+    print(LISTENS, flush=True)
+    server.run()
 
 
 if __name__ == "__main__":

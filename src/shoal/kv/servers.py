@@ -15,9 +15,10 @@ from typing import Self
 
 from shoal.comm.security import RunKey
 from shoal.comm.socket_folder import SocketFolder
-from shoal.errors import SpecError
-from shoal.kv.serve import DEAD_AFTER_S
+from shoal.errors import LaunchError, SpecError
+from shoal.kv.serve import DEAD_AFTER_S, LISTENS
 from shoal.kv.vault import make_memory
+from shoal.ps.plain.line import require_address
 
 _LOOK_EVERY_S = 0.05
 KEY_FILE, REGISTER_FILE = "key", "register.sqlite"
@@ -66,6 +67,8 @@ class KvServers:
         register: str = "",
         dead_after_s: float = DEAD_AFTER_S,
     ) -> None:
+        for address in addresses:
+            require_address(address, "name each server as tcp://10.0.0.1:7000")
         self.addresses = list(addresses)
         self.restarts = 0
         """How often a server was followed by another."""
@@ -77,7 +80,9 @@ class KvServers:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._live, name="shoal-kv-servers", daemon=True)
-        self._has_started = threading.Event()
+        self._has_started, self._has_settled = threading.Event(), threading.Event()
+        self._listening: set[int] = set()
+        self._failure = ""
         self._thread.start()
         self._has_started.wait()
 
@@ -85,7 +90,7 @@ class KvServers:
     def of_this_host(cls, servers: int) -> Self:
         """So many at Unix sockets that no other user can reach, with a key of their own."""
         if servers < 1:
-            raise SpecError(f"kv: a store has 1 or more servers, found {servers}.")
+            raise SpecError(f"kv: a store has 1 or more servers, found {servers}; leave it out for one.")
         folder, key = SocketFolder(), RunKey.create()
         key.save(Path(folder.path) / KEY_FILE)
         made = cls([f"ipc://{folder.path}/server-{number}" for number in range(servers)], key)
@@ -103,6 +108,12 @@ class KvServers:
     def pids(self) -> list[int]:
         """Of the servers as they are now."""
         return [self._processes[number].pid for number in self._numbers]
+
+    def wait_until_listening(self) -> None:
+        """Until all of them do; `LaunchError` where one cannot, and then none is left."""
+        self._has_settled.wait()
+        if self._failure:
+            raise LaunchError(self._failure)
 
     def close(self) -> None:
         """End them; what they held is gone."""
@@ -123,18 +134,38 @@ class KvServers:
             for number in self._numbers:
                 self._processes[number] = self._start(number)
             self._has_started.set()
-            while not self._is_over.wait(_LOOK_EVERY_S):
+            while not (self._is_over.wait(_LOOK_EVERY_S) or self._failure):
                 for number, process in self._processes.items():
-                    if process.poll() is not None:
+                    has_ended = process.poll() is not None
+                    self._hear(number, process)
+                    if has_ended and not self._failure:
                         self.restarts += 1
+                        self._end(process)
                         self._processes[number] = self._start(number)
         finally:
             self._has_started.set()
+            self._has_settled.set()
             for process in self._processes.values():
-                process.kill()
-                process.wait()
+                self._end(process)
             for fd in [one for memories in self._memories.values() for one in memories]:
                 os.close(fd)
+
+    def _hear(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        """Whether it listens. Where it never has, nobody waits for it to be able to."""
+        assert process.stdout is not None
+        said = (process.stdout.read() or b"").decode().strip()
+        if said == LISTENS:
+            self._listening.add(number)
+            if len(self._listening) == len(self._numbers):
+                self._has_settled.set()
+        elif said and number not in self._listening:
+            self._failure = said
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
     def _start(self, number: int) -> subprocess.Popen[bytes]:
         address, memories = self.addresses[number], self._memories[number]
@@ -150,8 +181,11 @@ class KvServers:
             "dead_after_s": self._dead_after_s,
         }
         command = [sys.executable, "-m", "shoal.kv.serve"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=memories)
-        assert process.stdin is not None
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, pass_fds=memories
+        )
+        assert process.stdin is not None and process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
         with suppress(BrokenPipeError):
             process.stdin.write(f"{json.dumps(given)}\n".encode())
             process.stdin.close()

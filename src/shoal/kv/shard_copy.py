@@ -19,8 +19,9 @@ import torch
 from shoal.kv.desk import KvDesk
 from shoal.kv.holders import Holders, Seat
 from shoal.kv.messages import ChangeMade, ChangeTaken, CopyAsk, CopyDone, CopyPart, ShardLetter
-from shoal.kv.requests import KvAnswer, KvRequest
+from shoal.kv.requests import KvRequest
 from shoal.kv.vault import DATA_AT, GENERATION_AT, JOURNAL_AT, VAULT_BYTES, Vault
+from shoal.ps.plain.messages import DeskAnswer, WishOutcome
 
 _PART_BYTES, _GAP_BYTES = 16 << 20, 1 << 18
 
@@ -41,7 +42,7 @@ class _LogEntry:
     """A change that the backup has not confirmed."""
 
     letter: ChangeMade
-    replies: list[tuple[bytes, KvAnswer]] = field(default_factory=list)
+    replies: list[tuple[bytes, DeskAnswer]] = field(default_factory=list)
     """What may be said once it has."""
 
 
@@ -58,7 +59,7 @@ class ShardCopy:
         self.backing = KvBacking.NONE
         self.is_fenced = False
         """This backup may have taken over, and confirms nothing."""
-        self.answers: deque[tuple[bytes, KvAnswer]] = deque()
+        self.answers: deque[tuple[bytes, DeskAnswer]] = deque()
         self.letters: deque[tuple[int, ShardLetter]] = deque()
         self._waiting: dict[bytes, KvRequest] = {}
         self._postponed: dict[bytes, KvRequest] = {}
@@ -83,7 +84,7 @@ class ShardCopy:
         elif self.backing is KvBacking.FILLING and not request.reads:
             self._postponed[request.client] = request
         elif (known := self._waiting.get(request.client)) is not None and known.sequence == request.sequence:
-            self.answers.append((request.client, KvAnswer(sequence=request.sequence, waits=True)))
+            self.answers.append((request.client, DeskAnswer(sequence=request.sequence, outcome=WishOutcome.WAITS)))
         else:
             self._waiting.pop(request.client, None)
             self._attempt(request)
@@ -187,18 +188,19 @@ class ShardCopy:
         while self._log and self._log[0].letter.index <= index:
             self.answers.extend(self._log.popleft().replies)
 
-    def _elsewhere(self, request: KvRequest) -> KvAnswer:
+    def _elsewhere(self, request: KvRequest) -> DeskAnswer:
         holders = self.holders
         if holders is None:
-            return KvAnswer(sequence=request.sequence, moved_to=-1)
+            return elsewhere(request, -1)
         was_here = holders.primary.server == self._me.server
         if was_here and not holders.filled and self.vault.generation != holders.generation:
-            return KvAnswer(
+            return DeskAnswer(
                 sequence=request.sequence,
+                outcome=WishOutcome.REFUSED,
                 reason=f"kv: shard {self.shard} is lost: its server was started anew without its memory, and no "
                 "other server had all of it.",
             )
-        return KvAnswer(sequence=request.sequence, moved_to=-1 if was_here else holders.primary.server)
+        return elsewhere(request, -1 if was_here else holders.primary.server)
 
     def _empty(self) -> None:
         """Become memory that nobody has written to."""
@@ -259,6 +261,11 @@ class ShardCopy:
             answer = self._desk.take(letter.request)
             assert answer is not None and letter.index == self.vault.index, answer
         self._tell(ChangeTaken(shard=self.shard, generation=letter.generation, index=self.vault.index))
+
+
+def elsewhere(request: KvRequest, server: int) -> DeskAnswer:
+    """Another server has the shard: that one, or -1 where it is not known which."""
+    return DeskAnswer(sequence=request.sequence, outcome=WishOutcome.ELSEWHERE, moved_to=server)
 
 
 def _end_of_data(fd: int, start: int, limit: int) -> int:

@@ -1,22 +1,19 @@
-"""`create`: a store of tensors by key that all workers push to and pull from."""
+"""A store of tensors by key that all workers push to and pull from."""
 
 from __future__ import annotations
 
-import os
 import threading
 import zlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from shoal.comm.compression import Compression, make_compression
-from shoal.comm.security import RunKey
 from shoal.errors import SpecError, unknown
 from shoal.kv.arguments import (
     Keys,
@@ -28,21 +25,20 @@ from shoal.kv.arguments import (
     pieces,
     rooms,
     row_numbers,
+    rows_of_piece,
     total,
 )
-from shoal.kv.desk import KvDesk
-from shoal.kv.lines import HomeLine, KvLine, ShardLine
+from shoal.kv.lines import KvLine
 from shoal.kv.pushes import PushQueue
-from shoal.kv.requests import KvPacked, KvRequest, StoreConsistency
+from shoal.kv.requests import KvRequest, carried
 from shoal.kv.rules import read_optimizer, settings_of
-from shoal.kv.servers import SERVERS_VARIABLE, KvServers, ServersPlace
-from shoal.kv.vault import Vault, make_memory
-from shoal.roles.process.joining import Fellows, orphan_watch
+from shoal.kv.servers import KvServers
+from shoal.ps.plain.tensors import packed
+from shoal.roles.process.joining import Fellows
 from shoal.spec import World
 
 _CUT_BYTES = 1 << 20
 """Keys from here on are cut by rows over all servers."""
-TIMEOUT_S = 120.0
 
 
 class KVStore:
@@ -80,7 +76,7 @@ class KVStore:
                 part = rows[start:stop]
                 for piece, at, _ in pieces(part):
                     shape = (len(part), part.shape[1], look)
-                    self._ask(number, KvRequest(ask="init", key=name, start=at, look=shape, values=piece))
+                    self._ask(number, KvRequest(ask="init", key=name, start=at, look=shape, **carried(piece)))
 
     def push(self, key: Keys, value: Any, priority: int = 0) -> int:
         """Send values, or gradients where there is an optimizer; sparse tensors send their rows alone. A list of
@@ -112,7 +108,7 @@ class KVStore:
         if given.numel() != len(rows) * columns(shape):
             raise SpecError(
                 f"kv: {len(rows)} rows of the key {name!r} have the shape {[len(rows), *shape[1:]]}, "
-                f"found {list(given.shape)}."
+                f"found {list(given.shape)}; give one row for each."
             )
         given = given.reshape(len(rows), columns(shape))
         summed = given.new_zeros(len(unique), given.shape[1])
@@ -139,15 +135,15 @@ class KVStore:
         shape, dtype = self._look(name)
         found = torch.empty(len(rows), columns(shape), dtype=dtype)
 
-        def fetch(number: int, at: Tensor, own: Tensor) -> None:
-            answer = self._ask(number, self._request("pull", name, rows=own))
+        def fetch(number: int, at: Tensor, own: Tensor, _: bool) -> None:
+            answer = self._ask(number, self._request("pull", name, **carried(rows=own)))
             assert answer is not None
             if len(at) == len(found):
                 found.copy_(answer)
             else:
                 found[at] = answer
 
-        self._over(self._rows_by_home(name, rows, shape[0]), fetch)
+        self._over(name, rows, fetch)
         values = found.view(len(rows), *shape[1:])
         return values if out is None else out.copy_(values)
 
@@ -174,7 +170,9 @@ class KVStore:
         ones each time: they are sent as `bf16`, `fp16`, `int8` or `zstd`, and with the others as they are."""
         text = how if isinstance(how, str) else str(how.get("type"))
         if not isinstance(how, str) and (more := sorted(set(how) - {"type"})) and text not in ("1bit", "2bit"):
-            raise SpecError(f"kv: what {text} is to do is all in its type, found {more[0]!r} beside it.")
+            raise SpecError(
+                f"kv: what {text} is to do is all in its type, found {more[0]!r} beside it; leave it out."
+            )
         if text in ("1bit", "2bit"):
             raise SpecError(f"kv: {text} is none of the compressions here; `sign` is nearest to it, or `int8`.")
         self._compression = None if text == "none" else make_compression(text)
@@ -223,33 +221,33 @@ class KVStore:
         self._open[self._timestamp] = self._pushed[name] = future
 
     def _push(self, name: str, rows: Tensor | None, values: Tensor) -> None:
-        shape, _ = self._look(name)
         if rows is None:
             whole = as_rows(values)
             for number, (start, stop) in self._homes(name, len(whole)).items():
                 for piece, at, is_last in pieces(whole[start:stop]):
-                    what = self._sent(piece, (name, number, at))
+                    what = self._sent(piece, None, (name, number, at))
                     self._ask(number, self._request("push", name, start=at, is_last=is_last, **what))
             return
         wide = values.reshape(len(rows), -1)
 
-        def send(number: int, at: Tensor, own: Tensor) -> None:
+        def send(number: int, at: Tensor, own: Tensor, is_last: bool) -> None:
             part = wide if len(at) == len(wide) else wide[at]
-            self._ask(number, self._request("push", name, rows=own, **self._sent(part, None)))
+            self._ask(number, self._request("push", name, is_last=is_last, **self._sent(part, own, None)))
 
         # Also to servers of which no row is pushed: rounds and clocks count there, too.
-        self._over(self._rows_by_home(name, rows, shape[0]), send)
+        self._over(name, rows, send)
 
-    def _sent(self, values: Tensor, key: Hashable) -> dict[str, Any]:
+    def _sent(self, values: Tensor, rows: Tensor | None, key: Hashable) -> dict[str, Any]:
         """How values travel; `key` names what is pushed whole each time."""
         compression = self._compression
-        if compression is None or not values.is_floating_point() or not len(values):
-            return {"values": values}
-        if key is None:
-            if not compression.keeps_all_elements:
-                return {"values": values}
-            compression = make_compression(compression.text, error_feedback=False)
-        return {"packed": KvPacked.of(values, compression, key)}
+        if compression is not None and key is None:
+            # Other rows each time: what is rounded off has nowhere to go.
+            text = compression.text
+            compression = make_compression(text, error_feedback=False) if compression.keeps_all_elements else None
+        if compression is None or not len(values):
+            return carried(values, rows)
+        piece = packed(values, compression, key)
+        return {**carried(piece, rows), "compress": compression.text, "count": len(values)}
 
     def _pull(self, name: str) -> Tensor:
         self._settle(name)
@@ -274,13 +272,20 @@ class KVStore:
         with self._locks[number]:
             return self._lines[number].ask(request).values
 
-    def _over(self, parts: dict[int, tuple[Tensor, Tensor]], act: Any) -> None:
-        """Do something with each server's part, side by side."""
+    def _over(self, name: str, rows: Tensor, act: Callable[[int, Tensor, Tensor, bool], None]) -> None:
+        """Do something with each server's part of some rows, side by side, and with as many as fit a message."""
+        shape, dtype = self._look(name)
+        size, parts = rows_of_piece(columns(shape), dtype), self._rows_by_home(name, rows, shape[0])
+
+        def act_on(number: int) -> None:
+            at, own = (one.split(size) for one in parts[number])
+            for index, piece in enumerate(zip(at, own, strict=True)):
+                act(number, *piece, index == len(at) - 1)
+
         if len(parts) == 1:
-            ((number, part),) = parts.items()
-            act(number, *part)
+            act_on(*parts)
             return
-        for future in [self._each.submit(act, number, *part) for number, part in parts.items()]:
+        for future in [self._each.submit(act_on, number) for number in parts]:
             future.result()
 
     def _homes(self, name: str, rows: int) -> dict[int, tuple[int, int]]:
@@ -309,7 +314,8 @@ class KVStore:
         if self._looks.setdefault(name, look) != look:
             (shape, dtype), found = self._looks[name], list(tensor.shape)
             raise SpecError(
-                f"kv: the key {name!r} is {list(shape)} of {dtype} here, found {found} of {tensor.dtype}."
+                f"kv: the key {name!r} is {list(shape)} of {dtype} here, found {found} of {tensor.dtype}; "
+                "use another key for it."
             )
 
     def _look(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
@@ -320,74 +326,6 @@ class KVStore:
     def _check(self, name: str, value: Tensor) -> None:
         shape, _ = self._look(name)
         if tuple(value.shape) != shape:
-            raise SpecError(f"kv: the key {name!r} has the shape {list(shape)}, found {list(value.shape)}.")
-
-
-def create(
-    kind: str = "local",
-    *,
-    servers: int | str | Sequence[str] | None = None,
-    key: RunKey | str | Path | None = None,
-    world: World | None = None,
-) -> KVStore:
-    """A store: `local`, in this process; or `dist_sync`, `dist_async` or `dist_ssp:3`, which all workers that
-    `shoal run` or torchrun started have in common. All call this.
-
-    Args:
-        kind: Who waits for whom.
-        servers: How many processes of this host hold it, which the first worker starts: 1 where nothing is said.
-            With `shoal run --servers 2` those of the run. Or the addresses of servers that `shoal kv serve` has
-            started, on any hosts, which keep what they hold when the workers leave.
-        key: With addresses: the servers' key, or the file it is in.
-        world: Where this process stands; default what `shoal run` or torchrun says.
-    """
-    if kind == "local":
-        fd = make_memory()
-        desk = KvDesk(Vault(fd))
-        os.close(fd)
-        return KVStore(kind, [HomeLine(desk)], World(), opens="dist_sync")
-    StoreConsistency.parse(kind)
-    world = World.from_environment() if world is None else world
-    if isinstance(servers, str):
-        servers = [one for one in servers.split(",") if one]
-    if servers is not None and not isinstance(servers, int):
-        if key is None:
-            raise SpecError("kv: servers that are named by their addresses need their key; give key=FILE.")
-        return _connected(kind, servers, key if isinstance(key, RunKey) else RunKey.load(key), world)
-    if key is not None:
-        raise SpecError("kv: key= is for servers that are named by their addresses; leave it out.")
-    if (given := os.environ.get(SERVERS_VARIABLE)) is not None:
-        place = ServersPlace.parse(given)
-        if servers not in (None, len(place.addresses)):
             raise SpecError(
-                f"kv: servers={servers}, but the run has --servers {len(place.addresses)}; leave it out."
+                f"kv: the key {name!r} has the shape {list(shape)}, found {list(value.shape)}; send one like it."
             )
-        return _connected(kind, place.addresses, RunKey.load(place.key_file), world, drops=True)
-    return _with_own_servers(kind, 1 if servers is None else servers, world)
-
-
-def _with_own_servers(kind: str, servers: int, world: World) -> KVStore:
-    """The first worker starts them."""
-    fellows = Fellows(world, orphan_watch())
-    held = KvServers.of_this_host(servers) if world.global_rank == 0 else None
-    try:
-        place = ServersPlace.parse(fellows.hear_first("" if held is None else held.place.text))
-        store = _connected(kind, place.addresses, RunKey.load(place.key_file), world)
-    except BaseException:
-        if held is not None:
-            held.close()
-        raise
-    store.servers, store.fellows = held, fellows
-    return store
-
-
-def _connected(kind: str, addresses: Sequence[str], key: RunKey, world: World, *, drops: bool = False) -> KVStore:
-    lines: list[ShardLine] = []
-    try:
-        for shard in range(len(addresses)):
-            lines.append(ShardLine(shard, addresses, key, TIMEOUT_S))
-        return KVStore(kind, lines, world, drops=drops)
-    except BaseException:
-        for line in lines:
-            line.close()
-        raise

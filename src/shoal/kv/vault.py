@@ -61,7 +61,8 @@ class Vault:
         self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         self._words = self._bytes[:_HEADER_BYTES].view(np.int64)
         clients = self._bytes[_CLIENTS_AT : _CLIENTS_AT + 32 * MOST_CLIENTS].reshape(MOST_CLIENTS, 32)
-        self._ids, self._sequences = clients[:, :16], clients[:, 16:24].view(np.int64)[:, 0]
+        self._ids, numbers = clients[:, :16], clients[:, 16:].view(np.int64)
+        self._sequences, self._changed_at = numbers[:, 0], numbers[:, 1]
         self._offsets: dict[int, tuple[int, int, int]] = {}
         """By the address of a table: where it begins, its rows, and the bytes of one."""
         self._rows: dict[bytes, int] = {}
@@ -184,16 +185,20 @@ class Vault:
         return 0 if row is None else int(self._sequences[row])
 
     def _row_of(self, client: bytes) -> int | None:
-        if client not in self._rows:
-            known = int(np.count_nonzero(self._sequences))  # they are taken from the first on
-            for row in range(len(self._rows), known):
-                self._rows.setdefault(self._ids[row].tobytes(), row)
-        return self._rows.get(client)
+        row = self._rows.get(client)
+        if row is not None and self._ids[row].tobytes() == client:
+            return row
+        found = np.flatnonzero((self._ids == np.frombuffer(client, dtype=np.uint8)).all(axis=1))
+        if not len(found):
+            return None
+        self._rows[client] = int(found[0])
+        return self._rows[client]
 
     def _new_row(self, client: bytes) -> int:
-        row = len(self._rows)
-        if row == MOST_CLIENTS:
-            raise SpecError(f"{MOST_CLIENTS} clients have changed something here, and no more can.")
+        """Where none is left, that of who has changed nothing for longest: so many others have meanwhile that it
+        repeats nothing any more."""
+        row = int(self._changed_at.argmin())
+        self._sequences[row] = 0  # first, lest the old number be the new client's where this process dies
         self._ids[row] = np.frombuffer(client, dtype=np.uint8)
         return row
 
@@ -206,8 +211,9 @@ class Vault:
             row = self._new_row(client)
         change = VaultChange(self)
         yield change
-        change.set_word(_CLIENTS_AT + 32 * row + 16, sequence)
-        change.set_word(8 * _INDEX, int(self._words[_INDEX]) + 1)
+        index = int(self._words[_INDEX]) + 1
+        change.set_words(_CLIENTS_AT + 32 * row + 16, sequence, index)
+        change.set_words(8 * _INDEX, index)
         self._words[_JOURNAL_BYTES] = change.end - JOURNAL_AT
         self._write_over()
 
@@ -259,7 +265,9 @@ class Vault:
         """Copy rows of a table to the journal, where their numbers stand already."""
         numbers = self._bytes[numbers_at : numbers_at + 8 * count].view(np.int64)
         if int(numbers.min()) < 0 or int(numbers.max()) >= rows:
-            raise SpecError(f"kv: rows are below {rows} here, found {int(numbers.min())} to {int(numbers.max())}.")
+            raise SpecError(
+                f"kv: rows are below {rows} here, found {int(numbers.min())} to {int(numbers.max())}; name others."
+            )
         table = _as_items(self._bytes[offset : offset + rows * row_bytes], row_bytes)
         room = _as_items(self._bytes[data_at : data_at + count * row_bytes], row_bytes)
         table.take(numbers, out=room, mode="clip")  # none is clipped, and so numpy needs no copy of its own
@@ -280,7 +288,7 @@ class VaultChange:
             start, count, numbers_at = where.start, where.stop - where.start, 0
             data_at = at + _NOTE_BYTES
             if not 0 <= start <= where.stop <= total:
-                raise SpecError(f"kv: rows are below {total} here, found {start} to {where.stop}.")
+                raise SpecError(f"kv: rows are below {total} here, found {start} to {where.stop}; name others.")
         else:
             start, count, numbers_at = 0, len(where), at + _NOTE_BYTES
             data_at = _aligned(numbers_at + 8 * count)
@@ -295,12 +303,12 @@ class VaultChange:
         vault.note(at, [offset, row_bytes, count, start, numbers_at, data_at, self.end])
         return room
 
-    def set_word(self, offset: int, value: int) -> None:
-        """A number of the vault's own."""
-        at, data_at = self.end, self.end + _NOTE_BYTES
-        self.end = _aligned(data_at + 8)
-        self._vault.note(at, [offset, 8, 1, 0, 0, data_at, self.end])
-        self._vault.note(data_at, [value])
+    def set_words(self, offset: int, *values: int) -> None:
+        """Numbers of the vault's own."""
+        at, data_at, num_bytes = self.end, self.end + _NOTE_BYTES, 8 * len(values)
+        self.end = _aligned(data_at + num_bytes)
+        self._vault.note(at, [offset, num_bytes, 1, 0, 0, data_at, self.end])
+        self._vault.note(data_at, list(values))
 
 
 def _aligned(at: int) -> int:

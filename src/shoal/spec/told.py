@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from types import NoneType
@@ -47,7 +47,7 @@ class Told:
         """What `plain` made, every field checked; `ProtocolError` for anything else."""
         shape, make = _shape_of(cls), cast(Callable[..., Self], cls)
         try:
-            found = {name: _read(values[name], kind) for name, kind in shape.types.items() if name in values}
+            found = {name: read_value(values[name], kind) for name, kind in shape.types.items() if name in values}
             if shape.keeps_more:
                 found[_MORE] = {name: value for name, value in values.items() if name not in shape.types}
             return make(**found)
@@ -97,17 +97,19 @@ def _shape_of(cls: type[Told]) -> _Shape:
     return _SHAPES[cls]
 
 
-def _read(value: Any, kind: Any) -> Any:
-    """The value, where it is of this type; TypeError or ValueError where it is not."""
+def read_value(value: Any, kind: Any) -> Any:
+    """Plain data as a value of this type; TypeError or ValueError where it is none."""
     if kind is Any:
         return value
     arguments = get_args(kind)
     if NoneType in arguments:
-        return None if value is None else _read(value, arguments[0])
-    if get_origin(kind) is list and isinstance(value, list | tuple):
-        return list(value) if arguments[0] is Any else [_read(item, arguments[0]) for item in value]
-    if get_origin(kind) is dict and isinstance(value, dict):
-        return {_read(key, arguments[0]): _read(item, arguments[1]) for key, item in value.items()}
+        return None if value is None else read_value(value, arguments[0])
+    if get_origin(kind) in (list, Sequence) and isinstance(value, list | tuple):
+        wanted = arguments[0]
+        is_plain = wanted is Any or all(type(item) is wanted for item in value)
+        return list(value) if is_plain else [read_value(item, wanted) for item in value]
+    if get_origin(kind) in (dict, Mapping) and isinstance(value, dict):
+        return {read_value(key, arguments[0]): read_value(item, arguments[1]) for key, item in value.items()}
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return kind(value)
     if type(value) is kind or (kind is float and type(value) is int):

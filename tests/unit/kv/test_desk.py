@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import SpecError
+from shoal.kv import vault
 from shoal.kv.desk import KvDesk
 from shoal.kv.holders import Seat
-from shoal.kv.requests import KvAnswer, KvRequest, StoreConsistency
+from shoal.kv.requests import KvRequest, StoreConsistency, carried
 from shoal.kv.rules import read_optimizer, settings_of
 from shoal.kv.shard_copy import ShardCopy
 from shoal.kv.vault import Vault, make_memory
+from shoal.ps.plain.messages import DeskAnswer, WishOutcome
 
 FIRST, SECOND = b"a" * 16, b"b" * 16
 
@@ -41,7 +43,7 @@ class Asking:
     def __init__(self, shard: ShardCopy, client: bytes = FIRST, worker: int = 0) -> None:
         self.shard, self.client, self.worker, self.sequence = shard, client, worker, 0
 
-    def __call__(self, ask: str, *, again: bool = False, **more: Any) -> list[tuple[bytes, KvAnswer]]:
+    def __call__(self, ask: str, *, again: bool = False, **more: Any) -> list[tuple[bytes, DeskAnswer]]:
         self.sequence += not again
         request = KvRequest(
             ask=ask,
@@ -49,6 +51,7 @@ class Asking:
             sequence=self.sequence,
             worker=self.worker,
             key=more.pop("key", "t"),
+            **carried(more.pop("values", None), more.pop("rows", None)),
             **more,
         )
         self.shard.on_request(request)
@@ -269,8 +272,9 @@ def test_several_desks_over_one_memory_are_one(memory):
     vault = Vault(memory)
     second = KvDesk(vault)
 
-    def ask(number: int, what: str, **more: Any) -> KvAnswer | None:
-        return second.take(KvRequest(ask=what, client=SECOND, sequence=number, **more))
+    def ask(number: int, what: str, **more: Any) -> DeskAnswer | None:
+        bulk = carried(more.pop("values", None), more.pop("rows", None))
+        return second.take(KvRequest(ask=what, client=SECOND, sequence=number, **bulk, **more))
 
     first.done("optimizer", rule=("sgd", {"lr": 1.0}))
     first.done("push", rows=torch.tensor([0]), values=torch.ones(1, 2))
@@ -289,9 +293,14 @@ def test_workers_meet_and_with_the_last_all_goes(memory):
     assert first("gather") == []
     waiting = first.sequence
     ((_, heard),) = first("gather", again=True)
-    assert heard.waits and heard.sequence == waiting, "who asks again hears that the server lives"
+    assert heard.outcome is WishOutcome.WAITS and heard.sequence == waiting, (
+        "who asks again hears that the server lives"
+    )
     answers = second("arrive")
-    assert [(client, answer.waits) for client, answer in answers] == [(SECOND, False), (FIRST, False)]
+    assert [(client, answer.outcome) for client, answer in answers] == [
+        (SECOND, WishOutcome.DONE),
+        (FIRST, WishOutcome.DONE),
+    ]
     second.done("gather")
     for one in (first, second):
         one.done("leave")
@@ -327,7 +336,7 @@ def push_until_killed(memory: int, client: bytes, rows: Tensor) -> None:
     desk = KvDesk(Vault(memory))
     for number in itertools.count(1):
         values = torch.ones(len(rows), 16)
-        desk.take(KvRequest(ask="push", client=client, sequence=number, key="t", rows=rows, values=values))
+        desk.take(KvRequest(ask="push", client=client, sequence=number, key="t", **carried(values, rows)))
 
 
 def test_a_key_is_there_for_others_once_all_of_it_is(memory: int) -> None:
@@ -358,3 +367,22 @@ def test_a_key_is_whole_although_its_maker_heard_no_answer(memory: int, monkeypa
     maker.shard = other.shard = successor
     assert other("init", look=look, values=ones) == []
     assert [client for client, _ in maker("init", again=True, look=look, values=ones)] == [FIRST, SECOND]
+
+
+def test_of_more_clients_than_can_be_known_the_last_ones_are(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of jobs that have long ended leave their places to others, in all processes that use the memory."""
+    monkeypatch.setattr(vault, "MOST_CLIENTS", 4)
+    shard, beside = make(memory), KvDesk(Vault(memory))
+    ask = table(shard)
+    ask.done("optimizer", rule=("sgd", {"lr": 1.0}))
+    values, pushed = torch.ones(1, 2), 0
+    for number in range(20):
+        client = Asking(shard, bytes([number]) * 16)
+        for _ in range(2):
+            client.done("push", rows=torch.tensor([0]), values=values)
+            client.done("push", rows=torch.tensor([0]), values=values)
+            pushed += 2
+            client("push", again=True, rows=torch.tensor([0]), values=values)
+            again = KvRequest(ask="push", client=client.client, sequence=client.sequence, key="t")
+            assert beside.take(again).reason == ""
+    assert ask.done("pull", start=0, count=1).tolist() == [[-pushed, 1 - pushed]]

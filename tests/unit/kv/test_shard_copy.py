@@ -11,9 +11,10 @@ import torch
 
 from shoal.kv.holders import Holders, Seat, wish
 from shoal.kv.messages import Letter, read_letter, write_letter
-from shoal.kv.requests import KvAnswer, KvRequest
+from shoal.kv.requests import KvRequest, carried
 from shoal.kv.shard_copy import KvBacking, ShardCopy
 from shoal.kv.vault import make_memory
+from shoal.ps.plain.messages import DeskAnswer, WishOutcome
 
 SERVERS, CLIENTS, PUSHES = 3, 2, 30
 PATIENCE = 30
@@ -36,10 +37,10 @@ class Client:
     def request(self) -> KvRequest | None:
         return self.requests[self.answered] if self.answered < len(self.requests) else None
 
-    def hear(self, answer: KvAnswer) -> None:
-        if self.request is None or answer.sequence != self.request.sequence or answer.waits:
+    def hear(self, answer: DeskAnswer) -> None:
+        if self.request is None or answer.sequence != self.request.sequence or answer.outcome is WishOutcome.WAITS:
             return
-        if answer.moved_to is not None:
+        if answer.outcome is WishOutcome.ELSEWHERE:
             self.server = answer.moved_to if answer.moved_to >= 0 else (self.server + 1) % SERVERS
             self.asked_at -= PATIENCE // 2
         else:
@@ -159,7 +160,12 @@ def requests(name: bytes, number: int) -> list[KvRequest]:
     begin = [
         KvRequest(ask="open", client=name, sequence=1, look=("dist_async", CLIENTS)),
         KvRequest(
-            ask="init", client=name, sequence=2, key="t", look=(4, 1, "float64"), values=torch.zeros(4, 1).double()
+            ask="init",
+            client=name,
+            sequence=2,
+            key="t",
+            look=(4, 1, "float64"),
+            **carried(torch.zeros(4, 1).double()),
         ),
         KvRequest(ask="optimizer", client=name, sequence=3, rule=("sgd", {"lr": -1.0})),
     ]
@@ -170,8 +176,9 @@ def requests(name: bytes, number: int) -> list[KvRequest]:
             sequence=4 + push,
             worker=number,
             key="t",
-            rows=torch.tensor([push % 4]),
-            values=torch.tensor([[float(3 ** (push % 5) + number)]], dtype=torch.float64),
+            **carried(
+                torch.tensor([[float(3 ** (push % 5) + number)]], dtype=torch.float64), torch.tensor([push % 4])
+            ),
         )
         for push in range(PUSHES)
     ]
@@ -182,7 +189,7 @@ def test_no_acknowledged_push_is_lost_or_made_twice(seeds):
     expected = torch.zeros(4, 1, dtype=torch.float64)
     for number in range(CLIENTS):
         for request in requests(b"", number)[3:]:
-            expected.index_add_(0, request.rows, request.values)
+            expected.index_add_(0, *request.bulk.frames)
     deaths = 0
     for seed in seeds:
         world = World(seed)

@@ -10,13 +10,15 @@ import torch
 
 from shoal.comm.codec import Message, decode, encode
 from shoal.errors import ProtocolError
-from shoal.ps.plain.desk import Caller, Desk
+from shoal.ps.plain.clientele import Caller, Clientele
+from shoal.ps.plain.desk import Desk
 from shoal.ps.plain.messages import (
     Ask,
-    PlainAnswer,
+    DeskAnswer,
     Request,
     WishOutcome,
     read_answer,
+    read_request,
     write_answer,
     write_request,
 )
@@ -26,12 +28,26 @@ from shoal.ps.plain.tensors import PlainBulk, pack, unpack
 ADDRESS = "tcp://127.0.0.1:4000"
 
 
+class Counter:
+    """A desk and those who come to it, without a wire."""
+
+    def __init__(self, table: ParameterTable, *, max_clients: int, **more) -> None:
+        self.desk, self.clientele = Desk(table, **more), Clientele(max_clients)
+        self.left = self.clientele.left
+
+    def take(self, message: Message) -> tuple[Caller, Message] | None:
+        request, address = read_request(Request, message)
+        caller = self.clientele.meet(request.client, address)
+        answer = self.desk.take(request, caller)
+        return None if answer is None else (caller, write_answer(answer))
+
+
 def table() -> ParameterTable:
     return ParameterTable({"w": torch.zeros(2), "b": torch.zeros(1)}, None)
 
 
 def request(ask: Ask, sequence: int, client: int = 1, **more) -> Request:
-    return Request(ask=ask, client=bytes([client] * 16), sequence=sequence, reply_to=ADDRESS, **more)
+    return Request(ask=ask, client=bytes([client] * 16), sequence=sequence, **more)
 
 
 def adding(value: float, sequence: int, client: int = 1) -> Request:
@@ -44,14 +60,14 @@ def carried(message: Message) -> Message:
     return decode([bytes(part) for part in encode(message)])
 
 
-def take(desk: Desk, asked: Request) -> tuple[Caller, PlainAnswer]:
-    taken = desk.take(carried(write_request(asked)))
+def take(desk: Counter, asked: Request) -> tuple[Caller, DeskAnswer]:
+    taken = desk.take(carried(write_request(asked, ADDRESS)))
     assert taken is not None
     return taken[0], read_answer(carried(taken[1]))
 
 
 def test_a_client_learns_what_there_is_and_gets_it():
-    desk, specs = Desk(table(), max_clients=2, notice={"steps": 3}), table().specs
+    desk, specs = Counter(table(), max_clients=2, notice={"steps": 3}), table().specs
     caller, hello = take(desk, request(Ask.HELLO, 1))
     assert hello.notice == {"steps": 3}
     assert caller.address == ADDRESS and hello.specs == specs and hello.version == 0
@@ -66,7 +82,7 @@ def test_a_client_learns_what_there_is_and_gets_it():
 def test_repeated_and_late_requests_change_nothing():
     """Every client's requests arrive in order, each several times, with late repeats in between."""
     dice, parameters = random.Random(0), table()
-    desk = Desk(parameters, max_clients=4)
+    desk = Counter(parameters, max_clients=4)
     asked: dict[int, list[Request]] = {client: [request(Ask.HELLO, 1, client)] for client in range(3)}
     for (hello,) in asked.values():
         take(desk, hello)
@@ -77,7 +93,7 @@ def test_repeated_and_late_requests_change_nothing():
             asked[client].append(adding(float(client + 1), len(asked[client]) + 1, client))
         repeated = dice.choice(asked[client][-3:])
         first = take(desk, asked[client][-1])[1]
-        again = desk.take(write_request(repeated))
+        again = desk.take(write_request(repeated, ADDRESS))
         if repeated is asked[client][-1]:
             assert again is not None and read_answer(carried(again[1])) == first
         else:
@@ -90,7 +106,7 @@ def test_repeated_and_late_requests_change_nothing():
 
 def test_a_refusal_is_remembered_too():
     parameters = table()
-    desk = Desk(parameters, max_clients=2)
+    desk = Counter(parameters, max_clients=2)
     take(desk, request(Ask.HELLO, 1))
     wrong = request(Ask.STORE, 2, names=("w",), bulk=pack({"w": torch.zeros(3)}))
     _, refused = take(desk, wrong)
@@ -112,7 +128,7 @@ def test_a_refusal_is_remembered_too():
 )
 def test_what_cannot_be_is_refused_and_nothing_changes(wrong):
     parameters = table()
-    desk = Desk(parameters, max_clients=2)
+    desk = Counter(parameters, max_clients=2)
     take(desk, request(Ask.HELLO, 1))
     _, answer = take(desk, wrong)
     assert answer.outcome is WishOutcome.REFUSED and answer.reason.endswith(".")
@@ -124,16 +140,16 @@ def test_what_cannot_be_is_refused_and_nothing_changes(wrong):
 def test_who_is_not_known_is_told_and_changes_nothing():
     """A new server in the old one's place cannot know what that one has done."""
     parameters = table()
-    _, answer = take(Desk(parameters, max_clients=2), adding(1.0, 7))
+    _, answer = take(Counter(parameters, max_clients=2), adding(1.0, 7))
     assert answer.outcome is WishOutcome.UNKNOWN_CLIENT and parameters.version == 0
 
 
 def test_those_who_left_make_room():
-    desk = Desk(table(), max_clients=2)
+    desk = Counter(table(), max_clients=2)
     first, _ = take(desk, request(Ask.HELLO, 1, client=1))
     second, _ = take(desk, request(Ask.HELLO, 1, client=2))
     with pytest.raises(ProtocolError, match="2 clients already"):
-        desk.take(write_request(request(Ask.HELLO, 1, client=3)))
+        desk.take(write_request(request(Ask.HELLO, 1, client=3), ADDRESS))
     desk.left(first.peer)
     assert take(desk, adding(1.0, 2, client=1))[0] is first  # it came back in time
     desk.left(first.peer)
@@ -143,7 +159,7 @@ def test_those_who_left_make_room():
     assert take(desk, adding(1.0, 3, client=1))[1].outcome is WishOutcome.UNKNOWN_CLIENT
 
 
-GOOD = write_request(adding(1.0, 2))
+GOOD = write_request(adding(1.0, 2), ADDRESS)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +188,7 @@ GOOD = write_request(adding(1.0, 2))
 )
 def test_what_is_no_request_gets_no_answer(changed):
     parameters = table()
-    desk = Desk(parameters, max_clients=2)
+    desk = Counter(parameters, max_clients=2)
     take(desk, request(Ask.HELLO, 1))
     with pytest.raises(ProtocolError):
         desk.take(replace(GOOD, fields=GOOD.fields | changed))
@@ -183,10 +199,10 @@ def test_what_is_no_request_gets_no_answer(changed):
 def test_messages_of_another_kind_are_none():
     for message in (Message("push", GOOD.fields), Message("update"), Message("done", {"sequence": 1})):
         with pytest.raises(ProtocolError):
-            Desk(table(), max_clients=1).take(message)
+            Counter(table(), max_clients=1).take(message)
         with pytest.raises(ProtocolError):
             read_answer(message)
-    good = PlainAnswer(outcome=WishOutcome.DONE, sequence=1, specs=table().specs, notice={"steps": 3})
+    good = DeskAnswer(outcome=WishOutcome.DONE, sequence=1, specs=table().specs, notice={"steps": 3})
     again = read_answer(write_answer(good))
     assert (again.specs, again.notice) == (good.specs, good.notice)
     odd = write_answer(good)

@@ -7,7 +7,7 @@ import torch
 
 from shoal.comm.compression import make_compression
 from shoal.errors import LaunchError, ProtocolError, SpecError
-from shoal.ps.plain.client import reply_address
+from shoal.ps.plain.line import reply_address
 from shoal.ps.plain.tensors import PIECE_BYTES, PlainBulk, TensorSpec, pack, pieces, require_fit, unpack
 
 TENSORS = {

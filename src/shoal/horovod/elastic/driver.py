@@ -68,7 +68,7 @@ class ElasticLimits:
         if answer.returncode or not all(text.isdecimal() for text in slots):
             raise LaunchError(
                 f"The host discovery script {script!r} should print lines like localhost:2, found "
-                f"{answer.stdout!r} and exit status {answer.returncode}."
+                f"{answer.stdout!r} and exit status {answer.returncode}; let it print one line for each host."
             )
         return sum(map(int, slots))
 
@@ -106,7 +106,7 @@ class ElasticDriver:
         for _ in range(count):
             node = self._started
             if node >= MOST_NODES:
-                raise LaunchError(f"{node} workers were started for this run, and no more can be.")
+                raise LaunchError(f"{node} workers were started for this run, and no more can be; start it again.")
             self._started += 1
             self._living[node] = 0
             # Which of how many it is, each world says anew; until then a number of its own tells it from others.
@@ -124,7 +124,8 @@ class ElasticDriver:
         self._tell(f"Worker {node} was ended by {signal_name(-code)}; the others go on in another world.")
         if self._limits.resets is not None and self._resets > self._limits.resets:
             raise WorkerFailed(
-                f"Workers have died {self._resets} times, and {self._limits.resets} resets were allowed.",
+                f"Workers have died {self._resets} times, and {self._limits.resets} resets were allowed; see what "
+                "they said last, or allow more with --reset-limit.",
                 exit_code=128 - code,
             )
         if node in self._world.nodes:

@@ -31,7 +31,9 @@ class Merging:
         require_count("Merging", "oldest", self.oldest, least=0)
         for name, value in (("clip", self.clip), ("rate", self.rate)):
             if value is not None and not 0 < value < math.inf:
-                raise SpecError(f"Merging: {name} must be a number above 0, found {value!r}.")
+                raise SpecError(
+                    f"Merging: {name} must be a number above 0, found {value!r}; leave it out for the default."
+                )
 
 
 class MergeBuffer:

@@ -8,19 +8,17 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from shoal.comm.codec import TooLarge, decode, encode
-from shoal.comm.reliable import Packet
 from shoal.comm.security import RunKey
 from shoal.comm.socket_folder import SocketFolder
-from shoal.comm.zmq_wire import ZmqWire
-from shoal.errors import ProtocolError, SpecError
+from shoal.errors import SpecError
+from shoal.ps.plain.clientele import Caller
 from shoal.ps.plain.desk import Desk
+from shoal.ps.plain.loop import RequestLoop
 from shoal.ps.plain.merging import Merging
-from shoal.ps.plain.messages import PlainAnswer, WishOutcome, write_answer
+from shoal.ps.plain.messages import Request
 from shoal.ps.plain.table import MakeOptimizer, ParameterTable
 from shoal.spec.checks import require_count
 
-_LOOK_EVERY_S = 0.1
 # Each takes five file descriptors, and many systems give a process 1024.
 _MOST_CLIENTS = 128
 
@@ -60,23 +58,18 @@ class Server:
         version: int = 0,
         notice: Mapping[str, int] | None = None,
     ) -> None:
-        require_count("Server", "max_clients", max_clients)
-        if max_clients > _MOST_CLIENTS:
-            raise SpecError(f"Server: max_clients is at most {_MOST_CLIENTS}, found {max_clients}.")
+        require_count("Server", "max_clients", max_clients, most=_MOST_CLIENTS)
         self.key = key or RunKey.create()
         """What clients need; `key.save(path)` writes it to a file that only its owner can read."""
-        self.refused = 0
-        """Packets of those who have the key that were no requests; nothing was done for them."""
         self._table = ParameterTable(parameters, optimizer, merging, version)
-        self._desk = Desk(self._table, max_clients=max_clients, notice=notice)
         self._stopping, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._folder = None
         if address is None:
             self._folder = SocketFolder()
             address = f"ipc://{self._folder.path}/server"
-        self._wire = ZmqWire(address, key=self.key)
-        self.address = self._wire.address
+        self._loop = _DeskLoop(address, self.key, Desk(self._table, notice), max_clients)
+        self.address = self._loop.wire.address
         """Where clients find this server."""
 
     @property
@@ -97,12 +90,17 @@ class Server:
     @property
     def present(self) -> int:
         """Clients that are connected."""
-        return self._desk.present
+        return self._loop.clientele.present
+
+    @property
+    def refused(self) -> int:
+        """Packets of those who have the key that were no requests; nothing was done for them."""
+        return self._loop.refused
 
     @property
     def strangers(self) -> int:
         """Connections that ended without having shown the key."""
-        return self._wire.strangers
+        return self._loop.wire.strangers
 
     def start(self) -> None:
         """Serve in a thread until `stop`."""
@@ -141,40 +139,24 @@ class Server:
     def _serve(self) -> None:
         try:
             while not self._stopping.is_set():
-                self._serve_once()
+                self._loop.take_in()
         finally:
             self._close()
             self._ended.set()
 
     def _close(self) -> None:
-        self._wire.close()
+        self._loop.wire.close()
         if self._folder is not None:
             self._folder.close()
 
-    def _serve_once(self) -> None:
-        packet = self._wire.poll(_LOOK_EVERY_S)
-        for peer in self._wire.gone():
-            self._wire.disconnect(peer)
-            self._desk.left(peer)
-        if packet is not None:
-            self._take(packet)
 
-    def _take(self, asked: Packet) -> None:
-        try:
-            answered = self._desk.take(decode(asked))
-        except ProtocolError:
-            self.refused += 1
-            return
-        if answered is None:
-            return
-        caller, answer = answered
-        try:
-            packet = encode(answer)
-        except TooLarge as error:  # Nobody's question may end the service of all.
-            refusal = PlainAnswer(
-                outcome=WishOutcome.REFUSED, sequence=answer.fields["sequence"], reason=str(error)
-            )
-            packet = encode(write_answer(refusal))
-        if caller.peer not in self._wire.peers:
-            self._wire.connect(caller.peer, caller.address)
-        self._wire.transmit(caller.peer, packet)
+class _DeskLoop(RequestLoop[Request]):
+    """Of a desk that answers at once."""
+
+    def __init__(self, address: str, key: RunKey, desk: Desk, max_clients: int) -> None:
+        super().__init__(address, key, Request, most_clients=max_clients)
+        self._desk = desk
+
+    def on_request(self, request: Request, caller: Caller) -> None:
+        if (answer := self._desk.take(request, caller)) is not None:
+            self.answer(caller, answer)

@@ -145,7 +145,10 @@ def _named(parameters: Mapping[str, Tensor] | nn.Module) -> dict[str, Tensor]:
         raise SpecError("A server needs parameters, found none; give it a module or tensors by name.")
     for name, tensor in named.items():
         if not (isinstance(name, str) and isinstance(tensor, Tensor) and tensor.layout == torch.strided):
-            raise SpecError(f"A server's parameters are dense tensors by name, found {type(tensor)} as {name!r}.")
+            raise SpecError(
+                f"A server's parameters are dense tensors by name, found {type(tensor)} as {name!r}; "
+                "leave it out, or call .to_dense() first."
+            )
     return named
 
 
@@ -173,7 +176,10 @@ def _optimized(optimizer: torch.optim.Optimizer | None, values: Mapping[str, Ten
     if optimizer is None:
         return frozenset()
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise SpecError(f"optimizer must be a function that makes a torch.optim optimizer, it made {optimizer!r}.")
+        raise SpecError(
+            f"optimizer must be a function that makes a torch.optim optimizer, it made {optimizer!r}; "
+            "give one like lambda params: torch.optim.SGD(params, lr=0.1)."
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise SpecError("LBFGS computes the loss several times in a step, but a server has none; choose another.")
     trained = {id(param) for group in optimizer.param_groups for param in group["params"]}

@@ -1,12 +1,12 @@
-"""Named tensors: what they are like, whether others fit them, and how they travel.
+"""Tensors, some of them named: what they are like, whether others fit them, and how they travel.
 
-A tensor travels in pieces of a few MiB, each a frame of its own, or what a compression made of it.
+A tensor travels in pieces, each a frame of its own, or what a compression made of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.comm.codec import Frame
 from shoal.comm.compression import Compression, Packed
-from shoal.comm.compression.base import take_frames, take_tensor
+from shoal.comm.compression.base import take_tensor
 from shoal.errors import ProtocolError, SpecError, unknown
 
 PIECE_BYTES = 4 << 20
@@ -65,6 +65,8 @@ class TensorSpec:
 
 
 Specs = Mapping[str, TensorSpec]
+Piece = Frame | Packed
+"""As it is, or compressed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,55 @@ class PlainBulk:
     packing: Sequence[Any] = ()
     """Per piece None where its frame is the piece itself, else [number of frames, small values]."""
     frames: Sequence[Frame] = ()
+
+    @classmethod
+    def of(cls, pieces: Iterable[Piece]) -> PlainBulk:
+        """These pieces; without compression the frames are views of their memory."""
+        packing: list[Any] = []
+        frames: list[Frame] = []
+        for piece in pieces:
+            if isinstance(piece, Packed):
+                packing.append([len(piece.frames), piece.fields])
+                frames.extend(piece.frames)
+            else:
+                packing.append(None)
+                frames.append(piece)
+        return cls(packing=packing, frames=frames)
+
+    def pieces(self) -> list[Piece]:
+        """The pieces again; `ProtocolError` unless the frames are exactly those of the packing."""
+        found: list[Piece] = []
+        at = 0
+        for each in self.packing:
+            match each:
+                case None if at < len(self.frames):
+                    found.append(self.frames[at])
+                    at += 1
+                case [int(num_frames), dict(fields)] if 0 < num_frames <= len(self.frames) - at:
+                    found.append(Packed(fields, tuple(self.frames[at : at + num_frames])))
+                    at += num_frames
+                case _:
+                    raise ProtocolError("A piece of a tensor is neither a frame nor [number of frames, values].")
+        if at < len(self.frames):
+            raise ProtocolError("More frames arrived than the pieces of tensors promise.")
+        return found
+
+
+def packed(piece: Tensor, compression: Compression | None, key: Hashable) -> Piece:
+    """A piece as it travels; `key` names it from one time to the next."""
+    if compression is None or not piece.is_floating_point():
+        return piece
+    return compression.encode(key, piece)
+
+
+def fill(room: Tensor, piece: Piece, compression: Compression | None) -> None:
+    """Write what a piece holds; `ProtocolError` unless it is exactly that."""
+    if not isinstance(piece, Packed):
+        room.copy_(take_tensor(piece, room.dtype, tuple(room.shape)))
+    elif compression is None:
+        raise ProtocolError("A tensor arrived compressed, but nothing says how.")
+    else:
+        compression.decode(piece, room)
 
 
 def require_known(names: Iterable[str], specs: Specs) -> None:
@@ -88,7 +139,9 @@ def require_fit(values: Mapping[str, Tensor], specs: Specs) -> None:
     require_known(values, specs)
     for name, value in values.items():
         if not isinstance(value, Tensor):
-            raise SpecError(f"Parameter {name!r} must be sent as a tensor, found {type(value).__name__}.")
+            raise SpecError(
+                f"Parameter {name!r} must be sent as a tensor, found {type(value).__name__}; make it one."
+            )
         if value.layout != torch.strided:
             raise SpecError(
                 f"Parameter {name!r} must be sent dense, found {value.layout}; call .to_dense() first."
@@ -110,66 +163,22 @@ def pieces(tensor: Tensor) -> Sequence[Tensor]:
 
 
 def pack(values: Mapping[str, Tensor], compression: Compression | None = None) -> PlainBulk:
-    """The tensors as they travel; without compression the frames are views of their memory."""
-    packing: list[Any] = []
-    frames: list[Frame] = []
-    for name, value in values.items():
-        for index, piece in enumerate(pieces(value.detach().cpu().contiguous())):
-            if compression is None or not piece.is_floating_point():
-                packing.append(None)
-                frames.append(piece)
-            else:
-                packed = compression.encode((name, index), piece)
-                packing.append([len(packed.frames), packed.fields])
-                frames.extend(packed.frames)
-    return PlainBulk(packing=packing, frames=frames)
+    """The tensors as they travel."""
+    return PlainBulk.of(
+        packed(piece, compression, (name, index))
+        for name, value in values.items()
+        for index, piece in enumerate(pieces(value.detach().cpu().contiguous()))
+    )
 
 
 def unpack(
     bulk: PlainBulk, names: Iterable[str], specs: Specs, compression: Compression | None = None
 ) -> dict[str, Tensor]:
     """New tensors of these names from what arrived; `ProtocolError` unless it is exactly that."""
-    arrived = _Arrived(bulk)
-    values: dict[str, Tensor] = {}
-    for name in names:
-        values[name] = specs[name].empty()
-        for piece in pieces(values[name]):
-            packed, is_compressed = arrived.next_piece()
-            if not is_compressed:
-                (frame,) = take_frames(packed, 1)
-                piece.copy_(take_tensor(frame, piece.dtype, tuple(piece.shape)))
-            elif compression is None:
-                raise ProtocolError("A tensor arrived compressed, but nothing says how.")
-            else:
-                compression.decode(packed, piece)
-    arrived.require_nothing_left()
+    arrived, values = bulk.pieces(), {name: specs[name].empty() for name in names}
+    rooms = [room for value in values.values() for room in pieces(value)]
+    if len(rooms) != len(arrived):
+        raise ProtocolError(f"{len(rooms)} pieces of tensors were to arrive, found {len(arrived)}.")
+    for room, piece in zip(rooms, arrived, strict=True):
+        fill(room, piece, compression)
     return values
-
-
-class _Arrived:
-    """What arrived, to be taken piece by piece."""
-
-    def __init__(self, bulk: PlainBulk) -> None:
-        self._packing = list(bulk.packing)[::-1]
-        self._frames = list(bulk.frames)[::-1]
-
-    def next_piece(self) -> tuple[Packed, bool]:
-        """The next piece, and whether it is compressed."""
-        if not self._packing:
-            raise ProtocolError("Fewer pieces of tensors arrived than their names promise.")
-        match self._packing.pop():
-            case None:
-                return self._take(1, {}), False
-            case [int(num_frames), dict(fields)] if num_frames > 0:
-                return self._take(num_frames, fields), True
-            case _:
-                raise ProtocolError("A piece of a tensor is neither plain nor [number of frames, values].")
-
-    def require_nothing_left(self) -> None:
-        if self._packing or self._frames:
-            raise ProtocolError("More pieces of tensors arrived than their names promise.")
-
-    def _take(self, num_frames: int, fields: dict[str, Any]) -> Packed:
-        if num_frames > len(self._frames):
-            raise ProtocolError("Fewer frames arrived than their pieces promise.")
-        return Packed(fields, tuple(self._frames.pop() for _ in range(num_frames)))
