@@ -35,6 +35,9 @@ class Others:
 
     steps: int = 0
     asked: list[int] = field(default_factory=list)
+    may_release: bool = True
+
+    def gather(self) -> None: ...
 
     def reform(self, world: World) -> int:
         return self.steps
