@@ -86,9 +86,9 @@ def averaged_footprint(
 
 
 def _others_of_process(model: ModelSize, run: RunSize) -> tuple[MemoryRegion, ...]:
-    """What a process's other places have while one of them takes its step."""
-    what, each = "models and states of a worker's other places", model.parameters + model.moving + model.state
-    return (of_worker(what, (run.hosted - 1) * each, Stay.TRAINING),) * (run.hosted > 1)
+    """What a worker's places have while another one of them takes its step."""
+    values, states = run.hosted * (model.parameters + model.moving), (run.hosted - 1) * model.state
+    return (of_worker("what each of a worker's places has", values + states, Stay.TRAINING),) * (run.hosted > 1)
 
 
 def arena_average_regions(

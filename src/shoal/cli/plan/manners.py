@@ -94,8 +94,7 @@ def _average_manner(job: Job) -> Manner:
     meaning = _average_meaning(Average.of(job), job.cluster.places)
     if job.cluster.is_elastic:
         meaning += (
-            f" There are {job.cluster.places} models however many processes there are: each trains one of them, or "
-            "several in turn."
+            f" There are {job.cluster.places} models whoever trains them: a worker has one, or several in turn."
         )
     if not job.replaces or not can_replace(job):
         return Manner(meaning=meaning, on_failure=without_successors(job))

@@ -112,7 +112,8 @@ class ArenaAverage(HostedModels):
         if missing := [place for place in self._places if counters[rows[place]] < serial]:
             with self._mean_in_use():
                 for place in missing:
-                    fill(table, place)
+                    with self._common.precision_of(place):
+                        fill(table, place)
                     counters.publish(rows[place], serial)
         counters.wait_all(rows, serial)
         return table.clone()

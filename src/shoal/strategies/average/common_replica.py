@@ -6,6 +6,8 @@ as it is. A process with one place copies nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -79,6 +81,18 @@ class CommonReplica:
         if self.owner == place:
             self.owner = None
             self.put_aside()
+
+    @contextmanager
+    def precision_of(self, place: int) -> Iterator[None]:
+        """In this block the replica computes in the numbers that this place does, whoever has it."""
+        precision = self._replica.precision
+        own = precision.state
+        if place != self.owner:
+            precision.adopt(self._aside[place].half)
+        try:
+            yield
+        finally:
+            precision.adopt(own)
 
     def settings(self) -> list[dict[str, Any]]:
         """By group: the optimizer's settings that its own steps do not change."""

@@ -80,8 +80,10 @@ class HostedModels(AveragedModel):
             del self._taken[place]
             self._common.leave(place)
         if self._meeting:
-            for place in set(world.places) - self._taken.keys():
-                self._take_over(place)
+            for place in world.places:
+                if place not in self._taken:
+                    self._take_over(place)
+                self._catch_up(place)
         else:
             self._come(world.places)
         self._turn_to(world.places[0])
@@ -176,8 +178,8 @@ class HostedModels(AveragedModel):
         counters.wait_all(arrived, meeting)
         for place in places:
             if place not in self._taken:
-                self._take_up_left(place)
-                self._is_apart = True
+                head, _ = self._take_up_left(place)
+                self._is_apart = self._is_apart or head.step > self._replica.start.step
         self._meeting, self._met = meeting, self._step
         self._first_values = {}
         if self._is_agreement(self._step):
@@ -220,13 +222,16 @@ class HostedModels(AveragedModel):
         return head, meeting
 
     def _take_over(self, place: int) -> None:
-        """Have one more place, while this process goes on: take its steps again since all have met."""
+        """Have one more place, while this process goes on: as it was after all had met last."""
         head, meeting = self._take_up_left(place)
         if meeting == self._meeting and self._is_agreement(head.step):
             self._go_home(place, head.step, is_moved=bool(head.weights.sum() > 0))
         self._publish_agreed()  # where who had the first place could not
+
+    def _catch_up(self, place: int) -> None:
+        """Take the steps again that a place has taken since, as far as this process has come."""
         supply = self._setting.supply
-        for step in range(head.step + 1, self._step + 1):
+        for step in range(self._taken[place] + 1, self._step + 1):
             assert supply is not None, "who takes places over in the middle of a run can ask for its data"
             self._block()  # this may take longer than any step
             with self._as_after(step):
