@@ -5,8 +5,8 @@ All of a process's places take a step before the next one begins, and an agreeme
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from shoal.checkpoint.aside import put_aside
 from shoal.checkpoint.model_stream import TensorStream
 from shoal.ledger.shares import Sizes
+from shoal.model.replica import Replica
 from shoal.spec import Average
 from shoal.step.work import Work
 from shoal.strategies.average.gossip import mean_with
@@ -38,10 +39,10 @@ class ArenaAverage(HostedModels):
 
     def take(self, work: Work) -> Any:
         if self._step < work.step:
-            for place in self._places:
+            # Who had the replica last begins: that saves a change.
+            for place in sorted(self._places, reverse=self._common.owner == self._places[-1]):
                 if self._taken[place] < work.step:
                     self._under_way[place] = self._take_one(place, work)
-            self._turn_to(self._places[0])
             if self._replica.scheduler is not None:
                 self._rates[work.step] = self._common.settings()
             self._own = self._rounds.add(self._under_way, work)
@@ -69,8 +70,9 @@ class ArenaAverage(HostedModels):
             mean = mean_difference(self._agreed, self._found(), parts, self._values.num_params, self._clip)
             self._take_outer_step(mean)
         for place in self._places:
-            self._turn_to(place)
-            self._go_home(place, self._step, is_moved=shares is not None)
+            if self._taken[place] == self._step:  # else who had it before had agreed, and had gone on
+                self._turn_to(place)
+                self._go_home(place, self._step, is_moved=shares is not None)
         self._turn_to(self._places[0])
         self._end_round()
         self._tell_agreed()
@@ -87,6 +89,12 @@ class ArenaAverage(HostedModels):
                 each.copy_(left)
 
     # What others read.
+
+    @contextmanager
+    def _mean_in_use(self) -> Iterator[None]:
+        self._turn_to(self._places[0])  # who has the replica after all have met
+        with super()._mean_in_use():
+            yield
 
     def _mean_model(self, own: Vectors) -> Vectors:
         self._meet_here()
@@ -117,6 +125,10 @@ class ArenaAverage(HostedModels):
                     counters.publish(rows[place], serial)
         counters.wait_all(rows, serial)
         return table.clone()
+
+    def model_stream(self, replica: Replica) -> TensorStream:
+        self._turn_to(self._places[0])
+        return super().model_stream(replica)
 
     def state_stream(self) -> TensorStream:
         """The first worker's, and what all others have left, which the first one reads."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -213,6 +214,35 @@ def test_a_look_in_the_middle_of_a_round_fills_all_rows(fds: list[int]) -> None:
     expected, _ = both(lambda: look_twice(first), lambda: look_twice(second))
     assert look_twice(Process(case, fds[1], (0, 1))) == expected
     assert all(value for table in expected[:2] for row in table for value in row)
+
+
+@pytest.mark.parametrize("case", CASES[:-1], ids=", ".join)  # clients do not meet in the middle of a round
+def test_who_follows_finds_places_at_different_meetings(case: tuple[str, ...], fds: list[int]) -> None:
+    """Their process died while it left what they had, for somebody who looked in the middle of a round."""
+
+    class Killed(BaseException):
+        """It is gone."""
+
+    dead, leave = Process(case, fds[1], (0, 1)).open(), ArenaAverage._leave
+    losses = dead.go_on(1, 4)
+    dead.step(5)
+
+    def leave_one(strategy: Any, place: int, meeting: int) -> None:
+        if place == 1:
+            raise Killed
+        leave(strategy, place, meeting)
+
+    with patch.object(ArenaAverage, "_leave", leave_one), pytest.raises(Killed):
+        dead.look(1)
+    comer = Process(case, fds[1], (), role="spare").open()
+    comer.replica.advance_over(losses)
+    assert comer.host(0, 1) == 4
+    losses += comer.go_on(5, 5)
+    table = comer.look(1)
+
+    calm = Process(case, fds[0], (0, 1)).open()
+    assert calm.go_on(1, 5) == losses and calm.look(1) == table
+    assert comer.go_on(6) == calm.go_on(6) and comer.found() == calm.found()
 
 
 def test_an_optimizer_whose_state_goes_with_its_process_is_told_of(fds: list[int]) -> None:
