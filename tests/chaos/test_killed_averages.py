@@ -88,3 +88,30 @@ def test_many_kills_change_no_bit(
     tmp_path: Path, zygote: ZygoteProcess, kills: int, model: str, args: dict, strategy: str, job: dict
 ) -> None:
     storm_and_calm(tmp_path, zygote, kills, model, args, strategy, **job)
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "strategy", "rounds"),
+    [
+        ("mlp", {**MLP, "optimizer": "adamw"}, "average:every=7,outer=nesterov", 2),
+        ("conv", {}, "average:every=3,clip=norm:1", 1),
+        pytest.param("gpt", {"optimizer": "adamw"}, "average:every=9", 6, marks=pytest.mark.long),
+        pytest.param("mlp", {**MLP, "optimizer": "recalling"}, "average:every=40", 6, marks=pytest.mark.long),
+    ],
+)
+def test_survivors_train_the_models_of_the_dead(
+    tmp_path: Path, zygote: ZygoteProcess, model: str, args: dict, strategy: str, rounds: int
+) -> None:
+    """The first place's host dies, then who has followed it, then the last one there is; and so on."""
+    plan = [(0, False), (0, False), (2, False)] * rounds
+    killer = Killer(zygote, plan)
+    shrink = {"workers": 3, "strategy": strategy, "on_failure": "shrink"}
+    stormy, events = train(tmp_path / "stormy", killer, model, args, 100_000, **shrink)
+    calm, _ = train(tmp_path / "calm", ObservedEngine(zygote), model, args, stormy["steps"], **shrink)
+    assert killer.killed == sum(event.kind == "lost" for event in events) == len(plan)
+    replaced = [event.values for event in events if event.kind == "replaced"]
+    assert any("by" in values and len(values["hosts"]) == 2 for values in replaced), "nobody took a place over"
+    assert any(values["places"] == [0, 1, 2] and "by" not in values for values in replaced), "one had them all"
+    assert stormy["reason"] == "stopped" and stormy["audit"]["clean"] and calm["audit"]["clean"]
+    assert (stormy["digest"], stormy["state_digest"]) == (calm["digest"], calm["state_digest"])
+    assert stormy["loss"] == calm["loss"] and stormy["agreements"] == calm["agreements"]

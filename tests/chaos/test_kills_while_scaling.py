@@ -105,12 +105,17 @@ class Storm(ObservedEngine):
 
 
 def train(
-    folder: Path, engine: ObservedEngine, steps: int, policy: str = "auto", strategy: str = "data"
+    folder: Path,
+    engine: ObservedEngine,
+    steps: int,
+    policy: str = "auto",
+    strategy: str = "data",
+    optimizer: str = "adamw",
 ) -> tuple[dict[str, Any], list[Event]]:
     folder.mkdir()
     job = Job(
         target=f"{TASKS}:mlp",
-        args={"optimizer": "adamw", "clip": 1.0},
+        args={"optimizer": optimizer, "clip": 1.0},
         strategy=strategy,
         cluster=Cluster(workers=PLACES, threads=1),
         overrides={"max_steps": steps, "epochs": steps, "evaluate_every": 5},
@@ -147,6 +152,38 @@ def test_kills_while_places_change_hands(tmp_path: Path, zygote: ZygoteProcess, 
         assert any(event.kind == kind for event in events), f"nobody was {kind}"
     assert (stormy["digest"], stormy["state_digest"]) == (calm["digest"], calm["state_digest"])
     assert stormy["loss"] == calm["loss"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "policy", "optimizer", "rounds"),
+    [
+        ("average:every=7,outer=nesterov", "shrink", "adamw", FEW),
+        ("average:every=3,with=ring", "replace", "muon_like", FEW),
+        ("average:clients=8,share=0.5,partition=own,every=4,scaffold=on", "shrink", "momentum", FEW),
+        pytest.param("average:every=4,combine=ensemble", "shrink", "adamw", MANY, marks=pytest.mark.long),
+        pytest.param("average:every=5,init=own", "replace", "muon_like", MANY, marks=pytest.mark.long),
+        pytest.param("average:every=1", "shrink", "adamw", MANY, marks=pytest.mark.long),
+        pytest.param(
+            "average:clients=8,share=0.5,partition=own,every=4,buffer=4,oldest=4",
+            "replace",
+            "adamw",
+            MANY,
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_kills_while_places_with_models_of_their_own_change_hands(
+    tmp_path: Path, zygote: ZygoteProcess, strategy: str, policy: str, optimizer: str, rounds: int
+) -> None:
+    storm = Storm(zygote, tmp_path / "stormy", rounds)
+    stormy, events = train(tmp_path / "stormy", storm, 100_000, policy, strategy, optimizer)
+    calm, _ = train(tmp_path / "calm", ObservedEngine(zygote), stormy["steps"], policy, strategy, optimizer)
+    assert storm.killed == rounds
+    for kind in ("lost", "replaced", "scaled"):
+        assert any(event.kind == kind for event in events), f"nobody was {kind}"
+    assert (stormy["digest"], stormy["state_digest"]) == (calm["digest"], calm["state_digest"])
+    assert stormy["loss"] == calm["loss"] and stormy["agreements"] == calm["agreements"]
+    assert stormy["audit"]["clean"] and calm["audit"]["clean"]
 
 
 @pytest.mark.parametrize("rounds", [FEW, pytest.param(MANY, marks=pytest.mark.long)])

@@ -11,11 +11,13 @@ import torch
 
 from helpers.training import Train, Trained, largest_difference
 from shoal.checkpoint.listing import list_entries, read_manifest
+from shoal.launch import load
+from shoal.launch.messages import Load
 from shoal.launch.owner import ZygoteProcess
 from shoal.launch.resuming import left_out
 from shoal.observe import RunFolder
 from shoal.roles.training.training import make_schedule
-from shoal.spec import Average, Task, parse_strategy
+from shoal.spec import Average, Cluster, Task, parse_strategy
 
 STEPS = 20
 
@@ -157,6 +159,33 @@ def test_a_run_that_ended_in_the_middle_of_a_round_goes_on_there(resumed: Train)
     )
     assert [told["step"] for told in short.told("checkpoint")] == [10]
     assert_goes_on(whole, resumed.resume(short, 10, overrides={"max_steps": STEPS}), 10)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("keys", "precision", "optimizer"),
+    [
+        ("every=6,outer=momentum", "adaptive", "AdamW"),
+        pytest.param("every=3,with=ring", "fp32", "Adafactor", marks=pytest.mark.long),
+        pytest.param("every=4,combine=ensemble", "fp32", "AdamW", marks=pytest.mark.long),
+        pytest.param("every=6,init=own", "adaptive", "Adafactor", marks=pytest.mark.long),
+    ],
+)
+def test_fewer_processes_train_as_many_models(
+    resumed: Train, monkeypatch: pytest.MonkeyPatch, keys: str, precision: str, optimizer: str, processes: int
+) -> None:
+    """From the first step on, and from a checkpoint that others have left in the middle of a round."""
+    monkeypatch.setattr(load, "starting_workers", lambda cluster: processes)
+    monkeypatch.setattr(load, "read_load", lambda: Load(idle_cores=0.0, waiting=0.0))
+    how = {"strategy": f"average:{keys}", "precision": precision, "optimizer": optimizer}
+    whole = resumed("everything", cluster=Cluster(workers=3, threads=1), **how)
+    elastic = Cluster(workers="1:3", threads=1)
+    few = resumed("everything", cluster=elastic, checkpoint="every=100", overrides={"max_steps": 10}, **how)
+    assert few.told("world")[0]["workers"] == processes
+    assert few.results["audit"]["clean"]
+    assert_goes_on(whole, resumed.resume(few, 10, overrides={"max_steps": STEPS}), 10)
+    monkeypatch.setattr(load, "starting_workers", lambda cluster: 3 - processes)
+    assert_goes_on(whole, resumed.resume(few, 10, overrides={"max_steps": STEPS}), 10)
 
 
 def test_other_workers_and_other_strategies_go_on(resumed: Train) -> None:

@@ -117,6 +117,27 @@ def test_workers_leave_and_come_and_not_one_bit_changes(tmp_path: Path, zygote: 
     assert same_bits(found, calm)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "optimizer"),
+    [
+        ("average:every=7,outer=nesterov", "adamw"),
+        ("average:every=5,init=own", "muon_like"),
+        pytest.param("average:every=3,with=pairs", "recalling", marks=pytest.mark.long),
+        pytest.param("average:every=6,combine=ensemble", "adamw", marks=pytest.mark.long),
+    ],
+)
+def test_models_of_their_own_stay_whoever_trains_them(
+    tmp_path: Path, zygote: ZygoteProcess, strategy: str, optimizer: str
+) -> None:
+    hand, args = Hand(tmp_path / "scaled", [1, 3, 2]), {"optimizer": optimizer}
+    found, events = train(tmp_path / "scaled", zygote, 100_000, 4, hand, strategy=strategy, args=args)
+    calm, _ = train(tmp_path / "calm", zygote, found["steps"], 4, strategy=strategy, args=args)
+    scaled = [event.values for event in events if event.kind == "scaled"]
+    assert [(one["before"], one["workers"]) for one in scaled] == [(4, 1), (1, 3), (3, 2)]
+    assert [sorted(map(len, one["hosts"])) for one in scaled] == [[4], [1, 1, 2], [2, 2]]
+    assert same_bits(found, calm) and found["audit"]["clean"] and found["agreements"] == calm["agreements"]
+
+
 def test_an_optimizer_that_runs_whole_stays_with_the_first_place(tmp_path: Path, zygote: ZygoteProcess) -> None:
     hand = Hand(tmp_path / "scaled", [1, 2])
     args = {"optimizer": "muon_like", "clip": 0.0}
@@ -142,16 +163,17 @@ class Growth:
         assert self._left <= 0
 
 
+@pytest.mark.parametrize("strategy", ["data", "average:every=4,outer=nesterov"])
 def test_workers_are_added_where_cores_are_idle(
-    tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     monkeypatch.setattr(elastic, "COOL_DOWN_S", 0.2)
     monkeypatch.setattr(elastic, "LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(elastic, "GAIN", 0.0)
     monkeypatch.setattr(load, "starting_workers", lambda cluster: 1)
     monkeypatch.setattr(load, "read_load", lambda: Load(idle_cores=8.0, waiting=-7.0))
-    found, events = train(tmp_path / "grown", zygote, 100_000, "1:4", Growth(3))
-    calm, _ = train(tmp_path / "calm", zygote, found["steps"], 4)
+    found, events = train(tmp_path / "grown", zygote, 100_000, "1:4", Growth(3), strategy=strategy)
+    calm, _ = train(tmp_path / "calm", zygote, found["steps"], 4, strategy=strategy)
     scaled = [event.values for event in events if event.kind == "scaled"]
     assert [one["workers"] for one in scaled[:3]] == [2, 3, 4] and "8.0 cores are idle" in scaled[0]["reason"]
     assert same_bits(found, calm)

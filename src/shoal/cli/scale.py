@@ -31,7 +31,8 @@ def scale(
     """Change how many workers and servers a running job has, or tell how many there are.
 
     Training goes on meanwhile, and a synchronous run keeps every bit of its result. Runs of strategy ps can be
-    scaled, and the workers of data in shared memory: up to as many as the run was started for.
+    scaled, and the workers of data and average in shared memory: up to as many as the run was
+    started for.
 
     [dim]shoal scale digits-20250131-120000
     shoal scale demo --workers 4 --servers 3

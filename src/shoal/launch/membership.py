@@ -289,7 +289,7 @@ class Membership:
         if not can_move(job):
             return (
                 f"This run's strategy is {job.strategy}, whose workers stay the same from the first step to the "
-                "last; runs of ps can be scaled, and those of data in shared memory."
+                "last; runs of ps can be scaled, and those of data and average in shared memory."
             )
         if request.workers > most:
             return (

@@ -41,7 +41,8 @@ class Precision:
         is_alike = saved is not None and len(saved) == len(fresh.values)
         self.state = HalfState.of(saved) if saved is not None and is_alike else fresh
         self._modules: dict[str, list[nn.Module]] = {}
-        self._in_float32: set[str] = set()
+        self._in_float32: dict[str, list[nn.Module]] = {}
+        self._told: set[str] = set()
         self._report: Callable[[str], None] = lambda text: None
 
     def autocast(self, step: int = 0) -> AbstractContextManager[Any]:
@@ -116,15 +117,20 @@ class Precision:
         return self.state.skipped == skipped
 
     def adopt(self, state: HalfState) -> None:
-        """Go on from this state; layers that half precision is too small for compute in float32."""
+        """Go on from this state; layers that half precision is too small for compute in float32, and no others."""
         self.state = state
+        for name in self._in_float32.keys() - set(self.float32_layers):  # it is another model's state
+            for layer in self._in_float32.pop(name):
+                compute_as_others(layer)
         for name in self.float32_layers:
-            if name in self._in_float32:
+            if self._in_float32.get(name):
                 continue
-            self._in_float32.add(name)
-            for layer in self._modules.get(name, ()):  # none where another process has it
+            self._in_float32[name] = list(self._modules.get(name, ()))  # none where another process has it
+            for layer in self._in_float32[name]:
                 compute_in_float32(layer, self._device)
-            self._report(f"{name} computes in float32: its gradients leave the range of half precision")
+            if name not in self._told:
+                self._told.add(name)
+                self._report(f"{name} computes in float32: its gradients leave the range of half precision")
 
     @property
     def float32_layers(self) -> list[str]:
@@ -159,6 +165,12 @@ def layers_of(module: nn.Module, parameters: Iterable[str]) -> list[str]:
 def compute_in_float32(layer: nn.Module, device: str) -> None:
     """Take a layer out of autocast from now on."""
     layer.forward = partial(_without_autocast, layer.forward, device)
+
+
+def compute_as_others(layer: nn.Module) -> None:
+    """Take it back."""
+    assert isinstance(layer.forward, partial)
+    layer.forward = layer.forward.args[0]
 
 
 def _without_autocast(forward: Callable[..., Any], device: str, *args: Any, **kwargs: Any) -> Any:

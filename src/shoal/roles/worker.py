@@ -134,6 +134,8 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     except Exception as error:
         reporter.send(training.witness.testify(error))
         raise
+    if outcome.reason != "released":
+        loop.gather()
     training.close()
     training.checkpoints.close()
     if outcome.reason != "released":

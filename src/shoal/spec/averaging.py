@@ -224,7 +224,7 @@ class Average(StrategySpec):
     def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
         workers = cluster.places
         in_memory = self.shares_memory and cluster.device == "cpu" and not cluster.is_spread
-        alone = f"with strategy={self} each worker has a model of its own, which nobody else has"
+        alone = self._why_alone(cluster)
         return Conduct(
             fills=even_fills(workers, workers),
             slots_are_free=False,
@@ -239,6 +239,7 @@ class Average(StrategySpec):
             puts_aside="replica",
             is_ensemble=self.is_ensemble,
             has_places=in_memory,
+            hosts_several=in_memory,
             has_journal=in_memory,
             why={
                 "protects": self._why_not_protected(),
@@ -248,6 +249,21 @@ class Average(StrategySpec):
                 "meets": f"with strategy={self} each worker takes steps of its own",
             },
         )
+
+    def _why_alone(self, cluster: Cluster) -> str:
+        """Why a worker's model is in no memory that outlives it, where it is in none."""
+        keys = {
+            "secure=on": self.secure,
+            f"after={self.after}": self.after > 0,
+            f"parts={self.parts}": self.parts > 1,
+            f"delay={self.delay}": self.delay > 0,
+            f"inside={self.inside}": self.inside != "none",
+            f"via={self.via}": self.via in ("sockets", "backend"),
+        }
+        if (key := next((key for key, is_written in keys.items() if is_written), None)) is not None:
+            return f"with {key} each worker's model lies in its process alone; leave {key} out"
+        place = f"device={cluster.device}" if cluster.device != "cpu" else f"on={cluster.on}"
+        return f"with {place} the model of each worker lies in its process alone; use CPUs of one host"
 
     @property
     def _is_protectable(self) -> bool:

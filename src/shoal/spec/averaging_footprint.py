@@ -54,6 +54,7 @@ def averaged_footprint(
         *whole_footprint(model, run).worker,
         *(() if is_ensemble else (of_worker("what all agreed on last", size, Stay.TRAINING),)),
         of_worker("the outer optimizer's state", outer_kept * model.parameters, Stay.TRAINING),
+        *(_others_of_process(model, run) if in_memory else ()),
         *(
             (of_worker("how a client's steps are corrected", 3 * model.parameters, Stay.TRAINING),)
             * (rooms.controls > 0)
@@ -82,6 +83,12 @@ def averaged_footprint(
         workers=run.workers,
         flows=flows if run.workers > 1 else (),
     )
+
+
+def _others_of_process(model: ModelSize, run: RunSize) -> tuple[MemoryRegion, ...]:
+    """What a worker's places have while another one of them takes its step."""
+    values, states = run.hosted * (model.parameters + model.moving), (run.hosted - 1) * model.state
+    return (of_worker("what each of a worker's places has", values + states, Stay.TRAINING),) * (run.hosted > 1)
 
 
 def arena_average_regions(

@@ -91,7 +91,7 @@ JOB_FEATURES: tuple[Feature[Job], ...] = (
         asked=lambda job: f"spares={job.cluster.spares}" if job.cluster.spares else "",
         does="take a dead worker's place in the host's shared memory, with its journal",
         needs=("has_places", "has_journal"),
-        remedy="use data:via=arena, or no spares",
+        remedy="use data:via=arena or average, or no spares",
     ),
     Feature(
         name="limits of workers",
@@ -99,14 +99,14 @@ JOB_FEATURES: tuple[Feature[Job], ...] = (
         does=_ANOTHERS_WORK,
         needs=("has_places", "has_journal", "hosts_several"),
         suffices="workers_vary",
-        remedy="use data:via=arena, or a number",
+        remedy="use data:via=arena or average, or a number",
     ),
     Feature(
         name="on_failure=shrink",
         asked=lambda job: "on_failure=shrink" if job.on_failure == "shrink" else "",
         does=_ANOTHERS_WORK,
         needs=("has_places", "has_journal", "hosts_several"),
-        remedy="use data:via=arena, or another on_failure",
+        remedy="use data:via=arena or average, or another on_failure",
     ),
     Feature(
         name="slots",

@@ -150,5 +150,7 @@ class RunSize:
     """Whether the state is saved during the run."""
     is_replaceable: bool = False
     """Whether spares wait for a worker to die."""
+    hosted: int = 1
+    """Places that a worker has at most while there are as few workers as there may be."""
     shares_memory: bool = True
     """Whether the host lets processes share memory as the arena does."""

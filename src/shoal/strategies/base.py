@@ -212,6 +212,14 @@ class Handover(Protocol):
         middle of a step that it then takes again.
         """
 
+    @property
+    def may_release(self) -> bool:
+        """Whether places may leave this process after the step that it has taken last."""
+
+    def gather(self) -> None:
+        """Meet all others, where what the streams give is theirs too: none of these waits for anybody then. It is
+        left where places come to this process, and called again."""
+
     def committed(self) -> int:
         """The last step that is committed in all places by now."""
 

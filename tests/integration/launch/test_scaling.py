@@ -113,5 +113,5 @@ def test_a_run_over_sockets_cannot_be_scaled(play: Stage, client: Client) -> Non
     client.words = ("--workers", "1")
     play(worker=AFTER_THE_ANSWER, run_dir="runs/demo", on_event=client.on_event, strategy="data:via=ring")
     status, _, err = client.answer()
-    assert status == 1 and "runs of ps can be scaled, and those of data in shared memory" in err
+    assert status == 1 and "runs of ps can be scaled, and those of data and average in shared memory" in err
     assert len(play.host.processes) == 2

@@ -117,6 +117,13 @@ def test_a_layer_that_left_computes_in_float32_wherever_its_weight_is_used() -> 
     assert precision.facts()["float32_layers"] == ["first"]
     assert lines == ["first computes in float32: its gradients leave the range of half precision"]
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in module.parameters())
+    left = precision.state
+    for state, expected in ((HalfState(streaks=(0, 0)), torch.bfloat16), (left, torch.float32)):
+        precision.adopt(state)  # of another model of the same kind, and of this one again
+        with precision.autocast(PATIENCE + 1):
+            module(torch.randn(2, 8))
+        assert dtypes == {"first": expected, "middle": torch.bfloat16, "last": expected}
+    assert len(lines) == 1
 
 
 def task(optimizer: type[torch.optim.Optimizer] = torch.optim.SGD) -> Task:

@@ -77,6 +77,26 @@ def test_strategies_are_kept_in_one_spelling() -> None:
         ({"on_failure": "shrink", "strategy": "data:via=ring"}, "on_failure=shrink .* use data:via=arena"),
         ({"on_failure": "shrink", "strategy": "ps"}, "use replace or stop"),
         (
+            {"on_failure": "shrink", "strategy": "average:after=4"},
+            "on_failure=shrink .* with after=4 each worker's model lies in its process alone; leave after=4 out",
+        ),
+        (
+            {"cluster": Cluster(workers="2:4"), "strategy": "average:via=sockets"},
+            "workers=2:4 .* with via=sockets .* leave via=sockets out",
+        ),
+        (
+            {"cluster": Cluster(workers="2:4"), "strategy": "average:inside=data,groups=2"},
+            "workers=2:4 .* with inside=data .* leave inside=data out",
+        ),
+        (
+            {"cluster": Cluster(workers="2:4", on="local:2"), "strategy": "average"},
+            "workers=2:4 .* with on=local:2 .* use CPUs of one host",
+        ),
+        (
+            {"cluster": Cluster(workers="2:4", device="cuda"), "strategy": "average"},
+            "workers=2:4 .* with device=cuda .* use CPUs of one host",
+        ),
+        (
             {"cluster": Cluster(workers="1:4"), "strategy": "ps:via=ring"},
             "workers=1:4 .* add up what they push among themselves; use via=direct; or give a number",
         ),

@@ -126,7 +126,7 @@ def test_workers_that_share_memory(
 def test_workers_that_leave_what_they_have_when_they_meet(optimizer: str, strategy: str) -> None:
     task = make_task(optimizer)
     job = Job(target="x.py", strategy=strategy, cluster=Cluster(workers=WORKERS))
-    world = World(world_size=WORKERS)
+    world = World(world_size=WORKERS, places=tuple(range(WORKERS)))  # all meet when they begin
     opened = make_strategy(job.spec, world, WORKERS)
     assert isinstance(opened, ArenaAverage)
     opened.open(Replica(task), Setting(world=world, conduct=job.conduct, extent=EXTENT))

@@ -92,13 +92,18 @@ def _layer_meaning(spec: Layer, workers: int) -> str:
 
 def _average_manner(job: Job) -> Manner:
     meaning = _average_meaning(Average.of(job), job.cluster.places)
+    if job.cluster.is_elastic:
+        meaning += (
+            f" There are {job.cluster.places} models whoever trains them: a worker has one, or several in turn."
+        )
     if not job.replaces or not can_replace(job):
         return Manner(meaning=meaning, on_failure=without_successors(job))
-    return Manner(
-        meaning=meaning,
-        on_failure=f"A worker that dies is replaced by {_successor(job)}, which takes its steps since all met "
-        "last again; no bit changes.",
-    )
+    again = "its steps since all met last again"
+    if job.on_failure == "shrink":
+        text = f"When a worker dies, the others take {again}, and train its model from then on; no bit changes."
+        return Manner(meaning=meaning, on_failure=text)
+    text = f"A worker that dies is replaced by {_successor(job)}, which takes {again}; no bit changes."
+    return Manner(meaning=meaning, on_failure=text)
 
 
 def _average_meaning(spec: Average, workers: int) -> str:

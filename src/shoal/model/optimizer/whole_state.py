@@ -100,6 +100,7 @@ class MovedSettings:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._groups = optimizer.param_groups
+        self._first = [settings_of(group) for group in self._groups]
         self._moved: list[dict[str, Any]] = [{} for _ in self._groups]
 
     @contextmanager
@@ -123,6 +124,19 @@ class MovedSettings:
         self._moved = _unplain(plain, ())
         for group, moved in zip(self._groups, self._moved, strict=True):
             group.update(moved)
+
+    def forget(self) -> None:
+        """Let the groups have what they began with."""
+        for group, first, moved in zip(self._groups, self._first, self._moved, strict=True):
+            for key in moved:
+                del group[key]
+            group.update({key: first[key] for key in moved if key in first})
+        self._moved = [{} for _ in self._groups]
+
+    def others(self) -> list[dict[str, Any]]:
+        """By group: the settings that no step has changed, but the user and the scheduler."""
+        pairs = zip(self._groups, self._moved, strict=True)
+        return [{key: v for key, v in settings_of(group).items() if key not in moved} for group, moved in pairs]
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ def size_up(
         is_limited=job.cluster.memory_bytes is not None,
         saves=job.checkpoint != "none",
         is_replaceable=job.cluster.spares > 0,
+        hosted=-(-workers // (job.cluster.min_workers or workers)),
         shares_memory=supported() and job.cluster.device == "cpu",
     )
     return JobSizes(spec=job.spec, model=model, run=run, cut=_cut(job, blueprint))

@@ -45,7 +45,7 @@ class Loop:
         self._callbacks = training.callbacks
         self._evaluations = Evaluations(training, observer, self._despite_moves)
         is_saved = training.checkpoints is not None and training.checkpoints.is_on
-        self._saves = Saves(training, setting) if is_saved else None
+        self._saves = Saves(training, setting, self.gather) if is_saved else None
         needs_loss = isinstance(training.replica.scheduler, ReduceLROnPlateau)
         self._most_open = 1 if needs_loss else training.conduct.open_commits
         self._open: deque[_Taken] = deque()
@@ -91,7 +91,7 @@ class Loop:
 
     def run(self, committed: int = 0) -> Outcome:
         """Train until the end. Steps up to `committed` were taken before this process came: only replayed."""
-        training, observer = self._training, self._observer
+        training, observer, handover = self._training, self._observer, handover_of(self._training.strategy)
         training.replica.train_mode()
         committed = max(committed, training.replica.start.step)
         if self._callbacks is not None:
@@ -102,7 +102,9 @@ class Loop:
             stop = observer.wants_stop()
             if self._callbacks is not None:
                 stop = stop or self._callbacks.is_stop_due(turn.step)
-            if (orders := list(observer.take_orders(at_border=True))) and (reason := self._enter_all()):
+            at_border = handover is None or handover.may_release
+            orders = list(observer.take_orders(at_border=at_border))
+            if orders and at_border and (reason := self._enter_all()):
                 return self._outcome(reason)
             if not self.heed(orders):
                 return self._outcome("released")
@@ -296,6 +298,11 @@ class Loop:
         return reason
 
     # Places.
+
+    def gather(self) -> None:
+        """Have all there that is to be saved, whoever is lost meanwhile."""
+        if (handover := handover_of(self._training.strategy)) is not None:
+            self._despite_moves(handover.gather)
 
     def _despite_moves(self, act: Callable[[], T]) -> T:
         """What `act` returns; where it was left because places came to this process, it is done with them, too."""

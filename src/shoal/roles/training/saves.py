@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shoal.roles.training.training import Training
 from shoal.strategies.base import Setting
@@ -11,10 +11,12 @@ from shoal.strategies.base import Setting
 class Saves:
     """One process's part in the checkpoints of a run that has some."""
 
-    def __init__(self, training: Training, setting: Setting) -> None:
+    def __init__(self, training: Training, setting: Setting, gather: Callable[[], None]) -> None:
         assert training.checkpoints is not None
         self._training = training
         self._setting = setting
+        self._gather = gather
+        """Meets the others, whoever is lost meanwhile."""
         self._checkpoints = training.checkpoints
 
     def note(self, step: int, loss: float) -> None:
@@ -63,6 +65,7 @@ class Saves:
         if training.conduct.servers and training.book is not None:
             training.book.commit_whole(training.schedule, step)  # servers have all of these steps, and no other
         checkpoints.note_step(step, loss)
+        self._gather()
         with checkpoints.at_the_disk():  # others, too, wait for the one who writes
             model, state = strategy.model_stream(training.replica), strategy.state_stream()
             if not training.world.is_first:

@@ -11,6 +11,7 @@ round again, because a worker has died, finds the one that it began with.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -65,6 +66,17 @@ class ControlTable:
         return self._values.params_of(self._values.views(self._rooms[client, half]))
 
 
+@dataclass
+class CorrectedSteps:
+    """Those of one client by now."""
+
+    added: Vectors = field(default_factory=dict)
+    """What is added to each gradient."""
+    seen: Vectors = field(default_factory=dict)
+    """The sum of its own."""
+    count: int = 0
+
+
 class Correction:
     """What the steps of one client at a time are corrected by."""
 
@@ -77,9 +89,7 @@ class Correction:
         self._table, self._replica, self._values = table, replica, values
         self._of_all: tuple[int, Vectors] = (0, {})
         """The mean over all clients, and of which round."""
-        self._added: Vectors = {}
-        self._seen: Vectors = {}
-        self._num_steps = 0
+        self.steps = CorrectedSteps()
         replica.optimizer.register_step_pre_hook(self._correct)
 
     @torch.no_grad()
@@ -88,23 +98,25 @@ class Correction:
         if self._of_all[0] != number:
             self._of_all = number, self._table.mean_before(number)
         mean, own = self._of_all[1], self._table.before(client, number)
-        self._added = mean if own is None else {kind: vector - own[kind] for kind, vector in mean.items()}
-        self._seen = {kind: torch.zeros_like(vector) for kind, vector in mean.items()}
-        self._num_steps = 0
+        self.steps = CorrectedSteps(
+            added=mean if own is None else {kind: vector - own[kind] for kind, vector in mean.items()},
+            seen={kind: torch.zeros_like(vector) for kind, vector in mean.items()},
+        )
 
     @torch.no_grad()
     def end(self, client: int, number: int) -> None:
         """It has taken its last step: keep what it saw."""
-        if self._num_steps:
-            for vector in self._seen.values():
-                vector.div_(self._num_steps)
-            self._table.put(client, number, self._seen)
+        if self.steps.count:
+            for vector in self.steps.seen.values():
+                vector.div_(self.steps.count)
+            self._table.put(client, number, self.steps.seen)
 
     @torch.no_grad()
     def _correct(self, *_: object) -> None:
         """Before a step of the optimizer."""
-        self._num_steps += 1
+        steps = self.steps
+        steps.count += 1
         for span, param in zip(self._values.params, self._replica.trained.values(), strict=True):
             if param.grad is not None:
-                span.of(self._seen).add_(param.grad)
-                param.grad.add_(span.of(self._added))
+                span.of(steps.seen).add_(param.grad)
+                param.grad.add_(span.of(steps.added))

@@ -8,7 +8,7 @@ client leaves nothing behind but that: whoever looks at the model in the middle 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from shoal.spec import Average
 from shoal.spec.averaging import Clip
 from shoal.step.work import Work
 from shoal.strategies.average.arena import ArenaAverage
-from shoal.strategies.average.controls import ControlTable, Correction
+from shoal.strategies.average.controls import ControlTable, CorrectedSteps, Correction
 from shoal.strategies.average.outer import difference_, kind_name
 from shoal.strategies.average.strategy import AveragedModel, by_kind
 from shoal.strategies.average.versions import VersionRing
@@ -31,19 +31,28 @@ from shoal.strategies.groups.kept_apart import OF_ALL, KeptApart
 from shoal.strategies.groups.vectors import Vectors
 
 
+@dataclass
+class ClientTurn:
+    """What a worker's clients of a round have come to by now."""
+
+    begun: Vectors = field(default_factory=dict)
+    """What this client began from."""
+    discount: float = 1.0
+    """What it counts, as old as that is."""
+    own_weight: float = 0.0
+    """What it was trained on."""
+    moved_by: Vectors = field(default_factory=dict)
+    """How far those before it have come, by what each counts."""
+    counted: float = 0.0
+
+
 class ClientTurns(AveragedModel):
     """What a worker does with its clients, however workers agree."""
 
     def __init__(self, spec: Average) -> None:
         super().__init__(spec)
         self._client_clip, self._clip = self._clip, None  # each client is clipped by itself
-        self._moved_by: Vectors = {}
-        """What the clients of this round have come to, by what each counts."""
-        self._counted, self._own_weight = 0.0, 0.0
-        self._begun: Vectors = {}
-        """What this client began from."""
-        self._discount = 1.0
-        """What it counts, as old as that is."""
+        self._turn = ClientTurn()
         self._asks_stop = self._asks_save = False
 
     def open(self, replica: Replica, setting: Setting) -> None:
@@ -68,7 +77,7 @@ class ClientTurns(AveragedModel):
 
     @property
     def _begun_from(self) -> Vectors:
-        return self._begun
+        return self._turn.begun
 
     def _client_start(self, work: Work) -> tuple[Vectors, float]:
         """What the client of this step begins from, and what it counts beside one that begins from what was agreed
@@ -76,11 +85,12 @@ class ClientTurns(AveragedModel):
         return self._agreed, 1.0
 
     def _take_alone(self, work: Work) -> StepResult:
+        turn = self._turn
         if (work.step - 1) % self._spec.every == 0:
-            self._begun, self._discount = self._client_start(work)
-            self._values.write(self._begun)
+            turn.begun, turn.discount = self._client_start(work)
+            self._values.write(turn.begun)
         own = super()._take_alone(work)
-        self._own_weight += own.weight
+        turn.own_weight += own.weight
         if work.step % self._spec.every == 0:
             self._end_of_client(is_last=self._spec.is_agreement(work.step, self._size))
         return own
@@ -88,21 +98,21 @@ class ClientTurns(AveragedModel):
     @torch.no_grad()
     def _end_of_client(self, *, is_last: bool) -> None:
         """Keep how far it has come."""
-        weight = self._own_weight if self._spec.weight == "samples" else float(self._own_weight > 0)
-        self._own_weight = 0.0
-        values = self._values
-        difference = difference_(values.read(), self._begun, values.params_of, self._client_clip)
-        factor = weight * self._discount
+        turn, values = self._turn, self._values
+        weight = turn.own_weight if self._spec.weight == "samples" else float(turn.own_weight > 0)
+        turn.own_weight = 0.0
+        difference = difference_(values.read(), turn.begun, values.params_of, self._client_clip)
+        factor = weight * turn.discount
         for kind, vector in difference.items():
-            before = self._moved_by.get(kind)
-            self._moved_by[kind] = vector.mul_(factor) if before is None else before.add_(vector, alpha=factor)
-        self._counted += weight
+            before = turn.moved_by.get(kind)
+            turn.moved_by[kind] = vector.mul_(factor) if before is None else before.add_(vector, alpha=factor)
+        turn.counted += weight
         self._replica.optimizer.state.clear()
         if not is_last:
             return
-        share = 1 / self._counted if self._counted else 0.0
-        self._values.write({kind: self._agreed[kind] + vector * share for kind, vector in self._moved_by.items()})
-        self._moved_by, self._counted = {}, 0.0
+        share = 1 / turn.counted if turn.counted else 0.0
+        values.write({kind: self._agreed[kind] + vector * share for kind, vector in turn.moved_by.items()})
+        self._turn = ClientTurn()
 
     @torch.no_grad()
     def _take_outer_step(self, mean: Vectors) -> None:
@@ -146,6 +156,18 @@ class FederatedAverage(ClientTurns, ArenaAverage):
         self._correction: Correction | None = None
         if self._controls is not None:
             self._correction = Correction(self._controls, self._replica, self._values)
+
+    def gather(self) -> None:
+        """Nobody needs what clients have come to in the middle of a round."""
+        self._rounds.settle()
+
+    def _beside(self) -> Any:
+        return self._turn, None if self._correction is None else self._correction.steps
+
+    def _take_beside(self, beside: Any) -> None:
+        self._turn, steps = beside or (ClientTurn(), None)
+        if self._correction is not None:
+            self._correction.steps = steps or CorrectedSteps()
 
     def _take_up_clients(self) -> None:
         """What a checkpoint has kept of them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,13 +17,29 @@ from shoal.strategies.base import StepResult, step_result
 _SUMS = len(Sums().values)
 _FLAGS = TOLD_BESIDE
 
+Speak = Callable[[Mapping[int, Mapping[int, torch.Tensor]]], torch.Tensor]
+"""Takes, by step and worker, what this process tells; returns, step by step, the sums of what all tell."""
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """What one worker's own step came to."""
+
+    result: StepResult
+    slots: tuple[int, ...]
+
+    @classmethod
+    def of(cls, result: StepResult, work: Work) -> OwnStep:
+        """With the slots that it was for."""
+        return cls(result, tuple(part.slot for part in work.parts))
+
 
 class StepOfRound:
-    """A step that this worker has taken; a commit."""
+    """A step that this process has taken; a commit."""
 
-    def __init__(self, own: StepResult, work: Work, settle: Callable[[], None]) -> None:
-        self.own = own
-        self.slots = [part.slot for part in work.parts]
+    def __init__(self, own: Mapping[int, OwnStep], work: Work, settle: Callable[[], None]) -> None:
+        self.own = dict(own)
+        """By worker, of whose places a process may have several."""
         self.work = replace(work, parts=(), all_parts=None)  # what was read of the data is not to stay
         self._settle = settle
         self._result: StepResult | None = None
@@ -48,9 +64,10 @@ class StepOfRound:
 class Rounds:
     """The steps since all have spoken last, and what workers count since they have agreed."""
 
-    def __init__(self, index: int, size: int, slots: int, all_reduce_: Callable[[torch.Tensor], object]) -> None:
-        self._index, self._slots = index, slots
-        self._all_reduce_ = all_reduce_
+    def __init__(self, size: int, slots: int, speak: Speak) -> None:
+        """`speak`: tells what this process has to say of each step, by worker; the sums of what all have said."""
+        self._slots = slots
+        self._speak = speak
         self._open: list[StepOfRound] = []
         self.weights = torch.zeros(size, dtype=torch.float64)
         """By worker: what its steps count that were taken since the last agreement, as far as all have spoken."""
@@ -61,10 +78,16 @@ class Rounds:
         self.is_last = False
         """Whether somebody asked, when all spoke last, that this be the end."""
 
-    def add(self, own: StepResult, work: Work) -> StepOfRound:
-        """This worker has taken a step."""
+    def add(self, own: Mapping[int, OwnStep], work: Work) -> StepOfRound:
+        """This process has taken a step."""
         self._open.append(StepOfRound(own, work, self.settle))
         return self._open[-1]
+
+    def put(self, step: int, worker: int, own: OwnStep) -> None:
+        """A worker whose place this process has now has taken a step, too, of which it may not have spoken."""
+        for each in self._open:
+            if each.work.step == step:
+                each.own[worker] = own
 
     @property
     def shares(self) -> torch.Tensor | None:
@@ -76,8 +99,7 @@ class Rounds:
         """All tell each other what they have done since they spoke last. All call this in the same step."""
         if not self._open:
             return
-        table = torch.stack([self._row(step) for step in self._open])
-        self._all_reduce_(table)
+        table = self._speak({step.work.step: self._rows(step) for step in self._open})
         sums, flags, weights, counts = table.split([_SUMS, _FLAGS, len(self.weights), self._slots], dim=1)
         self.weights += weights.sum(0)
         stop, save = (bool(flag) for flag in flags.sum(0).tolist())
@@ -93,13 +115,16 @@ class Rounds:
             self.note(step.work.step, found)
         self._open = []
 
-    def _row(self, step: StepOfRound) -> torch.Tensor:
-        """What this worker tells of a step."""
+    def _rows(self, step: StepOfRound) -> dict[int, torch.Tensor]:
+        return {worker: self._row(worker, own, step) for worker, own in step.own.items()}
+
+    def _row(self, worker: int, own: OwnStep, step: StepOfRound) -> torch.Tensor:
+        """What a worker tells of a step."""
         weights, counts = torch.zeros_like(self.weights), torch.zeros(self._slots, dtype=torch.float64)
-        weights[self._index] = step.own.weight
-        for slot, count in zip(step.slots, step.own.counts, strict=True):
+        weights[worker] = own.result.weight
+        for slot, count in zip(own.slots, own.result.counts, strict=True):
             counts[slot] = count
-        head = [*_sums_of(step.own).values, float(step.work.stop), float(step.work.save)]
+        head = [*_sums_of(own.result).values, float(step.work.stop), float(step.work.save)]
         return torch.cat([torch.tensor(head, dtype=torch.float64), weights, counts])
 
 

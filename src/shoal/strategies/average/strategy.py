@@ -31,7 +31,7 @@ from shoal.strategies.average.members import (
     gathered,
 )
 from shoal.strategies.average.outer import OuterStep, difference_, kind_name
-from shoal.strategies.average.rounds import Rounds
+from shoal.strategies.average.rounds import OwnStep, Rounds, StepOfRound
 from shoal.strategies.average.team import Team
 from shoal.strategies.average.values import AgreedValues
 from shoal.strategies.base import Commit, Fill, Setting, StepResult, WholeModel
@@ -56,7 +56,7 @@ class AveragedModel(WholeModel):
         self._index, self._size = group.index, group.size
         self._team = Team.of(self._spec, group, setting)
         self._sums = self._open_sums(setting)
-        self._rounds = Rounds(self._team.number, self._team.count, setting.slots, group.all_reduce_)
+        self._rounds = Rounds(self._team.count, setting.slots, self._speak)
         self._rounds.names = lambda: replica.loss_parts.names
         self._rounds.facts = self._facts
         self._step = replica.start.step
@@ -149,11 +149,16 @@ class AveragedModel(WholeModel):
             return
         self._load_unsent(kept.of(self._index, "unsent"))
         self._rounds.weights.copy_(kept.of(OF_ALL, "round")["weights"])
-        if values := by_kind(kept.of(self._whose, "value")):
-            self._values.write(values)
-            self._is_apart = True
         for kind, vector in by_kind(kept.of(OF_ALL, "agreed")).items():
             self._agreed[kind].copy_(vector)
+        self._go_on_apart()
+
+    def _go_on_apart(self) -> None:
+        """What of that is this worker's own."""
+        kept = KeptApart("replica", self._replica.start.aside)
+        if self._saved_workers == self._team.count and (values := by_kind(kept.of(self._whose, "value"))):
+            self._values.write(values)
+            self._is_apart = True
 
     def _load_unsent(self, unsent: Mapping[str, torch.Tensor]) -> None:
         self._sums.load(unsent)
@@ -165,7 +170,7 @@ class AveragedModel(WholeModel):
             return self._together.take(work)
         if self._together is not None:
             self._go_apart()
-        step = self._rounds.add(self._take_alone(work), work)
+        step = self._open_step(self._take_alone(work), work)
         self._is_apart = True
         if self._spec.is_agreement(work.step, self._size):
             self._block()
@@ -173,6 +178,16 @@ class AveragedModel(WholeModel):
             self._agree()
             self._group.barrier()  # this may be the last step: nobody leaves before all have what it sent
         return step
+
+    def _open_step(self, own: StepResult, work: Work) -> StepOfRound:
+        """This worker has taken a step, of which others hear later."""
+        return self._rounds.add({self._team.number: OwnStep.of(own, work)}, work)
+
+    def _speak(self, rows: Mapping[int, Mapping[int, torch.Tensor]]) -> torch.Tensor:
+        """Tell of these steps, and hear of the others'."""
+        table = torch.stack([row for of_step in rows.values() for row in of_step.values()])
+        self._group.all_reduce_(table)
+        return table
 
     def _take_alone(self, work: Work) -> StepResult:
         """A step of this worker's own."""
@@ -193,15 +208,16 @@ class AveragedModel(WholeModel):
             pass  # nobody takes anything from anybody
         elif not self._spec.agrees_with_all:
             own = self._values.read()
-            self._values.write(agree_with(self._group, self._peers_of(self._index), own))
+            self._values.write(agree_with(self._group, self._peers_of(self._index, self._step), own))
         elif shares is not None:
             self._take_outer_step(self._mean_difference(shares, clip=self._clip, sums=self._sums))
+            self._values.write(self._agreed)
             self._take_whole_numbers()
         self._end_round()
 
-    def _peers_of(self, index: int) -> list[int]:
-        """With whom a worker agrees now, where not all do."""
-        number = (self._step - self._spec.after) // self._spec.round_steps(self._size) - 1
+    def _peers_of(self, index: int, step: int) -> list[int]:
+        """With whom a worker agrees after this step, where not all do."""
+        number = (step - self._spec.after) // self._spec.round_steps(self._size) - 1
         return neighbours(self._spec.with_, index, self._size, number)
 
     @torch.no_grad()
@@ -211,7 +227,6 @@ class AveragedModel(WholeModel):
             count = self._values.num_params.get(kind, 0)
             vector[count:].add_(mean[kind][count:])
         self._outer.take(self._values.params_of(mean))
-        self._values.write(self._agreed)
 
     def _end_round(self) -> None:
         self._rounds.weights.zero_()

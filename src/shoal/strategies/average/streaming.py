@@ -110,7 +110,7 @@ class StreamedAverage(AveragedModel):
         if self._together is not None:
             self._go_apart()
         own = self._take_alone(work)
-        step = self._rounds.add(own, work)
+        step = self._open_step(own, work)
         self._is_apart = True
         self._counted += own.weight
         self._take_in(work.step)

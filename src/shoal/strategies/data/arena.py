@@ -309,6 +309,13 @@ class ArenaData(WholeModel):
         sums, scale, touched = self._totals(work)
         return sums.mean_loss, scale, touched
 
+    @property
+    def may_release(self) -> bool:
+        return True
+
+    def gather(self) -> None:
+        """All is in memory that everybody has."""
+
     def committed(self) -> int:
         counters = self._shared.counters
         return min(counters[mark] for mark in self._shared.marks.updated)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from shoal.roles.trainer.state import Unwatched
+from shoal.roles.training.hosting import MoveOrder
 from shoal.roles.training.loop import Loop
 from shoal.roles.training.training import Training
 from shoal.spec import Conduct, Task, World
@@ -35,6 +37,9 @@ class Others:
 
     steps: int = 0
     asked: list[int] = field(default_factory=list)
+    may_release: bool = True
+
+    def gather(self) -> None: ...
 
     def reform(self, world: World) -> int:
         return self.steps
@@ -91,3 +96,26 @@ def test_without_a_scheduler_nobody_need_be_followed() -> None:
     others.steps = 5
     Loop(training, Setting(world=World(), conduct=training.conduct), Unwatched()).follow()
     assert others.asked == []
+
+
+class TellsToLeave(Unwatched):
+    """Has an order from the first step on, to be carried out where that may be: after the fifth."""
+
+    def __init__(self, others: Others) -> None:
+        self.step = 0
+        self._others = others
+
+    def on_step(self, step: int, *told: Any, **besides: Any) -> None:
+        self.step, self._others.may_release = step, step == 5
+
+    def take_orders(self, *, at_border: bool) -> tuple[MoveOrder, ...]:
+        return (MoveOrder(kind="release", places=(0,), generation=1),) if at_border else ()
+
+
+def test_places_leave_where_the_strategy_lets_them() -> None:
+    training, others = make()
+    others.may_release, watcher = False, TellsToLeave(others)
+    setting = Setting(world=World(), conduct=Conduct(fills=(range(1),)), extent=training.extent)
+    training.strategy.open(training.replica, setting)
+    outcome = Loop(training, setting, watcher).run()
+    assert (outcome.reason, watcher.step) == ("released", 5)
