@@ -29,7 +29,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "gpt.py"
 SYNCHRONOUS, WORKERS, MOST_WORSE = "data", 2, 1.02
 SYNCHRONOUS_RATES = (2e-3, 4e-3, 8e-3)
 STRATEGIES = {
-    "H=16": ("average:every=16", 4e-3),
+    "H=16": ("average:every=16", 8e-3),
     "DiLoCo": ("average:every=16,outer=nesterov", 2e-3),
     "streamed": ("average:every=16,outer=nesterov,parts=4,delay=4", 2e-3),
 }
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     """Train, print; the exit status is 1 where a promise was not kept."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.averaged_losses", description=__doc__)
     parser.add_argument("variants", nargs="*", help=f"of {', '.join(STRATEGIES)}; default all")
-    sizes = {"steps": 3000, "width": 64, "depth": 2, "context": 64}
+    sizes = {"steps": 9000, "width": 64, "depth": 2, "context": 64}
     for name, size in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument(

@@ -362,14 +362,14 @@ class SimRun:
     # What must be true.
 
     def _check_start(self, process: int, world: World) -> None:
-        """Nobody is started for a worker that has done its work, or beside one that lives."""
+        """Nobody is started beside a worker that lives, or for one that has done its work, unless it was
+        sent away and is wanted again."""
         seat = world.role, world.global_rank
         for hand in self.machine.crew.hands[:process]:
             if world.role == "worker" and (hand.role, hand.global_rank) == seat and self.plan.scenario:
                 assert not hand.is_alive, f"Two processes for {seat}."
-                assert not hand.is_done or self.machine.is_stopping, (
-                    f"{seat} had done its work, and is started again."
-                )
+                may_follow = self.machine.is_stopping or hand.dismissed_at is not None
+                assert not hand.is_done or may_follow, f"{seat} had done its work, and is started again."
 
     def _check(self) -> None:
         over = self.machine.over
