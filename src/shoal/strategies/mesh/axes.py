@@ -20,6 +20,17 @@ LANE_AXES = ("data", "shard")
 
 
 @dataclass(frozen=True, kw_only=True)
+class GridCrew:
+    """Who forms a grid, where it is one of several that train models of their own. Whoever names them closes
+    them."""
+
+    everybody: Group
+    """The workers of this one."""
+    alike: Group
+    """Those of all of them: they begin from one model, and cut it in the same way."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Axes:
     """The whole grid as this process sees it: along each axis, those in a row with it."""
 
@@ -30,22 +41,26 @@ class Axes:
     across_lanes: Group
     """Those with the same part of the model, over data and shard together: each has its own part of the batch."""
     everybody: Group
-    """All."""
+    """All of the grid."""
+    alike: Group
+    """All whose models are cut as this one is: those of the grid, or of several grids."""
 
     @classmethod
-    def form(cls, mesh: Mesh, setting: Setting) -> Axes:
+    def form(cls, mesh: Mesh, setting: Setting, crew: GridCrew | None = None) -> Axes:
         """Meet the others, and form the rows; everybody forms all of them, in one order."""
-        everybody = open_group(mesh.via, setting)
-        rows = {name: everybody.split(rows_along((name,), mesh.sizes)) for name in AXES}
-        return cls(**rows, across_lanes=everybody.split(rows_along(LANE_AXES, mesh.sizes)), everybody=everybody)
+        everybody = crew.everybody if crew is not None else open_group(mesh.via, setting)
 
-    def close(self) -> None:
-        """Leave the others."""
-        self.everybody.close()
+        def row(names: Sequence[str]) -> Group:
+            ranks = everybody.ranks
+            return everybody.split([[ranks[index] for index in one] for one in rows_along(names, mesh.sizes)])
+
+        rows = {name: row((name,)) for name in AXES}
+        alike = crew.alike if crew is not None else everybody
+        return cls(**rows, across_lanes=row(LANE_AXES), everybody=everybody, alike=alike)
 
 
 def rows_along(names: Sequence[str], sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """The ranks of every row along these axes of a grid whose axes are so long."""
+    """The indices of every row along these axes of a grid whose axes are so long."""
     strides = [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
     rows: dict[tuple[int, ...], list[int]] = {}
     for rank in range(math.prod(sizes)):
