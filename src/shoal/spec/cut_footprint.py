@@ -46,8 +46,10 @@ def cut_footprint(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> F
 
 
 def updated_bytes(mesh: Mesh, model: ModelSize, cut: CutSize) -> int:
-    """Of the parameters that one worker updates."""
-    return -(-_width(mesh, -(-model.parameters // mesh.pipeline), cut.uncut) // mesh.shard)
+    """Of the parameters that one worker updates, of the one that has most."""
+    return max(
+        -(-_width(mesh, sum(stage), cut.uncut) // mesh.shard) for stage in cut_evenly(model.trained, mesh.pipeline)
+    )
 
 
 def stage_need(mesh: Mesh, trained: int, largest: int, kept: int) -> int:

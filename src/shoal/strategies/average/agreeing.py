@@ -95,7 +95,7 @@ class Agreeing(Lockstep, ABC):
             if self._whose:  # the first one's state is where any strategy finds it
                 replica.start = replace(replica.start, optimizer=kept.of(self._whose, "state"))
             if (scaled := kept.of(self._whose, "precision").get("values")) is not None:
-                replica.precision.adopt(HalfState.of(scaled.tolist()))
+                replica.precision.adopt(HalfState.of(scaled.clone().tolist()))
 
     def _report_other_number(self) -> None:
         """The checkpoint is of another number of teams than there are."""
