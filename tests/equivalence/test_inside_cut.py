@@ -117,3 +117,55 @@ def test_groups_go_on_exactly(resumed: Train, keys: str, workers: int, step: int
     )
     assert next(told["step"] for told in saved.told("checkpoint")) == step
     assert_goes_on(saved, resumed.resume(saved, step), step)
+
+
+def in_the_middle(train: Train, inside: str, workers: int = 4) -> Trained:
+    """A run that was saved after step 7 of rounds of 4."""
+    return train(
+        "mlp",
+        workers=workers,
+        strategy=f"average:every=4,outer=nesterov,inside={inside}",
+        optimizer="adamw",
+        numerics="float64",
+        checkpoint="every=7",
+        overrides={"evaluate_every": 7},
+    )
+
+
+@pytest.mark.parametrize(
+    ("inside", "other", "workers"),
+    [
+        ("sharded,groups=2", "tensor,groups=2", 4),
+        pytest.param("tensor,groups=2", "pipeline,groups=2", 4, marks=pytest.mark.long),
+        pytest.param("pipeline,groups=2", "mesh:data:2,shard:2", 8, marks=pytest.mark.long),
+    ],
+)
+def test_a_round_goes_on_in_another_cut(train: Train, inside: str, other: str, workers: int) -> None:
+    """What is saved are whole tensors: every group's values and states, and what the outer optimizer keeps."""
+    saved = in_the_middle(train, inside)
+    strategy = f"average:every=4,outer=nesterov,inside={other}"
+    found = train.resume(saved, 7, strategy=strategy, cluster={"workers": workers})
+    assert largest_difference(found.model, saved.model) < 1e-9
+    expected = {step: loss for step, loss in saved.losses().items() if step > 7}
+    assert found.losses() == pytest.approx(expected, abs=1e-9)
+    assert found.results["audit"]["clean"]
+
+
+@pytest.mark.parametrize(
+    ("inside", "strategy", "workers", "said"),
+    [
+        ("sharded,groups=2", "average:every=4,outer=nesterov,inside=sharded,groups=3", 6, "is of 2 groups of workers"),
+        ("sharded,groups=2", "average:every=4,outer=nesterov", 2, "held a model in another way"),
+        ("data,groups=2", "average:every=4,outer=nesterov,inside=sharded,groups=2", 4, "held a model in another way"),
+        ("sharded,groups=2", "sharded", 2, ""),
+    ],
+)
+def test_who_cannot_go_on_with_a_round_begins_from_the_mean(
+    train: Train, inside: str, strategy: str, workers: int, said: str
+) -> None:
+    saved = in_the_middle(train, inside)
+    found = train.resume(saved, 7, strategy=strategy, cluster={"workers": workers})
+    assert found.results["audit"]["clean"] and found.results["steps"] == 20
+    lines = [line for line in found.told("line") if "all begin from the mean" in line["text"]]
+    assert len(lines) == bool(said) and all(said in line["text"] for line in lines)
+    assert found.losses()[8] == pytest.approx(saved.losses()[8], rel=0.2), "with the mean of what the others had"
