@@ -340,6 +340,19 @@ def test_over_hosts_groups_that_cut_their_model_have_the_bits_of_one_host(
     assert any(name.startswith("aside/replica/1/parts/") for name in found[0][1])
 
 
+def test_over_hosts_parts_of_a_model_may_travel_compressed() -> None:
+    """Each host's sums of a part come to all who have it, in both groups of a host, too."""
+    (losses, _), *_ = in_processes(8, grids("average:every=2,inside=sharded,groups=4"))
+    found = in_processes(8, grids("average:every=2,inside=sharded,groups=4,compress=int8", 2))
+    assert all(told == found[0][0] for told, _ in found)
+    assert [float.fromhex(loss) for loss in found[0][0]] == pytest.approx(
+        [float.fromhex(loss) for loss in losses], abs=2e-2
+    )
+    assert found[0][0] != losses
+    unsent = [line.split("/")[2] for line in found[0][1] if "/unsent/" in line]
+    assert set(unsent) == {"0", "1", "4", "5"}, "the first of each host who have a part"
+
+
 def test_over_hosts_differences_may_travel_compressed() -> None:
     """All workers of all hosts end with the same bits, close to those of sums that nothing was left out of."""
     (_, exact, _), *_ = in_processes(4, averaged("average:every=2"))

@@ -8,7 +8,9 @@ import pytest
 from test_average import assert_goes_on
 
 from helpers.training import Train, Trained, largest_difference
+from shoal.errors import SpecError
 from shoal.launch.owner import ZygoteProcess
+from shoal.spec import Average, Cluster, Job, parse_strategy
 
 TO_PARTS = [
     ("sharded,groups=2", 4),
@@ -103,6 +105,10 @@ def test_a_group_without_samples_takes_no_step(train: Train) -> None:
             "every=4,outer=yogi,inside=mesh:shard:2,pipeline:2,microbatches:2", 8, marks=pytest.mark.long
         ),
         pytest.param("every=4,outer=momentum,inside=mesh:data:2,tensor:2", 8, marks=pytest.mark.long),
+        ("every=4,inside=sharded,groups=2,via=sockets,compress=topk:0.3", 4),
+        pytest.param(
+            "every=4,inside=pipeline:split:2+3,groups=2,via=sockets,compress=powersgd:2", 4, marks=pytest.mark.long
+        ),
     ],
 )
 @pytest.mark.parametrize("step", [7, pytest.param(8, marks=pytest.mark.long)])
@@ -154,9 +160,19 @@ def test_a_round_goes_on_in_another_cut(train: Train, inside: str, other: str, w
 @pytest.mark.parametrize(
     ("inside", "strategy", "workers", "said"),
     [
-        ("sharded,groups=2", "average:every=4,outer=nesterov,inside=sharded,groups=3", 6, "is of 2 groups of workers"),
+        (
+            "sharded,groups=2",
+            "average:every=4,outer=nesterov,inside=sharded,groups=3",
+            6,
+            "is of 2 groups of workers",
+        ),
         ("sharded,groups=2", "average:every=4,outer=nesterov", 2, "held a model in another way"),
-        ("data,groups=2", "average:every=4,outer=nesterov,inside=sharded,groups=2", 4, "held a model in another way"),
+        (
+            "data,groups=2",
+            "average:every=4,outer=nesterov,inside=sharded,groups=2",
+            4,
+            "held a model in another way",
+        ),
         ("sharded,groups=2", "sharded", 2, ""),
     ],
 )
@@ -169,3 +185,41 @@ def test_who_cannot_go_on_with_a_round_begins_from_the_mean(
     lines = [line for line in found.told("line") if "all begin from the mean" in line["text"]]
     assert len(lines) == bool(said) and all(said in line["text"] for line in lines)
     assert found.losses()[8] == pytest.approx(saved.losses()[8], rel=0.2), "with the mean of what the others had"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "said"),
+    [
+        ("average:inside=sharded", 4, "must know how many groups there are; write groups=2"),
+        ("average:inside=sharded,groups=3", 4, "3 groups of one size, but there are 4 workers; use a number"),
+        (
+            "average:inside=mesh:shard:2,groups=3",
+            4,
+            "groups of 2 workers, but there are 4 workers; .* and groups=2",
+        ),
+        ("average:inside=mesh:shard:3", 4, "a multiple of 3"),
+        ("average:inside=layer,groups=2", 4, "average: inside 'layer' is not known. Choose one of: data, mesh"),
+        ("average:inside=data:via:ring,groups=2", 4, "takes no keys of its own"),
+        ("average:inside=sharded:stages:1,groups=2", 4, "key 'stages' is not known"),
+        ("average:inside=sharded:stage:4,groups=2", 4, "stage '4' is not known"),
+        ("average:inside=mesh:stage:1,groups=2", 4, "stage=1 acts only with shard=2"),
+        ("average:inside=sharded:via:backend,groups=2", 4, "write via=backend as a key of average"),
+        ("average:inside=sharded:batchnorm:sync,groups=2", 4, "may be nothing; leave batchnorm out"),
+        ("average:inside=mesh:shard=2,tensor=2", 4, "write it there with a colon, as in inside=mesh:tensor:2"),
+        ("average:insied=sharded", 4, "key 'insied' is not known"),
+        ("average:inside=sharded,groups=2,parts=2", 4, "parts=2 is for workers that have a whole model each"),
+        ("average:inside=sharded,groups=2,combine=ensemble", 4, "leave combine out, or use inside=data"),
+        ("average:inside=sharded,groups=2,after=4", 4, "leave after out"),
+        ("average:inside=sharded,groups=2,with=ring", 4, "leave one of the two out"),
+    ],
+)
+def test_groups_that_could_not_be_are_refused(strategy: str, workers: int, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        Job(target="a.py", strategy=strategy, cluster=Cluster(workers=workers))
+
+
+def test_what_is_inside_is_written_in_one_way() -> None:
+    written = "average:inside=mesh:shard:2,tensor:2,plan:blocks.*.up=column;head=row,groups=2"
+    spec = parse_strategy(written)
+    assert str(spec) == written and parse_strategy(str(spec)) == spec
+    assert Average(inside="mesh:shard=2,tensor=2,plan=blocks.*.up=column;head=row", groups=2) == spec

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from shoal.errors import SpecError
 from shoal.spec.averaging_footprint import ClientRooms, arena_average_regions, averaged_footprint
 from shoal.spec.averaging_forms import Clip, check_clients, check_forms, check_groups
-from shoal.spec.averaging_inside import WHOLE, CutTeams, check_inside, written_inside
+from shoal.spec.averaging_inside import WHOLE, CutTeams, check_inside, key_of_inside, written_inside
 from shoal.spec.checks import require_choice, require_count
 from shoal.spec.clients import SPREAD, ClientRounds
 from shoal.spec.cluster import Cluster
@@ -159,6 +159,10 @@ class Average(StrategySpec):
             )
         check_forms(self)
         check_inside(self)
+
+    @classmethod
+    def unknown_key(cls, key: str, known: Collection[str]) -> SpecError:
+        return key_of_inside(key) or super().unknown_key(key, known)
 
     def clients_on(self, workers: int) -> ClientRounds | None:
         """Who trains in which round, where there are clients."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +171,16 @@ class CutTeams:
         )
 
 
+def key_of_inside(key: str) -> SpecError | None:
+    """What is said of a key that is none of `average`, but of what may be inside."""
+    if key not in {field.name for field in fields(Mesh)}:
+        return None
+    return SpecError(
+        f"strategy average: {key} is a key of what is inside of it; write it there with a colon, as in "
+        f"inside=mesh:{key}:2."
+    )
+
+
 def check_inside(average: Average) -> None:
     """Refuse what does not go with teams that cut their model."""
     if cut_inside(average.inside) is None:
@@ -182,7 +192,6 @@ def check_inside(average: Average) -> None:
         f"prox={average.prox:g}": average.prox > 0,
         f"parts={average.parts}": average.parts > 1,
         f"delay={average.delay}": average.delay > 0,
-        f"compress={average.compress}": average.compress != "none",
     }
     if found := [written for written, is_set in others.items() if is_set]:
         raise SpecError(

@@ -27,8 +27,11 @@ from shoal.strategies.groups.kept_apart import OF_ALL, KeptApart, brought_to_fir
 from shoal.strategies.groups.vector_sums import make_sums
 from shoal.strategies.groups.vectors import Vectors
 from shoal.strategies.mesh.axes import GridCrew
-from shoal.strategies.mesh.held import Wanted, gather
+from shoal.strategies.mesh.held import HeldSpan, Wanted, gather
 from shoal.strategies.mesh.strategy import MeshStrategy
+
+_UNSENT, _CUT = "unsent", "cut"
+"""What lies aside of each worker: what compression has left out, and of which elements."""
 
 
 class AveragedGrids(Agreeing):
@@ -71,11 +74,38 @@ class AveragedGrids(Agreeing):
             self._report_other_number()
             return
         self._rounds.weights.copy_(kept.of(OF_ALL, "round")["weights"])
+        self._take_up_unsent(kept)
         if found := kept.of(self._whose, PARTS):
             values.write(values.vectors_of(found))
             self._is_apart = True
             for kind, vector in values.vectors_of(kept.of(OF_ALL, PARTS)).items():
                 self._agreed[kind].copy_(vector)
+
+    def _take_up_unsent(self, kept: KeptApart) -> None:
+        """What compression has left out is of a worker's own part: nobody else could send it."""
+        unsent, cut = kept.of(self._index, _UNSENT), kept.of(self._index, _CUT).get("spans")
+        is_other = torch.tensor(
+            [float(bool(unsent) and (cut is None or not torch.equal(cut.clone(), self._spans)))]
+        )
+        if not self._group.max_(is_other):
+            self._sums.load({name: one.clone() for name, one in unsent.items()})
+        elif self._setting.world.is_first:
+            self._setting.company.report(
+                "average: the model is cut otherwise than where the checkpoint was made, so what compression had "
+                "not sent there is left out"
+            )
+
+    @property
+    def _spans(self) -> torch.Tensor:
+        """By parameter of the whole model: which elements this worker has."""
+        held, shard = self._alone.held, self._alone.axes.shard.index
+        rows = []
+        for name in self._alone.trained_names:
+            one = held.get(name)
+            span = HeldSpan(0, 0) if one is None else HeldSpan(0, one.tensor.numel())
+            span = one.spans[shard] if one is not None and one.spans else span
+            rows.append([span.start, span.stop])
+        return torch.tensor(rows, dtype=torch.int64)
 
     def take(self, work: Work) -> Commit:
         self._step = work.step
@@ -148,6 +178,9 @@ class AveragedGrids(Agreeing):
             aside |= {f"{number}/state/{path}": one for path, one in state.items()}
         if self._is_apart:
             aside |= values.wanted(f"{number}/{PARTS}/", values.read())
+        if unsent := self._sums.state():
+            aside |= {f"{self._index}/{_UNSENT}/{name}": one for name, one in unsent.items()}
+            aside[f"{self._index}/{_CUT}/spans"] = self._spans
         if self._group.is_first:
             aside[f"{OF_ALL}/round/weights"] = self._rounds.weights.clone()
         if self._team.speaks and self._replica.precision.scales:
