@@ -21,6 +21,7 @@ TO_PARTS = [
     pytest.param("mesh:data:2", 4, marks=pytest.mark.long),
     pytest.param("mesh:data:2,shard:2", 8, marks=pytest.mark.long),
     pytest.param("mesh:shard:2,tensor:2", 8, marks=pytest.mark.long),
+    pytest.param("mesh:shard:2,tensor:2,via=backend", 8, marks=pytest.mark.long),
     pytest.param("mesh:pipeline:2,tensor:2", 8, marks=pytest.mark.long),
 ]
 

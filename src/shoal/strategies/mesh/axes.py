@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal.comm.group import Group, group_bytes
+from shoal.comm.group.base import Rows
 from shoal.spec.model_parallel import AXES
 from shoal.strategies.base import Setting
 from shoal.strategies.groups.opening import open_group
@@ -28,6 +29,8 @@ class GridCrew:
     """The workers of this one."""
     alike: Group
     """Those of all of them: they begin from one model, and cut it in the same way."""
+    grids: Rows
+    """By grid: its ranks. Rows of all grids are formed by all together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +51,17 @@ class Axes:
     @classmethod
     def form(cls, mesh: Mesh, setting: Setting, crew: GridCrew | None = None) -> Axes:
         """Meet the others, and form the rows; everybody forms all of them, in one order."""
-        everybody = crew.everybody if crew is not None else open_group(mesh.via, setting)
+        if crew is None:
+            everybody = open_group(mesh.via, setting)
+            crew = GridCrew(everybody=everybody, alike=everybody, grids=[everybody.ranks])
+        alike, grids = crew.alike, crew.grids
 
         def row(names: Sequence[str]) -> Group:
-            ranks = everybody.ranks
-            return everybody.split([[ranks[index] for index in one] for one in rows_along(names, mesh.sizes)])
+            rows = rows_along(names, mesh.sizes)
+            return alike.split([[grid[index] for index in one] for grid in grids for one in rows])
 
-        rows = {name: row((name,)) for name in AXES}
-        alike = crew.alike if crew is not None else everybody
-        return cls(**rows, across_lanes=row(LANE_AXES), everybody=everybody, alike=alike)
+        along = {name: row((name,)) for name in AXES}
+        return cls(**along, across_lanes=row(LANE_AXES), everybody=crew.everybody, alike=alike)
 
 
 def rows_along(names: Sequence[str], sizes: Sequence[int]) -> list[tuple[int, ...]]:
