@@ -18,6 +18,7 @@ from shoal.spec.compressing import check_compression
 from shoal.spec.conduct import Claim, Conduct, StateHolder, even_fills
 from shoal.spec.data import Data
 from shoal.spec.footprint import Footprint, MemoryRegion
+from shoal.spec.model_parallel import Sharded
 from shoal.spec.model_size import CutSize, ModelSize, RunSize
 from shoal.spec.strategy import Only, StrategySpec
 
@@ -372,5 +373,5 @@ class Average(StrategySpec):
         )
 
     def for_inference(self) -> StrategySpec:
-        """A saved model is one model."""
-        return Data()
+        """A saved model is one model; one that was cut is cut again, so that nobody has to hold it."""
+        return Sharded() if self.cuts_inside else Data()
