@@ -33,6 +33,7 @@ WAYS = {
     "ring": (2, "data:via=ring"),
     "sharded": (2, "sharded"),
     "average": (2, "average:every=4,outer=nesterov,via=sockets"),
+    "sharded groups": (4, "average:every=6,outer=nesterov,inside=sharded,groups=2"),
 }
 MORE_WAYS = {
     "backend": (2, "data:via=backend"),
@@ -48,6 +49,9 @@ MORE_WAYS = {
     "phases": (2, "layer:phases=2"),
     "streamed": (2, "average:every=6,parts=3,delay=3,outer=nesterov"),
     "groups": (3, "average:every=4,inside=data,groups=2"),
+    "staged groups": (4, "average:every=6,outer=adam,inside=pipeline:microbatches:2,groups=2"),
+    "compressed groups": (4, "average:every=3,inside=tensor,groups=2,via=sockets,compress=int8"),
+    "groups that are grids": (8, "average:every=6,inside=mesh:shard:2,tensor:2"),
     "members": (2, "average:every=4,combine=ensemble,via=sockets"),
     "placed": (2, "layer:place=0@0+1@0+2@1+3@1+4@1"),
 }

@@ -103,7 +103,7 @@ def test_every_element_is_kept_by_somebody_once(written: str) -> None:
         sharding = strategy._sharding
         found = {
             name: [sharding.part(name).numel(), [[span.start, span.stop] for span in sharding.spans(name)]]
-            for name in strategy._held
+            for name in strategy.held
         }
         strategy.close()
         return found
@@ -128,10 +128,10 @@ def test_owners_get_the_sum_of_what_all_found(written: str) -> None:
         sharding = strategy._sharding
         with sharding.in_use():
             strategy._line.backward(work, sharding.backward)
-        names = [name for name in strategy._held if sharding.has_gradient(name)]
+        names = [name for name in strategy.held if sharding.has_gradient(name)]
         sharding.reduce(names)
         found = {}
-        for name in strategy._held:
+        for name in strategy.held:
             gradient = sharding.part(name).grad
             found[name] = None if gradient is None else gradient.flatten().tolist()
         spans = {name: [[span.start, span.stop] for span in sharding.spans(name)] for name in names}
@@ -157,7 +157,7 @@ def test_owners_get_the_sum_of_what_all_found(written: str) -> None:
 def test_the_next_pass_finds_what_the_optimizer_left(written: str) -> None:
     def run(world: World) -> list[float]:
         strategy, _ = open_mesh(written, world)
-        for name in strategy._held:
+        for name in strategy.held:
             strategy._sharding.part(name).data.add_(0.25)
         strategy._sharding.refresh()
         with torch.no_grad(), strategy._sharding.in_use():

@@ -54,7 +54,12 @@ CUT_CASES = [
 """Here the model is cut, and whole only where it is asked for."""
 PHASED = ("layer:phases=2", 2)
 """Trains a part of the model at a time, so that it is not compared with one process here."""
-AVERAGED = ("average:every=1", 2)
+AVERAGED = [
+    ("average:every=1", 2),
+    ("average:every=1,inside=sharded,groups=2", 4),
+    pytest.param(("average:every=1,inside=mesh:pipeline:2,data:1", 4), marks=pytest.mark.long),
+    pytest.param(("average:every=1,inside=tensor,groups=2", 4), marks=pytest.mark.long),
+]
 """Each has an optimizer of its own, so that their states are not those of one process."""
 RELAY = ("data:partition=relay", 2)
 """Who takes a step decides on it alone, so that others are not asked."""
@@ -170,7 +175,7 @@ def named(case: tuple[str, int]) -> str:
     return f"{case[0]} x{case[1]}"
 
 
-@pytest.fixture(params=[*CASES, *CUT_CASES, PHASED, AVERAGED], ids=named)
+@pytest.fixture(params=[*CASES, *CUT_CASES, PHASED, *AVERAGED], ids=named)
 def case(request: pytest.FixtureRequest) -> tuple[str, int]:
     return request.param
 
@@ -297,6 +302,55 @@ def test_over_hosts_those_of_a_host_may_train_in_lockstep(keys: str) -> None:
         for name in values:
             assert values[name] == pytest.approx(others[name], abs=1e-6), name
     assert [values for _, values, _ in found[::2]] == [values for _, values, _ in found[1::2]]
+
+
+def grids(written: str, hosts: int = 0) -> Callable[[World], list[Any]]:
+    """What several workers over which models are cut come to: losses, and at the first the mean and all states."""
+
+    def work(world: World) -> list[Any]:
+        seat = Seat.take(world, written, DENSE_TASK, hosts=hosts)
+        losses = [seat.step(number).loss.hex() for number in range(1, STEPS + 1)]
+        streams = seat.strategy.model_stream(seat.replica), seat.strategy.state_stream()
+        found = [f"{name} {value.flatten().tolist()}" for stream in streams for name, value in stream.tensors]
+        seat.strategy.close()
+        return [losses, found]
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("inside", "size", "hosts"),
+    [
+        ("sharded,groups=2", 4, 2),
+        ("mesh:shard:2", 6, 3),
+        pytest.param("sharded,groups=2", 6, 3, marks=pytest.mark.long),  # of which one has workers on two hosts
+        pytest.param("pipeline,groups=2", 4, 2, marks=pytest.mark.long),
+        pytest.param("mesh:data:2,shard:2", 8, 2, marks=pytest.mark.long),
+    ],
+)
+def test_over_hosts_groups_that_cut_their_model_have_the_bits_of_one_host(
+    inside: str, size: int, hosts: int
+) -> None:
+    """In the middle of a round, in which every group's values and all states are in the stream."""
+    written = f"average:every=2,outer=nesterov,clip=norm:0.1,inside={inside}"
+    expected = in_processes(size, grids(written))
+    found = in_processes(size, grids(written, hosts))
+    assert found == expected
+    assert all(losses == found[0][0] for losses, _ in found) and not any(told for _, told in found[1:])
+    assert any(name.startswith("aside/replica/1/parts/") for name in found[0][1])
+
+
+def test_over_hosts_parts_of_a_model_may_travel_compressed() -> None:
+    """Each host's sums of a part come to all who have it, in both groups of a host, too."""
+    (losses, _), *_ = in_processes(8, grids("average:every=2,inside=sharded,groups=4"))
+    found = in_processes(8, grids("average:every=2,inside=sharded,groups=4,compress=int8", 2))
+    assert all(told == found[0][0] for told, _ in found)
+    assert [float.fromhex(loss) for loss in found[0][0]] == pytest.approx(
+        [float.fromhex(loss) for loss in losses], abs=2e-2
+    )
+    assert found[0][0] != losses
+    unsent = [line.split("/")[2] for line in found[0][1] if "/unsent/" in line]
+    assert set(unsent) == {"0", "1", "4", "5"}, "the first of each host who have a part"
 
 
 def test_over_hosts_differences_may_travel_compressed() -> None:
@@ -466,7 +520,7 @@ def test_clipping_bounds_the_step(case: tuple[str, int]) -> None:
     written, size = case
     for norm in in_processes(size, clip):
         # Where each clips its own step, these need not go the same way.
-        assert norm == pytest.approx(0.01, rel=1e-2) or (case == AVERAGED and 0 < norm < 0.01)
+        assert norm == pytest.approx(0.01, rel=1e-2) or (written.startswith("average") and 0 < norm < 0.01)
 
 
 @pytest.mark.parametrize(("written", "size"), [("data", 1), ("data:via=arena", 2), ("data:via=arena", 1)])

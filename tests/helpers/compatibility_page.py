@@ -14,6 +14,7 @@ SHOWN = (
     "data:batchnorm=sync",
     "data:partition=relay",
     "average",
+    "average:inside=sharded,groups=2",
     "ps",
     "ps:sync=asp",
     "sharded",

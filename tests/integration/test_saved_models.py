@@ -163,11 +163,11 @@ def test_a_run_that_cuts_its_model_is_read_as_it_was_trained(
     """By default with the strategy and the workers that it had; whatever optimizer it was trained with."""
     folder, _ = chain
     job = json.loads((folder / "job.json").read_text())
-    for strategy in ("sharded", "data"):
+    for strategy in ("sharded", "average:inside=mesh:tensor:2", "data"):
         (folder / "job.json").write_text(json.dumps({**job, "strategy": strategy}))
         said = io.StringIO()
         shoal.evaluate(folder, progress=False, output=said, zygote=zygote)
-        assert ("2 workers" in said.getvalue()) == (strategy == "sharded")
+        assert ("2 workers" in said.getvalue()) == (strategy != "data")
 
 
 def test_an_objective_is_evaluated_however_the_model_is_cut(

@@ -112,6 +112,26 @@ def test_a_step_takes_the_batches_of_all_lanes(strategy: str) -> None:
     assert not second["model"], "the first process alone has all of it"
 
 
+def test_groups_that_cut_their_model_take_steps_of_ones_own() -> None:
+    """As those do who have all of it; what workers agree on, and end with, is the same."""
+
+    def train(strategy: str) -> Any:
+        def work(world: World) -> dict[str, Any]:
+            with Trainer(every_way.task(), strategy=strategy, world=world) as trainer:
+                rows = slice(trainer.lane, 16, trainer.lanes)
+                losses = [trainer.step((INPUTS[rows], TARGETS[rows])) for _ in range(5)]
+                state = trainer.state_dict()["model"]
+                return {"losses": losses, "model": {name: one.tolist() for name, one in state.items()}}
+
+        return work
+
+    found = in_processes(4, train("average:every=2,inside=tensor,groups=2"))
+    expected, _ = in_processes(2, train("average:every=2"))
+    assert all(each["losses"] == pytest.approx(expected["losses"], rel=1e-5) for each in found)
+    for name, values in expected["model"].items():
+        torch.testing.assert_close(torch.tensor(found[0]["model"][name]), torch.tensor(values), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("strategy", "why"),
     [

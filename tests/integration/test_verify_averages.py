@@ -20,8 +20,19 @@ def one_thread_and_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def test_agreeing_after_every_step_of_plain_sgd_is_one_process(zygote: ZygoteProcess) -> None:
-    report = verify(str(SMALL_TASK), workers=2, strategy="average:every=1", steps=6, zygote=zygote)
+@pytest.mark.parametrize(
+    ("keys", "workers"),
+    [
+        ("every=1", 2),
+        ("every=1,inside=mesh:shard:2", 4),
+        pytest.param("every=1,inside=tensor,groups=2", 4, marks=pytest.mark.long),
+        pytest.param("every=1,inside=pipeline,groups=2", 4, marks=pytest.mark.long),
+    ],
+)
+def test_agreeing_after_every_step_of_plain_sgd_is_one_process(
+    keys: str, workers: int, zygote: ZygoteProcess
+) -> None:
+    report = verify(str(SMALL_TASK), workers=workers, strategy=f"average:{keys}", steps=6, zygote=zygote)
     assert isinstance(report, VerifyReport) and report.ok
     double = [row for row in report.rows if row.comparison == "one process in float64, whole batch"]
     assert double and all(row.measured < row.bound == 1e-9 for row in double)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from shoal.errors import SpecError
 from shoal.spec.averaging_footprint import ClientRooms, arena_average_regions, averaged_footprint
 from shoal.spec.averaging_forms import Clip, check_clients, check_forms, check_groups
+from shoal.spec.averaging_inside import WHOLE, CutTeams, check_inside, key_of_inside, written_inside
 from shoal.spec.checks import require_choice, require_count
 from shoal.spec.clients import SPREAD, ClientRounds
 from shoal.spec.cluster import Cluster
@@ -17,6 +18,7 @@ from shoal.spec.compressing import check_compression
 from shoal.spec.conduct import Claim, Conduct, StateHolder, even_fills
 from shoal.spec.data import Data
 from shoal.spec.footprint import Footprint, MemoryRegion
+from shoal.spec.model_parallel import Sharded
 from shoal.spec.model_size import CutSize, ModelSize, RunSize
 from shoal.spec.strategy import Only, StrategySpec
 
@@ -42,6 +44,7 @@ class Average(StrategySpec):
     name: ClassVar[str] = "average"
     made_by: ClassVar[str] = "shoal.strategies.average:make"
     cut_by: ClassVar[str] = "shoal.strategies.average.sizes:cut_size"
+    tried_by: ClassVar[str] = "shoal.strategies.average.trying:try_inside"
     only: ClassVar[Mapping[str, Only]] = {
         "rate": Only(lambda average: average.outer != "mean", "with an outer optimizer (outer=nesterov)"),
         "momentum": Only(lambda average: average.outer != "mean", "with an outer optimizer (outer=nesterov)"),
@@ -53,7 +56,7 @@ class Average(StrategySpec):
             ("with_", "after"), Only(lambda average: not average.is_ensemble, "where workers agree (combine=mean)")
         ),
         "clips": Only(lambda average: average.clip != "none", "with clip=norm:1 or clip=value:0.1"),
-        "groups": Only(lambda average: average.inside != "none", "with inside=data"),
+        "groups": Only(lambda average: average.inside != "none", "with inside=data, or another strategy"),
         "share": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
         "partition": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
         "secure": Only(lambda average: average.clients > 0, "with clients (clients=100)"),
@@ -94,7 +97,8 @@ class Average(StrategySpec):
     combine: str = "mean"
     """What replicas come to: one model, their `mean`, or an `ensemble` of all of them, which agree on nothing."""
     inside: str = "none"
-    """`data`: workers of one host, or of one of `groups`, train one model in lockstep, and these agree."""
+    """Workers of one host, or of one of `groups`, train one model in lockstep, and these agree: each has all of
+    it (`data`), or a part (`sharded`, `tensor`, `pipeline`, or `mesh:shard:2,tensor:2`)."""
     groups: int = 0
     """With `inside`: so many groups of neighbouring workers; 0: each host is one."""
     compress: str = "none"
@@ -133,7 +137,7 @@ class Average(StrategySpec):
         require_choice("average", "with", self.with_, ("all", "ring", "pairs"))
         require_choice("average", "init", self.init, ("auto", "alike", "own"))
         require_choice("average", "combine", self.combine, ("mean", "ensemble"))
-        require_choice("average", "inside", self.inside, ("none", "data"))
+        object.__setattr__(self, "inside", written_inside(self.inside))
         require_count("average", "groups", self.groups, least=0)
         require_choice("average", "via", self.via, self.VIA)
         require_choice("average", "clips", self.clips, ("differences", "parameters"))
@@ -155,6 +159,11 @@ class Average(StrategySpec):
                 "leave one of them out."
             )
         check_forms(self)
+        check_inside(self)
+
+    @classmethod
+    def unknown_key(cls, key: str, known: Collection[str]) -> SpecError:
+        return key_of_inside(key) or super().unknown_key(key, known)
 
     def clients_on(self, workers: int) -> ClientRounds | None:
         """Who trains in which round, where there are clients."""
@@ -197,6 +206,11 @@ class Average(StrategySpec):
         return self.rate or RATES[self.outer]
 
     @property
+    def cuts_inside(self) -> bool:
+        """Whether teams have a model that is cut over their workers."""
+        return self.inside not in WHOLE
+
+    @property
     def shares_memory(self) -> bool:
         """Whether workers of one host meet in memory that outlives them, where the host can."""
         return self.via in ("auto", "memory") and not self._is_told_apart and not self.secure
@@ -223,6 +237,8 @@ class Average(StrategySpec):
 
     def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
         workers = cluster.places
+        if (teams := CutTeams.of(self, workers)) is not None:
+            return teams.conduct(cluster, self)
         in_memory = self.shares_memory and cluster.device == "cpu" and not cluster.is_spread
         alone = self._why_alone(cluster)
         return Conduct(
@@ -332,6 +348,9 @@ class Average(StrategySpec):
             )
 
     def footprint(self, model: ModelSize, run: RunSize, cut: CutSize | None = None) -> Footprint:
+        if (teams := CutTeams.of(self, run.workers)) is not None:
+            kept = KEPT_OUTSIDE[self.outer]
+            return teams.footprint(model, run, cut or CutSize(), every=self.every, outer_kept=kept)
         return averaged_footprint(
             model,
             run,
@@ -370,5 +389,5 @@ class Average(StrategySpec):
         )
 
     def for_inference(self) -> StrategySpec:
-        """A saved model is one model."""
-        return Data()
+        """A saved model is one model; one that was cut is cut again, so that nobody has to hold it."""
+        return Sharded() if self.cuts_inside else Data()

@@ -120,7 +120,7 @@ def check_groups(average: Average, cluster: Cluster) -> None:
     """Refuse groups of workers that there cannot be."""
     if average.inside == "none":
         return
-    if not average.groups and not cluster.is_spread:
+    if not average.groups and not cluster.is_spread and average.inside == "data":
         raise SpecError(
             f"Job: inside={average.inside} is for workers of each host, but on={cluster.on} is one host, "
             "which would have nobody to agree with; write groups=2, or use data."

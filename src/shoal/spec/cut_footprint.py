@@ -45,6 +45,13 @@ def cut_footprint(mesh: Mesh, model: ModelSize, run: RunSize, cut: CutSize) -> F
     return Footprint(shared=shared, worker=most.worker, workers=run.workers, flows=flows)
 
 
+def updated_bytes(mesh: Mesh, model: ModelSize, cut: CutSize) -> int:
+    """Of the parameters that one worker updates, of the one that has most."""
+    return max(
+        -(-_width(mesh, sum(stage), cut.uncut) // mesh.shard) for stage in cut_evenly(model.trained, mesh.pipeline)
+    )
+
+
 def stage_need(mesh: Mesh, trained: int, largest: int, kept: int) -> int:
     """What one stage's values need at their worst moment, without activations; `largest`: of one parameter."""
     return Footprint(worker=tuple(stage_regions(mesh, trained, (largest, 0), kept))).own_bytes

@@ -78,6 +78,11 @@ class ModelParallel(StrategySpec):
             },
         )
 
+    @property
+    def asked_workers(self) -> int:
+        """How many workers what is written is for; 0: for any number."""
+        return 0
+
     def claim(self, workers: int, optimizer: str = "SGD") -> Claim:
         return Claim.SUMS
 
@@ -228,6 +233,10 @@ class Mesh(ModelParallel):
     def num_workers(self) -> int:
         """How many workers the grid has."""
         return self.data * self.shard * self.pipeline * self.tensor
+
+    @property
+    def asked_workers(self) -> int:
+        return self.num_workers
 
     @property
     def lanes(self) -> int:

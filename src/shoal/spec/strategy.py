@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
@@ -64,6 +64,11 @@ class StrategySpec(ABC):
         if not isinstance(spec := job.spec, cls):
             raise SpecError(f"strategy={job.strategy} is not {cls.name or cls.__name__}, whose code met it.")
         return spec
+
+    @classmethod
+    def unknown_key(cls, key: str, known: Collection[str]) -> SpecError:
+        """What is said to whoever writes a key that there is not."""
+        return unknown(f"strategy {cls.name}: key", key, known)
 
     @abstractmethod
     def conduct(self, cluster: Cluster, slots: int | None = None) -> Conduct:
@@ -141,7 +146,7 @@ def parse_strategy(text: str | StrategySpec) -> StrategySpec:
     for item in re.split(r",(?=\w+=)", written) if written else []:
         key, equals, value = item.partition("=")
         if key not in types:
-            raise unknown(f"strategy {name}: key", key, types)
+            raise cls.unknown_key(key, types)
         if not equals:
             raise SpecError(f"strategy {name}: write {key}=value, found {item!r}.")
         values[names[key]] = _convert(name, key, value, types[key])

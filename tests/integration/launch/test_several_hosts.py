@@ -62,6 +62,8 @@ def one_zygote_for_all(zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch) -
         ("mesh:data=2", 2, 2, "awkward"),
         ("mesh:data=3", 3, 3, "mlp"),
         ("mesh:data=2", 2, 2, "checkpointed"),
+        ("average:every=4,outer=nesterov,inside=sharded,groups=2", 2, 4, "mlp"),
+        pytest.param("average:every=4,inside=mesh:pipeline:2", 2, 4, "mlp", marks=pytest.mark.long),
         pytest.param("data:partition=relay", 2, 2, "mlp", marks=pytest.mark.long),
         pytest.param("sharded:stage=3", 2, 2, "mlp", marks=pytest.mark.long),
         pytest.param("pipeline", 2, 2, "mlp", marks=pytest.mark.long),
@@ -227,15 +229,19 @@ def test_a_host_that_does_not_know_this_users_key_is_named(
             AgentEngine(starter_of(cluster, print)).reserve(Job(target="toy.py", strategy="ps", cluster=cluster))
 
 
+@pytest.mark.parametrize(
+    ("strategy", "workers"),
+    [("data:via=ring", 2), ("average:every=8,outer=nesterov,inside=sharded,groups=2", 4)],
+)
 def test_what_nobody_can_follow_goes_on_from_a_checkpoint_where_hosts_are_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy: str, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its bits are those of a run that lost nobody: the same workers do the same on one host."""
     monkeypatch.setenv(SSH_VARIABLE, fake_ssh(tmp_path))
-    settings: dict[str, Any] = {"strategy": "data:via=ring", "checkpoint": "every=25", "progress": False}
+    settings: dict[str, Any] = {"strategy": strategy, "checkpoint": "every=25", "progress": False}
     settings |= {"runs": tmp_path / "runs", "args": {"steps": 200}}
     with start(
-        f"{TASKS}:mlp", cluster={"workers": 2, "threads": 1, "on": "ssh:127.0.0.1,localhost"}, **settings
+        f"{TASKS}:mlp", cluster={"workers": workers, "threads": 1, "on": "ssh:127.0.0.1,localhost"}, **settings
     ) as live:
         for event in live.events():
             if event.kind == "checkpoint":
@@ -246,8 +252,9 @@ def test_what_nobody_can_follow_goes_on_from_a_checkpoint_where_hosts_are_left(
     told = (run.folder / "events.jsonl").read_text()
     assert "which was lost" in told and '"restarted"' in told
     assert "Host localhost could not join: no route to host The run goes on without it." in told
-    quiet = train(f"{TASKS}:mlp", cluster={"workers": 2, "threads": 1}, name="quiet", **settings)
+    quiet = train(f"{TASKS}:mlp", cluster={"workers": workers, "threads": 1}, name="quiet", **settings)
     assert run.digest == quiet.digest
+    assert run.results["audit"] == quiet.results["audit"] and run.results["audit"]["clean"]
 
 
 def kill_agent(name: str) -> None:

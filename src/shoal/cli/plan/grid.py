@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shoal.arena import supported
 from shoal.cli.plan.parts import GridPoint, Manner, without_successors
 from shoal.observe.wording import plural
 from shoal.spec import Job, Mesh, ModelParallel, as_mesh
+from shoal.spec.averaging_inside import CutTeams
 from shoal.spec.model_parallel import AXES
 
 
@@ -27,8 +30,7 @@ def bubble(mesh: Mesh) -> float:
 
 
 def _meaning(mesh: Mesh, *, shares_memory: bool) -> list[str]:
-    written = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, mesh.sizes, strict=True) if size > 1)
-    sentences = [f"A grid of workers, {written or 'data=1'}."]
+    sentences = [f"A grid of workers, {_axes_of(mesh)}."]
     per_lane = mesh.pipeline * mesh.tensor
     if mesh.lanes > 1:
         lanes = f"lane of {plural(per_lane, 'worker')}" if per_lane > 1 else "worker"
@@ -37,6 +39,18 @@ def _meaning(mesh: Mesh, *, shares_memory: bool) -> list[str]:
         )
     else:
         sentences.append("All work on the same batch.")
+    return [*sentences, *_cuts(mesh, shares_memory=shares_memory)]
+
+
+def _axes_of(mesh: Mesh) -> str:
+    return (
+        " x ".join(f"{axis}={size}" for axis, size in zip(AXES, mesh.sizes, strict=True) if size > 1) or "data=1"
+    )
+
+
+def _cuts(mesh: Mesh, *, shares_memory: bool) -> list[str]:
+    """What is cut, and over whom."""
+    sentences = []
     if mesh.shard > 1:
         how = f"as {mesh.capacities}" if mesh.policy == "device" else f"by {mesh.policy}"
         held = _LEVELS[min(mesh.level, 2) if shares_memory else mesh.level]
@@ -68,6 +82,23 @@ def _pipeline(mesh: Mesh) -> list[str]:
         f"A lane's part of the batch passes them in {mesh.num_microbatches} micro-batches ({mesh.schedule}), so "
         f"that a worker has nothing to do for {at_most}{bubble(mesh):.0%} of a step.",
     ]
+
+
+def teams_meaning(teams: CutTeams, job: Job) -> str:
+    """What workers are to each other who hold a model together, beside others that hold another."""
+    shares_memory = supported() and teams.mesh.shares_memory(job.cluster)
+    group = f"Each group is a grid of {plural(teams.size, 'worker')}, {_axes_of(teams.mesh)}."
+    with_others = "Who holds the same part of the model in all groups agrees on that."
+    return " ".join([group, *_cuts(teams.mesh, shares_memory=shares_memory), with_others])
+
+
+def team_points(teams: CutTeams) -> Iterator[GridPoint]:
+    """Where each worker stands, and in which group."""
+    for number, row in enumerate(teams.rows()):
+        for point in _points(teams.mesh):
+            at = {"group": number} | dict(point.coordinates)
+            lane = number * teams.mesh.lanes + point.lane
+            yield GridPoint(worker=row.start + point.worker, lane=lane, coordinates=at)
 
 
 def _points(mesh: Mesh) -> list[GridPoint]:

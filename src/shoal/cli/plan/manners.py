@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shoal.cli.plan.grid import grid_manner
+from shoal.cli.plan.grid import grid_manner, team_points, teams_meaning
 from shoal.cli.plan.parts import Manner, without_successors
 from shoal.cli.plan.served import served_manner
 from shoal.launch.worlds import can_replace
 from shoal.layout import Parcel
 from shoal.observe.wording import plural
 from shoal.spec import Average, Data, Job, Layer, LayerForm
+from shoal.spec.averaging_inside import CutTeams
 
 
 def manner_of(job: Job, parcels: Sequence[Parcel], facts: Mapping[str, Any]) -> Manner:
@@ -91,7 +92,14 @@ def _layer_meaning(spec: Layer, workers: int) -> str:
 
 
 def _average_manner(job: Job) -> Manner:
-    meaning = _average_meaning(Average.of(job), job.cluster.places)
+    spec = Average.of(job)
+    meaning = _average_meaning(spec, job.cluster.places)
+    if (teams := CutTeams.of(spec, job.cluster.places)) is not None:
+        return Manner(
+            meaning=f"{meaning} {teams_meaning(teams, job)}",
+            on_failure=without_successors(job),
+            grid=tuple(team_points(teams)),
+        )
     if job.cluster.is_elastic:
         meaning += (
             f" There are {job.cluster.places} models whoever trains them: a worker has one, or several in turn."
@@ -109,7 +117,7 @@ def _average_manner(job: Job) -> Manner:
 def _average_meaning(spec: Average, workers: int) -> str:
     first = f"After {plural(spec.after, 'synchronous step')}, " if spec.after else ""
     steps = plural(spec.every, "step")
-    each = f"each of {plural(workers, 'worker')} takes {steps} on its own part of the batches"
+    each = f"each of {_who_agrees(spec, workers)} takes {steps} on its own part of the batches"
     if (clients := spec.clients_on(workers)) is not None:
         each = (
             f"each of {plural(workers, 'worker')} simulates {clients.per_worker} of "
@@ -134,6 +142,17 @@ def _average_meaning(spec: Average, workers: int) -> str:
             then = "then it takes the mean of its model and that of another worker, a new one each time"
     text = f"{first}{each}, {then}."
     return text[0].upper() + text[1:]
+
+
+def _who_agrees(spec: Average, workers: int) -> str:
+    """Workers, or groups of workers that train one model in lockstep."""
+    if spec.inside == "none":
+        return plural(workers, "worker")
+    teams = CutTeams.of(spec, workers)
+    count = spec.groups if teams is None else teams.count
+    return (
+        f"{plural(count, 'group')} of workers in lockstep" if count else "the hosts' groups of workers in lockstep"
+    )
 
 
 _MANNERS: Mapping[str, Callable[[Job], Manner]] = {

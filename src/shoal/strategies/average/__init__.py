@@ -13,6 +13,10 @@ def make(spec: Average, world: World, slots: int, *, replaceable: bool = False) 
         from shoal.strategies.average.secure import SecureAverage
 
         return SecureAverage(spec)
+    if spec.cuts_inside:
+        from shoal.strategies.average.grids import AveragedGrids
+
+        return AveragedGrids(spec)
     is_alone = world.world_size == 1 and not replaceable and not spec.clients
     if spec.shares_memory and world.device == "cpu" and not world.is_spread and not is_alone and supported():
         from shoal.strategies.average.arena import ArenaAverage

@@ -21,10 +21,11 @@ from shoal.model.replica import Replica
 from shoal.spec import Average
 from shoal.spec.averaging import Clip
 from shoal.step.work import Work
+from shoal.strategies.average.agreeing import by_kind
 from shoal.strategies.average.arena import ArenaAverage
 from shoal.strategies.average.controls import ControlTable, CorrectedSteps, Correction
 from shoal.strategies.average.outer import difference_, kind_name
-from shoal.strategies.average.strategy import AveragedModel, by_kind
+from shoal.strategies.average.strategy import AveragedModel
 from shoal.strategies.average.versions import VersionRing
 from shoal.strategies.base import Setting, StepResult
 from shoal.strategies.groups.kept_apart import OF_ALL, KeptApart

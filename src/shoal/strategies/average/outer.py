@@ -14,8 +14,17 @@ _ADAM_SECOND, _ADAM_LEAST = 0.99, 1e-3
 """As federated Adam has them: differences are few, and larger than gradients."""
 
 
+Norm = Callable[[Vectors], float]
+"""Of vectors, or of all of which these are a part."""
+
+
+def norm_of(values: Vectors) -> float:
+    """Of vectors that are all there is."""
+    return float(torch.stack([vector.double().norm() for vector in values.values()]).norm())
+
+
 @torch.no_grad()
-def clip_(values: Vectors, clip: Clip | None) -> None:
+def clip_(values: Vectors, clip: Clip | None, norm: Norm = norm_of) -> None:
     """Cut off, in place, what is too much."""
     if clip is None:
         return
@@ -23,10 +32,9 @@ def clip_(values: Vectors, clip: Clip | None) -> None:
         for vector in values.values():
             vector.clamp_(-clip.most, clip.most)
         return
-    norm = torch.stack([vector.double().norm() for vector in values.values()]).norm()
-    if float(norm) > clip.most:
+    if (length := norm(values)) > clip.most:
         for vector in values.values():
-            vector.mul_(clip.most / float(norm))
+            vector.mul_(clip.most / length)
 
 
 @torch.no_grad()
@@ -35,14 +43,15 @@ def difference_(
     agreed: Mapping[torch.dtype, torch.Tensor],
     params_of: Callable[[Vectors], Vectors],
     clip: Clip | None,
+    norm: Norm = norm_of,
 ) -> Vectors:
     """Make of what a worker has, in place, how far it has come. `params_of`: what of it is clipped."""
     if clip is not None and not clip.is_of_difference:
-        clip_(params_of(found), clip)
+        clip_(params_of(found), clip, norm)
     for kind, vector in found.items():
         vector.sub_(agreed[kind])
     if clip is not None and clip.is_of_difference:
-        clip_(params_of(found), clip)
+        clip_(params_of(found), clip, norm)
     return found
 
 
@@ -122,6 +131,8 @@ class YogiStep(torch.optim.Optimizer):
 
 def _optimizer(spec: Average, agreed: Vectors) -> torch.optim.Optimizer | None:
     vectors = list(agreed.values())
+    if not vectors:  # nothing of the model's parameters is here
+        return None
     match spec.outer:
         case "momentum" | "nesterov":
             is_nesterov = spec.outer == "nesterov" and spec.momentum > 0

@@ -18,9 +18,10 @@ from shoal.checkpoint.model_stream import TensorStream
 from shoal.model.replica import Replica
 from shoal.spec import Average
 from shoal.step.work import Work
+from shoal.strategies.average.agreeing import by_kind
 from shoal.strategies.average.outer import OuterStep, difference_, kind_name
 from shoal.strategies.average.parts import StreamedPart, cut_in_parts
-from shoal.strategies.average.strategy import AveragedModel, by_kind
+from shoal.strategies.average.strategy import AveragedModel
 from shoal.strategies.base import Commit, Setting
 from shoal.strategies.groups.kept_apart import OF_ALL, KeptApart
 from shoal.strategies.groups.vector_sums import CompressedSums, SumUnderWay, make_sent_sums

@@ -25,6 +25,8 @@ class Team:
     """How many teams there are."""
     group: Group | None = None
     """Its workers, where they are several."""
+    counts: bool = True
+    """Whether what this worker has counts in sums over all, where others of its team have the same."""
 
     @classmethod
     def of(cls, spec: Average, among: Group, setting: Setting) -> Team:
@@ -34,7 +36,9 @@ class Team:
         rows = list(even_fills(among.size, spec.groups) if spec.groups else ranks_by_host(setting.world.hosts))
         number = next(number for number, row in enumerate(rows) if among.index in row)
         inside = among.split([[among.ranks[index] for index in row] for row in rows])
-        return cls(number=number, count=len(rows), group=inside if inside.size > 1 else None)
+        return cls(
+            number=number, count=len(rows), group=inside if inside.size > 1 else None, counts=inside.is_first
+        )
 
     @property
     def speaks(self) -> bool:

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import torch
+from torch import nn
 
-from shoal.model.blueprint import Blueprint
 from shoal.model.buffers import moving_buffers
-from shoal.model.replica import Replica
 from shoal.spec.footprint import aligned
 from shoal.strategies.groups.vectors import ValueSpan, Vectors
+
+
+class ValueHolder(Protocol):
+    """Who has values: a replica, or whoever has parts of one."""
+
+    @property
+    def trained(self) -> Mapping[str, torch.Tensor]:
+        """What an optimizer updates, by name."""
+
+    @property
+    def module(self) -> nn.Module:
+        """Has the buffers."""
 
 
 class AgreedValues:
     """A replica's values, read into vectors and written back. Numbers of 16 bits travel as float32: a mean of them
     is none of them."""
 
-    def __init__(self, replica: Replica | Blueprint) -> None:
+    def __init__(self, replica: ValueHolder) -> None:
         """A blueprint has no values to be read; where they would lie is known all the same."""
         self._replica = replica
         self.params = self._lay_out(dict(replica.trained), {})

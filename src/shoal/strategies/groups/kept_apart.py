@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,30 +36,44 @@ class KeptApart:
         mine = put_aside({f"{self.word}/{name}": one for name, one in self.tensors.items()})
         if group.is_first:
             mine |= own
-        told = share_plain({name: [_name(one.dtype), list(one.shape)] for name, one in mine.items()}, group)
-        owners = {name: index for index, names in enumerate(told) for name in names}
-        looks = {
-            name: TensorLooks(dtype=getattr(torch, told[index][name][0]), shape=tuple(told[index][name][1]))
-            for name, index in owners.items()
-        }
-        return TensorStream(looks=looks, tensors=_brought(mine, owners, looks, group))
+        return brought_to_first({name: TensorLooks.of(one) for name, one in mine.items()}, mine.get, group)
+
+
+def brought_to_first(
+    own: Mapping[str, TensorLooks], give: Callable[[str], torch.Tensor | None], group: Group
+) -> TensorStream:
+    """At the first worker, one tensor after the other: all that any have to give. All call this, and consume it.
+
+    `own`: what this worker has to give in the end; `give`: the tensor, asked by all workers for all tensors, so
+    that several may make one together."""
+    told = share_plain({name: [_name(look.dtype), list(look.shape)] for name, look in own.items()}, group)
+    owners = {name: index for index, names in enumerate(told) for name in names}
+    looks = {
+        name: TensorLooks(dtype=getattr(torch, told[index][name][0]), shape=tuple(told[index][name][1]))
+        for name, index in owners.items()
+    }
+    return TensorStream(looks=looks, tensors=_brought(give, owners, looks, group))
 
 
 def _brought(
-    mine: Mapping[str, torch.Tensor], owners: Mapping[str, int], looks: Mapping[str, TensorLooks], group: Group
+    give: Callable[[str], torch.Tensor | None],
+    owners: Mapping[str, int],
+    looks: Mapping[str, TensorLooks],
+    group: Group,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     for name in sorted(owners):
-        owner = owners[name]
+        owner, given = owners[name], give(name)
         if group.is_first:
             if owner == group.index:
-                yield name, mine[name]
+                assert given is not None
+                yield name, given
                 continue
             room = looks[name].room()
             if room.numel():
                 group.receive(room.view(-1), owner).wait()
             yield name, room
-        elif owner == group.index and mine[name].numel():
-            group.send(mine[name].detach().cpu().contiguous().view(-1), 0).wait()
+        elif owner == group.index and given is not None and given.numel():
+            group.send(given.detach().cpu().contiguous().view(-1), 0).wait()
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -49,7 +49,10 @@ def make_sums(compress: str, group: Group, setting: Setting) -> VectorSums:
 def make_sent_sums(compress: str, group: Group, setting: Setting) -> CompressedSums:
     """Sums that can be under way while their workers do something else: each host sends to all others."""
     world = setting.world
-    hosts = ranks_by_host(world.hosts) if world.is_spread else [range(rank, rank + 1) for rank in group.ranks]
+    hosts = [[rank] for rank in group.ranks]
+    if world.is_spread:
+        there = [[rank for rank in ranks if rank in group.ranks] for ranks in ranks_by_host(world.hosts)]
+        hosts = [ranks for ranks in there if ranks]
     return CompressedSums(group, hosts, make_compression(compress))
 
 
@@ -82,7 +85,8 @@ class CompressedSums:
     """Inside a host, vectors are added up as they are; the first worker of each sends that, compressed, to those
     of the others. All add up what came out of it, their own included, in the order of hosts."""
 
-    def __init__(self, group: Group, hosts: Sequence[range], compression: Compression) -> None:
+    def __init__(self, group: Group, hosts: Sequence[Sequence[int]], compression: Compression) -> None:
+        """`hosts`: of the group's ranks those on each."""
         self._inside = group.split([list(ranks) for ranks in hosts])
         rows = zip_longest(*hosts)
         self._across = group.split([[rank for rank in row if rank is not None] for row in rows])

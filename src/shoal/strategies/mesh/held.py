@@ -64,6 +64,19 @@ class Wanted:
     """Whether it is cut as the parameter is; else it is one number, or whatever, that each part has."""
 
 
+def in_width(one: Held, whole: torch.Tensor, axes: Axes) -> torch.Tensor:
+    """Of a whole tensor what belongs to this worker's width of a parameter."""
+    if one.split is None or whole.dim() != len(one.shape):
+        return whole
+    return one.split.cut(whole, axes.tensor.index, axes.tensor.size)
+
+
+def in_span(one: Held, wide: torch.Tensor, axes: Axes) -> torch.Tensor:
+    """Of this worker's width of a tensor the elements that it keeps."""
+    span = one.spans[axes.shard.index] if one.spans else HeldSpan(0, wide.numel())
+    return wide.reshape(-1)[span.start : span.stop].reshape(one.tensor.shape)
+
+
 def gather(wanted: Iterable[Wanted], axes: Axes) -> Iterator[tuple[str, torch.Tensor]]:
     """One whole tensor after the other, in the host's memory, at the first worker alone; all workers call this and
     consume all of it. Parts go straight there: others send theirs, and nobody has more than one whole tensor."""

@@ -21,7 +21,7 @@ from shoal.model.optimizer.state import COUNT, by_parameter, copied_number, copi
 from shoal.model.replica import Replica
 from shoal.strategies.groups.plain import share_plain
 from shoal.strategies.mesh.axes import Axes
-from shoal.strategies.mesh.held import Held, HeldSpan
+from shoal.strategies.mesh.held import Held, in_span, in_width
 
 
 class LocalOptimizer:
@@ -123,14 +123,10 @@ class LocalOptimizer:
             )
 
     def _part(self, one: Held, key: str, value: torch.Tensor, *, counts_beside: bool) -> torch.Tensor:
-        wide = value
-        if one.split is not None and value.dim() == len(one.shape):
-            wide = one.split.cut(value, self._axes.tensor.index, self._axes.tensor.size)
+        wide = in_width(one, value, self._axes)
         if wide.shape != one.shape or key == COUNT:
             return copied_number(key, value, one.tensor, counts_beside=counts_beside)
-        span = one.spans[self._axes.shard.index] if one.spans else HeldSpan(0, wide.numel())
-        part = wide.reshape(-1)[span.start : span.stop].reshape(one.tensor.shape)
-        return torch.empty_like(one.tensor).copy_(part)
+        return torch.empty_like(one.tensor).copy_(in_span(one, wide, self._axes))
 
 
 def _step_newcomers_apart(optimizer: torch.optim.Optimizer) -> None:

@@ -65,7 +65,7 @@ class PipelineLine:
         self._executor = Executor(runs, schedule, axes.pipeline, device=replica.device)
 
     def _cut(self, mesh: Mesh, axes: Axes, setting: Setting) -> Sequence[nn.Module]:
-        """As the first worker finds best: what one measures, others may not."""
+        """As the first worker finds best: what one measures, others may not. Grids of one run are cut alike."""
         if setting.supply is None:
             raise SpecError(
                 f"strategy={mesh} must see the model run before it cuts it, but finds no sample of the data here; "
@@ -79,11 +79,11 @@ class PipelineLine:
         counts = torch.zeros(mesh.num_stages, dtype=torch.int64)
         if mesh.split != "auto":
             counts = torch.tensor(parse_split(chain, mesh.split, mesh.num_stages))
-        elif axes.everybody.is_first:
+        elif axes.alike.is_first:
             demand, given = self._demand(mesh, setting), self._given(inputs)
             counts = torch.tensor(balanced_split(chain, given, demand, trained=replica.trained))
-        axes.everybody.broadcast_(counts)
-        if axes.everybody.is_first:
+        axes.alike.broadcast_(counts)
+        if axes.alike.is_first:
             setting.company.report(_describe(chain, counts.tolist()))
         return chain.stages(counts.tolist())
 
