@@ -9,9 +9,9 @@ What arrives is checked against bounds before memory is taken, and nothing is ev
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 import torch
@@ -19,6 +19,7 @@ import xxhash
 
 from shoal.arena.tensors import as_bytes
 from shoal.errors import ProtocolError
+from shoal.spec.told import read_value
 
 Buffer = bytes | bytearray | memoryview
 Frame = torch.Tensor | bytes | bytearray | memoryview
@@ -56,6 +57,39 @@ class Message:
     """Plain data: text, numbers, booleans, bytes, None, lists and dicts of them."""
     frames: Sequence[Frame] = ()
     """CPU tensors of any type and shape, or bytes. Bytes arrive as a memoryview."""
+
+
+class MessageForm:
+    """What the fields of one kind of message have to be, but for those that travel in another way."""
+
+    def __init__(self, cls: type, *, but: Collection[str] = ()) -> None:
+        hints, small = get_type_hints(cls), [one for one in fields(cls) if one.name not in but]
+        self._types = {one.name: hints[one.name] for one in small}
+        self._items = {name: get_args(kind)[0] for name, kind in self._types.items() if get_origin(kind) is list}
+        self._required = frozenset(
+            one.name for one in small if one.default is MISSING and one.default_factory is MISSING
+        )
+
+    def plain(self, values: object) -> dict[str, Any]:
+        """Its fields by their names."""
+        return {name: getattr(values, name) for name in self._types}
+
+    def read(self, kind: str, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields as they arrived; `ProtocolError` unless they are what `plain` gives."""
+        if not self._required <= found.keys() <= self._types.keys():
+            raise ProtocolError(f"A message {kind!r} has the fields {sorted(self._types)}, found others.")
+        return {name: self._value(kind, name, value) for name, value in found.items()}
+
+    def _value(self, kind: str, name: str, value: Any) -> Any:
+        wanted = self._types[name]
+        if type(value) is wanted:
+            return value
+        if type(value) is list and name in self._items and all(type(item) is self._items[name] for item in value):
+            return value
+        try:
+            return read_value(value, wanted)
+        except (TypeError, ValueError):
+            raise ProtocolError(f"Field {name!r} of a message {kind!r} has the wrong type.") from None
 
 
 def checksum(buffer: Buffer) -> int:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.comm.codec import Frame, Message
-from shoal.comm.forms import MessageForm
+from shoal.comm.codec import Frame, Message, MessageForm
 from shoal.errors import ProtocolError
 from shoal.kv.requests import KvRequest
 from shoal.ps.plain.messages import as_request, request_fields

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.comm.codec import Message
-from shoal.comm.forms import MessageForm
+from shoal.comm.codec import Message, MessageForm
 from shoal.errors import ProtocolError
 from shoal.ps import between_servers  # noqa: F401  its messages are carried, too
 from shoal.ps.messages import KINDS, PsMessage

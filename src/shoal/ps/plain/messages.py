@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from shoal.comm.codec import Frame, Message
-from shoal.comm.forms import MessageForm
+from shoal.comm.codec import Frame, Message, MessageForm
 from shoal.comm.security import host_of
 from shoal.errors import ProtocolError
 from shoal.ps.plain.tensors import PlainBulk, TensorSpec
