@@ -52,14 +52,18 @@ class HostContest:
 SHOAL_VARIANTS = {
     "encrypted": "data",
     "trusted": "data",
+    "onednn": "data",
+    "onednn_trusted": "data",
     "bf16": "data:between=bf16",
     "bf16_trusted": "data:between=bf16",
 }
-"""Strategies by variant: `data` along the chain of hosts, encrypted or not, and cast or not."""
+"""Strategies by variant: `data` along the chain of hosts, encrypted or not, cast or not, with products of torch or
+of oneDNN, which `--fast` may choose."""
 CONTESTS = {
     "mlp-2x2": HostContest(model="mlp", hosts=2, workers=4, floors={"encrypted": 1.25, "trusted": 1.5}),
     "gpt-2x2": HostContest(model="gpt", hosts=2, workers=4, floors={"encrypted": 1.1}),
     "mlp-3x1": HostContest(model="mlp", hosts=3, workers=3, floors={"encrypted": 0.85}),
+    "mlp-2x2-onednn": HostContest(model="mlp", hosts=2, workers=4, floors={"onednn": 1.25, "onednn_trusted": 1.5}),
     "mlp-3x1-1gbit": HostContest(model="mlp", hosts=3, workers=3, floors={"bf16": 1.2}, rate="1gbit"),
 }
 
@@ -140,6 +144,8 @@ def _ddp_command(namespaces: str, model: str, processes: int, steps: int | None)
 
 def _data_command(on: str, variant: str, model: str, processes: int, steps: int | None) -> list[str]:
     command = shoal_command(variant, SHOAL_VARIANTS[variant], model, processes, steps)
+    if "onednn" in variant:
+        command += ["--products", "onednn"]
     return [*command, "--on", on, *(["--trusted-network"] if "trusted" in variant else [])]
 
 

@@ -63,6 +63,7 @@ def train(arguments: argparse.Namespace, steps: int) -> tuple[Timeline, float]:
                 on=arguments.on,
                 trusted_network=arguments.trusted_network,
             ),
+            products=arguments.products,
             options={"timeline": str(path)},
         )
         engine = engine_for(job.cluster, None, tell=lambda text: print(text, file=sys.stderr))
@@ -81,6 +82,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--straggler", choices=STRAGGLERS, help="slow the last worker down, or each in turn")
     parser.add_argument("--on", default="local", help="where workers run; default here")
     parser.add_argument("--trusted-network", action="store_true", help="do not encrypt what passes between hosts")
+    parser.add_argument("--products", default="torch", help="who multiplies: torch or onednn")
     return parser.parse_args(argv)
 
 
