@@ -25,6 +25,14 @@ def share_out(places: Sequence[int], hosts: Mapping[Who, Sequence[int]]) -> dict
     return {who: tuple(more) for who, more in given.items() if more}
 
 
+def adopted(hosts: Sequence[Sequence[int]], free: Sequence[int]) -> list[Places]:
+    """Who goes on keeps all places; free ones go to whoever has the fewest by then, and the first to the first."""
+    kept = {number: list(places) for number, places in enumerate(hosts)}
+    kept[0] += [place for place in free if place == 0]
+    more = share_out([place for place in free if place], kept)
+    return [tuple(sorted((*places, *more.get(number, ())))) for number, places in kept.items()]
+
+
 def leavers(hosts: Mapping[Who, Sequence[int]], wanted: int) -> list[Who]:
     """Who leaves so that so many stay: those with the highest places. The first place's host stays."""
     return sorted(hosts, key=lambda who: min(hosts[who]))[wanted:]
