@@ -334,7 +334,8 @@ class Loop:
             if world is None:
                 return False
             if world.is_first and training.best is not None:
-                training.best.take_over(self._step)
+                handover = handover_of(training.strategy)
+                training.best.take_over(self._step, is_still=handover is None or handover.may_release)
         return True
 
     @property
