@@ -26,11 +26,14 @@ def share_out(places: Sequence[int], hosts: Mapping[Who, Sequence[int]]) -> dict
 
 
 def adopted(hosts: Sequence[Sequence[int]], free: Sequence[int]) -> list[Places]:
-    """Who goes on keeps all places; free ones go to whoever has the fewest by then, and the first to the first."""
-    kept = {number: list(places) for number, places in enumerate(hosts)}
-    kept[0] += [place for place in free if place == 0]
-    more = share_out([place for place in free if place], kept)
-    return [tuple(sorted((*places, *more.get(number, ())))) for number, places in kept.items()]
+    """Who goes on keeps all places, and free ones go to whoever has the fewest by then, of those who stay in the
+    order of their first places with it: in that order they meet. So the first has the first place."""
+    kept = [list(places) for places in hosts]
+    for place in sorted(free):
+        able = [number for number in range(len(kept)) if number == 0 or min(kept[number - 1]) < place]
+        number = 0 if place == 0 else min(able, key=lambda one: (len(kept[one]), one))
+        kept[number].append(place)
+    return [tuple(sorted(places)) for places in kept]
 
 
 def leavers(hosts: Mapping[Who, Sequence[int]], wanted: int) -> list[Who]:
