@@ -299,10 +299,10 @@ class Loop:
 
     # Places.
 
-    def gather(self) -> None:
-        """Have all there that is to be saved, whoever is lost meanwhile."""
-        if (handover := handover_of(self._training.strategy)) is not None:
-            self._despite_moves(handover.gather)
+    def gather(self) -> bool:
+        """Have all there that is to be saved, whoever is lost meanwhile; whether all give it now."""
+        handover = handover_of(self._training.strategy)
+        return True if handover is None else self._despite_moves(handover.gather)
 
     def _go_on(self) -> None:
         """Host what came to this process in the middle of something that is not done again."""

@@ -13,7 +13,7 @@ class Saves:
     """One process's part in the checkpoints of a run that has some."""
 
     def __init__(
-        self, training: Training, setting: Setting, gather: Callable[[], None], go_on: Callable[[], object]
+        self, training: Training, setting: Setting, gather: Callable[[], bool], go_on: Callable[[], object]
     ) -> None:
         assert training.checkpoints is not None
         self._training = training
@@ -70,7 +70,9 @@ class Saves:
         if training.conduct.servers and training.book is not None:
             training.book.commit_whole(training.schedule, step)  # servers have all of these steps, and no other
         checkpoints.note_step(step, loss)
-        self._gather()
+        if not self._gather():
+            self._leave_out(step)
+            return
         try:
             with checkpoints.at_the_disk():  # others, too, wait for the one who writes
                 model, state = strategy.model_stream(training.replica), strategy.state_stream()
@@ -83,6 +85,9 @@ class Saves:
                 else:
                     checkpoints.save(step, lambda: dict(model.tensors), lambda: dict(state.tensors), waited_s)
         except PlacesMoved:  # what somebody was about to give is lost: what there is of it is no checkpoint
-            if training.world.is_first:
-                self._setting.company.warn(f"step {step} is not saved: a worker was lost that had a part of it")
+            self._leave_out(step)
             self._go_on()
+
+    def _leave_out(self, step: int) -> None:
+        if self._training.world.is_first:
+            self._setting.company.warn(f"step {step} is not saved: a worker was lost that had a part of it")

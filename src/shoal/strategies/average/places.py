@@ -275,8 +275,9 @@ class HostedModels(PlacesInTurn):
         if self._met != self._step:
             self._meet()
 
-    def gather(self) -> None:
+    def gather(self) -> bool:
         self._meet_here()
+        return True
 
     # What all have agreed on.
 

@@ -46,6 +46,8 @@ class SpreadAverage(PlacesInTurn):
     def __init__(self, spec: Average) -> None:
         super().__init__(spec)
         self.handover = self
+        self._gathered = (-1, -1)
+        """After which step all have met here, and in which generation."""
         self._sent = 0
         """Bytes of differences."""
 
@@ -156,11 +158,15 @@ class SpreadAverage(PlacesInTurn):
         """What a place has of its own nobody else has: it goes with its process."""
         return False
 
-    def gather(self) -> None:
+    def gather(self) -> bool:
         self._rounds.settle()
         if not self._is_whole:
             self._mean_model({})
-        self._common_sums.sum(self._step, _END, [torch.zeros(1)])  # what was sent before has come to all
+        now = self._step, self._setting.world.generation
+        if self._common_sums.kept(self._step, _END) is None:
+            self._common_sums.sum(self._step, _END, [torch.zeros(1)])  # what was sent before has come to all
+            self._gathered = now
+        return self._gathered == now
 
     def committed(self) -> int:
         return self._agreed_at
