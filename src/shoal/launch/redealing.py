@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from shoal.comm.words import AwaitDeal, Redeal, Stop
 from shoal.launch.crew import Hand
-from shoal.launch.sharing import spread
+from shoal.launch.sharing import adopted, spread
 from shoal.launch.succession import Bridge
 from shoal.launch.worlds import member_world
 from shoal.observe.happenings import Replaced, Scaled
 from shoal.observe.wording import plural
+from shoal.spec.conduct import StateHolder
 from shoal.spec.host_facts import HostFacts
 from shoal.spec.vocabulary import Purpose, Role, State
 
@@ -24,6 +25,9 @@ class Redealing:
     which all wait; what it has left half done in that host's memory is made good from another host.
 
     Neighbouring places stay on one host, in the order of hosts: sums go from host to host in the order of slots.
+
+    Where each worker has a state of its own, places stay where they are, and those of whoever is lost, with its
+    host or alone, go to those that are left: nobody could be given what is gone.
     """
 
     def __init__(self, bridge: Bridge) -> None:
@@ -49,6 +53,8 @@ class Redealing:
             return False
         others = [one for one in self._members() if one is not hand]
         has_begun = hand.state != State.STARTING and all(one.state != State.STARTING for one in others)
+        if self._has_own_states:
+            return has_begun and bool(others)
         return has_begun and any(one.host not in {hand.host, *self._torn} for one in others)
 
     def is_successor(self, hand: Hand) -> bool:
@@ -59,11 +65,18 @@ class Redealing:
     def _is_possible(self) -> bool:
         return self._bridge.job.conduct.outlives_hosts and self._bridge.job.purpose == Purpose.TRAIN
 
+    @property
+    def _has_own_states(self) -> bool:
+        """Whether what a worker has of its own goes with it."""
+        return self._bridge.job.conduct.state is StateHolder.EACH_WORKER
+
     def lose(self, hand: Hand) -> None:
         """This worker's places are free."""
         self._lost_at = self._lost_at if self._lost else self._bridge.now
         self._lost += hand.places
         self._is_due = True
+        if self._has_own_states:
+            return
         if hand.is_of_lost_host:
             self._torn.discard(hand.host)
             return
@@ -95,7 +108,7 @@ class Redealing:
             job.cluster.workers_per_host if job.cluster.hosts else facts.cores // job.cluster.threads_per_worker
         )
         count = min(free, max(1, share))
-        if not self._is_possible or count < 1:
+        if not self._is_possible or self._has_own_states or count < 1:
             return
         ground = member_world(self._bridge.first_world, Role.SPARE, 0, generation=self._crew.generation)
         hosts = tuple(self._counts(self._members()))
@@ -112,6 +125,11 @@ class Redealing:
             return (
                 f"This run's strategy is {job.strategy}, whose workers stay the same from the first step to the "
                 "last; hosts come and go under ps and data."
+            )
+        if more > 0 and self._has_own_states:
+            return (
+                f"This run's strategy is {job.strategy}, under which each worker has a state of its own that "
+                "nobody could give to a host that comes: hosts may leave, whose work others do, but none can come."
             )
         if more > 0 and workers >= job.cluster.places:
             return (
@@ -157,7 +175,7 @@ class Redealing:
         members = self._members()
         dealt = [list(one.places) for one in members]
         if self._lost:
-            places, self._lost = sorted(self._lost), []
+            places, self._lost = sorted(set(self._lost)), []
             seconds = self._bridge.now - self._lost_at
             self._bridge.emit(Replaced(rank=places[0], places=places, seconds=seconds, hosts=dealt), places[0])
         if self._came is not None:
@@ -174,13 +192,21 @@ class Redealing:
         counts = Counter(one.host for one in members)
         return [counts[number] for number in range(max(1, *(one.host for one in self._crew.hands)) + 1)]
 
+    def _dealt(self, members: list[Hand]) -> list[list[int]]:
+        """Who does what."""
+        places, had = self._bridge.job.cluster.places, [one.places for one in members]
+        if self._has_own_states:
+            free = sorted(set(range(places)).difference(*had))
+            return [list(some) for some in adopted(had, free)]
+        return [list(some) for some in spread(places, len(members))]
+
     def _deal(self, guests: list[Hand]) -> None:
         newcomers = (*guests, *self._successors)
         for hand in newcomers:
             hand.role = Role.WORKER
         self._successors.clear()
         members = self._members()
-        deal = [list(places) for places in spread(self._bridge.job.cluster.places, len(members))]
+        deal = self._dealt(members)
         hosts = self._counts(members)
         self._crew.generation += 1
         self._unconfirmed = set(members)

@@ -25,6 +25,17 @@ def share_out(places: Sequence[int], hosts: Mapping[Who, Sequence[int]]) -> dict
     return {who: tuple(more) for who, more in given.items() if more}
 
 
+def adopted(hosts: Sequence[Sequence[int]], free: Sequence[int]) -> list[Places]:
+    """Who goes on keeps all places, and free ones go to whoever has the fewest by then, of those who stay in the
+    order of their first places with it: in that order they meet. So the first has the first place."""
+    kept = [list(places) for places in hosts]
+    for place in sorted(free):
+        able = [number for number in range(len(kept)) if number == 0 or min(kept[number - 1]) < place]
+        number = 0 if place == 0 else min(able, key=lambda one: (len(kept[one]), one))
+        kept[number].append(place)
+    return [tuple(sorted(places)) for places in kept]
+
+
 def leavers(hosts: Mapping[Who, Sequence[int]], wanted: int) -> list[Who]:
     """Who leaves so that so many stay: those with the highest places. The first place's host stays."""
     return sorted(hosts, key=lambda who: min(hosts[who]))[wanted:]

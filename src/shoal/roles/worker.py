@@ -140,14 +140,18 @@ def _train(job: Job, world: World, reporter: Reporter) -> None:
     training.checkpoints.close()
     if outcome.reason != "released":
         audited = _audited(training, outcome, reporter)
-        _end_together(loop, training, reporter, lambda: _finish(job, training, outcome, reporter, audited))
+        _end_together(job, loop, training, reporter, lambda: _finish(job, training, outcome, reporter, audited))
     strategy.close()
 
 
-def _end_together(loop: Loop, training: Training, reporter: Reporter, finish: Callable[[], None]) -> None:
+def _end_together(
+    job: Job, loop: Loop, training: Training, reporter: Reporter, finish: Callable[[], None]
+) -> None:
     """Tell how it went. Where hosts may be lost, nobody leaves before the first worker has saved the model: others
     may need what one has to come to the end, or become the first themselves."""
-    if not (training.conduct.outlives_hosts and training.world.is_spread):
+    # A state of which each has a part is saved by all together.
+    is_everybodys = bool(job.options.get("state")) and not training.conduct.has_one_state
+    if is_everybodys or not (training.conduct.outlives_hosts and training.world.is_spread):
         finish()
         return
     is_told = False

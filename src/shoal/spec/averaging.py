@@ -220,6 +220,13 @@ class Average(StrategySpec):
         """Whether more is said between workers than the values that each leaves at the end of a round."""
         return self.after > 0 or self.is_streamed or self.inside != "none"
 
+    def outlives_hosts_of(self, workers: int) -> bool:
+        """Whether any of so many workers can begin a round for another: all that they have in common is what they
+        agreed on last, and nothing of what they tell is kept back."""
+        is_plain = self.agrees_with_all and not (self.begins_apart or self._is_told_apart)
+        is_plain = is_plain and not (self.clients or self.secure) and self.compress == "none"
+        return is_plain and self.via == "auto" and workers > 1
+
     @property
     def is_streamed(self) -> bool:
         """Whether parts of the parameters are agreed on by themselves, or later than they are sent."""
@@ -246,6 +253,7 @@ class Average(StrategySpec):
             slots_are_free=False,
             gathers=workers > 1,
             spans_hosts=cluster.device == "cpu" and self.via in ("auto", "sockets"),
+            outlives_hosts=cluster.is_spread and cluster.device == "cpu" and self.outlives_hosts_of(workers),
             open_commits=self.round_steps(workers),
             clients=self.clients_on(workers),
             protects="clients" if self.clients and self._is_protectable else "",

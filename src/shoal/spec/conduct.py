@@ -97,7 +97,8 @@ class Conduct:
     spans_hosts: bool = False
     """Workers and servers may be on several hosts, which share no memory."""
     outlives_hosts: bool = False
-    """Every host has the whole state: when one is lost, those that are left do its work in the same step."""
+    """When a host is lost, those that are left do its work and go on: every host has the whole state, or each
+    worker one of its own, of which others need nothing but what all have in common."""
     takes_hosts: bool = False
     """On several hosts, others may come and have a part of the work, and any may leave."""
     meets: bool = False
@@ -147,6 +148,11 @@ class Conduct:
         if self.first_evaluates:
             return 1
         return self.slots if self.is_cut or self.is_never_whole else workers
+
+    @property
+    def tells_hosts(self) -> bool:
+        """Whether all hosts hear in every step what the first worker leaves for all to read."""
+        return self.outlives_hosts and self.has_one_state
 
     @property
     def cuts_batches(self) -> bool:

@@ -216,9 +216,10 @@ class Handover(Protocol):
     def may_release(self) -> bool:
         """Whether places may leave this process after the step that it has taken last."""
 
-    def gather(self) -> None:
+    def gather(self) -> bool:
         """Meet all others, where what the streams give is theirs too: none of these waits for anybody then. It is
-        left where places come to this process, and called again."""
+        left where places come to this process, and called again. False where others have met before that: they no
+        longer wait for what the streams of this process would give."""
 
     def committed(self) -> int:
         """The last step that is committed in all places by now."""

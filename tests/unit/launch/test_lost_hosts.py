@@ -166,6 +166,24 @@ def test_places_of_a_lost_host_are_dealt_to_those_that_are_left(training: Table)
     assert training.machine.over is None
 
 
+def test_places_stay_with_workers_that_have_a_state_of_their_own() -> None:
+    """Whether a worker dies with its host or alone, nobody follows it: those that are left do its work."""
+    table = Table(job("average", 3), hosts=(A, B))
+    table.begin()
+    for worker in range(3):
+        table.say(worker, "state", state="training", step=0)
+    asked = die(table, 1)
+    dealt = {"kind": "redeal", "deal": [[0, 1], [2]], "hosts": [1, 1], "generation": 1}
+    assert not of(StartProcess, asked)
+    assert said_to(0, asked) == [{**dealt, "member": 0}] and said_to(2, asked) == [{**dealt, "member": 1}]
+    asked = table.tell(HostLost(0, "Host a is gone."))
+    dealt = {"kind": "redeal", "deal": [[0, 1, 2]], "hosts": [0, 1], "generation": 2}
+    assert said_to(2, asked) == [{**dealt, "member": 0}]
+    (replaced,) = events("replaced", table.say(2, "adopted", places=[0, 1, 2], generation=2))
+    assert (replaced["places"], replaced["hosts"]) == ([0, 1], [[0, 1, 2]])
+    assert table.machine.over is None
+
+
 def die(table: Table, process: int, exit_code: int = -signal.SIGKILL) -> list[Any]:
     return table.tell(Ended(process=process, exit_code=exit_code))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from shoal.launch.sharing import gifts, leavers, share_out, spread
+from shoal.launch.sharing import adopted, gifts, leavers, share_out, spread
 
 
 def test_places_are_spread_evenly_and_in_order() -> None:
@@ -21,6 +21,20 @@ def test_free_places_go_to_whoever_has_the_fewest() -> None:
     assert share_out([3], {"a": (0, 1), "b": (2,)}) == {"b": (3,)}
     assert share_out([1, 2, 3], {"a": (0,)}) == {"a": (1, 2, 3)}
     assert share_out([0, 4], {"a": (1, 2), "b": (3,), "c": (5,)}) == {"b": (0,), "c": (4,)}
+
+
+def test_places_of_those_who_are_lost_are_adopted_and_no_other_moves() -> None:
+    assert adopted([(1,), (2,), (3,)], [0]) == [(0, 1), (2,), (3,)], "the first of all has the first place"
+    assert adopted([(0, 1), (2,), (3,)], [4, 5]) == [(0, 1), (2, 4), (3, 5)]
+    assert adopted([(2,)], [0, 1]) == [(0, 1, 2)]
+    assert adopted([(0, 1), (3, 4), (5,)], [2]) == [(0, 1, 2), (3, 4), (5,)], "all stay in their order"
+    chance = random.Random(3)
+    for _ in range(200):
+        deal, places = [(place,) for place in range(8)], set(range(8))
+        while len(deal) > 1:
+            deal.pop(chance.randrange(len(deal)))
+            deal = adopted(deal, sorted(places.difference(*deal)))
+            assert deal == sorted(deal) and {place for some in deal for place in some} == places
 
 
 def test_the_first_place_never_moves() -> None:

@@ -52,6 +52,8 @@ class Manner:
 def without_successors(job: Job, why: str = "") -> str:
     """What follows a death where nobody can take the place of who died; `why` that is."""
     if job.conduct.outlives_hosts and job.replaces:
+        if not job.conduct.has_one_state:
+            return "What a lost worker or host did others do, from the beginning of its round on; bits change."
         return "A worker that dies is followed on its host, and others do what a lost host did; no bit changes."
     if job.restarts:
         beginning = "the start" if job.checkpoint == "none" else "the newest checkpoint"

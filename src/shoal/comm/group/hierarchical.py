@@ -182,6 +182,10 @@ class HierarchicalGroup(Group):
         if self._owns_transport:
             self._mail.transport.close()
 
+    def abandon(self) -> None:
+        """Leave at once, and wait for nobody: some are lost."""
+        self._mail.transport.abort()
+
     def _copy_from(self, host: int, tensor: torch.Tensor) -> torch.Tensor:
         """Take the values that another host's speaker has."""
         if self._inside.is_first:

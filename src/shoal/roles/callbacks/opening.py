@@ -23,7 +23,7 @@ def callbacks_of(job: Job, training: Training, reporter: Reporter) -> Callbacks 
         return None
     folder, world = RunFolder(Path(job.run_dir)), training.world
     is_spread = world.is_spread and training.conduct.is_lockstep
-    if is_spread and not training.conduct.outlives_hosts:
+    if is_spread and not training.conduct.tells_hosts:
         raise TaskError(
             f"Task: callbacks= may ask all workers for something at one step, which those of on={job.cluster.on} "
             f"are not told by strategy={job.strategy}; use data, train on one host, or leave them out."

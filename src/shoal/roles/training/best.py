@@ -47,10 +47,14 @@ class BestKeeper:
             self._latest = step, results
             self._keep(step, results)
 
-    def take_over(self, step: int) -> None:
+    def take_over(self, step: int, *, is_still: bool) -> None:
         """This process has become the first, with this step done. The one before may have died before it had kept
-        the best model; then it had no part in the next step, and the model is still that of this one."""
-        if self._latest is not None and self._latest[0] == step:
+        the best model; then it had no part in the next step. `is_still`: nor has anybody, so the model is that of
+        this one."""
+        if not is_still:  # what was not kept is best no more
+            newest = self._newest()
+            self._value = None if newest is None else newest.results.get(self._metric)
+        elif self._latest is not None and self._latest[0] == step:
             self._keep(*self._latest)
 
     def _is_better(self, value: float) -> bool:

@@ -45,7 +45,7 @@ class Loop:
         self._callbacks = training.callbacks
         self._evaluations = Evaluations(training, observer, self._despite_moves)
         is_saved = training.checkpoints is not None and training.checkpoints.is_on
-        self._saves = Saves(training, setting, self.gather) if is_saved else None
+        self._saves = Saves(training, setting, self.gather, self._go_on) if is_saved else None
         needs_loss = isinstance(training.replica.scheduler, ReduceLROnPlateau)
         self._most_open = 1 if needs_loss else training.conduct.open_commits
         self._open: deque[_Taken] = deque()
@@ -299,10 +299,14 @@ class Loop:
 
     # Places.
 
-    def gather(self) -> None:
-        """Have all there that is to be saved, whoever is lost meanwhile."""
-        if (handover := handover_of(self._training.strategy)) is not None:
-            self._despite_moves(handover.gather)
+    def gather(self) -> bool:
+        """Have all there that is to be saved, whoever is lost meanwhile; whether all give it now."""
+        handover = handover_of(self._training.strategy)
+        return True if handover is None else self._despite_moves(handover.gather)
+
+    def _go_on(self) -> None:
+        """Host what came to this process in the middle of something that is not done again."""
+        self.heed(self._observer.take_orders(at_border=False))
 
     def _despite_moves(self, act: Callable[[], T]) -> T:
         """What `act` returns; where it was left because places came to this process, it is done with them, too."""
@@ -311,7 +315,7 @@ class Loop:
             try:
                 return act()
             except PlacesMoved:
-                self.heed(self._observer.take_orders(at_border=False))
+                self._go_on()
 
     def heed(self, orders: Iterable[MoveOrder]) -> bool:
         """Host the places that the supervisor orders; whether any are left."""
@@ -330,7 +334,8 @@ class Loop:
             if world is None:
                 return False
             if world.is_first and training.best is not None:
-                training.best.take_over(self._step)
+                handover = handover_of(training.strategy)
+                training.best.take_over(self._step, is_still=handover is None or handover.may_release)
         return True
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from shoal.roles.training.hosting import PlacesMoved
 from shoal.roles.training.training import Training
 from shoal.strategies.base import Setting
 
@@ -11,12 +12,16 @@ from shoal.strategies.base import Setting
 class Saves:
     """One process's part in the checkpoints of a run that has some."""
 
-    def __init__(self, training: Training, setting: Setting, gather: Callable[[], None]) -> None:
+    def __init__(
+        self, training: Training, setting: Setting, gather: Callable[[], bool], go_on: Callable[[], object]
+    ) -> None:
         assert training.checkpoints is not None
         self._training = training
         self._setting = setting
         self._gather = gather
         """Meets the others, whoever is lost meanwhile."""
+        self._go_on = go_on
+        """Does what was ordered meanwhile."""
         self._checkpoints = training.checkpoints
 
     def note(self, step: int, loss: float) -> None:
@@ -65,14 +70,24 @@ class Saves:
         if training.conduct.servers and training.book is not None:
             training.book.commit_whole(training.schedule, step)  # servers have all of these steps, and no other
         checkpoints.note_step(step, loss)
-        self._gather()
-        with checkpoints.at_the_disk():  # others, too, wait for the one who writes
-            model, state = strategy.model_stream(training.replica), strategy.state_stream()
-            if not training.world.is_first:
-                model.drain()
-                state.drain()
-                checkpoints.note_saved(step)
-            elif training.conduct.gathers:
-                checkpoints.take(step, model, state)
-            else:
-                checkpoints.save(step, lambda: dict(model.tensors), lambda: dict(state.tensors), waited_s)
+        if not self._gather():
+            self._leave_out(step)
+            return
+        try:
+            with checkpoints.at_the_disk():  # others, too, wait for the one who writes
+                model, state = strategy.model_stream(training.replica), strategy.state_stream()
+                if not training.world.is_first:
+                    model.drain()
+                    state.drain()
+                    checkpoints.note_saved(step)
+                elif training.conduct.gathers:
+                    checkpoints.take(step, model, state)
+                else:
+                    checkpoints.save(step, lambda: dict(model.tensors), lambda: dict(state.tensors), waited_s)
+        except PlacesMoved:  # what somebody was about to give is lost: what there is of it is no checkpoint
+            self._leave_out(step)
+            self._go_on()
+
+    def _leave_out(self, step: int) -> None:
+        if self._training.world.is_first:
+            self._setting.company.warn(f"step {step} is not saved: a worker was lost that had a part of it")

@@ -23,6 +23,10 @@ def make(spec: Average, world: World, slots: int, *, replaceable: bool = False) 
         from shoal.strategies.average.federated import FederatedAverage
 
         return FederatedAverage(spec) if spec.clients else ArenaAverage(spec)
+    if spec.outlives_hosts_of(world.world_size) and world.device == "cpu" and world.is_spread and supported():
+        from shoal.strategies.average.spread import SpreadAverage
+
+        return SpreadAverage(spec)
     if spec.is_streamed:
         from shoal.strategies.average.streaming import StreamedAverage
 

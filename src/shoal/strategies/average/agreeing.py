@@ -72,13 +72,17 @@ class Agreeing(Lockstep, ABC):
     def _meet_all(self, replica: Replica, setting: Setting) -> None:
         """Come together with all other workers, and find this worker's team."""
         self._replica, self._setting = replica, setting
-        self._group = group = open_group(self._spec.via, setting)
+        self._group = group = self._open_group(setting)
         self._index, self._size = group.index, group.size
         self._team = self._find_team(group, setting)
         self._rounds = Rounds(self._team.count, setting.slots, self._speak)
         self._rounds.names = lambda: replica.loss_parts.names
         self._rounds.facts = self._facts
         self._step = replica.start.step
+
+    def _open_group(self, setting: Setting) -> Group:
+        """All workers."""
+        return open_group(self._spec.via, setting)
 
     @abstractmethod
     def _find_team(self, group: Group, setting: Setting) -> Team:

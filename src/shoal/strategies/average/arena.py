@@ -6,8 +6,7 @@ All of a process's places take a step before the next one begins, and an agreeme
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from shoal.strategies.average.meaning import mean_difference
 from shoal.strategies.average.members import EnsembleMember, mean_of
 from shoal.strategies.average.outer import kind_name
 from shoal.strategies.average.places import HostedModels
-from shoal.strategies.average.rounds import OwnStep
 from shoal.strategies.base import Fill, Past
 from shoal.strategies.groups.vectors import Vectors
 
@@ -39,28 +37,11 @@ class ArenaAverage(HostedModels):
 
     def take(self, work: Work) -> Any:
         if self._step < work.step:
-            # Who had the replica last begins: that saves a change.
-            for place in sorted(self._places, reverse=self._common.owner == self._places[-1]):
-                if self._taken[place] < work.step:
-                    self._under_way[place] = self._take_one(place, work)
-            if self._replica.scheduler is not None:
-                self._rates[work.step] = self._common.settings()
-            self._own = self._rounds.add(self._under_way, work)
-            self._under_way = {}
-            self._step, self._is_apart = work.step, True
+            self._take_all(work)
         if self._spec.is_agreement(work.step, self._size):
             self._meet_here()
             self._agree()
         return self._own
-
-    def _take_one(self, place: int, work: Work) -> OwnStep:
-        self._turn_to(place)
-        slots = self._setting.slots_of(place)
-        own = replace(work, parts=tuple(part for part in work.parts if part.slot in slots))
-        with nullcontext() if self._common.moved is None else self._common.moved.watching():
-            found = self._take_alone(own)
-        self._taken[place] = work.step
-        return OwnStep.of(found, own)
 
     def _agree(self) -> None:
         """What all come to from what each has left; all compute the same."""

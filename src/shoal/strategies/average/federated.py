@@ -158,9 +158,10 @@ class FederatedAverage(ClientTurns, ArenaAverage):
         if self._controls is not None:
             self._correction = Correction(self._controls, self._replica, self._values)
 
-    def gather(self) -> None:
+    def gather(self) -> bool:
         """Nobody needs what clients have come to in the middle of a round."""
         self._rounds.settle()
+        return True
 
     def _beside(self) -> Any:
         return self._turn, None if self._correction is None else self._correction.steps

@@ -13,10 +13,8 @@ have met, so that whoever gets them has nothing to do again.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -28,13 +26,11 @@ from shoal.model.optimizer.state import load_named_state
 from shoal.model.replica import Replica
 from shoal.spec import World
 from shoal.spec.vocabulary import Role
-from shoal.step.work import Work
-from shoal.strategies.average.common_replica import CommonReplica
 from shoal.strategies.average.members import begin_apart, mean_of
 from shoal.strategies.average.memory import AverageMemory, LeftHead
-from shoal.strategies.average.rounds import OwnStep, Rounds
+from shoal.strategies.average.places_in_turn import PlacesInTurn
+from shoal.strategies.average.rounds import Rounds
 from shoal.strategies.average.sizes import cut_size
-from shoal.strategies.average.strategy import AveragedModel
 from shoal.strategies.average.team import Team
 from shoal.strategies.average.values import AgreedValues
 from shoal.strategies.base import Setting, StepResult
@@ -42,7 +38,7 @@ from shoal.strategies.data.sizes import size_of_run
 from shoal.strategies.groups.vectors import Vectors
 
 
-class HostedModels(AveragedModel):
+class HostedModels(PlacesInTurn):
     """The places of one process, and how it meets the others."""
 
     def open(self, replica: Replica, setting: Setting) -> None:
@@ -52,13 +48,8 @@ class HostedModels(AveragedModel):
         self._first_buffers = [each.clone() for each in moving_buffers(replica.module)]
         self._memory = self._map(replica, setting)
         self._meeting, self._met, self._agreements = 0, -1, 0
-        self._taken: dict[int, int] = {}
-        """By place of this process: the last step that it has taken."""
-        self._under_way: dict[int, OwnStep] = {}
-        """What places have come to in a step that others of this process have not taken yet."""
-        self._rates: dict[int, list[dict[str, Any]]] = {}
-        """By step since all have met: what the scheduler had made of the optimizer's settings."""
-        self._common, self._has_begun = CommonReplica(replica), False
+        self._have_none(replica)
+        self._has_begun = False
         if setting.world.role == Role.WORKER:
             self.reform(setting.world)
 
@@ -88,10 +79,6 @@ class HostedModels(AveragedModel):
             self._come(world.places)
         self._turn_to(world.places[0])
         return self._step
-
-    @property
-    def _places(self) -> tuple[int, ...]:
-        return self._setting.world.places
 
     @property
     def may_release(self) -> bool:
@@ -228,52 +215,6 @@ class HostedModels(AveragedModel):
             self._go_home(place, head.step, is_moved=bool(head.weights.sum() > 0))
         self._publish_agreed()  # where who had the first place could not
 
-    def _catch_up(self, place: int) -> None:
-        """Take the steps again that a place has taken since, as far as this process has come."""
-        supply = self._setting.supply
-        for step in range(self._taken[place] + 1, self._step + 1):
-            assert supply is not None, "who takes places over in the middle of a run can ask for its data"
-            self._block()  # this may take longer than any step
-            with self._as_after(step):
-                own = self._take_one(place, supply.work(step, self._setting.slots_of(place)))
-            self._rounds.put(step, place, own)
-
-    def _have(self, place: int, step: int) -> None:
-        """The replica is this place's, which has come to a step."""
-        self._common.become(place)
-        self._taken[place] = step
-        self._take_beside(None)
-
-    def _turn_to(self, place: int) -> None:
-        """Let a place of this process have the replica."""
-        if self._common.owner == place:
-            return
-        self._common.put_aside(self._beside())
-        self._take_beside(self._common.return_to(place))
-        self._index, self._team = place, Team(number=place, count=self._size)
-
-    def _beside(self) -> Any:
-        """What is kept for the place that has the replica, besides its values and its optimizer's state."""
-
-    def _take_beside(self, beside: Any) -> None:
-        """Go on with it; None where the place has taken no step since all have met."""
-
-    @contextmanager
-    def _as_after(self, step: int) -> Iterator[None]:
-        """In this block the optimizer's settings are those that the scheduler had made of them by then."""
-        groups = self._replica.optimizer.param_groups
-        then = self._rates.get(step, [{} for _ in groups])  # none where nobody changes them
-        now = [{key: group[key] for key in settings} for group, settings in zip(groups, then, strict=True)]
-        for group, settings in zip(groups, then, strict=True):
-            group.update(settings)
-        yield
-        for group, settings in zip(groups, now, strict=True):
-            group.update(settings)
-
-    @abstractmethod
-    def _take_one(self, place: int, work: Work) -> OwnStep:
-        """A place's own step."""
-
     @abstractmethod
     def _go_home(self, place: int, step: int, *, is_moved: bool) -> None:
         """What the place that has the replica takes of the agreement after a step; `is_moved`: of all, where
@@ -334,8 +275,9 @@ class HostedModels(AveragedModel):
         if self._met != self._step:
             self._meet()
 
-    def gather(self) -> None:
+    def gather(self) -> bool:
         self._meet_here()
+        return True
 
     # What all have agreed on.
 

@@ -313,8 +313,9 @@ class ArenaData(WholeModel):
     def may_release(self) -> bool:
         return True
 
-    def gather(self) -> None:
+    def gather(self) -> bool:
         """All is in memory that everybody has."""
+        return True
 
     def committed(self) -> int:
         counters = self._shared.counters

@@ -11,16 +11,14 @@ in: `reform`, by what `accord.py` says.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from shoal.comm.group import Group, SocketGroup
 from shoal.comm.transport import Transport
-from shoal.errors import PeerLost, SpecError
+from shoal.errors import SpecError
 from shoal.feed.parts import Part
 from shoal.model.replica import Replica
 from shoal.spec import Data, World
@@ -34,11 +32,9 @@ from shoal.strategies.data.chain import HostChain
 from shoal.strategies.data.decision import StepDecision
 from shoal.strategies.data.early import EarlyChunks
 from shoal.strategies.data.update import SlicedUpdate
+from shoal.strategies.groups.orders import awaiting_orders
 from shoal.strategies.groups.over_hosts import open_transport, ranks_by_host
 
-_ORDERS_S = 30.0
-"""How long whoever misses a peer waits to be told how all go on: a supervisor knows of a lost host by then."""
-_IDLE_S = 0.05
 _TABLE, _STATE = -2, -3
 """The tags of what is passed on to those who lack it; those of chunks are not negative."""
 
@@ -161,7 +157,7 @@ class SpreadData(ArenaData):
     # A step.
 
     def take(self, work: Work) -> StepResult:
-        with self._despite_losses():
+        with awaiting_orders(self._among_all.company):
             result = super().take(work)
             self._welcome_guests()
         return result
@@ -255,7 +251,7 @@ class SpreadData(ArenaData):
             table = torch.zeros(shape, dtype=torch.float64)
             for place in self._among_all.world.places:
                 fill(table, place)
-            with self._despite_losses():
+            with awaiting_orders(self._among_all.company):
                 self._links.all_reduce_(table)
             room.copy_(table)  # all of this host write the same
             counters.publish(marks.shared_rows[self._place], serial)
@@ -263,22 +259,8 @@ class SpreadData(ArenaData):
 
     # Hosts that are lost.
 
-    @contextmanager
-    def _despite_losses(self) -> Iterator[None]:
-        """Who finds a peer gone waits to be told how all go on."""
-        try:
-            yield
-        except PeerLost:
-            on_idle = self._among_all.company.on_idle
-            until = time.monotonic() + _ORDERS_S
-            is_held = self._among_all.company.is_held
-            while on_idle is not None and (time.monotonic() < until or is_held()):
-                on_idle()  # leaves this with the supervisor's order
-                time.sleep(_IDLE_S)
-            raise
-
     def reform(self, world: World) -> int:
-        with self._despite_losses():
+        with awaiting_orders(self._among_all.company):
             self._guests = ()
             self._come_together(world)
             accord = agree(self._standings(), self._hosts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -40,12 +41,30 @@ def open_transport(setting: Setting) -> ZmqTransport:
     return transport
 
 
-def open_over_hosts(setting: Setting, cast: torch.dtype | None = None) -> Group:
-    """All workers; `cast`: how float32 travels between hosts."""
+def open_over_hosts(setting: Setting, cast: torch.dtype | None = None) -> HierarchicalGroup:
+    """All workers that there are; `cast`: how float32 travels between hosts."""
     world, on_idle = setting.world, setting.company.on_idle
     hosts = ranks_by_host(world.hosts)
-    own = next(ranks for ranks in hosts if world.global_rank in ranks)
-    inside: Group = LoneGroup(world.global_rank)
-    if len(own) > 1:
-        inside = MemoryGroup.of_all(Segment(world.arena_fd), world.local_rank, len(own), on_idle, ranks=own)
-    return HierarchicalGroup(inside, open_transport(setting), hosts, on_idle=on_idle, cast=cast)
+    own = next(ranks for ranks in hosts if world.member in ranks)
+    transport = open_transport(setting)
+    inside: Group = LoneGroup(world.member)
+    try:
+        if world.generation:
+            _begin_memory_anew(setting, own)
+        if len(own) > 1:
+            memory = Segment(world.arena_fd)
+            inside = MemoryGroup.of_all(memory, own.index(world.member), len(own), on_idle, ranks=own)
+    except BaseException:
+        transport.abort()
+        raise
+    return HierarchicalGroup(inside, transport, hosts, on_idle=on_idle, cast=cast)
+
+
+def _begin_memory_anew(setting: Setting, own: range) -> None:
+    """Have the host's memory as it was before anybody used it: those who are lost were in the middle of something
+    there, and others may be fewer than they were. All have met by now, so nobody uses it any more."""
+    world, company = setting.world, setting.company
+    assert company.meet is not None, "somebody supervises workers on several hosts"
+    if world.member == own[0] and world.arena_fd is not None:
+        os.ftruncate(world.arena_fd, 0)
+    company.meet(f"memory@{world.generation}", "")

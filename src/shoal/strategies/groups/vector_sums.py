@@ -78,7 +78,7 @@ class UncompressedSums:
     def facts(self) -> dict[str, Any]:
         if not self._is_spread:
             return {"kind": "memory"}
-        return _facts("none", self._sent, self._sent)
+        return wire_facts("none", self._sent, self._sent)
 
 
 class CompressedSums:
@@ -125,7 +125,7 @@ class CompressedSums:
     def facts(self) -> dict[str, Any]:
         codecs = (self._compression, self._plain)
         raw, wire = (sum(getattr(codec, name) for codec in codecs) for name in ("raw_bytes", "wire_bytes"))
-        return _facts(self._compression.text, raw, wire)
+        return wire_facts(self._compression.text, raw, wire)
 
 
 class SumUnderWay:
@@ -165,7 +165,8 @@ class SumUnderWay:
             piece.copy_(total)
 
 
-def _facts(compress: str, raw_bytes: int, wire_bytes: int) -> dict[str, Any]:
+def wire_facts(compress: str, raw_bytes: int, wire_bytes: int) -> dict[str, Any]:
+    """What a run's results say of what was sent."""
     ratio = wire_bytes / raw_bytes if raw_bytes else 1.0
     return {"kind": "tcp", "compress": compress, "raw_bytes": raw_bytes, "wire_bytes": wire_bytes, "ratio": ratio}
 

@@ -55,11 +55,22 @@ def test_who_becomes_the_first_keeps_what_a_dead_one_had_no_time_for(tmp_path: P
     keeper.consider(4, {"loss": 0.5})
     assert files.newest() is None, "that is for the first one"
     training.world = SECOND.hosting((0, 1), generation=1)
-    keeper.take_over(5)
+    keeper.take_over(5, is_still=True)
     assert files.newest() is None, "by now the model is another"
-    keeper.take_over(4)
+    keeper.take_over(4, is_still=True)
     newest = files.newest()
     assert newest is not None and (newest.step, newest.results) == (4, {"loss": 0.5})
+
+
+def test_where_all_are_in_later_steps_what_was_not_kept_is_best_no_more(tmp_path: Path) -> None:
+    keeper, training, files = keeper_in(tmp_path, SECOND)
+    keeper.consider(4, {"loss": 0.5})
+    training.world = SECOND.hosting((0, 1), generation=1)
+    keeper.take_over(4, is_still=False)
+    assert files.newest() is None
+    keeper.consider(8, {"loss": 0.7})
+    newest = files.newest()
+    assert newest is not None and newest.step == 8
 
 
 @pytest.mark.parametrize("dies_before_it_shows", [False, True])

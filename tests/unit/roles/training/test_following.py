@@ -39,7 +39,8 @@ class Others:
     asked: list[int] = field(default_factory=list)
     may_release: bool = True
 
-    def gather(self) -> None: ...
+    def gather(self) -> bool:
+        return True
 
     def reform(self, world: World) -> int:
         return self.steps
