@@ -62,3 +62,21 @@ def run_on_hosts(
 
 def spread_cluster(workers: int, hosts: int = 2) -> Cluster:
     return Cluster(workers=workers, threads=1, on=f"local:{hosts}")
+
+
+class LostHosts:
+    """Kills the agents of hosts while a run trains, one after the other has been followed."""
+
+    def __init__(self, *victims: str, signs: Path | None = None) -> None:
+        self._victims = list(victims)
+        self._signs = signs
+        self._is_due = True
+
+    def __call__(self, event: Event, starter: SeenStarter) -> None:
+        if event.kind == "replaced":
+            self._is_due = True
+            if not self._victims and self._signs is not None:
+                (self._signs / "hurry").touch()
+        elif event.kind == "steps" and self._is_due and self._victims:
+            self._is_due = False
+            starter.kill(self._victims.pop(0))

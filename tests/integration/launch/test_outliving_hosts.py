@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from helpers.agents import SeenStarter, run_on_hosts, spread_cluster
+from helpers.agents import LostHosts, SeenStarter, run_on_hosts, spread_cluster
 from helpers.counting import TASK as COUNTING
 from helpers.counting import applied
 from shoal.errors import LaunchError
@@ -31,24 +31,6 @@ def one_zygote_for_all(zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(ZYGOTE_VARIABLE, zygote.name)
 
 
-class Strike:
-    """Kills the agents of hosts while the run trains, one after the other has been followed."""
-
-    def __init__(self, *victims: str, signs: Path | None = None) -> None:
-        self._victims = list(victims)
-        self._signs = signs
-        self._is_due = True
-
-    def __call__(self, event: Event, starter: SeenStarter) -> None:
-        if event.kind == "replaced":
-            self._is_due = True
-            if not self._victims and self._signs is not None:
-                (self._signs / "hurry").touch()
-        elif event.kind == "steps" and self._is_due and self._victims:
-            self._is_due = False
-            starter.kill(self._victims.pop(0))
-
-
 def on_one_host(job: Job, folder: Path, zygote: ZygoteProcess) -> dict[str, Any]:
     folder.mkdir()
     cluster = Cluster(workers=job.cluster.places, threads=1)
@@ -64,7 +46,7 @@ def test_every_sample_is_applied_once_in_each_epoch(victims: tuple[str, ...], tm
         args={"signs": str(tmp_path), "epochs": 16, "pause_s": 0.02},
         cluster=spread_cluster(workers=4, hosts=3),
     )
-    strike = Strike(*victims, signs=tmp_path)
+    strike = LostHosts(*victims, signs=tmp_path)
     results, events = run_on_hosts(job, tmp_path / "run", hosts=3, on_event=strike)
     told = Counter(event.kind for event in events)
     assert (told["host"], told["replaced"], told["restarted"]) == (len(victims), len(victims), 0)
@@ -83,7 +65,7 @@ def test_the_bits_are_those_of_an_undisturbed_run(
     task: str, args: dict[str, Any], victim: str, tmp_path: Path, zygote: ZygoteProcess
 ) -> None:
     job = Job(target=f"{TASKS}:{task}", args=args, cluster=spread_cluster(workers=4, hosts=3))
-    disturbed, events = run_on_hosts(job, tmp_path / "run", hosts=3, on_event=Strike(victim))
+    disturbed, events = run_on_hosts(job, tmp_path / "run", hosts=3, on_event=LostHosts(victim))
     assert [event.values["places"] for event in events if event.kind == "replaced"]
     assert disturbed["audit"]["clean"]
     assert disturbed["digest"] == on_one_host(job, tmp_path / "here", zygote)["digest"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from helpers.agents import SeenStarter, run_on_hosts, spread_cluster
+from helpers.agents import LostHosts, run_on_hosts, spread_cluster
 from helpers.counting import TASK as COUNTING
 from helpers.counting import applied
 from shoal.checkpoint.listing import read_manifest
@@ -16,7 +16,6 @@ from shoal.errors import LaunchError
 from shoal.launch.owner import ZYGOTE_VARIABLE, ZygoteProcess
 from shoal.launch.resuming import resumed_job
 from shoal.launch.runs import start
-from shoal.observe import Event
 from shoal.observe.checkpoint_names import find_checkpoint, folder_name
 from shoal.spec import Job
 
@@ -30,24 +29,6 @@ TASKS = Path(__file__).parents[2] / "equivalence" / "small_tasks.py"
 def one_zygote_for_all(zygote: ZygoteProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents take it from their environment: so tests need not load torch for each."""
     monkeypatch.setenv(ZYGOTE_VARIABLE, zygote.name)
-
-
-class LostHosts:
-    """Kills the agents of hosts while the run trains, one after the other has been followed."""
-
-    def __init__(self, *victims: str, signs: Path) -> None:
-        self._victims = list(victims)
-        self._signs = signs
-        self._is_due = True
-
-    def __call__(self, event: Event, starter: SeenStarter) -> None:
-        if event.kind == "replaced":
-            self._is_due = True
-            if not self._victims:
-                (self._signs / "hurry").touch()
-        elif event.kind == "steps" and self._is_due and self._victims:
-            self._is_due = False
-            starter.kill(self._victims.pop(0))
 
 
 @pytest.mark.parametrize("victims", [("host-0",), ("host-2", "host-1")])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -28,7 +29,7 @@ _MOST_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeskRequest:
+class DeskRequest(ABC):
     """What a client asks, whatever it is. A repeated request is the same in every byte."""
 
     ask: str
@@ -41,9 +42,9 @@ class DeskRequest:
     bulk: PlainBulk = field(default_factory=PlainBulk)
 
     @property
+    @abstractmethod
     def reads(self) -> bool:
         """Whether it changes nothing."""
-        raise NotImplementedError
 
     def require_sense(self) -> None:
         """`ProtocolError` for what no client sends, though every field has its type."""

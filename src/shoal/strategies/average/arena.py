@@ -5,8 +5,7 @@ All of a process's places take a step before the next one begins, and an agreeme
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ import torch
 from shoal.checkpoint.aside import put_aside
 from shoal.checkpoint.model_stream import TensorStream
 from shoal.ledger.shares import Sizes
-from shoal.model.replica import Replica
 from shoal.spec import Average
 from shoal.step.work import Work
 from shoal.strategies.average.gossip import mean_with
@@ -71,12 +69,6 @@ class ArenaAverage(HostedModels):
 
     # What others read.
 
-    @contextmanager
-    def _mean_in_use(self) -> Iterator[None]:
-        self._turn_to(self._places[0])  # who has the replica after all have met
-        with super()._mean_in_use():
-            yield
-
     def _mean_model(self, own: Vectors) -> Vectors:
         self._meet_here()
         found = self._found()
@@ -106,10 +98,6 @@ class ArenaAverage(HostedModels):
                     counters.publish(rows[place], serial)
         counters.wait_all(rows, serial)
         return table.clone()
-
-    def model_stream(self, replica: Replica) -> TensorStream:
-        self._turn_to(self._places[0])
-        return super().model_stream(replica)
 
     def state_stream(self) -> TensorStream:
         """The first worker's, and what all others have left, which the first one reads."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+from shoal.checkpoint.model_stream import TensorStream
 from shoal.model.replica import Replica
 from shoal.step.work import Work
 from shoal.strategies.average.common_replica import CommonReplica
@@ -68,6 +69,16 @@ class PlacesInTurn(AveragedModel):
                 own = self._take_one(place, supply.work(step, self._setting.slots_of(place)))
             self._rounds.put(step, place, own)
 
+    @contextmanager
+    def _mean_in_use(self) -> Iterator[None]:
+        self._turn_to(self._places[0])  # who has the replica after all have met
+        with super()._mean_in_use():
+            yield
+
+    def model_stream(self, replica: Replica) -> TensorStream:
+        self._turn_to(self._places[0])
+        return super().model_stream(replica)
+
     def _have(self, place: int, step: int) -> None:
         """The replica is this place's, which has come to a step."""
         self._common.become(place)
@@ -96,6 +107,8 @@ class PlacesInTurn(AveragedModel):
         now = [{key: group[key] for key in settings} for group, settings in zip(groups, then, strict=True)]
         for group, settings in zip(groups, then, strict=True):
             group.update(settings)
-        yield
-        for group, settings in zip(groups, now, strict=True):
-            group.update(settings)
+        try:
+            yield
+        finally:  # others may be lost meanwhile
+            for group, settings in zip(groups, now, strict=True):
+                group.update(settings)

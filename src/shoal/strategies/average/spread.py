@@ -8,7 +8,6 @@ on with its own places, which never move. What had been told of these steps stay
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -183,12 +182,6 @@ class SpreadAverage(PlacesInTurn):
 
     # What others read.
 
-    @contextmanager
-    def _mean_in_use(self) -> Iterator[None]:
-        self._turn_to(self._places[0])  # who has the replica after all have met
-        with super()._mean_in_use():
-            yield
-
     def _mean_model(self, own: Vectors) -> Vectors:
         if (shares := self._shares()) is None:
             return self._agreed
@@ -206,10 +199,6 @@ class SpreadAverage(PlacesInTurn):
                         fill(table, place)
         (found,) = self._common_sums.sum(self._step, name, [table])
         return found.clone()
-
-    def model_stream(self, replica: Replica) -> TensorStream:
-        self._turn_to(self._places[0])
-        return super().model_stream(replica)
 
     def state_stream(self) -> TensorStream:
         """The first worker's, and what all others have aside. It is left where somebody is lost."""
